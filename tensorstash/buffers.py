@@ -1,0 +1,57 @@
+"""Host buffers: aligned allocation, and who may write to an array."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorstash.spec import ALIGNMENT
+
+Array = NDArray[Any]
+"""A C-contiguous NumPy array; a run of bytes is a one-dimensional ``uint8`` array."""
+
+
+def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
+    """Return fresh, uninitialised, writable bytes whose address modulo 64 is ``alignment``.
+
+    Args:
+        nbytes: length in bytes.
+        alignment: wanted address modulo :data:`~tensorstash.spec.ALIGNMENT`, in bytes.
+
+    >>> aligned_empty(10, 16).ctypes.data % 64
+    16
+    """
+    raw = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
+    start = (alignment - raw.ctypes.data) % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def borrowed(array: Array) -> Array:
+    """Return a read-only view: the receiver may read it for the length of the call and must not keep it.
+
+    Ownership travels in the ``writeable`` flag: a writable array is private to its receiver, a read-only one belongs
+    to somebody else.
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def is_private(array: Array) -> bool:
+    """Whether the array's memory can be kept: nobody else writes to it.
+
+    True for writable arrays, which change hands with the call, and for views of immutable ``bytes``.
+
+    >>> is_private(np.zeros(3)), is_private(borrowed(np.zeros(3))), is_private(np.frombuffer(b"abc", np.uint8))
+    (True, False, True)
+    """
+    return array.flags.writeable or isinstance(array.base, bytes)
+
+
+def as_bytes(array: Array) -> Array:
+    """Return the array's memory as a one-dimensional ``uint8`` view (no copy), keeping the ``writeable`` flag.
+
+    >>> as_bytes(np.ones((2, 3), np.float32)).shape
+    (24,)
+    """
+    return array.reshape(-1).view(np.uint8)

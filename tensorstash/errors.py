@@ -1,0 +1,75 @@
+"""The exceptions of the package.
+
+::
+
+    TensorStashError
+    ├── ConfigError (ValueError)                  a value, key or name that cannot be accepted; raised at construction
+    │   └── PlanError                             steps that cannot follow one another
+    ├── BackendError (RuntimeError)               no framework, an unknown one, or hooks entered and left out of order
+    │   └── MissingDependencyError (ImportError)  the optional library behind a name is not installed
+    ├── SavedTensorModifiedError (RuntimeError)   a saved tensor was modified in place while it was kept
+    └── StashError (RuntimeError)                 a saved tensor could not be stashed or brought back
+        ├── CodecError                            a codec raised, or returned something of the wrong kind or size
+        └── StoreError                            a store could not do what it was asked
+            ├── StoreFullError                    no room: the budget is used up, or the device is full
+            ├── SlotGoneError                     the slot was deleted, or its store is closed
+            └── CorruptDataError                  the bytes that came back are not the bytes that were put
+"""
+
+from typing import Self
+
+
+class TensorStashError(Exception):
+    """Whatever this package raises on purpose."""
+
+
+class ConfigError(TensorStashError, ValueError):
+    """A value, key or name that cannot be accepted, found when a policy, codec, store or selector is built."""
+
+
+class PlanError(ConfigError):
+    """Steps of a chain that cannot follow one another."""
+
+
+class BackendError(TensorStashError, RuntimeError):
+    """No framework, an unknown one, or hooks that were entered and left out of order."""
+
+
+class MissingDependencyError(BackendError, ImportError):
+    """The optional library behind a name is not installed; the message says what to install."""
+
+
+class SavedTensorModifiedError(TensorStashError, RuntimeError):
+    """A saved tensor was modified in place while it was kept, as autograd itself would have said."""
+
+
+class StashError(TensorStashError, RuntimeError):
+    """A saved tensor could not be stashed or brought back."""
+
+    def at(self, place: str) -> Self:
+        """Return the same error with the place of the failure in front of its message.
+
+        Args:
+            place: the policy stage and the tensor, such as ``"stage 2 of 3 (Zstd(level=3)), tensor float32(4, 8)"``.
+        """
+        return type(self)(f"{place}: {self}")
+
+
+class CodecError(StashError):
+    """A codec raised, or returned something of the wrong kind or size."""
+
+
+class StoreError(StashError):
+    """A store could not do what it was asked."""
+
+
+class StoreFullError(StoreError):
+    """No room: the budget is used up, or the device is full."""
+
+
+class SlotGoneError(StoreError):
+    """The slot was deleted, or its store is closed."""
+
+
+class CorruptDataError(StoreError):
+    """The bytes that came back are not the bytes that were put."""

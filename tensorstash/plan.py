@@ -1,0 +1,81 @@
+"""The algebra of policies: a plan says what becomes of one saved tensor, and plans compose."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
+
+from tensorstash.errors import PlanError
+from tensorstash.protocols import Codec, StoreConfig
+from tensorstash.spec import TensorSpec
+
+_TIERS = {"memory": 0, "disk": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of one saved tensor: codecs to run in order, then the store to put the payload into.
+
+    ``Plan()`` keeps the tensor and is the neutral element of :meth:`then`. A plan with codecs and no store leaves the
+    payload where the last codec ran.
+
+    Args:
+        codecs: run in this order when packing, in reverse when unpacking.
+        store: where the payload goes; None for "stays where it is".
+        reason: why nothing is done, for statistics; not part of equality.
+
+    Raises:
+        PlanError: an array codec follows one that returns bytes.
+    """
+
+    codecs: tuple[Codec, ...] = ()
+    store: StoreConfig | None = None
+    reason: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        for first, second in zip(self.codecs, self.codecs[1:], strict=False):
+            if first.kind.endswith("->bytes") and second.kind.startswith("array->"):
+                raise PlanError(
+                    f"{second!r} takes an array, but {first!r} before it returns bytes; "
+                    f"put array codecs (such as quantization) before byte codecs (such as compression)"
+                )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the tensor is kept as it is."""
+        return not self.codecs and self.store is None
+
+    def then(self, other: "Plan", /) -> "Plan":
+        """Return the plan that does this and then the other.
+
+        Raises:
+            PlanError: the other's codecs cannot follow this one's, or the payload would be worked on, or brought back
+                to a faster tier, after it went to disk.
+        """
+        if other.keeps:
+            return self
+        if self.keeps:
+            return other
+        if self.store is not None:
+            if other.codecs and self.store.tier == "disk":
+                raise PlanError(
+                    f"{other.codecs[0]!r} cannot follow {self.store!r}: encode before the payload is stored"
+                )
+            if other.store is not None and _TIERS[other.store.tier] < _TIERS[self.store.tier]:
+                raise PlanError(
+                    f"{other.store!r} cannot follow {self.store!r}: payloads move to slower tiers only; swap the two"
+                )
+        return Plan(self.codecs + other.codecs, other.store or self.store)
+
+
+@runtime_checkable
+class HookPolicy(Protocol):
+    """What the user selects: a frozen, framework-agnostic value that plans for each saved tensor."""
+
+    name: ClassVar[str]
+
+    def plan(self, spec: TensorSpec, /) -> Plan:
+        """Return what becomes of a tensor of this spec; pure, so that the answer can be remembered per spec."""
+        ...
+
+    def alternatives(self) -> tuple[Plan, ...]:
+        """Return every plan the policy can give, so that a chain is checked when it is built."""
+        ...

@@ -1,0 +1,205 @@
+"""The interfaces a plug-in implements: codec, store, selector, backend."""
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+
+from tensorstash.buffers import Array
+from tensorstash.spec import TensorSpec
+
+CodecKind = Literal["array->array", "array->bytes", "bytes->bytes"]
+Tier = Literal["memory", "disk"]
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """A reversible, or bounded-error, transform of one buffer.
+
+    A codec is a frozen keyword-only dataclass: its configuration is the codec. It is stateless and thread-safe.
+    Arrays are C-contiguous and hold carrier bits (``bfloat16`` arrives as ``uint16``); a run of bytes is a
+    one-dimensional ``uint8`` array.
+    """
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]
+    kind: ClassVar[CodecKind]
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        """Whether the codec can encode a buffer of this spec."""
+        ...
+
+    def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
+        """Return the spec of what :meth:`encode` returns; :func:`~tensorstash.spec.opaque_bytes` for bytes."""
+        ...
+
+    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return a self-contained payload; ``data`` may be borrowed: it is neither written nor kept."""
+        ...
+
+    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the array again, where ``spec`` is the one given to :meth:`encode`; never writes to ``data``."""
+        ...
+
+
+@runtime_checkable
+class SupportsErrorBound(Protocol):
+    """What a codec with ``lossless = False`` offers on top."""
+
+    def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the largest absolute error of each element of ``data`` (float64, broadcastable to its shape)."""
+        ...
+
+
+Slot = Hashable
+"""One payload in one store; only the store that gave it knows what it holds."""
+
+
+class Store(Protocol):
+    """Where payloads live. Thread-safe."""
+
+    retains: ClassVar[bool]
+    """Whether ``put`` keeps the array itself; if so it is only ever given private arrays."""
+
+    def put(self, data: Array, /) -> Slot:
+        """Store a one-dimensional ``uint8`` array and return its slot.
+
+        Raises:
+            StoreFullError: the budget is used up, or the device is full. Nothing was stored, the store stays usable.
+        """
+        ...
+
+    def get(self, slot: Slot, /) -> Array:
+        """Return the bytes that were put; repeatable.
+
+        The array is read-only if the store keeps it, and writable if it is a private copy for the caller.
+
+        Raises:
+            SlotGoneError: the slot was deleted, or the store is closed.
+            CorruptDataError: the bytes are not those that were put.
+        """
+        ...
+
+    def delete(self, slot: Slot, /) -> None:
+        """Free the slot; idempotent, also after :meth:`close`, and never blocks.
+
+        It is called from finalizers, which the garbage collector may run inside any other method of the same store
+        on the same thread.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back every resource; idempotent. Also happens when the last reference to the store goes."""
+        ...
+
+
+@runtime_checkable
+class StoreConfig(Protocol):
+    """A frozen description of a store. Equal configurations share one open store within a session."""
+
+    name: ClassVar[str]
+    tier: ClassVar[Tier]
+
+    def open(self) -> Store:
+        """Open the store; the caller closes it."""
+        ...
+
+
+@runtime_checkable
+class Selector(Protocol):
+    """A frozen predicate over saved tensors."""
+
+    name: ClassVar[str]
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        """Whether the tensor is selected; pure."""
+        ...
+
+
+class PendingArray(Protocol):
+    """A copy to the host that has been started."""
+
+    def wait(self) -> Array:
+        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
+        ...
+
+
+Undo = Callable[[], None]
+
+
+class Backend(Protocol[T]):
+    """The one adapter of a framework. Thread-safe, without state but its hook stack."""
+
+    name: ClassVar[str]
+
+    def owns(self, obj: object, /) -> bool:
+        """Whether ``obj`` is a tensor or a module of this framework."""
+        ...
+
+    def hooks(self, pack: Callable[[T], Any], unpack: Callable[[Any], T], /) -> AbstractContextManager[None]:
+        """Install a pair of hooks for this thread; nests, the innermost pair runs, the outer one is restored.
+
+        Both hooks run with gradient recording off and autocast off. What ``pack`` returns is opaque to the
+        framework and is dropped as soon as backward is done with it.
+        """
+        ...
+
+    def keep_reason(self, tensor: T, /) -> str | None:
+        """Say why the tensor must be kept as it is, or return None if it can be stashed.
+
+        Parameters and views of them, other leaves that require grad, and every kind of tensor that cannot be
+        rebuilt exactly: sparse, unknown subclasses, without real memory, under tracing.
+        """
+        ...
+
+    def nbytes(self, tensor: T, /) -> int:
+        """Return numel times itemsize; 0 where the tensor has no such number."""
+        ...
+
+    def spec(self, tensor: T, /) -> TensorSpec:
+        """Return the spec; only asked for tensors without a :meth:`keep_reason`. Equal specs may be one object."""
+        ...
+
+    def describe(self, tensor: T, /) -> str:
+        """Return a short description for messages; works on every tensor."""
+        ...
+
+    def version(self, tensor: T, /) -> int:
+        """Return the in-place version, which all views of one storage share."""
+        ...
+
+    def storage(self, tensor: T, /) -> tuple[Hashable, int]:
+        """Return a token of the live storage and the byte offset of the first element in it.
+
+        While a token is alive it never equals the token of another storage, also not of a later one at the same
+        address. It does not keep the storage alive.
+        """
+        ...
+
+    def alias(self, tensor: T, /) -> T:
+        """Return what is kept in place of the tensor: a leaf itself, else a detached alias of its memory.
+
+        The alias shares memory and version with the tensor and is no part of any graph.
+        """
+        ...
+
+    def to_host(self, tensor: T, spec: TensorSpec, /) -> PendingArray:
+        """Start copying the distinct elements, in memory order, as carrier bits shaped like ``spec.dense()``."""
+        ...
+
+    def from_host(self, data: Array, spec: TensorSpec, /) -> T:
+        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
+
+        Args:
+            data: elements in memory order, ``spec.dense()``; memory of a writable array may be adopted.
+        """
+        ...
+
+    def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
+        """Return the model and every module below it, with dotted names; the model's own is empty."""
+        ...
+
+    def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
+        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
+        ...

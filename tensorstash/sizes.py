@@ -1,0 +1,53 @@
+"""Byte counts as people write them."""
+
+import re
+
+from tensorstash.errors import ConfigError
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(size: int | str, *, path: str) -> int:
+    """Return a number of bytes from an int or from text such as ``"40GiB"``.
+
+    Args:
+        size: bytes, or a number with a unit (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB; case does not matter).
+        path: what the value is, for the message, such as ``"disk_spill.budget"``.
+
+    Raises:
+        ConfigError: neither, or negative.
+
+    >>> parse_bytes("1.5 KiB", path="x")
+    1536
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    if isinstance(size, str) and (match := _SIZE.fullmatch(size)) and match[2].lower() in _UNITS:
+        return int(float(match[1]) * _UNITS[match[2].lower()])
+    raise ConfigError(f"{path}: got {size!r}, expected a number of bytes, 0 or more, such as 4096 or '40GiB'")
+
+
+def format_bytes(nbytes: int) -> str:
+    """Return a byte count with a binary unit and three significant digits.
+
+    >>> format_bytes(0), format_bytes(1536), format_bytes(40 * 2**30)
+    ('0 B', '1.5 KiB', '40 GiB')
+    """
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"

@@ -1,0 +1,220 @@
+"""What a saved tensor is made of: shape, strides, dtype, place; and the arithmetic of strides and bytes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
+from typing import Literal
+
+ALIGNMENT = 64
+"""Bytes to which frameworks align fresh allocations; kernels choose code paths by the address modulo this."""
+
+DTypeKind = Literal["bool", "int", "uint", "float", "complex", "bits"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type.
+
+    Args:
+        name: the name every framework agrees on, such as ``"bfloat16"``.
+        itemsize: bytes of one element.
+        kind: what arithmetic means on it; ``"bits"`` has no arithmetic here and is only ever moved.
+        carrier: the NumPy dtype that holds its bits on the host; differs from ``name`` where NumPy has no such type.
+    """
+
+    name: str
+    itemsize: int
+    kind: DTypeKind
+    carrier: str
+
+
+def _table() -> Mapping[str, DType]:
+    rows = [DType("bool", 1, "bool", "bool")]
+    rows += [DType(f"int{8 * n}", n, "int", f"int{8 * n}") for n in (1, 2, 4, 8)]
+    rows += [DType(f"uint{8 * n}", n, "uint", f"uint{8 * n}") for n in (1, 2, 4, 8)]
+    rows += [DType(f"float{8 * n}", n, "float", f"float{8 * n}") for n in (2, 4, 8)]
+    rows += [DType("bfloat16", 2, "float", "uint16")]
+    rows += [
+        DType(f"float8_{variant}", 1, "float", "uint8")
+        for variant in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")
+    ]
+    rows += [DType("complex32", 4, "complex", "uint32")]
+    rows += [DType(f"complex{8 * n}", n, "complex", f"complex{8 * n}") for n in (8, 16)]
+    rows += [DType(name, 1, "bits", "uint8") for name in ("float4_e2m1fn_x2", "bits8")]
+    rows += [DType("bits16", 2, "bits", "uint16")]
+    return MappingProxyType({row.name: row for row in rows})
+
+
+DTYPES: Mapping[str, DType] = _table()
+"""Every element type the package can move, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What must come back when a saved tensor is unpacked.
+
+    Args:
+        shape: sizes of the dimensions; ``(-1,)`` stands for a run of bytes of unknown length.
+        strides: distance between neighbours of each dimension, in elements; 0 and gaps are allowed.
+        offset: distance of the first element from the start of its storage, in bytes.
+        dtype: a name of :data:`DTYPES`.
+        device: the framework's name of the place, such as ``"cpu"`` or ``"cuda:0"``.
+        is_parameter: whether the tensor is a parameter or a view of one.
+        alignment: address of the first element modulo :data:`ALIGNMENT`, in bytes.
+        conj: whether the elements are to be read conjugated (a lazy flag of PyTorch).
+        neg: whether the elements are to be read negated (a lazy flag of PyTorch).
+        module: dotted name of the wrapped module whose forward saved the tensor; empty when not known.
+
+    Raises:
+        ValueError: shape and strides differ in length.
+        KeyError: the dtype is not in :data:`DTYPES`.
+
+    >>> spec = TensorSpec((2, 3), (1, 2), 0, "float32", "cpu")
+    >>> spec.numel, spec.nbytes, str(spec)
+    (6, 24, 'float32(2, 3) on cpu')
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: str
+    device: str
+    is_parameter: bool = False
+    alignment: int = 0
+    conj: bool = False
+    neg: bool = False
+    module: str = ""
+    itemsize: int = field(init=False, compare=False, repr=False)
+    numel: int = field(init=False, compare=False, repr=False)
+    nbytes: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.strides):
+            raise ValueError(f"a shape of {len(self.shape)} dimensions with {len(self.strides)} strides")
+        itemsize = DTYPES[self.dtype].itemsize
+        numel = prod(self.shape)
+        object.__setattr__(self, "itemsize", itemsize)
+        object.__setattr__(self, "numel", numel)
+        object.__setattr__(self, "nbytes", numel * itemsize)
+
+    def __str__(self) -> str:
+        inside = f" of {self.module}" if self.module else ""
+        return f"{self.dtype}{self.shape} on {self.device}{inside}"
+
+    @property
+    def kind(self) -> DTypeKind:
+        """What arithmetic means on the elements."""
+        return DTYPES[self.dtype].kind
+
+    @property
+    def carrier(self) -> str:
+        """The NumPy dtype name that holds the elements' bits on the host."""
+        return DTYPES[self.dtype].carrier
+
+    def dense(self) -> "TensorSpec":
+        """Return the spec of this tensor's payload: its distinct elements, in the order they lie in memory.
+
+        This is what codecs see: always C-contiguous, at offset 0, aligned, without lazy flags.
+
+        >>> TensorSpec((3, 4, 5), (1, 0, 3), 8, "float32", "cpu").dense().shape
+        (5, 3)
+        """
+        order = memory_order(self.shape, self.strides)
+        return replace(
+            self,
+            shape=order.shape,
+            strides=contiguous_strides(order.shape),
+            offset=0,
+            alignment=0,
+            conj=False,
+            neg=False,
+        )
+
+
+def opaque_bytes(spec: TensorSpec) -> TensorSpec:
+    """Return the spec of a run of bytes of unknown length, on the device of ``spec``."""
+    return TensorSpec((-1,), (1,), 0, "uint8", spec.device, module=spec.module)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a C-contiguous tensor.
+
+    >>> contiguous_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOrder:
+    """The distinct elements of a strided tensor, with dimensions in the order of memory.
+
+    Reading a tensor with this shape and these strides, from its first element on, visits every distinct element
+    exactly once at ascending addresses. Where dimensions overlap one another (sliding windows), it visits the
+    whole span instead, gaps included.
+
+    Args:
+        shape: sizes; dimensions of size one and of stride zero are left out.
+        strides: in elements, descending.
+        span: elements from the first to the last, both included; 0 for an empty tensor.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    span: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether there are no gaps, so that the elements are one run of memory."""
+        return prod(self.shape) == self.span
+
+
+def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> MemoryOrder:
+    """Return the memory order of a tensor with non-negative strides.
+
+    >>> memory_order((3, 4), (1, 3))
+    MemoryOrder(shape=(4, 3), strides=(3, 1), span=12)
+    >>> memory_order((5, 3), (1, 1))  # overlapping windows
+    MemoryOrder(shape=(7,), strides=(1,), span=7)
+    """
+    if 0 in shape:
+        return MemoryOrder((0,), (1,), 0)
+    dims = sorted(
+        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1 and stride != 0),
+        reverse=True,
+    )
+    reach = 0
+    overlapping = False
+    for stride, size in reversed(dims):
+        overlapping |= stride <= reach
+        reach += stride * (size - 1)
+    span = reach + 1
+    if overlapping:
+        return MemoryOrder((span,), (1,), span)
+    return MemoryOrder(tuple(size for _, size in dims), tuple(stride for stride, _ in dims), span)
+
+
+def memory_block(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return (size, stride) pairs that name the set of elements, however its views are shaped.
+
+    A tensor, its transpose and its contiguous reshapes have the same block, so that one payload serves them all.
+
+    >>> memory_block((2, 3, 4), (12, 4, 1)) == memory_block((4, 6), (1, 4)) == ((24, 1),)
+    True
+    >>> memory_block((2, 3), (8, 1))
+    ((2, 8), (3, 1))
+    """
+    order = memory_order(shape, strides)
+    block: list[tuple[int, int]] = []
+    for size, stride in zip(order.shape, order.strides, strict=True):
+        if block and block[-1][1] == stride * size:
+            block[-1] = (block[-1][0] * size, stride)
+        else:
+            block.append((size, stride))
+    return tuple(block)
