@@ -1,1 +1,57 @@
-"""Saved activations of PyTorch and PaddlePaddle, moved, compressed, quantized or spilled by policy."""
+"""Saved activations of PyTorch and PaddlePaddle, moved, compressed, quantized or spilled by policy.
+
+>>> import tensorstash as ts
+>>> ts.Quantize(bits=4) | ts.Compress()
+Chain(steps=(Quantize(bits=4, group_size=128, rounding='nearest', seed=0), Compress(level=1)))
+"""
+
+from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, wrap
+from tensorstash.config import from_dict, load, parse, to_dict
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.stats import Stats
+from tensorstash.errors import TensorStashError
+from tensorstash.plan import HookPolicy, Plan
+from tensorstash.policies import (
+    Cast,
+    Chain,
+    Compress,
+    CpuOffload,
+    DiskSpill,
+    Keep,
+    PackMasks,
+    Quantize,
+    Route,
+    Rule,
+)
+from tensorstash.registry import register
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Cast",
+    "Chain",
+    "Compress",
+    "CpuOffload",
+    "DiskSpill",
+    "HookPolicy",
+    "Keep",
+    "Limits",
+    "PackMasks",
+    "Plan",
+    "Quantize",
+    "Route",
+    "Rule",
+    "Stash",
+    "Stats",
+    "TensorStashError",
+    "Wrapped",
+    "from_dict",
+    "load",
+    "parse",
+    "register",
+    "save_on_cpu",
+    "saved_tensors_hooks",
+    "stash",
+    "to_dict",
+    "wrap",
+]

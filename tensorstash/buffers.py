@@ -42,10 +42,15 @@ def is_private(array: Array) -> bool:
 
     True for writable arrays, which change hands with the call, and for views of immutable ``bytes``.
 
-    >>> is_private(np.zeros(3)), is_private(borrowed(np.zeros(3))), is_private(np.frombuffer(b"abc", np.uint8))
+    >>> is_private(np.zeros(3)), is_private(borrowed(np.zeros(3))), is_private(np.frombuffer(b"abc", np.uint8)[1:])
     (True, False, True)
     """
-    return array.flags.writeable or isinstance(array.base, bytes)
+    if array.flags.writeable:
+        return True
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, bytes)
 
 
 def as_bytes(array: Array) -> Array:

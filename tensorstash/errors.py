@@ -16,11 +16,23 @@
             └── CorruptDataError                  the bytes that came back are not the bytes that were put
 """
 
+import traceback
 from typing import Self
 
 
 class TensorStashError(Exception):
     """Whatever this package raises on purpose."""
+
+    def again(self) -> Self:
+        """Return an equal error without traceback and causes, which it carries as notes instead.
+
+        An error that is kept in order to be raised later must not hold the frames it came from: they hold tensors.
+        """
+        fresh = type(self)(*self.args)
+        notes = getattr(self, "__notes__", None) or ["".join(traceback.format_exception(self)).rstrip()]
+        for note in notes:
+            fresh.add_note(note)
+        return fresh
 
 
 class ConfigError(TensorStashError, ValueError):

@@ -132,6 +132,8 @@ class Backend(Protocol[T]):
     """The one adapter of a framework. Thread-safe, without state but its hook stack."""
 
     name: ClassVar[str]
+    backward_writes: ClassVar[bool]
+    """Whether built-in backward kernels write into the tensors that they unpack."""
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a module of this framework."""
@@ -182,6 +184,10 @@ class Backend(Protocol[T]):
 
         The alias shares memory and version with the tensor and is no part of any graph.
         """
+        ...
+
+    def detached(self, tensor: T, /) -> T:
+        """Return a new tensor object that shares memory and version, and is no part of any graph."""
         ...
 
     def to_host(self, tensor: T, spec: TensorSpec, /) -> PendingArray:

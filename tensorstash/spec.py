@@ -112,6 +112,10 @@ class TensorSpec:
         """The NumPy dtype name that holds the elements' bits on the host."""
         return DTYPES[self.dtype].carrier
 
+    def inside(self, module: str) -> "TensorSpec":
+        """Return the same spec, saved by the forward of ``module``."""
+        return replace(self, module=module)
+
     def dense(self) -> "TensorSpec":
         """Return the spec of this tensor's payload: its distinct elements, in the order they lie in memory.
 

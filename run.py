@@ -1,0 +1,82 @@
+"""Set everything up and run it; needs nothing but Python 3.11 or newer.
+
+    python3 run.py train [--quick] [--policy LINE] ...   train under each policy and print the comparison
+    python3 run.py test [pytest arguments]               lint, type-check and test
+
+What is installed goes into .venv beside this file, and only when something there has to change.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+PROJECTS = [ROOT, ROOT / "tests" / "plugin"]
+VENV = ROOT / ".venv"
+STAMP = VENV / "installed"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def fingerprint() -> str:
+    """Return a digest of all that decides what is installed: Python, the place, and the project files."""
+    digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
+    for project in PROJECTS:
+        digest.update((project / "pyproject.toml").read_bytes())
+    return digest.hexdigest()
+
+
+def set_up() -> None:
+    """Make the virtual environment, unless the one that is there was made from the same files."""
+    wanted = fingerprint()
+    if STAMP.exists() and STAMP.read_text() == wanted:
+        return
+    print(f"Setting up {VENV}; this happens once.", file=sys.stderr, flush=True)
+    venv.create(VENV, with_pip=True, clear=True)
+    run("pip", "install", "--quiet", "-e", f"{ROOT}[test]", *PROJECTS[1:])
+    STAMP.write_text(wanted)
+
+
+def run(module: str, *arguments: object, **variables: str) -> None:
+    """Run a module of the virtual environment, and leave with its exit status if that is not 0.
+
+    Args:
+        module: what follows ``python -m``.
+        arguments: of the command line.
+        variables: added to the environment.
+    """
+    command = [str(PYTHON), "-m", module, *map(str, arguments)]
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}).returncode
+    if status != 0:
+        sys.exit(status)
+
+
+def train(arguments: list[str]) -> None:
+    """Train under no policy and under each policy, and print one table."""
+    run("benchmarks", *arguments)
+
+
+def test(arguments: list[str]) -> None:
+    """Run every check; the arguments are for pytest."""
+    run("ruff", "check", ".")
+    run("ruff", "format", "--check", ".")
+    run("mypy")
+    # One compute thread per test process: the processes share the cores, and OpenMP threads that wait spin.
+    run("pytest", "-n", min(os.cpu_count() or 1, 4), *arguments, OMP_NUM_THREADS="1")
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    commands = {"train": train, "test": test}
+    if len(sys.argv) < 2 or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    if sys.version_info < (3, 11):
+        sys.exit(f"Python 3.11 or newer is needed; this is {sys.version}")
+    set_up()
+    commands[sys.argv[1]](sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

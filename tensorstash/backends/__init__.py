@@ -1,0 +1,63 @@
+"""One adapter per framework, found by name, by model, or by what the program has loaded.
+
+A backend is registered under the import name of its framework, so that "is it loaded" is a look into ``sys.modules``
+and choosing one never imports a framework that the program does not use.
+"""
+
+import sys
+from functools import cache
+from typing import Any
+
+from tensorstash import registry
+from tensorstash.errors import BackendError
+from tensorstash.protocols import Backend
+
+_IMPORT_NAMES = {"reference": "tensorstash.reference"}
+
+
+@cache
+def backend_named(name: str) -> Backend[Any]:
+    """Return the backend registered under ``name``; one instance per process.
+
+    Raises:
+        ConfigError: no such backend; the message has the nearest match.
+        MissingDependencyError: its framework is not installed.
+    """
+    backend: Backend[Any] = registry.lookup("backends", name)()
+    return backend
+
+
+def backend_of(model: object) -> Backend[Any]:
+    """Return the backend of the framework that ``model`` (a module or a tensor) belongs to.
+
+    Raises:
+        BackendError: it belongs to none that is known.
+    """
+    for name in _loaded():
+        backend = backend_named(name)
+        if backend.owns(model):
+            return backend
+    kind = type(model)
+    raise BackendError(
+        f"got a {kind.__module__}.{kind.__qualname__}, expected a module or tensor of one of: "
+        f"{', '.join(registry.names('backends'))}"
+    )
+
+
+def backend_loaded() -> Backend[Any]:
+    """Return the backend of the one framework that the program has imported.
+
+    Raises:
+        BackendError: none is imported, or more than one.
+    """
+    loaded = _loaded()
+    if len(loaded) == 1:
+        return backend_named(loaded[0])
+    known = ", ".join(repr(name) for name in registry.names("backends"))
+    if not loaded:
+        raise BackendError(f"no framework is imported; import one first, or pass framework= one of {known}")
+    raise BackendError(f"several frameworks are imported ({', '.join(loaded)}); pass framework= one of them")
+
+
+def _loaded() -> list[str]:
+    return [name for name in registry.names("backends") if _IMPORT_NAMES.get(name, name) in sys.modules]

@@ -1,0 +1,155 @@
+"""The adapter of PyTorch."""
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Size, Tensor
+from torch._C import _dispatch_keys, _is_tracing, _len_torch_dispatch_stack
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Module, Parameter
+
+from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.torch_hooks import HookScope
+from tensorstash.backends.torch_kinds import dispatch_reason, is_tracing, subclass_reason
+from tensorstash.backends.torch_layout import DTYPE_NAMES, CopiedArray, elements, rebuilt
+from tensorstash.buffers import Array
+from tensorstash.protocols import PendingArray, Undo
+from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
+
+_REMEMBERED_LAYOUTS = 4096
+
+
+class TorchBackend:
+    """PyTorch tensors and modules, on the CPU and on CUDA and XPU devices. Thread-safe.
+
+    What it cannot help: ``F.rrelu(training=True)`` saves a buffer before the kernel fills it, so that every hook that
+    copies gets undefined values (pytorch#193671); ``torch.func.grad`` and relatives refuse to run under any hooks.
+    """
+
+    name: ClassVar[str] = "torch"
+    backward_writes: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
+        self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
+        self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
+
+    def owns(self, obj: object, /) -> bool:
+        """Whether ``obj`` is a tensor or a module of PyTorch."""
+        return isinstance(obj, (Tensor, Module))
+
+    def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /) -> AbstractContextManager[None]:
+        """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.torch_hooks.HookScope`."""
+        return HookScope(pack, unpack)
+
+    def keep_reason(self, tensor: Tensor, /) -> str | None:
+        """Say why the tensor must be kept as it is, or return None if it can be stashed."""
+        kind = type(tensor)
+        if kind is not Tensor:
+            return "parameter" if kind is Parameter else subclass_reason(tensor)
+        base = tensor._base
+        if base is not None:
+            # Linear saves weight.t(); FSDP saves views of its flat parameter. The memory of both outlives the graph.
+            kind = type(base)
+            if kind is Parameter or (kind is not Tensor and isinstance(base, Parameter)):
+                return "view of a parameter"
+            if base.requires_grad and base.is_leaf:
+                return "view of a leaf that requires grad"
+        if tensor.requires_grad and tensor.is_leaf:
+            return "leaf that requires grad"
+        if (_len_torch_dispatch_stack() or _is_tracing()) and is_tracing():
+            return "tracing"
+        if tensor.dtype not in DTYPE_NAMES:
+            return "quantized" if tensor.is_quantized else "dtype"
+        return self._dispatch_reason(_dispatch_keys(tensor).raw_repr())
+
+    def nbytes(self, tensor: Tensor, /) -> int:
+        """Return numel times itemsize; 0 where the tensor has no such number."""
+        try:
+            return tensor.nbytes
+        except RuntimeError:  # sparse tensors have none
+            return 0
+
+    def spec(self, tensor: Tensor, /) -> TensorSpec:
+        """Return the spec; tensors of one layout get one object."""
+        return self._spec(
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.dtype,
+            tensor.device,
+            tensor.is_conj(),
+            tensor.is_neg(),
+            tensor.data_ptr() % ALIGNMENT,
+        )
+
+    def describe(self, tensor: Tensor, /) -> str:
+        """Return a short description for messages; works on every tensor."""
+        kind = type(tensor)
+        prefix = "" if kind in (Tensor, Parameter) else f"{kind.__qualname__} "
+        shape = "(nested)" if tensor.is_nested else tuple(tensor.shape)
+        return f"{prefix}{str(tensor.dtype).removeprefix('torch.')}{shape} on {tensor.device}"
+
+    def version(self, tensor: Tensor, /) -> int:
+        """Return the in-place version, which all views of one storage share; 0 for inference tensors."""
+        return 0 if tensor.is_inference() else tensor._version
+
+    def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
+        """Return a weak reference of the live storage and the byte offset of the first element in it.
+
+        The weak reference keeps the address of the storage object, though not its memory, from being used again.
+        """
+        token: Hashable = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        return token, int(tensor.storage_offset()) * tensor.itemsize
+
+    def alias(self, tensor: Tensor, /) -> Tensor:
+        """Return a leaf itself, else a detached alias: the graph holding its own output would be a cycle for ever."""
+        return tensor if tensor.is_leaf else tensor.detach()
+
+    def detached(self, tensor: Tensor, /) -> Tensor:
+        """Return a new tensor object that shares memory and version, and is no part of any graph."""
+        return tensor.detach()
+
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
+        """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
+        return CopiedArray(elements(tensor, spec, self._order(spec.shape, spec.strides)))
+
+    def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
+        return rebuilt(data, spec, self._order(spec.shape, spec.strides))
+
+    def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
+        """Return the model and every module below it, with dotted names; the model's own is empty."""
+        if not isinstance(model, Module):
+            raise TypeError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
+        modules: Iterable[tuple[str, object]] = model.named_modules()
+        return modules
+
+    def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
+        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
+        return replace_forward(model, scope)
+
+
+def _spec(
+    shape: Size,
+    strides: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    conj: bool,
+    neg: bool,
+    alignment: int,
+) -> TensorSpec:
+    return TensorSpec(
+        tuple(shape),
+        strides,
+        offset * dtype.itemsize,
+        DTYPE_NAMES[dtype],
+        str(device),
+        alignment=alignment,
+        conj=conj,
+        neg=neg,
+    )

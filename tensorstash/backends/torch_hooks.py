@@ -1,0 +1,81 @@
+"""A pair of saved-tensor hooks for one thread and one block of code."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch._C import _DisableAutocast, _is_any_autocast_enabled
+from torch._C._autograd import (
+    _pop_saved_tensors_default_hooks,
+    _push_saved_tensors_default_hooks,
+    _top_saved_tensors_default_hooks,
+)
+
+from tensorstash.errors import BackendError
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class HookScope:
+    """Installs a pair of hooks for this thread; nests, the innermost pair runs.
+
+    Args:
+        pack: runs with gradient recording and autocast off, as does ``unpack``.
+        unpack: called from whatever thread asks for the tensor.
+
+    Raises:
+        RuntimeError: entered where ``torch.autograd.graph.disable_saved_tensors_hooks`` is in force; its message.
+        BackendError: left in another order, or on another thread, than entered. Hooks of others stay as they are.
+    """
+
+    __slots__ = ("_pack", "_unpack")
+
+    def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+        self._pack = _undisturbed(pack)
+        self._unpack = _undisturbed(unpack)
+
+    def __enter__(self) -> None:
+        _push_saved_tensors_default_hooks(self._pack, self._unpack)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        top = _top_saved_tensors_default_hooks(True)
+        if top is not None and top[0] is self._pack:
+            _pop_saved_tensors_default_hooks()
+            return
+        removed = self._remove_from_below()
+        raise BackendError(
+            "saved-tensor hooks were left in another order than they were entered; "
+            + (
+                "the hooks that were entered later are still in force, these are removed; "
+                if removed
+                else "these were no longer in force on this thread: somebody else left twice, or first; "
+            )
+            + "leave `with` blocks innermost first, on the thread that entered them"
+        )
+
+    def _remove_from_below(self) -> bool:
+        above: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+        while (top := _top_saved_tensors_default_hooks(True)) is not None:
+            _pop_saved_tensors_default_hooks()
+            if top[0] is self._pack:
+                break
+            above.append(top)
+        for pair in reversed(above):
+            _push_saved_tensors_default_hooks(*pair)
+        return top is not None
+
+
+def _undisturbed(hook: Callable[[A], B]) -> Callable[[A], B]:
+    # Backward with create_graph records, and backward or a custom Function under autocast casts, inside hooks.
+    def run(value: A) -> B:
+        if is_grad_enabled() or _is_any_autocast_enabled():
+            with torch.no_grad(), _DisableAutocast():
+                return hook(value)
+        return hook(value)
+
+    return run

@@ -1,0 +1,57 @@
+"""Which PyTorch tensors can be rebuilt exactly, and why the others cannot."""
+
+import torch
+from torch import Tensor
+from torch._C import _TorchDispatchModeKey
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn import Parameter
+
+_PLAIN_KEYS = frozenset({"CPU", "CUDA", "XPU", "Conjugate", "Negative", "ADInplaceOrView"})
+_REASONS = (
+    ("Nested", "nested"),
+    ("Sparse", "sparse layout"),
+    ("Mkldnn", "opaque layout"),
+    ("Quantized", "quantized"),
+    ("Meta", "no real memory"),
+    ("ZeroTensor", "no real memory"),
+    ("Functionalize", "tracing"),
+    ("FuncTorch", "function transform"),
+    ("Python", "subclass"),
+)
+
+
+def subclass_reason(tensor: Tensor) -> str:
+    """Say why a tensor that is no plain ``Tensor`` is kept."""
+    if isinstance(tensor, Parameter):
+        return "parameter"
+    if isinstance(tensor, FakeTensor):
+        return "no real memory"
+    if isinstance(tensor, FunctionalTensor):
+        return "tracing"
+    return "subclass"
+
+
+def dispatch_reason(raw_keys: int) -> str | None:
+    """Say why a tensor with these dispatch keys is kept, or None for a plain strided one.
+
+    The dispatch key set is the framework's own account of what a tensor is: layout, wrappers, device, lazy flags.
+    What is not known to be plain is kept.
+
+    Args:
+        raw_keys: ``torch._C._dispatch_keys(tensor).raw_repr()``.
+    """
+    shown = str(torch._C.DispatchKeySet.from_raw_repr(raw_keys))
+    names = shown.removeprefix("DispatchKeySet(").removesuffix(")").split(", ")
+    odd = [name for name in names if name not in _PLAIN_KEYS and not name.startswith(("Autograd", "Autocast"))]
+    if not odd:
+        return None
+    return next((reason for start, reason in _REASONS if any(name.startswith(start) for name in odd)), "device")
+
+
+def is_tracing() -> bool:
+    """Whether operations are being recorded, so that values read now would become constants of a program."""
+    if torch._C._is_tracing():
+        return True
+    modes = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY, _TorchDispatchModeKey.FUNCTIONAL)
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in modes)

@@ -1,0 +1,116 @@
+"""Floats in a narrower format."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from tensorstash.buffers import Array
+from tensorstash.codecs.floats import FORMATS, narrow, widen
+from tensorstash.codecs.payload import BLOCK, check_data, check_shape, empty_array
+from tensorstash.codecs.settings import check_choice
+from tensorstash.protocols import CodecKind
+from tensorstash.spec import TensorSpec
+
+_SOURCES = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cast:
+    """Store floats rounded to a narrower format, to nearest even, as frameworks round.
+
+    ``float64`` is rounded to ``float32`` first, as frameworks do. NaNs stay NaN, infinities stay infinite, and what
+    is too large for the format becomes infinity. ``float8_e4m3fn`` has no infinity: there, all of that becomes 448,
+    its largest number, as in PyTorch.
+
+    Args:
+        dtype: ``"bfloat16"``, ``"float16"``, ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
+
+    Raises:
+        ConfigError: another dtype.
+
+    >>> from tensorstash.spec import TensorSpec
+    >>> spec = TensorSpec((3,), (1,), 0, "float32", "cpu")
+    >>> codec = Cast(dtype="float8_e5m2")
+    >>> codec.decode(codec.encode(np.array([1, 1.2, 1e6], np.float32), spec), spec).tolist()
+    [1.0, 1.25, inf]
+    """
+
+    name: ClassVar[str] = "cast"
+    lossless: ClassVar[bool] = False
+    kind: ClassVar[CodecKind] = "array->array"
+
+    dtype: Literal["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"] = "bfloat16"
+
+    def __post_init__(self) -> None:
+        check_choice("cast.dtype", self.dtype, FORMATS)
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        """Whether the elements are ordinary floats, wider than the target."""
+        return spec.dtype in _SOURCES and 8 * spec.itemsize > FORMATS[self.dtype].nbits
+
+    def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
+        """Return the same shape with the narrower dtype."""
+        return replace(spec, dtype=self.dtype)
+
+    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the carrier bits of the rounded elements in fresh memory.
+
+        Raises:
+            CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
+        """
+        check_data(self, data, spec)
+        encoded = empty_array(self, spec.numel, self.encoded_spec(spec))
+        source, target = data.reshape(-1), encoded.reshape(-1)
+        with np.errstate(all="ignore"):
+            for start in range(0, source.size, BLOCK):
+                values = _float32(source[start : start + BLOCK], spec)
+                target[start : start + BLOCK] = narrow(values, self.dtype)
+        return encoded
+
+    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the elements in fresh memory.
+
+        Raises:
+            CodecError: the payload is not one of this codec and this spec.
+        """
+        check_shape(self, data, self.encoded_spec(spec))
+        array = empty_array(self, spec.numel, spec)
+        source, target = data.reshape(-1), array.reshape(-1)
+        with np.errstate(all="ignore"):
+            for start in range(0, source.size, BLOCK):
+                values = widen(source[start : start + BLOCK], self.dtype)
+                target[start : start + BLOCK] = narrow(values, spec.dtype) if spec.dtype in FORMATS else values
+        return array
+
+    def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the largest absolute error of each element: half the distance of its neighbours in the format.
+
+        For what ``float8_e4m3fn`` saturates, the distance to 448; infinite for other finite elements that become
+        infinite; 0 for infinities and NaNs that come back as such.
+
+        Raises:
+            CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
+        """
+        check_data(self, data, spec)
+        target = FORMATS[self.dtype]
+        flat, bound = data.reshape(-1), np.empty(spec.numel)
+        with np.errstate(all="ignore"):
+            for start in range(0, flat.size, BLOCK):
+                block = flat[start : start + BLOCK]
+                values = np.abs(widen(block, spec.dtype) if spec.dtype in FORMATS else block).astype(np.float64)
+                bounds = np.maximum(target.roundoff * values, target.smallest / 2)
+                if spec.dtype == "float64":
+                    bounds = bounds * (1 + 2.0**-23) + 2.0**-24 * values + 2.0**-150
+                if target.saturates:
+                    bounds = np.maximum(bounds, values - target.largest)
+                else:
+                    bounds[values * (1 + 2.0**-23) >= target.threshold] = np.inf
+                    bounds[np.isinf(values)] = 0
+                bounds[np.isnan(values)] = 0
+                bound[start : start + BLOCK] = bounds
+        return bound.reshape(spec.shape)
+
+
+def _float32(source: Array, spec: TensorSpec) -> Array:
+    return widen(source, spec.dtype) if spec.dtype in FORMATS else source.astype(np.float32, copy=False)

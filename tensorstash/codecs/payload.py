@@ -1,0 +1,131 @@
+"""Headers and sections of payloads, and the checks that keep a damaged payload from becoming a tensor."""
+
+from dataclasses import dataclass
+from struct import Struct
+
+import numpy as np
+
+from tensorstash.buffers import Array, aligned_empty
+from tensorstash.errors import CodecError
+from tensorstash.protocols import Codec
+from tensorstash.spec import TensorSpec
+
+BLOCK = 1 << 16
+"""Elements that kernels work on at a time, so that their temporaries stay in the cache."""
+
+_HEADER = Struct("<4sBBHQ")
+HEADER_NBYTES = _HEADER.size
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first 16 bytes of a payload.
+
+    Args:
+        magic: four bytes that name the codec and the version of its format.
+        mode: which of the codec's layouts follows.
+        param: a small number of the codec's own.
+        count: elements or bytes that the payload stands for.
+    """
+
+    magic: bytes
+    mode: int
+    param: int
+    count: int
+
+    def write(self, payload: Array) -> None:
+        """Put the header in front of ``payload``, a writable run of bytes."""
+        _HEADER.pack_into(payload.data, 0, self.magic, self.mode, self.param, 0, self.count)
+
+
+def read_header(codec: Codec, payload: Array, magic: bytes) -> tuple[Header, Array]:
+    """Return the header of a payload, and what follows it.
+
+    Raises:
+        CodecError: the payload is not a run of bytes, is too short, or does not begin with ``magic``.
+    """
+    if payload.dtype != np.uint8 or payload.ndim != 1:
+        raise CodecError(f"{codec!r}: got a payload of {payload.dtype}{payload.shape}, expected a run of bytes")
+    if payload.size < HEADER_NBYTES:
+        raise CodecError(f"{codec!r}: got a payload of {payload.size} bytes, expected a header of {HEADER_NBYTES}")
+    found, mode, param, reserved, count = _HEADER.unpack_from(payload.data)
+    if found != magic or reserved:
+        raise CodecError(f"{codec!r}: the payload begins with {found!r}, expected {magic!r}; it is not of this codec")
+    return Header(found, mode, param, count), payload[HEADER_NBYTES:]
+
+
+def split_sections(codec: Codec, body: Array, *sizes: int) -> list[Array]:
+    """Return consecutive views of a run of bytes, which together are all of it.
+
+    Args:
+        sizes: lengths in bytes, 0 or more.
+
+    Raises:
+        CodecError: the lengths do not add up to the run's.
+    """
+    if sum(sizes) != body.size:
+        raise CodecError(
+            f"{codec!r}: got {body.size} bytes after the header, expected {sum(sizes)}; the payload was cut or altered"
+        )
+    ends = np.cumsum(sizes).tolist()
+    return [body[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def damaged(codec: Codec, what: str) -> CodecError:
+    """Return the error for a payload whose parts contradict one another."""
+    return CodecError(f"{codec!r}: {what}; the payload was cut or altered, or belongs to another tensor")
+
+
+def check_data(codec: Codec, data: Array, spec: TensorSpec) -> None:
+    """Raise unless ``codec`` accepts ``spec`` and ``data`` is what ``spec`` says.
+
+    Raises:
+        CodecError: it does not, or it is not.
+    """
+    if not codec.accepts(spec):
+        raise CodecError(f"{codec!r} does not accept {spec}; put a selector in front of it")
+    check_shape(codec, data, spec)
+
+
+def check_shape(codec: Codec, data: Array, spec: TensorSpec) -> None:
+    """Raise unless ``data`` has the shape and the carrier dtype of ``spec``.
+
+    Raises:
+        CodecError: it has not.
+    """
+    is_run = spec.shape == (-1,) and data.ndim == 1
+    if data.dtype != spec.carrier or (data.shape != spec.shape and not is_run) or not data.flags.c_contiguous:
+        raise CodecError(
+            f"{codec!r}: got an array {data.dtype}{data.shape}, expected a C-contiguous {spec.carrier}{spec.shape}"
+        )
+
+
+def check_count(codec: Codec, count: int, spec: TensorSpec) -> None:
+    """Raise unless a payload of ``count`` elements is one of a tensor of this spec, whose length may be unknown.
+
+    Raises:
+        CodecError: it is not.
+    """
+    if spec.shape != (-1,) and count != spec.numel:
+        raise damaged(codec, f"the payload holds {count} elements, expected {spec.numel} for {spec}")
+
+
+def empty_array(codec: Codec, count: int, spec: TensorSpec) -> Array:
+    """Return fresh aligned memory for ``count`` elements, shaped as ``spec`` says.
+
+    Raises:
+        CodecError: there is no such amount of memory, which is what an altered header asks for.
+    """
+    shape = (count,) if spec.shape == (-1,) else spec.shape
+    try:
+        return aligned_empty(count * spec.itemsize).view(spec.carrier).reshape(shape)
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise damaged(codec, f"the payload asks for {count} elements of {spec.dtype}: {error}") from error
+
+
+def unsigned(array: Array) -> Array:
+    """Return the bits of an array as a flat view of unsigned integers, on which every comparison is exact.
+
+    Elements of 16 bytes become two integers each.
+    """
+    return array.reshape(-1).view(f"u{min(array.itemsize, 8)}")

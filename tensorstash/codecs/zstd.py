@@ -1,0 +1,197 @@
+"""Entropy coding with Zstandard, row by row, where it pays."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import zstandard
+
+from tensorstash.buffers import Array, aligned_empty, as_bytes
+from tensorstash.codecs.payload import (
+    HEADER_NBYTES,
+    Header,
+    check_count,
+    check_data,
+    damaged,
+    empty_array,
+    read_header,
+    split_sections,
+)
+from tensorstash.codecs.settings import check_integer
+from tensorstash.protocols import CodecKind
+from tensorstash.spec import TensorSpec, opaque_bytes
+
+_MAGIC = b"ZST1"
+_PLAIN, _ROWS = 0, 1
+_MAX_ROWS = 16
+_SAMPLE_RUNS = 4
+_SAMPLE_SHARE = 16
+_MIN_SAMPLED = 1 << 15
+_WORTHWHILE = 1.04
+_FASTER = 1.06
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Zstd:
+    """Compress bytes with Zstandard.
+
+    A ``uint8`` array of 2 to 16 rows, such as byte planes, is compressed row by row; anything else is one row. A row
+    of which a sample does not compress is stored as it is. Rows whose bytes are merely unevenly distributed, such as
+    the exponents of floats, are compressed with parameters that skip the search for matches and keep the Huffman
+    coder, at twice the speed, unless the level does better on the sample. Contexts live for one call: making one
+    costs about 10 us. The GIL is released while compressing. Payloads are at most 16 bytes larger than the data.
+
+    Payload: header (mode 0 plain, 1 rows; param rows, count bytes), then the bytes, or the length of every stored row
+    as ``uint64`` and the rows, each one Zstandard frame, or itself where the length is that of the row.
+
+    Args:
+        level: Zstandard's compression level, from -7 to 22; up to 0 trades Huffman coding for speed.
+
+    Raises:
+        ConfigError: no such level.
+
+    >>> from tensorstash.spec import TensorSpec
+    >>> spec = TensorSpec((10_000,), (1,), 0, "uint8", "cpu")
+    >>> payload = Zstd(level=1).encode(np.zeros(10_000, np.uint8), spec)
+    >>> payload.size < 100, Zstd(level=1).decode(payload, spec).shape
+    (True, (10000,))
+    """
+
+    name: ClassVar[str] = "zstd"
+    lossless: ClassVar[bool] = True
+    kind: ClassVar[CodecKind] = "array->bytes"
+
+    level: int = 1
+
+    def __post_init__(self) -> None:
+        check_integer("zstd.level", self.level, -7, 22)
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        """Whether it is an array or a run of bytes: always."""
+        return True
+
+    def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
+        """Return a run of bytes of unknown length."""
+        return opaque_bytes(spec)
+
+    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the payload in fresh memory.
+
+        Raises:
+            CodecError: ``data`` is not what ``spec`` says.
+        """
+        check_data(self, data, spec)
+        raw = as_bytes(data)
+        count = _row_count(spec)
+        compressor = _Compressor(self.level)
+        stored = [compressor.compress(row) for row in raw.reshape(count, raw.size // count)]
+        table = np.array([len(row) for row in stored], "<u8")
+        if table.nbytes + int(table.sum()) >= raw.size:
+            return _join(Header(_MAGIC, _PLAIN, count, raw.size), [raw])
+        return _join(Header(_MAGIC, _ROWS, count, raw.size), [table.view(np.uint8), *stored])
+
+    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the array in fresh memory.
+
+        Raises:
+            CodecError: the payload is not one of this codec and this spec.
+        """
+        header, body = read_header(self, data, _MAGIC)
+        count = _row_count(spec)
+        if header.mode not in (_PLAIN, _ROWS) or header.param != count or header.count % spec.itemsize:
+            raise damaged(self, f"unknown mode {header.mode} with {header.param} rows of {header.count} bytes")
+        check_count(self, header.count // spec.itemsize, spec)
+        if header.mode == _PLAIN:
+            split_sections(self, body, header.count)
+            array = empty_array(self, header.count // spec.itemsize, spec)
+            as_bytes(array)[:] = body
+            return array
+        if body.size < 8 * count:
+            raise damaged(self, f"{body.size} bytes are too few for the lengths of {count} rows")
+        lengths = body[: 8 * count].view("<u8").tolist()
+        stored = split_sections(self, body[8 * count :], *lengths)
+        row_nbytes = header.count // count
+        for row in stored:
+            self._check_frame(row, row_nbytes)
+        array = empty_array(self, header.count // spec.itemsize, spec)
+        context = zstandard.ZstdDecompressor()
+        for source, target in zip(stored, as_bytes(array).reshape(count, row_nbytes), strict=True):
+            self._decompress(context, source, target)
+        return array
+
+    def _check_frame(self, row: Array, row_nbytes: int) -> None:
+        if row.size == row_nbytes:
+            return
+        try:
+            promised = zstandard.frame_content_size(row.data)
+        except zstandard.ZstdError as error:
+            raise damaged(self, f"no Zstandard frame: {error}") from error
+        if promised != row_nbytes:
+            raise damaged(self, f"a frame holds {promised} bytes, expected {row_nbytes}")
+
+    def _decompress(self, context: zstandard.ZstdDecompressor, source: Array, target: Array) -> None:
+        if source.size == target.size:
+            target[:] = source
+            return
+        try:
+            with context.stream_reader(source.data, read_size=max(source.size, 1)) as reader:
+                done = reader.readinto(target)
+                extra = reader.read(1)
+        except zstandard.ZstdError as error:
+            raise damaged(self, f"the frame does not decompress: {error}") from error
+        if done != target.size or extra:
+            raise damaged(self, f"a frame gave {done} bytes, expected {target.size}")
+
+
+class _Compressor:
+    """The compression contexts of one call."""
+
+    def __init__(self, level: int) -> None:
+        self._general = zstandard.ZstdCompressor(level=level)
+        self._level = level
+        # Few matches of 7 bytes are found among the bytes of one plane, and looking for them in a small table is
+        # cheap; strategy "fast" above level 0 keeps literals Huffman coded.
+        self._literal = zstandard.ZstdCompressor(
+            compression_params=zstandard.ZstdCompressionParameters.from_level(1, window_log=17, hash_log=6, min_match=7)
+        )
+
+    def compress(self, row: Array) -> Array:
+        """Return the row as a frame, or the row itself if that is not smaller."""
+        context = self._choose(row)
+        if context is None:
+            return row
+        frame = np.frombuffer(context.compress(row.data), np.uint8)
+        return frame if frame.size < row.size else row
+
+    def _choose(self, row: Array) -> zstandard.ZstdCompressor | None:
+        if row.size < _MIN_SAMPLED:
+            return self._general
+        sample = contiguous_sample(row, row.size // _SAMPLE_SHARE)
+        literal = len(self._literal.compress(sample.data))
+        general = len(self._general.compress(sample.data))
+        if min(literal, general) * _WORTHWHILE > sample.size:
+            return None
+        slack = _FASTER if self._level <= 3 else 1.0
+        return self._literal if literal <= slack * general else self._general
+
+
+def contiguous_sample(row: Array, size: int, runs: int = _SAMPLE_RUNS, most: int = 1 << 16) -> Array:
+    """Return about ``size`` elements, at most ``most``, as evenly spaced runs of neighbours.
+
+    Runs, because a stride can fall in step with the rows of a tensor and see one column only.
+    """
+    length = max(min(size, most) // runs, 1)
+    starts = np.linspace(0, row.size - length, runs).astype(np.intp)
+    return np.concatenate([row[start : start + length] for start in starts.tolist()])
+
+
+def _row_count(spec: TensorSpec) -> int:
+    is_planes = spec.dtype == "uint8" and len(spec.shape) == 2 and 2 <= spec.shape[0] <= _MAX_ROWS
+    return spec.shape[0] if is_planes else 1
+
+
+def _join(header: Header, parts: list[Array]) -> Array:
+    payload = aligned_empty(HEADER_NBYTES + sum(part.size for part in parts))
+    header.write(payload)
+    np.concatenate(parts, out=payload[HEADER_NBYTES:])
+    return payload

@@ -1,0 +1,145 @@
+"""From plain data to objects, by the annotations of dataclass fields."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, Field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from tensorstash.config.schema import GROUPS, SCALARS, SINGULAR, in_words
+from tensorstash.config.text import Text, split_steps
+from tensorstash.errors import ConfigError, MissingDependencyError
+from tensorstash.plan import HookPolicy
+from tensorstash.policies import Chain, Encode, StoreIn
+from tensorstash.protocols import Codec, StoreConfig
+from tensorstash.registry import did_you_mean, lookup, names
+
+
+def read_policy(value: object, path: str) -> HookPolicy:
+    """Return the policy that plain data or a line of text describes.
+
+    Args:
+        value: a mapping or a text.
+        path: where it stands, for messages.
+
+    Raises:
+        ConfigError: it describes none.
+        MissingDependencyError: the library behind a name is not installed.
+    """
+    policy = _component(value, HookPolicy, path)
+    assert isinstance(policy, HookPolicy)
+    return policy
+
+
+def _component(value: object, protocol: Any, path: str) -> object:
+    groups = GROUPS[protocol]
+    kind = SINGULAR[groups[0]]
+    if isinstance(value, str):
+        steps = split_steps(value, path)
+        if len(steps) == 1:
+            return _component(steps[0], protocol, path)
+        if kind != "policy":
+            raise ConfigError(f"{path}: got {len(steps)} steps in {str(value)!r}, expected one {kind}")
+        return _build(Chain, {"steps": steps}, path)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}: got {value!r}, expected {in_words(protocol)}")
+    arguments = dict(value)
+    name = arguments.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{path}.name: {'missing' if name is None else f'got {name!r}'}; expected the name of a {kind}")
+    known = {choice: group for group in reversed(groups) for choice in names(group)}
+    if name not in known:
+        raise ConfigError(f"{path}.name: unknown {kind} {name!r}; {did_you_mean(name, known)}")
+    with _place(path):
+        found = lookup(known[name], name)
+    if not is_dataclass(found):
+        raise ConfigError(f"{path}: {found.__qualname__} is not a dataclass and cannot be configured")
+    made = _build(found, arguments, path)
+    if kind == "policy" and isinstance(made, Codec):
+        return Encode(made)
+    if kind == "policy" and isinstance(made, StoreConfig):
+        return StoreIn(made)
+    if not isinstance(made, protocol):
+        raise ConfigError(f"{path}: {made!r} does not implement {protocol.__name__}")
+    return made
+
+
+def _build(cls: type, data: Mapping[str, object], path: str) -> object:
+    known = {field.name: field for field in fields(cls) if field.init}
+    hints = get_type_hints(cls)
+    for key in data:
+        if key not in known:
+            raise ConfigError(f"{path}.{key}: unknown key; {did_you_mean(key, known)}")
+    for field in known.values():
+        if field.name not in data and _is_required(field):
+            raise ConfigError(f"{path}.{field.name}: missing; expected {in_words(hints[field.name])}")
+    arguments = {key: _read(value, hints[key], f"{path}.{key}") for key, value in data.items()}
+    with _place(path):
+        return cls(**arguments)
+
+
+def _read(value: object, annotation: Any, path: str) -> object:
+    origin, members = get_origin(annotation), get_args(annotation)
+    if annotation in GROUPS:
+        return _component(value, annotation, path)
+    if origin in (Union, UnionType):
+        return _read_union(value, members, path)
+    if origin is Literal:
+        for member in members:
+            if (type(value), value) == (type(member), member) or (isinstance(value, Text) and value == str(member)):
+                return member
+        raise ConfigError(f"{path}: got {value!r}, expected {in_words(annotation)}")
+    if origin is tuple and members[1:] == (...,):
+        if isinstance(value, list | tuple):
+            return tuple(_read(item, members[0], f"{path}[{place}]") for place, item in enumerate(value))
+    elif annotation in SCALARS:
+        converted = _scalar(value, annotation)
+        if converted is not None:
+            return converted
+    elif is_dataclass(annotation):
+        if isinstance(value, Mapping):
+            return _build(annotation, value, path)
+    else:
+        raise ConfigError(f"{path}: a field of type {annotation} cannot be configured; build the object in Python")
+    raise ConfigError(f"{path}: got {value!r}, expected {in_words(annotation)}")
+
+
+def _read_union(value: object, members: tuple[Any, ...], path: str) -> object:
+    some = [member for member in members if member is not NoneType]
+    if value is None and len(some) < len(members):
+        return None
+    if len(some) == 1:
+        return _read(value, some[0], path)
+    for member in sorted(some, key=lambda member: member is str):
+        with suppress(ConfigError):
+            return _read(value, member, path)
+    raise ConfigError(f"{path}: got {value!r}, expected {in_words(Union[members])}")
+
+
+def _scalar(value: object, kind: type) -> object:
+    """Return the value as that kind of scalar, or None if it is not one."""
+    if isinstance(value, Text):
+        if kind is bool:
+            return {"true": True, "false": False}.get(value)
+        with suppress(ValueError):
+            return kind(value)
+    elif type(value) is kind:
+        return value
+    elif kind is float and type(value) is int:
+        return float(value)
+    return None
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+@contextmanager
+def _place(path: str) -> Iterator[None]:
+    """Put the path in front of what the block raises."""
+    try:
+        yield
+    except (ConfigError, MissingDependencyError) as error:
+        raise type(error)(f"{path}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error

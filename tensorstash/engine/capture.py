@@ -1,0 +1,138 @@
+"""The bytes of a saved tensor on their way into a store; the slot they end up in."""
+
+from typing import Any
+
+from tensorstash.buffers import Array
+from tensorstash.engine.pipeline import Pipeline
+from tensorstash.engine.stats import Ledger
+from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError
+from tensorstash.protocols import Backend, Slot
+from tensorstash.spec import TensorSpec
+
+
+class Capture:
+    """Captures the bytes of one storage content and owns their slot.
+
+    Until the bytes are captured it holds an alias of the source, and whoever asks gets that. Capturing may happen on
+    any thread. What was modified in place meanwhile is refused, never served; the version tells, so no private copy
+    is made.
+
+    Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
+
+    Args:
+        pipeline: how the bytes are encoded, and where they go.
+        backend: the framework's adapter.
+        source: an alias of the saved tensor, part of no graph.
+        spec: the source's spec.
+        version: the source's in-place version when it was saved.
+        ledger: where payloads are counted.
+    """
+
+    __slots__ = (
+        "_backend",
+        "_error",
+        "_ledger",
+        "_slot",
+        "_source",
+        "_stored_bytes",
+        "_version",
+        "pipeline",
+        "spec",
+    )
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        backend: Backend[Any],
+        source: Any,
+        spec: TensorSpec,
+        version: int,
+        ledger: Ledger,
+    ) -> None:
+        self.pipeline = pipeline
+        self._backend = backend
+        self._source = source
+        self.spec = spec
+        self._version = version
+        self._ledger = ledger
+        self._slot: Slot | None = None
+        self._stored_bytes = 0
+        self._error: TensorStashError | None = None
+
+    def run(self) -> None:
+        """Encode and store the source's bytes and let go of it; a failure is kept for whoever asks."""
+        source = self._source
+        try:
+            slot, stored_bytes = self.pipeline.encode(self._backend.to_host(source, self.spec).wait())
+        except StashError as error:
+            self._error = error.again()
+        except Exception as error:
+            what = f"reading {self._backend.describe(source)} raised {type(error).__name__}: {error}"
+            self._error = StashError(what).again()
+        else:
+            self._error = modified_since(self._backend, source, self._version)
+            if self._error is None:
+                self._slot, self._stored_bytes = slot, stored_bytes
+                self._ledger.stored(self.pipeline.tier, stored_bytes)
+            else:
+                self.pipeline.store.delete(slot)
+        # Last: a reader that sees no source takes the slot or the error.
+        self._source = None
+
+    @property
+    def source(self) -> Any:
+        """The alias of the saved tensor, or None once the bytes are captured.
+
+        Raises:
+            SavedTensorModifiedError: it was modified in place since it was saved.
+        """
+        source = self._source
+        if source is not None:
+            self.check(source)
+        return source
+
+    def check(self, source: Any) -> None:
+        """Refuse a source that has been modified in place since it was saved.
+
+        Raises:
+            SavedTensorModifiedError: it has.
+        """
+        if (error := modified_since(self._backend, source, self._version)) is not None:
+            raise error
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the bytes are in the store."""
+        return self._slot is not None
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong while the bytes were captured, if anything did."""
+        if self._error is not None:
+            raise self._error.again()
+
+    def decode(self) -> Array:
+        """Return the elements in memory order; writable if the array is private to the caller.
+
+        Raises:
+            StashError: the bytes could not be captured, loaded or decoded.
+            SavedTensorModifiedError: the source was modified in place before its bytes were captured.
+        """
+        self.raise_failure()
+        return self.pipeline.decode(self._slot)
+
+    def __del__(self) -> None:
+        if self._slot is not None:
+            self.pipeline.store.delete(self._slot)
+            self._ledger.released(self.pipeline.tier, self._stored_bytes)
+
+
+def modified_since(backend: Backend[Any], tensor: Any, version: int) -> SavedTensorModifiedError | None:
+    """Return the error that autograd would have raised if ``tensor`` is no longer at ``version``."""
+    now = backend.version(tensor)
+    if now == version:
+        return None
+    return SavedTensorModifiedError(
+        f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{backend.describe(tensor)} is at version {now}; expected version {version} instead. "
+        f"Its memory was still the tensor's own when that happened; clone it before the operation that modifies it."
+    )

@@ -1,0 +1,52 @@
+"""How much a session may hold on the way, and how long it waits."""
+
+from dataclasses import dataclass
+
+from tensorstash.errors import ConfigError
+from tensorstash.sizes import parse_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Byte budgets and patience of a session. None of them changes a result, only memory and time.
+
+    Args:
+        in_flight: bytes of saved tensors that wait to be encoded and stored behind the computation; at the limit the
+            forward pass waits. With 0, and for tensors larger than this, the work is done before ``pack`` returns.
+        ahead: bytes that may be read back before backward asks for them. With 0 nothing is.
+        writers: threads that encode and store.
+        readers: threads that load and decode.
+        timeout_s: how long to wait for a store that does not answer before an error says so, in seconds.
+
+    Raises:
+        ConfigError: a value is none of these.
+
+    >>> Limits(in_flight="64 MiB").in_flight
+    67108864
+    """
+
+    in_flight: int | str = "256 MiB"
+    ahead: int | str = "256 MiB"
+    writers: int = 1
+    readers: int = 1
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for field in ("in_flight", "ahead"):
+            object.__setattr__(self, field, parse_bytes(getattr(self, field), path=f"limits.{field}"))
+        for field in ("writers", "readers"):
+            count = getattr(self, field)
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ConfigError(f"limits.{field}: got {count!r}, expected a number of threads, 1 or more")
+        if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
+            raise ConfigError(f"limits.timeout_s: got {self.timeout_s!r}, expected seconds, more than 0")
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The limit of bytes in flight as a number."""
+        return parse_bytes(self.in_flight, path="limits.in_flight")
+
+    @property
+    def ahead_bytes(self) -> int:
+        """The limit of bytes read ahead as a number."""
+        return parse_bytes(self.ahead, path="limits.ahead")

@@ -1,0 +1,119 @@
+"""A stored content and its way back: read when it is asked for, or ahead of that."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from tensorstash.buffers import Array, borrowed
+from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.capture import Capture
+from tensorstash.errors import StoreError
+
+Submit = Callable[[Callable[[], Array]], Future[Array]]
+
+
+class Payload:
+    """One content, shared by all handles that need it; freed with the last of them. Thread-safe.
+
+    What has been read and is still needed by another handle is held as far as the budget goes, so that a content that
+    several operations saved is read once.
+
+    Args:
+        capture: where the bytes come from.
+        ahead: bytes that all payloads together may hold decoded.
+        timeout_s: how long to wait for a load that is under way, in seconds.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_ahead",
+        "_data",
+        "_holds",
+        "_loading",
+        "_lock",
+        "_timeout_s",
+        "_uses",
+        "capture",
+        "index",
+        "users",
+    )
+
+    def __init__(self, capture: Capture, ahead: ByteBudget, timeout_s: float) -> None:
+        self.capture = capture
+        self.index = 0
+        self.users = 0
+        self._ahead = ahead
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._loading: Future[Array] | None = None
+        self._data: Array | None = None
+        self._holds = False
+        self._uses = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the content, before encoding."""
+        return self.capture.pipeline.spec.nbytes
+
+    @property
+    def wants_reading(self) -> bool:
+        """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
+        return self.capture.is_stored and not self._holds and self.capture.pipeline.is_costly
+
+    def read_ahead(self, submit: Submit) -> bool:
+        """Start reading on another thread; return False if the budget has no room for the result."""
+        with self._lock:
+            if not self._holds:
+                if not self._ahead.try_acquire(self.nbytes):
+                    return False
+                self._holds = True
+                self._loading = submit(self.capture.decode)
+        return True
+
+    def load(self) -> Array:
+        """Return the elements in memory order; writable only if nobody else needs them.
+
+        Raises:
+            StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
+        """
+        with self._lock:
+            data, loading, self._loading = self._data, self._loading, None
+        try:
+            if loading is not None and not loading.cancel():
+                data = self._result(loading)
+            if data is None:
+                data = self.capture.decode()
+        except BaseException:
+            self._let_go()
+            raise
+        return self._hand_out(data)
+
+    def _result(self, loading: Future[Array]) -> Array:
+        try:
+            return loading.result(self._timeout_s)
+        except TimeoutError as error:
+            raise StoreError(
+                f"{self.capture.pipeline.store_place}: reading {self.nbytes} bytes took longer than "
+                f"{self._timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+            ) from error
+
+    def _hand_out(self, data: Array) -> Array:
+        with self._lock:
+            self._uses += 1
+            needed = self._uses % self.users != 0
+            if needed and (self._holds or self._ahead.try_acquire(self.nbytes)):
+                self._data, self._holds = data, True
+                return borrowed(data)
+        self._let_go()
+        return data
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._data = None
+            held, self._holds = self._holds, False
+        if held:
+            self._ahead.release(self.nbytes)
+
+    def __del__(self) -> None:
+        if self._holds:
+            self._ahead.drop(self.nbytes)

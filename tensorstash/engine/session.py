@@ -1,0 +1,210 @@
+"""A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
+
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Generic, TypeVar
+from weakref import ref
+
+from tensorstash.engine.ahead import ReadAhead
+from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.capture import Capture
+from tensorstash.engine.handle import Handle, Kept, Stashed
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.payload import Payload
+from tensorstash.engine.pipeline import Pipeline
+from tensorstash.engine.stats import Ledger, Stats
+from tensorstash.engine.tape import Tape
+from tensorstash.engine.workers import Workers
+from tensorstash.errors import StoreError
+from tensorstash.plan import HookPolicy
+from tensorstash.protocols import Backend, Store, StoreConfig
+from tensorstash.spec import TensorSpec, memory_block
+from tensorstash.stores.memory import Memory
+
+T = TypeVar("T")
+
+_REMEMBERED_SPECS = 4096
+
+
+class Session(Generic[T]):
+    """Executes a policy on a backend. Entered as often as needed, from any number of threads.
+
+    The autograd graph owns the handles and the handles own their slots; the session knows payloads only weakly, so
+    that a dropped graph frees its slots by reference counting alone. Stores close with the last of session and
+    payloads.
+
+    Args:
+        policy: what becomes of each saved tensor.
+        backend: the framework's adapter.
+        min_bytes: tensors below this size are kept, in bytes.
+        limits: byte budgets and patience.
+
+    Raises:
+        StoreError: a store the policy may use cannot be opened.
+    """
+
+    def __init__(self, policy: HookPolicy, backend: Backend[T], *, min_bytes: int, limits: Limits) -> None:
+        self.policy = policy
+        self.backend = backend
+        self.limits = limits
+        self._min_bytes = min_bytes
+        self._ledger = Ledger()
+        self._in_flight = ByteBudget(limits.in_flight_bytes)
+        self._writers = Workers("tensorstash-writer", limits.writers)
+        readers = Workers("tensorstash-reader", limits.readers)
+        self._ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers)
+        self._tape = Tape()
+        self._tape_is_over = False
+        self._lock = threading.Lock()
+        self._modules = _ModuleStack()
+        alternatives = policy.alternatives()
+        self._only_keeps = all(plan.keeps for plan in alternatives)
+        self._stores: dict[StoreConfig, Store] = {}
+        for plan in alternatives:
+            if not plan.keeps:
+                self._store(plan.store or Memory())
+        self._remembered: dict[TensorSpec | tuple[str, TensorSpec], Pipeline | str] = {}
+
+    @contextmanager
+    def scope(self) -> Iterator["Session[T]"]:
+        """Install the hooks for this thread until the block ends."""
+        with self.backend.hooks(self.pack, self.unpack):
+            yield self
+
+    @contextmanager
+    def module(self, name: str) -> Iterator[None]:
+        """Say that what this thread saves until the block ends belongs to the module ``name``."""
+        outer, self._modules.name = self._modules.name, name
+        try:
+            yield
+        finally:
+            self._modules.name = outer
+
+    def stats(self) -> Stats:
+        """Return what the session has done so far."""
+        return self._ledger.snapshot()
+
+    def drain(self) -> None:
+        """Wait until the bytes of everything saved so far are captured.
+
+        Raises:
+            StoreError: they were not within the session's ``timeout_s``.
+        """
+        if not self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s):
+            raise StoreError(
+                f"{self._in_flight.used} bytes are still on their way after {self.limits.timeout_s} seconds"
+            )
+        self._in_flight.release(self._in_flight.limit)
+
+    def pack(self, tensor: T) -> Handle:
+        """Return the handle that the graph holds in place of ``tensor``.
+
+        Raises:
+            StashError: the tensor's bytes had to be captured at once and could not be, or a store hangs.
+        """
+        backend = self.backend
+        nbytes = backend.nbytes(tensor)
+        if nbytes < self._min_bytes:
+            return self._keep(tensor, nbytes, "smaller than min_bytes")
+        reason = backend.keep_reason(tensor)
+        if reason is not None:
+            return self._keep(tensor, nbytes, reason)
+        if self._only_keeps:
+            return self._keep(tensor, nbytes, "policy")
+        spec = backend.spec(tensor)
+        pipeline = self._pipeline(spec)
+        if isinstance(pipeline, str):
+            return self._keep(tensor, nbytes, pipeline)
+        return self._stash(tensor, nbytes, spec, pipeline)
+
+    def unpack(self, handle: Handle) -> T:
+        """Return the tensor behind a handle."""
+        self._tape_is_over = True
+        tensor: T = handle.restore()
+        return tensor
+
+    def _keep(self, tensor: T, nbytes: int, reason: str) -> Kept:
+        self._ledger.kept(reason, nbytes)
+        return Kept(self.backend, self._ledger, self.backend.alias(tensor), self.backend.version(tensor))
+
+    def _stash(self, tensor: T, nbytes: int, spec: TensorSpec, pipeline: Pipeline) -> Stashed:
+        version = self.backend.version(tensor)
+        content = self._content(tensor, spec, version, pipeline)
+        with self._lock:
+            if self._tape_is_over:
+                self._ahead.learn(self._tape)
+                self._tape.close()
+                self._tape, self._tape_is_over = Tape(), False
+            tape = self._tape
+            payload = tape.find(content)
+            is_new = payload is None
+            if payload is None:
+                source = self.backend.detached(tensor)
+                capture = Capture(pipeline, self.backend, source, spec, version, self._ledger)
+                payload = Payload(capture, self._ahead.budget, self.limits.timeout_s)
+                tape.add(content, payload)
+            payload.users += 1
+        handle = Stashed(self.backend, self._ledger, self._ahead, payload, tape, payload.index, spec)
+        if is_new:
+            self._ledger.stashed(nbytes)
+            self._start(payload)
+        else:
+            self._ledger.deduplicated(nbytes)
+        return handle
+
+    def _start(self, payload: Payload) -> None:
+        nbytes = payload.nbytes
+        if nbytes > self._in_flight.limit:
+            payload.capture.run()
+            payload.capture.raise_failure()
+            return
+        if not self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s):
+            raise StoreError(
+                f"{payload.capture.pipeline.store_place}: {self._in_flight.used} bytes have been on their way into the "
+                f"store for {self.limits.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+            )
+        # Weakly: a handle that is dropped before its turn takes its work with it.
+        self._writers.submit(partial(_capture, ref(payload), nbytes, self._in_flight))
+
+    def _pipeline(self, spec: TensorSpec) -> Pipeline | str:
+        module = self._modules.name
+        key = (module, spec) if module else spec
+        known = self._remembered.get(key)
+        if known is None:
+            if len(self._remembered) >= _REMEMBERED_SPECS:
+                self._remembered.clear()
+            known = self._remembered[key] = self._plan(spec.inside(module) if module else spec)
+        return known
+
+    def _plan(self, spec: TensorSpec) -> Pipeline | str:
+        plan = self.policy.plan(spec)
+        if plan.keeps:
+            return plan.reason or "policy"
+        config = plan.store or Memory()
+        return Pipeline(plan, spec, config, self._store(config), self._ledger)
+
+    def _store(self, config: StoreConfig) -> Store:
+        store = self._stores.get(config)
+        if store is None:
+            store = self._stores[config] = config.open()
+        return store
+
+    def _content(self, tensor: T, spec: TensorSpec, version: int, pipeline: Pipeline) -> Hashable:
+        token, start = self.backend.storage(tensor)
+        return token, start, memory_block(spec.shape, spec.strides), spec.dtype, version, pipeline.plan
+
+
+def _capture(payload: ref[Payload], nbytes: int, in_flight: ByteBudget) -> None:
+    wanted = payload()
+    try:
+        if wanted is not None:
+            wanted.capture.run()
+    finally:
+        del wanted
+        in_flight.release(nbytes)
+
+
+class _ModuleStack(threading.local):
+    name: str = ""

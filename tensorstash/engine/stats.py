@@ -1,0 +1,227 @@
+"""What a session did, counted: a frozen value for the user, and the ledger it is read from."""
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from tensorstash.sizes import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A number of tensors and their bytes.
+
+    Args:
+        tensors: how many.
+        nbytes: bytes of their elements.
+    """
+
+    tensors: int = 0
+    nbytes: int = 0
+
+    def plus(self, nbytes: int) -> "Tally":
+        """Return the tally with one more tensor."""
+        return Tally(self.tensors + 1, self.nbytes + nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """One codec or store, both ways.
+
+    Args:
+        tensors: payloads that went in.
+        bytes_in: bytes before the stage, on the way in.
+        bytes_out: bytes after the stage, on the way in.
+        seconds_in: time spent encoding or storing, in seconds.
+        loads: times a payload came back through the stage.
+        seconds_back: time spent decoding or loading, in seconds.
+    """
+
+    tensors: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    seconds_in: float = 0.0
+    loads: int = 0
+    seconds_back: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a session has done so far; a snapshot.
+
+    Args:
+        seen: every tensor autograd saved inside the scope.
+        kept: tensors left as they are, by reason.
+        deduplicated: tensors whose content was stashed already; they share its payload.
+        stashed: tensors whose content went through the plan.
+        stages: codecs and stores by name, in the order they were first used.
+        stored: payloads put, by tier, as bytes after encoding.
+        live: payloads that exist now, as bytes after encoding.
+        peak_bytes: largest ``live.nbytes`` so far.
+        peak_bytes_by_tier: the same for each tier.
+        unpacked: times a kept or stashed tensor was asked for.
+        forwarded: times the source itself was the answer, since its bytes were not captured yet.
+    """
+
+    seen: Tally = Tally()
+    kept: Mapping[str, Tally] = field(default_factory=dict)
+    deduplicated: Tally = Tally()
+    stashed: Tally = Tally()
+    stages: Mapping[str, StageStats] = field(default_factory=dict)
+    stored: Mapping[str, Tally] = field(default_factory=dict)
+    live: Tally = Tally()
+    peak_bytes: int = 0
+    peak_bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
+    unpacked: int = 0
+    forwarded: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dictionaries, numbers and strings, ready for JSON."""
+        return {
+            "seen": asdict(self.seen),
+            "kept": {reason: asdict(tally) for reason, tally in self.kept.items()},
+            "deduplicated": asdict(self.deduplicated),
+            "stashed": asdict(self.stashed),
+            "stages": {name: asdict(stage) for name, stage in self.stages.items()},
+            "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},
+            "live": asdict(self.live),
+            "peak_bytes": self.peak_bytes,
+            "peak_bytes_by_tier": dict(self.peak_bytes_by_tier),
+            "unpacked": self.unpacked,
+            "forwarded": self.forwarded,
+        }
+
+    def __str__(self) -> str:
+        rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
+        rows += [(f"kept: {reason}", tally) for reason, tally in self.kept.items()]
+        rows += [(f"in {tier}", tally) for tier, tally in self.stored.items()]
+        rows += [("live now", self.live)]
+        width = max(len(label) for label, _ in rows)
+        lines = [f"{'':{width}}  {'tensors':>8}  {'bytes':>9}"]
+        lines += [f"{label:{width}}  {tally.tensors:>8}  {format_bytes(tally.nbytes):>9}" for label, tally in rows]
+        by_tier = ", ".join(f"{tier} {format_bytes(peak)}" for tier, peak in self.peak_bytes_by_tier.items())
+        lines.append(f"peak payload {format_bytes(self.peak_bytes)}" + (f" ({by_tier})" if by_tier else ""))
+        lines.append(f"unpacked {self.unpacked} times, {self.forwarded} of them before the bytes had left")
+        if self.stages:
+            width = max(len(name) for name in self.stages)
+            lines.append(f"{'stage':{max(width, 5)}}  {'in':>9}  {'out':>9}  {'ratio':>6}  {'in s':>7}  {'back s':>7}")
+            lines += [
+                f"{name:{max(width, 5)}}  {format_bytes(s.bytes_in):>9}  {format_bytes(s.bytes_out):>9}  "
+                f"{s.bytes_in / max(s.bytes_out, 1):>6.2f}  {s.seconds_in:>7.3f}  {s.seconds_back:>7.3f}"
+                for name, s in self.stages.items()
+            ]
+        return "\n".join(lines)
+
+
+class Ledger:
+    """The counters of one session. Thread-safe.
+
+    :meth:`released` is called from finalizers, which the garbage collector may run inside any other method on the
+    same thread; it therefore takes no lock and only leaves a note.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[str, list[int]] = {}
+        self._deduplicated = Tally()
+        self._stashed = Tally()
+        self._stages: dict[str, StageStats] = {}
+        self._stored: dict[str, Tally] = {}
+        self._live: dict[str, Tally] = {}
+        self._peaks: dict[str, int] = {}
+        self._peak = 0
+        self._unpackings = 0
+        self._forwardings = 0
+        self._releases: deque[tuple[str, int]] = deque()
+
+    def kept(self, reason: str, nbytes: int) -> None:
+        """Count a tensor that is kept."""
+        with self._lock:
+            tally = self._kept.get(reason)
+            if tally is None:
+                tally = self._kept[reason] = [0, 0]
+            tally[0] += 1
+            tally[1] += nbytes
+
+    def deduplicated(self, nbytes: int) -> None:
+        """Count a tensor that shares a payload."""
+        with self._lock:
+            self._deduplicated = self._deduplicated.plus(nbytes)
+
+    def stashed(self, nbytes: int) -> None:
+        """Count a tensor whose content goes through the plan."""
+        with self._lock:
+            self._stashed = self._stashed.plus(nbytes)
+
+    def forwarded(self) -> None:
+        """Count a request that was answered with the source, before its bytes were captured."""
+        with self._lock:
+            self._forwardings += 1
+
+    def stored(self, tier: str, payload_bytes: int) -> None:
+        """Count a payload that was put into ``tier``."""
+        with self._lock:
+            self._settle()
+            self._stored[tier] = self._stored.get(tier, Tally()).plus(payload_bytes)
+            live = self._live[tier] = self._live.get(tier, Tally()).plus(payload_bytes)
+            self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)
+            self._peak = max(self._peak, sum(tally.nbytes for tally in self._live.values()))
+
+    def released(self, tier: str, payload_bytes: int) -> None:
+        """Count a payload that is gone; safe in a finalizer."""
+        self._releases.append((tier, payload_bytes))
+
+    def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
+        """Count one run of a stage on the way in."""
+        with self._lock:
+            s = self._stages.get(name, StageStats())
+            self._stages[name] = StageStats(
+                s.tensors + 1,
+                s.bytes_in + bytes_in,
+                s.bytes_out + bytes_out,
+                s.seconds_in + seconds,
+                s.loads,
+                s.seconds_back,
+            )
+
+    def stage_back(self, name: str, seconds: float) -> None:
+        """Count one run of a stage on the way back."""
+        with self._lock:
+            s = self._stages.get(name, StageStats())
+            self._stages[name] = StageStats(
+                s.tensors, s.bytes_in, s.bytes_out, s.seconds_in, s.loads + 1, s.seconds_back + seconds
+            )
+
+    def unpacked(self) -> None:
+        """Count one request for a tensor."""
+        with self._lock:
+            self._unpackings += 1
+
+    def snapshot(self) -> Stats:
+        """Return the counters as they stand."""
+        with self._lock:
+            self._settle()
+            kept = {reason: Tally(*tally) for reason, tally in self._kept.items()}
+            parts = [*kept.values(), self._deduplicated, self._stashed]
+            return Stats(
+                seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
+                kept=MappingProxyType(kept),
+                deduplicated=self._deduplicated,
+                stashed=self._stashed,
+                stages=MappingProxyType(dict(self._stages)),
+                stored=MappingProxyType(dict(self._stored)),
+                live=Tally(sum(t.tensors for t in self._live.values()), sum(t.nbytes for t in self._live.values())),
+                peak_bytes=self._peak,
+                peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),
+                unpacked=self._unpackings,
+                forwarded=self._forwardings,
+            )
+
+    def _settle(self) -> None:
+        while self._releases:
+            tier, nbytes = self._releases.popleft()
+            live = self._live[tier]
+            self._live[tier] = Tally(live.tensors - 1, live.nbytes - nbytes)

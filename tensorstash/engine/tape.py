@@ -1,0 +1,77 @@
+"""What was saved since the last time something was asked for: contents that are live, and their order."""
+
+from collections.abc import Hashable, Iterator
+from weakref import ref
+
+from tensorstash.engine.payload import Payload
+
+
+class Tape:
+    """The payloads of one stretch of packing, known only weakly.
+
+    A stretch ends with the first unpack. Optimizers, ``.data`` and aliases through other libraries write without
+    bumping a version, and they do so between backward and the next forward; so a content that was saved before the
+    last unpack is never taken for the same again.
+
+    Not thread-safe; its owner locks.
+    """
+
+    __slots__ = ("_asked", "_contents", "_cursor", "_order", "_payloads", "_places", "signature")
+
+    def __init__(self) -> None:
+        self.signature = 0
+        self._contents: dict[Hashable, ref[Payload]] = {}
+        self._payloads: list[ref[Payload]] = []
+        self._order: list[int] = []
+        self._places: dict[int, int] = {}
+        self._asked: dict[int, None] = {}
+        self._cursor = 0
+
+    def find(self, content: Hashable) -> Payload | None:
+        """Return the live payload of a content, if there is one."""
+        known = self._contents.get(content)
+        return known() if known is not None else None
+
+    def add(self, content: Hashable, payload: Payload) -> None:
+        """Append a payload and give it its index."""
+        payload.index = len(self._payloads)
+        known = self._contents[content] = ref(payload)
+        self._payloads.append(known)
+        self.signature = hash((self.signature, payload.capture.pipeline.spec))
+
+    def close(self) -> None:
+        """Take nothing for the same as what was saved here any more."""
+        self._contents.clear()
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether an order of requests has been set since the last payload was added."""
+        return len(self._order) == len(self._payloads)
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Indices in the order in which they were first asked for."""
+        return tuple(self._asked)
+
+    def expect(self, learned: tuple[int, ...]) -> None:
+        """Expect requests in the ``learned`` order, and in reverse order of packing for all others."""
+        rest = set(range(len(self._payloads))).difference(learned)
+        self._order = [*learned, *sorted(rest, reverse=True)]
+        self._places = {index: place for place, index in enumerate(self._order)}
+
+    def ask(self, index: int) -> Iterator[Payload]:
+        """Note a request, and give the payloads that are expected next and are not at hand, nearest first.
+
+        The iteration remembers how far it came; what it gave is not given again, unless the whole order is run through
+        a second time.
+        """
+        if index in self._asked:
+            self._asked.clear()
+            self._cursor = 0
+        self._asked[index] = None
+        self._cursor = max(self._cursor, self._places[index] + 1)
+        while self._cursor < len(self._order):
+            payload = self._payloads[self._order[self._cursor]]()
+            if payload is not None and payload.wants_reading:
+                yield payload
+            self._cursor += 1

@@ -1,0 +1,23 @@
+"""What the user selects: frozen values that plan for each saved tensor, and compose with ``|``."""
+
+from tensorstash.policies.encoding import Cast, Compress, Encode, PackMasks, Quantize
+from tensorstash.policies.placement import CpuOffload, DiskSpill, Keep, StoreIn
+from tensorstash.policies.policy import Chain, Policy, append
+from tensorstash.policies.route import Route, Rule
+
+__all__ = [
+    "Cast",
+    "Chain",
+    "Compress",
+    "CpuOffload",
+    "DiskSpill",
+    "Encode",
+    "Keep",
+    "PackMasks",
+    "Policy",
+    "Quantize",
+    "Route",
+    "Rule",
+    "StoreIn",
+    "append",
+]

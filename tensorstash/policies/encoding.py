@@ -1,0 +1,142 @@
+"""Policies that say what payloads look like."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+from tensorstash.codecs.affine import Affine
+from tensorstash.codecs.cast import Cast as CastCodec
+from tensorstash.codecs.pack_bits import PackBits
+from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.zstd import Zstd
+from tensorstash.errors import ConfigError
+from tensorstash.plan import Plan
+from tensorstash.policies.placement import memory_of
+from tensorstash.policies.policy import Policy, append, built
+from tensorstash.protocols import Codec
+from tensorstash.spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class Encode(Policy):
+    """Payloads pass through one codec, where it accepts them: for codecs of your own, and for choosing each one.
+
+    In text and in configuration files the name of a codec alone is enough.
+
+    Args:
+        codec: what to run; payloads stay where it ran.
+
+    Raises:
+        ConfigError: it is not a codec.
+
+    >>> Encode(Planes()) | Encode(Zstd(level=9))
+    Chain(steps=(Encode(codec=Planes()), Encode(codec=Zstd(level=9))))
+    """
+
+    name: ClassVar[str] = "encode"
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        if isinstance(self.codec, type) or not isinstance(self.codec, Codec):
+            raise ConfigError(f"encode.codec: got {self.codec!r}, expected a codec such as Zstd(level=3)")
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return append(plan, spec, codecs=(self.codec,), reason=f"{self.codec.name} does not accept {spec.dtype}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compress(Policy):
+    """Payloads are compressed without loss and held in host memory.
+
+    Booleans become one bit per element; the bytes of wider elements are regrouped so that like lies beside like; all
+    is then compressed with Zstandard.
+
+    Args:
+        level: of Zstandard; higher is smaller and slower, and 1 is already the best trade for activations.
+
+    Raises:
+        ConfigError: Zstandard has no such level.
+    """
+
+    name: ClassVar[str] = "compress"
+    level: int = 1
+
+    def __post_init__(self) -> None:
+        self._codecs()
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return append(plan, spec, codecs=self._codecs(), store=memory_of(plan))
+
+    def _codecs(self) -> tuple[Codec, ...]:
+        return PackBits(), Planes(), built(self.name, lambda: Zstd(level=self.level))
+
+
+@dataclass(frozen=True)
+class Quantize(Policy):
+    """Floating-point payloads become integers of a few bits, with one scale and one offset per group (lossy).
+
+    Integers, booleans and complex numbers are never quantized. Payloads stay where they were made: follow with
+    ``CpuOffload()`` or ``DiskSpill()`` to move them.
+
+    Args:
+        bits: per element: 2, 4 or 8.
+        group_size: elements along the last dimension that share a scale and an offset.
+        rounding: ``"nearest"``, or ``"stochastic"``, which is right on average.
+        seed: of stochastic rounding; the user's random state is never touched.
+
+    Raises:
+        ConfigError: a value is none of these.
+    """
+
+    name: ClassVar[str] = "quantize"
+    bits: Literal[2, 4, 8] = 8
+    _: KW_ONLY
+    group_size: int = 128
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._codec()
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return append(plan, spec, codecs=(self._codec(),), reason=f"{spec.dtype} is never quantized")
+
+    def _codec(self) -> Affine:
+        return built(
+            self.name,
+            lambda: Affine(bits=self.bits, group_size=self.group_size, rounding=self.rounding, seed=self.seed),
+        )
+
+
+@dataclass(frozen=True)
+class Cast(Policy):
+    """Floating-point payloads become floating-point numbers of fewer bits (lossy); others are left alone.
+
+    Args:
+        dtype: what they are held as, such as ``"bfloat16"``.
+
+    Raises:
+        ConfigError: it is not a dtype that can be cast to.
+    """
+
+    name: ClassVar[str] = "cast"
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        self._codec()
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return append(plan, spec, codecs=(self._codec(),), reason=f"{spec.dtype} is not cast to {self.dtype}")
+
+    def _codec(self) -> CastCodec:
+        return built(self.name, lambda: CastCodec(dtype=self.dtype))
+
+
+@dataclass(frozen=True)
+class PackMasks(Policy):
+    """Boolean payloads become one bit per element; others are left alone."""
+
+    name: ClassVar[str] = "pack_masks"
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return append(plan, spec, codecs=(PackBits(),), reason=f"{spec.dtype} is not a mask")
+

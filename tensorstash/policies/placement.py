@@ -1,0 +1,108 @@
+"""Policies that say where payloads go."""
+
+import os
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+from tensorstash.errors import ConfigError
+from tensorstash.plan import Plan
+from tensorstash.policies.policy import Policy, append, built
+from tensorstash.protocols import StoreConfig
+from tensorstash.spec import TensorSpec
+from tensorstash.stores.disk import Disk
+from tensorstash.stores.memory import Memory
+
+
+@dataclass(frozen=True)
+class Keep(Policy):
+    """Tensors stay as they are; the neutral element of ``|``."""
+
+    name: ClassVar[str] = "keep"
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return plan
+
+
+@dataclass(frozen=True)
+class CpuOffload(Policy):
+    """Payloads of tensors on an accelerator go to host memory.
+
+    Tensors that are in host memory already are kept, or left to the other steps of the chain. To bound the memory
+    that payloads take, put ``StoreIn(Memory(budget="8 GiB"))`` behind.
+    """
+
+    name: ClassVar[str] = "cpu_offload"
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        if spec.device == "cpu":
+            return append(plan, spec, reason="already in host memory")
+        return append(plan, spec, store=memory_of(plan))
+
+
+@dataclass(frozen=True)
+class StoreIn(Policy):
+    """Payloads go to the given store, wherever the tensor is: for stores of your own, and for memory with a budget.
+
+    Args:
+        store: the description of a store; equal descriptions share one open store within a session.
+
+    Raises:
+        ConfigError: it is not a description of a store.
+
+    >>> from tensorstash.stores.memory import Memory
+    >>> StoreIn(Memory(budget="1 KiB"))
+    StoreIn(store=Memory(budget=1024))
+    """
+
+    name: ClassVar[str] = "store_in"
+    store: StoreConfig
+
+    def __post_init__(self) -> None:
+        if isinstance(self.store, type) or not isinstance(self.store, StoreConfig):
+            raise ConfigError(f"store_in.store: got {self.store!r}, expected a store such as Memory()")
+        if self.store.tier not in ("memory", "disk"):
+            raise ConfigError(f"store_in.store: {self.store!r} has the tier {self.store.tier!r}, not 'memory' or 'disk'")
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return append(plan, spec, store=self.store)
+
+
+@dataclass(frozen=True)
+class DiskSpill(Policy):
+    """Payloads go to files in a directory; nothing is left in it, whatever ends the process.
+
+    Args:
+        directory: an existing directory on the disk to use, or several on different disks; None for ``$TMPDIR``,
+            else the system's own for large temporary files. A directory that is kept in memory saves nothing.
+        budget: most bytes on disk at one time, or text such as ``"40 GiB"``; None for as much as there is room.
+
+    Raises:
+        ConfigError: the directory is not a path, or the budget is not a size. Whether the directory exists is found
+            when a session begins.
+
+    >>> DiskSpill("/nvme/scratch", budget="40 GiB")
+    DiskSpill(directory='/nvme/scratch', budget=42949672960)
+    """
+
+    name: ClassVar[str] = "disk_spill"
+    directory: str | os.PathLike[str] | tuple[str, ...] | None = None
+    _: KW_ONLY
+    budget: int | str | None = None
+
+    def __post_init__(self) -> None:
+        store = self._store()
+        object.__setattr__(self, "directory", store.directory)
+        object.__setattr__(self, "budget", store.budget)
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return append(plan, spec, store=self._store())
+
+    def _store(self) -> Disk:
+        # A path object becomes text there.
+        return built(self.name, lambda: Disk(directory=self.directory, budget=self.budget))  # type: ignore[arg-type]
+
+
+def memory_of(plan: Plan) -> StoreConfig:
+    """Return the memory store that the plan has already, budget and all, else one without a budget."""
+    return plan.store if plan.store is not None and plan.store.tier == "memory" else Memory()
+

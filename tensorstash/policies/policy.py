@@ -1,0 +1,241 @@
+"""How policies compose: each continues the plan of those before it, and chains are checked when they are built."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from itertools import product
+from typing import ClassVar, TypeVar
+
+from tensorstash.errors import ConfigError, PlanError
+from tensorstash.plan import HookPolicy, Plan
+from tensorstash.protocols import Codec, StoreConfig
+from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
+
+PROBES: tuple[TensorSpec, ...] = tuple(
+    TensorSpec((32, 128), contiguous_strides((32, 128)), 0, dtype, device)
+    for device in ("cpu", "cuda:0")
+    for dtype in DTYPES
+)
+"""Tensors that stand for all others when a policy is asked what it can do: every dtype, on the host and elsewhere."""
+
+T = TypeVar("T")
+Branch = tuple[HookPolicy, ...]
+
+
+class Policy(ABC):
+    """A policy that composes with ``|``.
+
+    A policy of a third party is a frozen dataclass that implements :meth:`extend`, usually as one call of
+    :func:`append`. Thread-safe, since nothing changes.
+
+    >>> from tensorstash.policies import DiskSpill, Quantize
+    >>> Quantize(4) | DiskSpill("/nvme", budget="2 GiB")  # doctest: +ELLIPSIS
+    Chain(steps=(Quantize(bits=4, ...), DiskSpill(directory='/nvme', budget=2147483648)))
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        """Return the plan that does ``plan`` and then what this policy adds; pure.
+
+        Args:
+            plan: what the policies before this one decided for the same tensor; ``Plan()`` if there are none.
+            spec: the saved tensor itself, before any codec; selectors look at this.
+
+        Raises:
+            PlanError: this policy cannot follow that plan; found when a chain is built.
+        """
+
+    def plan(self, spec: TensorSpec, /) -> Plan:
+        """Return what becomes of a tensor of this spec; pure."""
+        plan = self.extend(Plan(), spec)
+        return Plan(reason="kept by policy") if plan.keeps and not plan.reason else plan
+
+    def branches(self) -> tuple[Branch, ...]:
+        """Return each sequence of single policies that this one can turn into, whatever its selectors answer."""
+        return ((self,),)
+
+    def alternatives(self) -> tuple[Plan, ...]:
+        """Return every plan the policy can give, without repetition."""
+        plans = (_run(branch, probe) for branch in self.branches() for probe in PROBES)
+        return tuple(dict.fromkeys(plans))
+
+    def __or__(self, other: HookPolicy) -> "Chain":
+        return Chain((self, other))
+
+    def __ror__(self, other: HookPolicy) -> "Chain":
+        return Chain((other, self))
+
+
+@dataclass(frozen=True)
+class Chain(Policy):
+    """One policy after another, each working on what those before it left.
+
+    A step that has nothing to do for a tensor is skipped: an int64 index passes ``Quantize`` untouched and is still
+    spilled by the step after it. Chains within chains are flattened.
+
+    Args:
+        steps: policies in the order of packing; without any, tensors are kept.
+
+    Raises:
+        ConfigError: a step is not a policy.
+        PlanError: a step can never do its work after those before it.
+
+    >>> from tensorstash.policies import Compress, Quantize
+    >>> Compress() | Quantize()  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    tensorstash.errors.PlanError: Quantize(...) cannot follow Compress(...): ...
+    """
+
+    name: ClassVar[str] = "chain"
+    steps: tuple[HookPolicy, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, tuple | list):
+            raise ConfigError(f"chain.steps: got {self.steps!r}, expected a tuple of policies")
+        for place, step in enumerate(self.steps):
+            require_policy(step, path=f"chain.steps[{place}]")
+        flat = (inner for step in self.steps for inner in (step.steps if isinstance(step, Chain) else (step,)))
+        object.__setattr__(self, "steps", tuple(flat))
+        for branch in self.branches():
+            _check(branch)
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return reduce(lambda so_far, step: extend(step, so_far, spec), self.steps, plan)
+
+    def branches(self) -> tuple[Branch, ...]:
+        ways = product(*(branches(step) for step in self.steps))
+        return tuple(dict.fromkeys(tuple(step for branch in way for step in branch) for way in ways))
+
+
+def append(
+    plan: Plan,
+    spec: TensorSpec,
+    *,
+    codecs: Iterable[Codec] = (),
+    store: StoreConfig | None = None,
+    reason: str = "",
+) -> Plan:
+    """Return the plan that does ``plan``, then the codecs that accept what is there by then, then the store.
+
+    Args:
+        plan: what the policies before decided.
+        spec: the saved tensor itself, before any codec.
+        codecs: tried in order; one that does not accept what those before it made is left out.
+        store: where the payload goes; None for "stays where it is".
+        reason: why, should nothing be done for this tensor.
+
+    Raises:
+        PlanError: a codec would have to work on what is on disk already, or the payload would move to a faster tier,
+            or from one disk store to another.
+
+    >>> from tensorstash.codecs import PackBits, Zstd
+    >>> append(Plan(), PROBES[1], codecs=(PackBits(), Zstd(level=3)))  # PROBES[1] is int8
+    Plan(codecs=(Zstd(level=3),), store=None, reason='')
+    """
+    at = spec.dense()
+    for codec in plan.codecs:
+        at = codec.encoded_spec(at)
+    are_bytes = bool(plan.codecs) and plan.codecs[-1].kind.endswith("->bytes")
+    fitting: list[Codec] = []
+    for codec in codecs:
+        if (codec.kind == "bytes->bytes" or not are_bytes) and codec.accepts(at):
+            fitting.append(codec)
+            at = codec.encoded_spec(at)
+            are_bytes = codec.kind.endswith("->bytes")
+    here = plan.store
+    if here is not None and store is not None and here.tier == store.tier == "disk" and here != store:
+        raise PlanError(f"{store!r} cannot follow {here!r}: the payload is on disk already; leave out one of the two")
+    longer = plan.then(Plan(tuple(fitting), store))
+    if not longer.keeps or not reason:
+        return longer
+    return Plan(reason="; ".join(dict.fromkeys(filter(None, (plan.reason, reason)))))
+
+
+def extend(policy: HookPolicy, plan: Plan, spec: TensorSpec) -> Plan:
+    """Return :meth:`Policy.extend`, also for policies that only offer ``plan``: they see the saved tensor itself."""
+    if isinstance(policy, Policy):
+        return policy.extend(plan, spec)
+    part = policy.plan(spec)
+    return append(plan, spec, codecs=part.codecs, store=part.store, reason=part.reason)
+
+
+def branches(policy: HookPolicy) -> tuple[Branch, ...]:
+    """Return :meth:`Policy.branches`, also for policies that only offer ``alternatives``: one for each of these."""
+    if isinstance(policy, Policy):
+        return policy.branches()
+    return tuple((_Alternative(policy, plan),) for plan in policy.alternatives())
+
+
+def require_policy(value: object, *, path: str) -> None:
+    """Check that a value is a policy.
+
+    Args:
+        value: anything.
+        path: where the value stands, for the message, such as ``"route.otherwise"``.
+
+    Raises:
+        ConfigError: it is not; the message says what to write for a class, a codec or a store.
+    """
+    if isinstance(value, type):
+        raise ConfigError(f"{path}: got the class {value.__name__}, expected a policy such as {value.__name__}()")
+    if isinstance(value, Codec):
+        raise ConfigError(f"{path}: got the codec {value!r}, expected a policy; write Encode({value!r})")
+    if isinstance(value, StoreConfig):
+        raise ConfigError(f"{path}: got the store {value!r}, expected a policy; write StoreIn({value!r})")
+    if not isinstance(value, HookPolicy):
+        raise ConfigError(f"{path}: got {value!r}, expected a policy such as CpuOffload()")
+
+
+def built(policy: str, build: Callable[[], T]) -> T:
+    """Return what ``build`` returns: a codec or store, which judges the values that a policy hands on to it.
+
+    Raises:
+        ConfigError: its own, with the name of the policy in front.
+    """
+    try:
+        return build()
+    except ConfigError as error:
+        raise ConfigError(f"{policy}: {error}") from error
+
+
+@dataclass(frozen=True, repr=False)
+class _Alternative(Policy):
+    name: ClassVar[str] = "alternative"
+    policy: HookPolicy
+    offered: Plan
+
+    def __repr__(self) -> str:
+        return repr(self.policy)
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        return append(plan, spec, codecs=self.offered.codecs, store=self.offered.store)
+
+
+def _run(branch: Branch, spec: TensorSpec) -> Plan:
+    return reduce(lambda so_far, step: extend(step, so_far, spec), branch, Plan())
+
+
+def _check(branch: Branch) -> None:
+    for place in range(1, len(branch)):
+        if _obstacle(branch[:place], branch[place]):
+            # Name the step that is in the way, which need not be the last one before.
+            for first in range(1, place + 1):
+                if obstacle := _obstacle(branch[:first], branch[place]):
+                    raise PlanError(f"{branch[place]!r} cannot follow {branch[first - 1]!r}: {obstacle}")
+
+
+def _obstacle(before: Branch, step: HookPolicy) -> str | None:
+    """Say why ``step`` can never do its work after ``before``, or return None if it sometimes can."""
+    able = works = False
+    for probe in PROBES:
+        so_far = _run(before, probe)
+        try:
+            together = extend(step, so_far, probe)
+        except PlanError as error:
+            return str(error)
+        able |= bool(extend(step, Plan(), probe).codecs)
+        works |= len(together.codecs) > len(so_far.codecs)
+    return None if works or not able else "what it would encode is encoded already; swap the two or leave one out"

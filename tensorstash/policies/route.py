@@ -1,0 +1,72 @@
+"""Different policies for different tensors."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tensorstash.errors import ConfigError
+from tensorstash.plan import HookPolicy, Plan
+from tensorstash.policies.placement import Keep
+from tensorstash.policies.policy import Branch, Policy, branches, extend, require_policy
+from tensorstash.protocols import Selector
+from tensorstash.selectors import require_selector
+from tensorstash.spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of a :class:`Route`.
+
+    Args:
+        when: which tensors, seen as they were saved, before any codec.
+        use: what becomes of them.
+
+    Raises:
+        ConfigError: these are not a selector and a policy.
+    """
+
+    when: Selector
+    use: HookPolicy
+
+    def __post_init__(self) -> None:
+        require_selector(self.when, path="rule.when")
+        require_policy(self.use, path="rule.use")
+
+
+@dataclass(frozen=True)
+class Route(Policy):
+    """The policy of the first rule whose selector accepts the tensor.
+
+    Args:
+        rules: tried in order.
+        otherwise: for tensors that no rule selects.
+
+    Raises:
+        ConfigError: a rule is not a :class:`Rule`, or ``otherwise`` is not a policy.
+
+    >>> from tensorstash.policies import CpuOffload, Quantize
+    >>> from tensorstash.selectors import Dtypes, MinBytes
+    >>> route = Route((Rule(MinBytes("1 MiB") & Dtypes("float32"), Quantize(4)),), otherwise=CpuOffload())
+    >>> route.plan(TensorSpec((2,), (1,), 0, "float32", "cpu")).reason
+    'already in host memory'
+    """
+
+    name: ClassVar[str] = "route"
+    rules: tuple[Rule, ...]
+    otherwise: HookPolicy = Keep()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rules, tuple | list):
+            raise ConfigError(f"route.rules: got {self.rules!r}, expected a tuple of Rule(when, use)")
+        for place, rule in enumerate(self.rules):
+            if not isinstance(rule, Rule):
+                raise ConfigError(f"route.rules[{place}]: got {rule!r}, expected Rule(when, use)")
+        require_policy(self.otherwise, path="route.otherwise")
+        object.__setattr__(self, "rules", tuple(self.rules))
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        chosen = next((rule.use for rule in self.rules if rule.when.accepts(spec)), self.otherwise)
+        return extend(chosen, plan, spec)
+
+    def branches(self) -> tuple[Branch, ...]:
+        ways = (*(rule.use for rule in self.rules), self.otherwise)
+        return tuple(dict.fromkeys(branch for way in ways for branch in branches(way)))

@@ -1,0 +1,90 @@
+"""A stand-alone automatic differentiation engine on NumPy, with the saved-tensor hooks of both frameworks.
+
+It is the yardstick of the hook contract: tensors of any layout over versioned storage, a simulated accelerator with
+memory of its own, a graph without reference cycles, and the whole documented surface of PyTorch's and Paddle's
+saved-tensor hooks.
+
+>>> from tensorstash.reference import saved_tensors_hooks, tensor
+>>> a = tensor([2.0], requires_grad=True)
+>>> b = tensor([3.0], requires_grad=True)
+>>> (a * b).backward()
+>>> a.grad.item(), b.grad.item()
+(3.0, 2.0)
+"""
+
+from tensorstash.reference import nn, ops, optim
+from tensorstash.reference.checkpoint import checkpoint
+from tensorstash.reference.creation import (
+    arange,
+    from_buffer,
+    from_numpy,
+    full,
+    ones,
+    ones_like,
+    tensor,
+    zeros,
+    zeros_like,
+)
+from tensorstash.reference.dispatch import OPERATIONS
+from tensorstash.reference.dtypes import DTYPES, DType, as_dtype
+from tensorstash.reference.engine import backward, grad
+from tensorstash.reference.errors import DeviceError, GraphReleasedError, HookError, InplaceError, OutOfMemoryError
+from tensorstash.reference.gradcheck import GradientError, check_grads
+from tensorstash.reference.graph import Edge, Meta, Node
+from tensorstash.reference.hooks import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from tensorstash.reference.layout import Layout
+from tensorstash.reference.memory import MemorySpace, Storage, memory
+from tensorstash.reference.modes import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from tensorstash.reference.pylayer import PyLayer, PyLayerContext
+from tensorstash.reference.random import Generator
+from tensorstash.reference.saved import SavedTensor
+from tensorstash.reference.tensor import Parameter, Tensor
+
+__all__ = [
+    "DTYPES",
+    "OPERATIONS",
+    "DType",
+    "DeviceError",
+    "Edge",
+    "Generator",
+    "GradientError",
+    "GraphReleasedError",
+    "HookError",
+    "InplaceError",
+    "Layout",
+    "MemorySpace",
+    "Meta",
+    "Node",
+    "OutOfMemoryError",
+    "Parameter",
+    "PyLayer",
+    "PyLayerContext",
+    "SavedTensor",
+    "Storage",
+    "Tensor",
+    "arange",
+    "as_dtype",
+    "backward",
+    "check_grads",
+    "checkpoint",
+    "disable_saved_tensors_hooks",
+    "enable_grad",
+    "from_buffer",
+    "from_numpy",
+    "full",
+    "grad",
+    "is_grad_enabled",
+    "memory",
+    "nn",
+    "no_grad",
+    "ones",
+    "ones_like",
+    "ops",
+    "optim",
+    "save_on_cpu",
+    "saved_tensors_hooks",
+    "set_grad_enabled",
+    "tensor",
+    "zeros",
+    "zeros_like",
+]

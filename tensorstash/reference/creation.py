@@ -1,0 +1,118 @@
+"""Making tensors from data, from raw bytes and from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorstash.reference.dtypes import Array, DType, DTypeLike, as_dtype, float32
+from tensorstash.reference.layout import Layout
+from tensorstash.reference.memory import Storage, memory
+from tensorstash.reference.tensor import Tensor
+
+
+def tensor(data: Any, dtype: DTypeLike | None = None, device: str = "cpu", requires_grad: bool = False) -> Tensor:
+    """Copy numbers, nested sequences or an array into a new tensor.
+
+    Args:
+        data: anything ``numpy.asarray`` takes; Python floats become float32, Python integers int64.
+        dtype: element type, by default that of the data.
+        device: where to put it.
+        requires_grad: whether it is a leaf that wants a gradient.
+
+    >>> tensor([[1.0, 2.0]])
+    tensor([[1., 2.]], float32, cpu)
+    """
+    array = np.asarray(data)
+    if dtype is None and not isinstance(data, np.ndarray | np.generic):
+        defaults: dict[str, DTypeLike] = {"f": float32, "c": "complex64"}
+        dtype = defaults.get(array.dtype.kind, array.dtype)
+    kind = as_dtype(array.dtype if dtype is None else dtype)
+    result = _empty(array.shape, kind, device)
+    with np.errstate(all="ignore"):
+        result.carriers()[...] = kind.encode(array)
+    return result.requires_grad_(requires_grad)
+
+
+def from_numpy(array: Array) -> Tensor:
+    """Give a host tensor that shares the memory of a C-contiguous array; writes through the array bump no version.
+
+    Raises:
+        ValueError: the array is read-only or not C-contiguous.
+    """
+    kind = as_dtype(array.dtype)
+    if not array.flags.c_contiguous:
+        raise ValueError("from_numpy shares memory and needs a C-contiguous array; use tensor() to copy")
+    storage = Storage(array.reshape(-1).view(np.uint8), memory("cpu"))
+    return Tensor(storage, Layout.contiguous(array.shape, kind.itemsize), kind)
+
+
+def from_buffer(
+    buffer: Array, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: DTypeLike, device: str = "cpu"
+) -> Tensor:
+    """Give a tensor of any layout over raw bytes.
+
+    Args:
+        buffer: flat, writable uint8 array. Adopted as the storage on the host, copied once to an accelerator.
+        shape: extents.
+        strides: steps in elements.
+        offset: position of the first element in bytes.
+        dtype: element type.
+        device: where the bytes are to lie.
+
+    Raises:
+        ValueError: the layout leaves the buffer, or the buffer is not flat, writable bytes.
+    """
+    space, kind = memory(device), as_dtype(dtype)
+    if space.is_host:
+        storage = Storage(buffer, space)
+    else:
+        storage = Storage.allocate(buffer.nbytes, space)
+        storage.buffer[...] = buffer
+    return Tensor(storage, Layout(tuple(shape), tuple(strides), offset, kind.itemsize), kind)
+
+
+def full(
+    shape: Sequence[int],
+    value: complex,
+    dtype: DTypeLike = float32,
+    device: str = "cpu",
+    requires_grad: bool = False,
+) -> Tensor:
+    """Give a dense tensor of one value."""
+    kind = as_dtype(dtype)
+    result = _empty(shape, kind, device)
+    result.carriers()[...] = kind.encode(np.asarray(value))
+    return result.requires_grad_(requires_grad)
+
+
+def zeros(shape: Sequence[int], dtype: DTypeLike = float32, device: str = "cpu", requires_grad: bool = False) -> Tensor:
+    """Give a dense tensor of zeros."""
+    return full(shape, 0, dtype, device, requires_grad)
+
+
+def ones(shape: Sequence[int], dtype: DTypeLike = float32, device: str = "cpu", requires_grad: bool = False) -> Tensor:
+    """Give a dense tensor of ones."""
+    return full(shape, 1, dtype, device, requires_grad)
+
+
+def zeros_like(like: Tensor) -> Tensor:
+    """Give zeros of that shape, type and device."""
+    return full(like.shape, 0, like.dtype, like.device)
+
+
+def ones_like(like: Tensor) -> Tensor:
+    """Give ones of that shape, type and device."""
+    return full(like.shape, 1, like.dtype, like.device)
+
+
+def arange(stop: int, dtype: DTypeLike = "int64", device: str = "cpu") -> Tensor:
+    """Give 0, 1, … `stop` - 1."""
+    return tensor(np.arange(stop), dtype, device)
+
+
+def _empty(shape: Sequence[int], dtype: DType, device: str) -> Tensor:
+    layout = Layout.contiguous(shape, dtype.itemsize)
+    return Tensor(Storage.allocate(layout.numel * dtype.itemsize, memory(device)), layout, dtype)

@@ -1,0 +1,134 @@
+"""Element types: how an element lies in memory (carrier) and what kernels compute with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type.
+
+    Args:
+        name: the name both frameworks use, such as ``"float32"``.
+        carrier: the NumPy type of the stored elements (``uint16`` bits for bfloat16).
+        compute: the NumPy type kernels see; float16 and bfloat16 compute through float32 and round once.
+    """
+
+    name: str
+    carrier: np.dtype[Any]
+    compute: np.dtype[Any]
+
+    @property
+    def itemsize(self) -> int:
+        return self.carrier.itemsize
+
+    @property
+    def is_complex(self) -> bool:
+        return self.compute.kind == "c"
+
+    @property
+    def is_differentiable(self) -> bool:
+        return self.compute.kind in "fc"
+
+    def decode(self, stored: Array) -> Array:
+        """Give stored elements as compute elements; a view where the two types are one."""
+        if self.name == "bfloat16":
+            return (stored.astype(np.uint32) << 16).view(np.float32)
+        return stored.astype(self.compute, copy=False)
+
+    def encode(self, values: Array) -> Array:
+        """Give compute elements as stored elements, rounding to nearest even; a view where possible."""
+        if self.name == "bfloat16":
+            return _round_to_bfloat16(values.astype(np.float32, copy=False))
+        if values.dtype.kind == "c" and not self.is_complex:
+            values = values.real
+        return values.astype(self.carrier, copy=False)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _round_to_bfloat16(values: Array) -> Array:
+    bits = np.asarray(values).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+    quiet_nan = (bits >> 16) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
+
+
+def _table() -> dict[str, DType]:
+    plain = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64 complex64 complex128"
+    table = {name: DType(name, np.dtype(name), np.dtype(name)) for name in plain.split()}
+    table["float16"] = DType("float16", np.dtype(np.float16), np.dtype(np.float32))
+    table["bfloat16"] = DType("bfloat16", np.dtype(np.uint16), np.dtype(np.float32))
+    return table
+
+
+DTYPES = MappingProxyType(_table())
+"""Every element type by name."""
+
+bool_, uint8, int8, int16, int32, int64 = (DTYPES[n] for n in ["bool", "uint8", "int8", "int16", "int32", "int64"])
+float16, bfloat16, float32, float64 = (DTYPES[n] for n in ["float16", "bfloat16", "float32", "float64"])
+complex64, complex128 = DTYPES["complex64"], DTYPES["complex128"]
+
+DTypeLike: TypeAlias = "DType | str | np.dtype[Any] | type[Any]"
+
+_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+
+
+def as_dtype(value: DTypeLike) -> DType:
+    """Give the element type for a name, a NumPy dtype or a DType.
+
+    Raises:
+        TypeError: there is no such element type.
+
+    >>> as_dtype("bfloat16").carrier
+    dtype('uint16')
+    """
+    if isinstance(value, DType):
+        return value
+    name = value if isinstance(value, str) else np.dtype(value).name
+    if name not in DTYPES:
+        raise TypeError(f"no element type {name!r}; expected one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def promote(left: DType, right: DType) -> DType:
+    """Give the type in which two tensors meet: the higher category wins, as in both frameworks.
+
+    >>> promote(bfloat16, int64), promote(bfloat16, float16), promote(float32, complex128)
+    (bfloat16, float32, complex128)
+    """
+    if left is right:
+        return left
+    ranks = _CATEGORY[left.compute.kind], _CATEGORY[right.compute.kind]
+    if min(ranks) < 2 and ranks[0] != ranks[1]:
+        return left if ranks[0] > ranks[1] else right
+    if left.itemsize == right.itemsize == 2 and ranks == (2, 2):
+        return float32
+    narrow, wide = sorted((left, right), key=lambda dtype: dtype.itemsize)
+    if narrow.itemsize == 2 and ranks[0] >= 2:
+        return wide
+    return as_dtype(np.promote_types(left.carrier, right.carrier))
+
+
+def promote_number(dtype: DType | None, number: complex) -> DType:
+    """Give the type in which a tensor of `dtype` meets a Python number, which only lifts the category."""
+    rank = 0 if isinstance(number, bool) else 1 if isinstance(number, int) else 2 if isinstance(number, float) else 3
+    if dtype is not None and _CATEGORY[dtype.compute.kind] >= rank:
+        return dtype
+    if rank == 3 and dtype is float64:
+        return complex128
+    return (bool_, int64, float32, complex64)[rank]
+
+
+def can_store(source: DType, target: DType) -> bool:
+    """Tell whether an in-place operation may write `source` results into a `target` tensor."""
+    return _CATEGORY[source.compute.kind] <= _CATEGORY[target.compute.kind]

@@ -1,0 +1,192 @@
+"""Stride arithmetic: where the elements of a tensor lie inside its storage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import EllipsisType
+from typing import TypeAlias
+
+Shape: TypeAlias = tuple[int, ...]
+BasicKey: TypeAlias = "tuple[int | slice | EllipsisType | None, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Shape, strides and position of a tensor in its storage.
+
+    Args:
+        shape: extent of each dimension.
+        strides: step of each dimension in elements; 0 (expand) and gaps are allowed, negative steps are not.
+        offset: position of the first element in bytes.
+        itemsize: bytes per element.
+    """
+
+    shape: Shape
+    strides: Shape
+    offset: int
+    itemsize: int
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.strides):
+            raise ValueError(f"shape {self.shape} and strides {self.strides} differ in length")
+        if min(*self.shape, *self.strides, self.offset, 0) < 0:
+            raise ValueError(
+                f"shape {self.shape}, strides {self.strides} and offset {self.offset} must not be negative"
+            )
+
+    @staticmethod
+    def contiguous(shape: Sequence[int], itemsize: int, offset: int = 0) -> Layout:
+        """Give the dense row-major layout of `shape`.
+
+        >>> Layout.contiguous((2, 3), 4).strides
+        (3, 1)
+        """
+        shape = tuple(shape)
+        strides = tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+        return Layout(shape, strides, offset, itemsize)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def byte_strides(self) -> Shape:
+        return tuple(stride * self.itemsize for stride in self.strides)
+
+    @property
+    def end(self) -> int:
+        """One past the last byte the layout touches."""
+        if self.numel == 0:
+            return self.offset
+        reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.offset + (reach + 1) * self.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return self.numel == 0
+            expected *= size
+        return True
+
+    @property
+    def may_overlap(self) -> bool:
+        """Whether two indices may name one element; sufficient test by nested strides, as in PyTorch."""
+        steps = sorted((stride, size) for size, stride in zip(self.shape, self.strides, strict=True) if size > 1)
+        reach = 0
+        for stride, size in steps:
+            if stride <= reach:
+                return self.numel > 0
+            reach += (size - 1) * stride
+        return False
+
+    def permute(self, axes: Sequence[int]) -> Layout:
+        return replace(self, shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
+
+    def expand(self, shape: Sequence[int]) -> Layout:
+        """Repeat dimensions of size 1 with stride 0; -1 keeps a size."""
+        new = len(shape) - len(self.shape)
+        if new < 0:
+            raise ValueError(f"cannot expand {self.shape} to fewer dimensions: {tuple(shape)}")
+        sizes, strides = [], []
+        for axis, size in enumerate(shape):
+            old, stride = (1, 0) if axis < new else (self.shape[axis - new], self.strides[axis - new])
+            size = old if size == -1 and axis >= new else size
+            if old not in (1, size):
+                raise ValueError(f"cannot expand {self.shape} to {tuple(shape)}: dimension {axis} is {old}, not 1")
+            sizes.append(size)
+            strides.append(stride if size == old else 0)
+        return replace(self, shape=tuple(sizes), strides=tuple(strides))
+
+    def index(self, key: BasicKey) -> Layout:
+        """Apply integers, slices, None and one Ellipsis."""
+        taken = sum(item is not None and item is not Ellipsis for item in key)
+        if taken > len(self.shape):
+            raise IndexError(f"too many indices for a tensor of shape {self.shape}: {key}")
+        rest = (slice(None),) * (len(self.shape) - taken)
+        where = key.index(Ellipsis) if Ellipsis in key else len(key)
+        shape, strides, start, axis = [], [], 0, 0
+        for item in (*key[:where], *rest, *key[where + 1 :]):
+            if item is None:
+                shape.append(1)
+                strides.append(0)
+                continue
+            size, stride = self.shape[axis], self.strides[axis]
+            axis += 1
+            if isinstance(item, slice):
+                first, stop, step = item.indices(size)
+                if step < 0:
+                    raise ValueError(f"slice step must be greater than zero, got {step}")
+                count = len(range(first, stop, step))
+                shape.append(count)
+                strides.append(stride * step)
+                start += first * stride if count else 0
+            elif isinstance(item, int):
+                if not -size <= item < size:
+                    raise IndexError(f"index {item} is out of bounds for dimension {axis - 1} with size {size}")
+                start += item % size * stride
+            else:
+                raise IndexError("an index may hold only one Ellipsis")
+        return Layout(tuple(shape), tuple(strides), self.offset + start * self.itemsize, self.itemsize)
+
+    def reshape(self, shape: Shape) -> Layout | None:
+        """Give the layout of the same elements under `shape`, or None where only a copy can do it."""
+        if self.numel == 0 or self.is_contiguous:
+            return Layout.contiguous(shape, self.itemsize, self.offset)
+        strides: list[int] = []
+        sizes = list(reversed(shape))
+        position = 0
+        for block, step in self._merged_blocks():
+            filled = 1
+            while position < len(sizes) and (filled < block or sizes[position] == 1):
+                strides.append(step * filled)
+                filled *= sizes[position]
+                position += 1
+            if filled != block:
+                return None
+        strides.extend([1] * (len(sizes) - position))
+        return replace(self, shape=shape, strides=tuple(reversed(strides)))
+
+    def _merged_blocks(self) -> list[tuple[int, int]]:
+        """Give (size, stride) of the runs of dimensions that one stride walks, innermost first."""
+        blocks: list[tuple[int, int]] = []
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size == 1:
+                continue
+            if blocks and stride == blocks[-1][0] * blocks[-1][1]:
+                blocks[-1] = (blocks[-1][0] * size, blocks[-1][1])
+            else:
+                blocks.append((size, stride))
+        return blocks
+
+
+def resolve_shape(shape: Sequence[int], numel: int) -> Shape:
+    """Replace the one -1 of `shape` so that it holds `numel` elements.
+
+    Raises:
+        ValueError: `shape` cannot hold `numel` elements.
+    """
+    known = math.prod(size for size in shape if size != -1)
+    if -1 in shape and known and numel % known == 0 and list(shape).count(-1) == 1:
+        return tuple(numel // known if size == -1 else size for size in shape)
+    if math.prod(shape) != numel or -1 in shape:
+        raise ValueError(f"shape {tuple(shape)} is invalid for {numel} elements")
+    return tuple(shape)
+
+
+def resolve_axes(axis: int | Sequence[int] | None, ndim: int) -> Shape:
+    """Give `axis` as a tuple of non-negative axes; None means all of them.
+
+    Raises:
+        IndexError: an axis is out of range or named twice.
+    """
+    axes = tuple(range(ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    if any(not -ndim <= a < ndim for a in axes):
+        raise IndexError(f"axis {axis} is out of range for {ndim} dimensions")
+    resolved = tuple(a % ndim for a in axes)
+    if len(set(resolved)) != len(resolved):
+        raise IndexError(f"axis {axis} names a dimension twice")
+    return resolved

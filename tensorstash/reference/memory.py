@@ -1,0 +1,164 @@
+"""Memory spaces with exact accounting, and the storages that live in them.
+
+``cpu`` is host memory. ``sim:0`` and ``sim:1`` are simulated accelerators: each has a memory space of its own,
+which host code cannot reach except by an explicit copy. Only storages are accounted; the scratch memory of a
+kernel is not. A storage gives its bytes back when its last reference goes.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tensorstash.reference.dtypes import Array, DType
+from tensorstash.reference.errors import OutOfMemoryError
+from tensorstash.reference.layout import Layout
+
+_ALIGNMENT_BYTES = 64
+
+
+class MemorySpace:
+    """The memory of one device: bytes allocated now, their peak, and an optional capacity; thread-safe.
+
+    Args:
+        name: device name, such as ``"sim:0"``.
+        is_host: whether NumPy may address this memory.
+    """
+
+    def __init__(self, name: str, *, is_host: bool) -> None:
+        self.name = name
+        self.is_host = is_host
+        self.capacity_bytes: int | None = None
+        self._allocated = 0
+        self._peak = 0
+        # Releasing may happen inside reserve when collection runs there.
+        self._lock = threading.RLock()
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self._allocated
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._peak
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from what is allocated now."""
+        with self._lock:
+            self._peak = self._allocated
+
+    def reserve(self, nbytes: int) -> None:
+        """Account for an allocation.
+
+        Raises:
+            OutOfMemoryError: the capacity would be exceeded; nothing is accounted.
+        """
+        with self._lock:
+            allocated, capacity = self._allocated, self.capacity_bytes
+            fits = capacity is None or allocated + nbytes <= capacity
+            if fits:
+                self._allocated += nbytes
+                self._peak = max(self._peak, self._allocated)
+        if not fits:
+            raise OutOfMemoryError(
+                f"{self.name} out of memory: tried to allocate {nbytes} bytes with {allocated} of {capacity} in use"
+            )
+
+    def release(self, nbytes: int) -> None:
+        """Account for a freed allocation."""
+        with self._lock:
+            self._allocated -= nbytes
+
+
+_SPACES = MappingProxyType({name: MemorySpace(name, is_host=name == "cpu") for name in ("cpu", "sim:0", "sim:1")})
+
+
+def memory(device: str) -> MemorySpace:
+    """Give the memory space of a device.
+
+    Raises:
+        ValueError: there is no such device.
+
+    >>> memory("sim:0").is_host
+    False
+    """
+    if device not in _SPACES:
+        raise ValueError(f"no device {device!r}; expected one of {', '.join(_SPACES)}")
+    return _SPACES[device]
+
+
+class Storage:
+    """A block of bytes in one memory space, with the version counter that all tensors over it share.
+
+    Hashable by identity and usable as a weak-reference target: a token for it never equals a later storage
+    at the same address.
+
+    Args:
+        buffer: flat, writable ``uint8`` array; adopted, not copied.
+        space: the memory space that is charged ``buffer.nbytes``.
+
+    Raises:
+        OutOfMemoryError: the space has no room.
+    """
+
+    __slots__ = ("__weakref__", "buffer", "nbytes", "space", "version")
+
+    def __init__(self, buffer: Array, space: MemorySpace) -> None:
+        self.nbytes = 0
+        self.space = space
+        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not (buffer.flags.c_contiguous and buffer.flags.writeable):
+            raise ValueError(
+                f"a storage needs a flat, writable uint8 buffer, got {buffer.dtype} of shape {buffer.shape}"
+            )
+        space.reserve(buffer.nbytes)
+        self.nbytes = buffer.nbytes
+        self.buffer = buffer
+        self.version = 0
+
+    def __del__(self) -> None:
+        self.space.release(self.nbytes)
+
+    @classmethod
+    def allocate(cls, nbytes: int, space: MemorySpace) -> Storage:
+        """Give uninitialised bytes whose address is a multiple of 64."""
+        block: Array = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
+        start = -block.ctypes.data % _ALIGNMENT_BYTES
+        return cls(block[start : start + nbytes], space)
+
+    def window(self, layout: Layout, dtype: DType) -> Array:
+        """Give the elements at `layout` as an array over this memory; it does not keep the storage accounted."""
+        if layout.numel == 0:
+            return np.empty(layout.shape, dtype.carrier)
+        window: Array = np.ndarray(
+            layout.shape, dtype.carrier, buffer=self.buffer, offset=layout.offset, strides=layout.byte_strides
+        )
+        return window
+
+    def host_view(self, layout: Layout, dtype: DType) -> Array:
+        """Give the elements at `layout` as an array that keeps this storage alive."""
+        return np.asarray(_HostView(self, self.window(layout, dtype)))
+
+
+class _HostView:
+    """Exports an array so that what NumPy builds from it holds the storage, not only the bytes."""
+
+    __slots__ = ("__array_interface__", "storage")
+
+    def __init__(self, storage: Storage, window: Array) -> None:
+        self.storage = storage
+        self.__array_interface__: dict[str, Any] = window.__array_interface__
+
+
+def adopt_array(array: Array, space: MemorySpace) -> tuple[Storage, Layout]:
+    """Give a storage and layout for a kernel's result, without a copy where the result owns dense memory."""
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    dense = array.transpose(order)
+    if not (array.flags.owndata and array.flags.writeable and dense.flags.c_contiguous):
+        return adopt_array(array.copy(), space)
+    strides = Layout.contiguous(dense.shape, array.itemsize).strides
+    inverse = [order.index(axis) for axis in range(array.ndim)]
+    flat = dense.reshape(-1).view(np.uint8)
+    return Storage(flat, space), Layout(array.shape, tuple(strides[a] for a in inverse), 0, array.itemsize)

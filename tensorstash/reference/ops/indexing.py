@@ -1,0 +1,114 @@
+"""Indexing: views for integers and slices, copies for index tensors and masks."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tensorstash.reference.creation import tensor
+from tensorstash.reference.dispatch import composite
+from tensorstash.reference.dtypes import Array
+from tensorstash.reference.graph import Meta
+from tensorstash.reference.layout import BasicKey, Layout, Shape
+from tensorstash.reference.primitive import primitive, view_primitive
+from tensorstash.reference.tensor import Tensor
+
+KeyTemplate: TypeAlias = "tuple[int | slice | EllipsisType | _Slot | None, ...]"
+
+
+class _Slot:
+    """Marks where an index tensor stands in a key."""
+
+
+_SLOT = _Slot()
+
+
+def _place_back(g: Tensor, key: BasicKey, x_meta: Meta) -> Tensor:
+    return place(g, key=key, shape=x_meta.shape)
+
+
+@view_primitive(x=_place_back)
+def take_view(x: Layout, *, key: BasicKey) -> Layout:
+    return x.index(key)
+
+
+@primitive(x=lambda g, key: take_view(g, key=key))
+def place(x: Array, *, key: BasicKey, shape: Shape) -> Array:
+    """Zeros of `shape` with `x` at `key`."""
+    whole = np.zeros(shape, x.dtype)
+    whole[key] = x
+    return whole
+
+
+def _add_back(g: Tensor, indices: tuple[Tensor, ...], template: KeyTemplate, x_meta: Meta) -> Tensor:
+    return scatter_add(g, *indices, template=template, shape=x_meta.shape)
+
+
+@primitive(moves=True, x=_add_back)
+def gather(x: Array, *indices: Array, template: KeyTemplate) -> Array:
+    return np.array(x[_fill(template, indices)])
+
+
+@primitive(x=lambda g, indices, template: gather(g, *indices, template=template))
+def scatter_add(x: Array, *indices: Array, template: KeyTemplate, shape: Shape) -> Array:
+    """Zeros of `shape`, to which each entry of `x` is added at its index."""
+    whole = np.zeros(shape, x.dtype)
+    np.add.at(whole, _fill(template, indices), x)
+    return whole
+
+
+def _blank(g: Tensor, indices: tuple[Tensor, ...], template: KeyTemplate) -> Tensor:
+    return replace(g, 0, *indices, template=template)
+
+
+@primitive(moves=True, x=_blank, value=lambda g, indices, template: gather(g, *indices, template=template))
+def replace(x: Array, value: Array, *indices: Array, template: KeyTemplate) -> Array:
+    """`x` with `value` at an index; entries of a repeated index must be equal for a right gradient."""
+    result = x.copy()
+    result[_fill(template, indices)] = value
+    return result
+
+
+@composite
+def getitem(x: Tensor, key: Any) -> Tensor:
+    """Give a view for integers, slices, None and Ellipsis; a copy if the key holds index tensors or masks."""
+    template, indices = _parse(key, x.device)
+    return gather(x, *indices, template=template) if indices else take_view(x, key=template)
+
+
+@composite
+def setitem(x: Tensor, key: Any, value: Any) -> None:
+    """Write in place at a key."""
+    template, indices = _parse(key, x.device)
+    if isinstance(value, np.ndarray):
+        value = tensor(value, x.dtype, x.device)
+    if indices:
+        x.copy_(replace(x, value, *indices, template=template))
+    else:
+        take_view(x, key=template).copy_(value)
+
+
+def _parse(key: Any, device: str) -> tuple[Any, list[Tensor]]:
+    items = key if isinstance(key, tuple) else (key,)
+    template: list[Any] = []
+    indices: list[Tensor] = []
+    for item in items:
+        if isinstance(item, list | np.ndarray):
+            item = tensor(np.asarray(item), device=device)
+        if isinstance(item, Tensor):
+            indices.append(item)
+            template.append(_SLOT)
+        elif isinstance(item, np.integer):
+            template.append(int(item))
+        elif item is None or item is Ellipsis or (isinstance(item, int | slice) and not isinstance(item, bool)):
+            template.append(item)
+        else:
+            raise TypeError(f"an index must be integers, slices, None, Ellipsis or tensors, got {item!r}")
+    return tuple(template), indices
+
+
+def _fill(template: KeyTemplate, indices: tuple[Array, ...]) -> tuple[Any, ...]:
+    remaining = iter(indices)
+    return tuple(next(remaining) if isinstance(item, _Slot) else item for item in template)

@@ -1,0 +1,273 @@
+"""The tensor: elements at a layout of a storage, and its place in the recorded graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorstash.reference.dispatch import call
+from tensorstash.reference.dtypes import Array, DType
+from tensorstash.reference.errors import DeviceError
+from tensorstash.reference.graph import Edge, Meta, Node
+from tensorstash.reference.layout import Layout, Shape
+from tensorstash.reference.memory import Storage
+from tensorstash.reference.modes import enable_grad
+from tensorstash.reference.operators import Operators
+
+
+class Tensor(Operators["Tensor"]):
+    """Elements of one type at a layout of a storage, with gradient recording.
+
+    Build one with `tensor`, `from_numpy`, `from_buffer` or `zeros`. Reading is thread-safe; writing in place is
+    not.
+
+    Args:
+        storage: the memory; shared, never copied.
+        layout: where the elements lie in it.
+        dtype: their type.
+    """
+
+    __slots__ = (
+        "__weakref__", "_base", "_edge", "_epoch", "_requires_grad", "_root", "_untracked_view", "dtype", "grad",
+        "layout", "storage",
+    )  # fmt: skip
+
+    def __init__(self, storage: Storage, layout: Layout, dtype: DType) -> None:
+        if layout.end > storage.nbytes:
+            raise ValueError(f"{layout} ends at byte {layout.end} of a storage of {storage.nbytes} bytes")
+        self.storage = storage
+        self.layout = layout
+        self.dtype = dtype
+        self.grad: Tensor | None = None
+        # The tensor whose storage this one views: shows that memory belongs to a parameter.
+        self._base: Tensor | None = None
+        # The tensor whose history an in-place write through this view must change; None: itself.
+        self._root: Tensor | None = None
+        self._untracked_view = False
+        self._edge: Edge[Tensor] | None = None
+        # How often an in-place operation has replaced the history of this tensor (of the root, for a view).
+        self._epoch = 0
+        self._requires_grad = False
+
+    # Memory
+
+    @property
+    def shape(self) -> Shape:
+        return self.layout.shape
+
+    @property
+    def strides(self) -> Shape:
+        """Steps in elements."""
+        return self.layout.strides
+
+    @property
+    def offset(self) -> int:
+        """Position of the first element in the storage, in bytes."""
+        return self.layout.offset
+
+    @property
+    def ndim(self) -> int:
+        return len(self.layout.shape)
+
+    @property
+    def numel(self) -> int:
+        return self.layout.numel
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, each index counted once."""
+        return self.layout.numel * self.layout.itemsize
+
+    @property
+    def device(self) -> str:
+        return self.storage.space.name
+
+    @property
+    def meta(self) -> Meta:
+        return Meta(self.layout.shape, self.dtype, self.device)
+
+    @property
+    def _version(self) -> int:
+        """How often the storage has been written to by an in-place operation."""
+        return self.storage.version
+
+    def data_ptr(self) -> int:
+        """Give the address of the first element in its memory space."""
+        return int(self.storage.buffer.ctypes.data) + self.layout.offset
+
+    def carriers(self) -> Array:
+        """Give the stored elements as an array over device memory; for kernels, which run on the device."""
+        return self.storage.window(self.layout, self.dtype)
+
+    def host_bits(self) -> Array:
+        """Copy the elements to a dense host array, bit for bit, from any device; bfloat16 comes as uint16."""
+        return self.carriers().copy(order="C")
+
+    def numpy(self) -> Array:
+        """Give the elements as an array that shares this memory and keeps it alive.
+
+        Raises:
+            DeviceError: the tensor lies on an accelerator.
+            RuntimeError: the tensor requires grad.
+            TypeError: NumPy has no such element type.
+        """
+        if not self.storage.space.is_host:
+            raise DeviceError(f"cannot give a {self.device} tensor to NumPy; use .to('cpu') first")
+        if self.requires_grad:
+            raise RuntimeError("cannot give a tensor that requires grad to NumPy; use .detach().numpy()")
+        if self.dtype.name == "bfloat16":
+            raise TypeError("NumPy has no bfloat16; use .astype('float32').numpy() or .host_bits()")
+        return self.storage.host_view(self.layout, self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def item(self) -> Any:
+        """Give the only element as a Python number, from any device.
+
+        Raises:
+            ValueError: there is not exactly one element.
+        """
+        return self.dtype.decode(self.carriers()).item()
+
+    def tolist(self) -> Any:
+        return self.dtype.decode(self.carriers()).tolist()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a 0-d tensor has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[index] for index in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __repr__(self) -> str:
+        history = f", grad_fn={self.grad_fn.name}" if self.grad_fn else ", requires_grad" if self.requires_grad else ""
+        values = np.array2string(self.dtype.decode(self.carriers()), separator=", ", prefix="tensor(", threshold=50)
+        return f"tensor({values}, {self.dtype}, {self.device}{history})"
+
+    # Place in the graph
+
+    @property
+    def edge(self) -> Edge[Tensor] | None:
+        """Where a gradient of this tensor goes; None if it requires none."""
+        self._follow_root()
+        if self._edge is None and self._requires_grad:
+            return Edge(AccumulateGrad(self), 0)
+        return self._edge
+
+    @property
+    def grad_fn(self) -> Node[Tensor] | None:
+        """The node that computed this tensor; None for a leaf."""
+        self._follow_root()
+        return None if self.is_leaf or self._edge is None else self._edge.node
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no recorded operation computed this tensor."""
+        self._follow_root()
+        return self._edge is None or isinstance(self._edge.node, AccumulateGrad)
+
+    @property
+    def requires_grad(self) -> bool:
+        self._follow_root()
+        return self._requires_grad or self._edge is not None
+
+    @requires_grad.setter
+    def requires_grad(self, mode: bool) -> None:
+        if not self.is_leaf:
+            raise RuntimeError("only the requires_grad of a leaf can be set; use detach() to cut the graph")
+        if mode and not self.dtype.is_differentiable:
+            raise RuntimeError(f"only floating point and complex tensors can require gradients, got {self.dtype}")
+        self._requires_grad = mode
+
+    def requires_grad_(self, mode: bool = True) -> Tensor:
+        self.requires_grad = mode
+        return self
+
+    def detach(self) -> Tensor:
+        """Give a tensor over the same memory, sharing its version, without history.
+
+        Its `_base` names the viewed tensor only if that is a leaf: a detached loss must not keep its graph alive.
+        """
+        detached = self.alias(None)
+        owner = self if self._base is None else self._base
+        detached._base = owner if owner.is_leaf else None
+        return detached
+
+    def alias(self, edge: Edge[Tensor] | None) -> Tensor:
+        """Give a new tensor over the same memory whose gradient goes to `edge`."""
+        other = Tensor(self.storage, self.layout, self.dtype)
+        other._edge = edge
+        return other
+
+    def view_of(self, layout: Layout, *, tracked: bool) -> Tensor:
+        """Give a view without history; `tracked` views pass in-place writes on to their root's history."""
+        view = Tensor(self.storage, layout, self.dtype)
+        root = self if self._root is None else self._root
+        owner = self if self._base is None else self._base
+        if tracked and not root._untracked_view:
+            view._root, view._epoch, view._base = root, root._epoch, owner
+        else:
+            view._untracked_view, view._base = True, owner if owner.is_leaf else None
+        return view
+
+    def set_history(self, edge: Edge[Tensor] | None) -> None:
+        """Let an in-place operation replace what computed this tensor; its views follow when next used."""
+        self._edge = edge
+        self._epoch += 1
+
+    def _follow_root(self) -> None:
+        root = self._root
+        if root is not None and self._epoch != root._epoch:
+            self._epoch = root._epoch
+            with enable_grad():
+                self._edge = self._call("as_layout", root, self.layout)._edge
+
+    def become(self, other: Tensor) -> None:
+        """Take over the memory of `other`, keeping identity and gradient state; for a leaf that moves devices."""
+        self.storage, self.layout, self.dtype = other.storage, other.layout, other.dtype
+
+    # Gradients
+
+    def backward(
+        self,
+        gradient: Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Accumulate the gradient of this tensor into the leaves it was computed from; see `engine.backward`."""
+        call("backward", [self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+
+
+class AccumulateGrad(Node[Tensor]):
+    """The end of the graph at a leaf; nodes of one leaf count as one."""
+
+    __slots__ = ("variable",)
+
+    def __init__(self, variable: Tensor) -> None:
+        super().__init__((), (variable.meta,))
+        self.variable = variable
+
+    @property
+    def key(self) -> int:
+        return id(self.variable)
+
+
+class Parameter(Tensor):
+    """A leaf that a module trains; shares the memory of the tensor it is made of."""
+
+    __slots__ = ()
+
+    def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
+        super().__init__(data.storage, data.layout, data.dtype)
+        self.requires_grad = requires_grad

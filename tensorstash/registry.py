@@ -1,0 +1,206 @@
+"""Names in configurations, and the classes they stand for."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from threading import RLock
+
+from tensorstash.errors import ConfigError, MissingDependencyError
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, and all of them.
+
+    >>> did_you_mean("qantize", ["keep", "quantize"])
+    "did you mean 'quantize'? Known: keep, quantize"
+    """
+    names = sorted(known)
+    nearest = get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"{hint}Known: {', '.join(names) or 'none'}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    target: str
+    """``"module:Class"``."""
+    origin: str
+    """Who registered the name, for messages."""
+    install_hint: str = ""
+    loaded: type | None = field(default=None, compare=False)
+    rival: "_Row | None" = field(default=None, compare=False)
+    """Another row that claims the same name, which makes the name unusable."""
+
+
+_BUILT_IN = {
+    "policies": {
+        "keep": "policies.placement:Keep",
+        "cpu_offload": "policies.placement:CpuOffload",
+        "disk_spill": "policies.placement:DiskSpill",
+        "store_in": "policies.placement:StoreIn",
+        "encode": "policies.encoding:Encode",
+        "compress": "policies.encoding:Compress",
+        "quantize": "policies.encoding:Quantize",
+        "cast": "policies.encoding:Cast",
+        "pack_masks": "policies.encoding:PackMasks",
+        "chain": "policies.policy:Chain",
+        "route": "policies.route:Route",
+    },
+    "selectors": {
+        "min_bytes": "selectors:MinBytes",
+        "max_bytes": "selectors:MaxBytes",
+        "dtypes": "selectors:Dtypes",
+        "devices": "selectors:Devices",
+        "module_names": "selectors:ModuleNames",
+        "parameters": "selectors:Parameters",
+        "all": "selectors:All",
+        "any": "selectors:Any",
+        "not": "selectors:Not",
+    },
+    "codecs": {
+        "planes": "codecs.planes:Planes",
+        "zstd": "codecs.zstd:Zstd",
+        "pack_bits": "codecs.pack_bits:PackBits",
+        "affine": "codecs.affine:Affine",
+        "cast": "codecs.cast:Cast",
+    },
+    "stores": {
+        "memory": "stores.memory:Memory",
+        "disk": "stores.disk:Disk",
+    },
+    "backends": {
+        "torch": "backends.torch:TorchBackend",
+        "paddle": "backends.paddle:PaddleBackend",
+        "reference": "backends.reference:ReferenceBackend",
+    },
+}
+_INSTALL_HINTS = {
+    ("backends", "torch"): "pip install tensorstash[torch]",
+    ("backends", "paddle"): "pip install tensorstash[paddle]",
+}
+_TABLE = {
+    group: {
+        name: _Row(f"tensorstash.{target}", "tensorstash", _INSTALL_HINTS.get((group, name), ""))
+        for name, target in rows.items()
+    }
+    for group, rows in _BUILT_IN.items()
+}
+_LOCK = RLock()
+
+
+def names(group: str) -> tuple[str, ...]:
+    """Return the registered names of a group, sorted, without importing what they stand for.
+
+    Args:
+        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"`` or ``"backends"``.
+
+    Raises:
+        ConfigError: there is no such group.
+
+    >>> names("stores")[:2]
+    ('disk', 'memory')
+    """
+    return tuple(sorted(_rows(group)))
+
+
+def lookup(group: str, name: str) -> type:
+    """Return the class behind a name, importing it on first use. Thread-safe.
+
+    Args:
+        group: one of the groups of :func:`names`.
+        name: what configurations call the class.
+
+    Raises:
+        ConfigError: unknown group or name, a name that two packages claim, or a target that is not a class of that
+            name.
+        MissingDependencyError: the import failed; the message says what to install.
+
+    >>> lookup("selectors", "min_bytes").__name__
+    'MinBytes'
+    """
+    rows = _rows(group)
+    row = rows.get(name)
+    if row is None:
+        raise ConfigError(f"{group}: unknown name {name!r}; {did_you_mean(name, rows)}")
+    if row.rival is not None:
+        raise _conflict(group, name, row, row.rival)
+    if row.loaded is None:
+        loaded = _load(group, name, row)
+        with _LOCK:
+            rows[name] = row = replace(row, loaded=loaded)
+    assert row.loaded is not None
+    return row.loaded
+
+
+def register(group: str, name: str, target: type | str, *, install_hint: str = "") -> None:
+    """Give a name to a class in this process; packages do it with an entry point instead.
+
+    Registering the same target again does nothing. Thread-safe.
+
+    Args:
+        group: one of the groups of :func:`names`; the entry-point group is ``tensorstash.<group>``.
+        name: what configurations call the class; equal to its ``name`` attribute.
+        target: the class, or ``"module:Class"`` to import it on first use.
+        install_hint: what to install when that import fails, such as ``"pip install mypackage"``.
+
+    Raises:
+        ConfigError: the name is taken, or differs from the class's own.
+    """
+    where = target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+    loaded = None if isinstance(target, str) else _checked(group, name, target)
+    row = _Row(where, "register()", install_hint, loaded)
+    with _LOCK:
+        rows = _rows(group)
+        taken = rows.setdefault(name, row)
+    same = taken.target == row.target and (loaded is None or taken.loaded in (None, loaded))
+    if not same:
+        raise _conflict(group, name, taken, row)
+
+
+def _rows(group: str) -> dict[str, _Row]:
+    if group not in _TABLE:
+        raise ConfigError(f"unknown registry group {group!r}; {did_you_mean(group, _TABLE)}")
+    with _LOCK:
+        _add_entry_points(group)
+    return _TABLE[group]
+
+
+@cache
+def _add_entry_points(group: str) -> None:
+    rows = _TABLE[group]
+    for point in entry_points(group=f"tensorstash.{group}"):
+        package = point.dist.name if point.dist is not None else "an unnamed package"
+        row = _Row(point.value, package, f"check the installation of {package}")
+        taken = rows.setdefault(point.name, row)
+        if taken.target != row.target:
+            rows[point.name] = replace(taken, rival=row)
+
+
+def _load(group: str, name: str, row: _Row) -> type:
+    module, _, attribute = row.target.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except ImportError as error:
+        hint = f"; {row.install_hint}" if row.install_hint else ""
+        raise MissingDependencyError(f"{group}: {name!r} ({row.target}) cannot be imported: {error}{hint}") from error
+    except AttributeError as error:
+        raise ConfigError(f"{group}: {name!r} of {row.origin} points at {row.target}, which does not exist") from error
+    return _checked(group, name, found)
+
+
+def _checked(group: str, name: str, found: object) -> type:
+    if not isinstance(found, type):
+        raise ConfigError(f"{group}: {name!r}: got {found!r}, expected a class")
+    if (own := getattr(found, "name", None)) != name:
+        raise ConfigError(f"{group}: {found.__qualname__} is registered as {name!r}, but its name is {own!r}")
+    return found
+
+
+def _conflict(group: str, name: str, taken: _Row, other: _Row) -> ConfigError:
+    return ConfigError(
+        f"{group}: the name {name!r} is claimed by {taken.target} of {taken.origin} and by {other.target} of "
+        f"{other.origin}; rename or remove one of them"
+    )

@@ -1,0 +1,7 @@
+"""Stores: where payloads live. Each file holds a frozen configuration and the live store that it opens."""
+
+from tensorstash.stores.disk import Disk
+from tensorstash.stores.memory import Memory
+from tensorstash.stores.tiered import Tiered
+
+__all__ = ["Disk", "Memory", "Tiered"]

@@ -1,0 +1,320 @@
+"""A store on disk: one slab file per directory, direct I/O, nothing left behind."""
+
+import os
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
+
+from tensorstash.buffers import Array
+from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.protocols import Slot, Tier
+from tensorstash.sizes import format_bytes, parse_bytes
+from tensorstash.stores.checksum import checksum
+from tensorstash.stores.pages import PagePool, round_up
+from tensorstash.stores.parallel import for_each
+from tensorstash.stores.slab import PIECE, Extent, Slab
+from tensorstash.stores.syscalls import Syscalls
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disk:
+    """Payloads go to scratch files that no other user can read and that vanish with the process.
+
+    Args:
+        directory: an existing directory, or several on different devices, over which records are striped; None for
+            ``$TMPDIR``, else ``/var/tmp``, else what the system has for temporary files. Where ``/tmp`` is kept in
+            memory, a store there saves none.
+        budget: most bytes of disk to take, an int or text such as ``"40GiB"``, divided equally among the
+            directories; None for no limit but the device. A record takes whole blocks of 4096 bytes.
+        direct: bypass the page cache where the file system can, which costs least memory and processor time; False
+            to go through it.
+        pool: most bytes of host memory to keep for the next reads; buffers in use do not count.
+
+    Raises:
+        ConfigError: a field of the wrong type or value. Whether the directory exists is found by :meth:`open`.
+
+    >>> Disk(directory="/nvme/scratch", budget="40GiB")
+    Disk(directory='/nvme/scratch', budget=42949672960, direct=True, pool=67108864)
+    """
+
+    directory: str | tuple[str, ...] | None = None
+    budget: int | str | None = None
+    direct: bool = True
+    pool: int | str = "64MiB"
+    name: ClassVar[str] = "disk"
+    tier: ClassVar[Tier] = "disk"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", _directory(self.directory))
+        if self.budget is not None:
+            object.__setattr__(self, "budget", parse_bytes(self.budget, path="disk.budget"))
+        object.__setattr__(self, "pool", parse_bytes(self.pool, path="disk.pool"))
+        if not isinstance(self.direct, bool):
+            raise ConfigError(f"disk.direct: got {self.direct!r}, expected true or false")
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The directories, as they are on this machine."""
+        if isinstance(self.directory, tuple):
+            return tuple(map(os.path.expanduser, self.directory))
+        if self.directory is not None:
+            return (os.path.expanduser(self.directory),)
+        if not os.environ.get("TMPDIR") and os.path.isdir("/var/tmp"):
+            return ("/var/tmp",)
+        return (tempfile.gettempdir(),)
+
+    def open(self) -> "DiskStore":
+        """Open an empty store; the caller closes it.
+
+        Raises:
+            StoreError: a directory is missing or not writable, or the process is out of file descriptors.
+        """
+        return DiskStore(self)
+
+
+def _directory(directory: object) -> str | tuple[str, ...] | None:
+    if directory is None:
+        return None
+    given = tuple(directory) if isinstance(directory, (list, tuple)) else (directory,)
+    try:
+        paths = tuple(os.fspath(path) for path in given)
+    except TypeError:
+        paths = ()
+    if not paths or not all(isinstance(path, str) and path and "\0" not in path for path in paths):
+        raise ConfigError(f"disk.directory: got {directory!r}, expected the path of a directory, or several")
+    if len(set(paths)) < len(paths):
+        raise ConfigError(f"disk.directory: got {directory!r}, which names a directory twice")
+    return paths[0] if len(paths) == 1 else paths
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """The bytes ``start:stop`` of a record, in one extent of one slab."""
+
+    slab: Slab
+    extent: Extent
+    start: int
+    stop: int
+    digest: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """A slot; equal only to itself."""
+
+    nbytes: int
+    pieces: list[_Piece]
+    readers: int = 0
+
+
+class DiskStore:
+    """The live store of :class:`Disk`. Thread-safe.
+
+    Args:
+        config: what to open.
+        calls: the operating system's calls; another object switches abilities off, or plants faults.
+    """
+
+    retains: ClassVar[bool] = False
+
+    def __init__(self, config: Disk, calls: Syscalls | None = None) -> None:
+        self._config = config
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._closed = False
+        self._users = 0
+        self._live: set[Slot] = set()
+        self._dropped: deque[_Record] = deque()
+        self._turn = count()
+        directories = config.directories
+        share = None if config.budget is None else parse_bytes(config.budget, path="disk.budget") // len(directories)
+        self._pool = PagePool(parse_bytes(config.pool, path="disk.pool"))
+        self._slabs: list[Slab] = []
+        self._helpers = 2 * len(directories) - 1
+        self._executor = ThreadPoolExecutor(2 * self._helpers, thread_name_prefix="tensorstash-disk")
+        self._release = weakref.finalize(self, _release, self._slabs, self._executor, self._pid)
+        try:
+            for directory in directories:
+                self._slabs.append(Slab(directory, calls or Syscalls(), direct=config.direct, limit_bytes=share))
+        except BaseException:
+            self._release()
+            raise
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the budget that slots take, in whole blocks."""
+        with self._lock:
+            self._settle()
+            return sum(slab.used_bytes for slab in self._slabs)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of disk that the store takes, free space inside its files included; never above the budget."""
+        return sum(slab.size for slab in self._slabs)
+
+    @property
+    def direct(self) -> bool:
+        """Whether the page cache is bypassed in every directory."""
+        return all(slab.direct for slab in self._slabs)
+
+    def put(self, data: Array, /) -> Slot:
+        """Write ``data`` to disk and return its slot; the array is not kept.
+
+        Raises:
+            StoreFullError: the budget is used up, or a device is full. Nothing was stored, the store stays usable.
+            StoreError: a device refused, or this process is a fork of the one that opened the store.
+            SlotGoneError: the store is closed.
+        """
+        with self._using():
+            with self._lock:
+                self._settle()
+                pieces = self._allocate(data.size)
+            record = _Record(data.size, pieces)
+
+            def write(piece: _Piece) -> None:
+                piece.digest = piece.slab.write(data[piece.start : piece.stop], piece.extent)
+
+            try:
+                for_each(write, pieces, self._executor, self._helpers)
+            except BaseException:
+                self._dropped.append(record)
+                raise
+            self._live.add(record)
+            return record
+
+    def get(self, slot: Slot, /) -> Array:
+        """Return a private, writable, page-aligned copy of the bytes that were put.
+
+        Raises:
+            SlotGoneError: the slot was deleted, or the store is closed.
+            CorruptDataError: the bytes are not those that were put.
+            StoreError: a device refused, or this process is a fork of the one that opened the store.
+        """
+        with self._using(), self._reading(slot) as record:
+            out = self._pool.take(round_up(record.nbytes))
+
+            def read(piece: _Piece) -> None:
+                piece.slab.read(out[piece.start : piece.start + piece.extent.size], piece.extent)
+                digest = checksum(out[piece.start : piece.stop])
+                if digest != piece.digest:
+                    raise CorruptDataError(
+                        f"bytes {piece.start} to {piece.stop} of a record of {record.nbytes} bytes in "
+                        f"{piece.slab.directory!r}: got checksum {digest:#010x}, expected {piece.digest:#010x}"
+                    )
+
+            for_each(read, record.pieces, self._executor, self._helpers)
+            return out[: record.nbytes]
+
+    def delete(self, slot: Slot, /) -> None:
+        """Free the slot; idempotent, never blocks.
+
+        Both steps are atomic, so that a finalizer may call it inside any other method on the same thread. The space
+        is taken back by the next :meth:`put`, once nobody reads it any more.
+        """
+        if isinstance(slot, _Record):
+            try:
+                self._live.remove(slot)
+            except KeyError:
+                return
+            self._dropped.append(slot)
+
+    def close(self) -> None:
+        """Close the files, which are gone with that; idempotent. Calls that are running end first."""
+        self._closed = True
+        if os.getpid() == self._pid:
+            self._release_if_idle()
+        else:
+            self._release()  # without the lock: another thread of the parent may have held it at the fork
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the files open; the last one out closes them if :meth:`close` came meanwhile."""
+        if os.getpid() != self._pid:
+            raise StoreError(f"{self._config!r} was opened by process {self._pid}; open another after a fork")
+        with self._lock:
+            if self._closed:
+                raise SlotGoneError(f"{self._config!r} is closed")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+            self._release_if_idle()
+
+    def _release_if_idle(self) -> None:
+        with self._lock:
+            if self._closed and not self._users:
+                self._release()
+
+    @contextmanager
+    def _reading(self, slot: Slot) -> Iterator[_Record]:
+        """Keep the extents of a slot from being used again."""
+        with self._lock:
+            if not isinstance(slot, _Record) or slot not in self._live:
+                raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted")
+            slot.readers += 1
+        try:
+            yield slot
+        finally:
+            with self._lock:
+                slot.readers -= 1
+
+    def _settle(self) -> None:
+        """Take back the space of dropped records, but of those that are being read."""
+        for _ in range(len(self._dropped)):
+            record = self._dropped.popleft()
+            if record.readers:
+                self._dropped.append(record)
+                continue
+            for piece in record.pieces:
+                piece.slab.give(piece.extent)
+
+    def _allocate(self, nbytes: int) -> list[_Piece]:
+        """Return pieces for a record, each in the next slab that has room; in scraps once no slab can grow."""
+        pieces: list[_Piece] = []
+        try:
+            for start in range(0, nbytes, PIECE):
+                stop = min(start + PIECE, nbytes)
+                while start < stop:
+                    slab, extent = self._place(round_up(stop - start), nbytes)
+                    pieces.append(_Piece(slab, extent, start, min(start + extent.size, stop)))
+                    start += extent.size
+        except BaseException:
+            for piece in pieces:
+                piece.slab.give(piece.extent)
+            raise
+        return pieces
+
+    def _place(self, size: int, record_bytes: int) -> tuple[Slab, Extent]:
+        first = next(self._turn) % len(self._slabs)
+        slabs = self._slabs[first:] + self._slabs[:first]
+        reasons: list[str] = []
+        for slab in slabs:
+            try:
+                if (extent := slab.take(size)) is not None:
+                    return slab, extent
+            except StoreFullError as error:
+                reasons.append(str(error))
+        for slab in slabs:
+            if (extent := slab.take_largest(size)) is not None:
+                return slab, extent
+        raise StoreFullError(
+            f"{self._config!r}: a record of {record_bytes} bytes does not fit, "
+            f"{format_bytes(self.file_bytes)} are in use; " + ("; ".join(reasons) or "raise the budget")
+        )
+
+
+def _release(slabs: list[Slab], executor: ThreadPoolExecutor, pid: int) -> None:
+    owner = os.getpid() == pid
+    if owner:
+        executor.shutdown(wait=False)
+    while slabs:
+        slabs.pop().close(remove=owner)

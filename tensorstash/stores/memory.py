@@ -1,0 +1,116 @@
+"""A store in host memory."""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tensorstash.buffers import Array, borrowed
+from tensorstash.errors import SlotGoneError, StoreFullError
+from tensorstash.protocols import Slot, Tier
+from tensorstash.sizes import format_bytes, parse_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Payloads stay in host memory, as the arrays that were put.
+
+    Args:
+        budget: most payload bytes to hold at once, an int or text such as ``"4GiB"``; None for no limit.
+
+    Raises:
+        ConfigError: the budget is not a number of bytes.
+
+    >>> import numpy as np
+    >>> store = Memory(budget="1KiB").open()
+    >>> slot = store.put(np.arange(3, dtype=np.uint8))
+    >>> store.get(slot)
+    array([0, 1, 2], dtype=uint8)
+    >>> store.close()
+    """
+
+    budget: int | str | None = None
+    name: ClassVar[str] = "memory"
+    tier: ClassVar[Tier] = "memory"
+
+    def __post_init__(self) -> None:
+        if self.budget is not None:
+            object.__setattr__(self, "budget", parse_bytes(self.budget, path="memory.budget"))
+
+    def open(self) -> "MemoryStore":
+        """Open an empty store; the caller closes it."""
+        return MemoryStore(self)
+
+
+class MemoryStore:
+    """The live store of :class:`Memory`. Thread-safe; keeps the arrays it is given and hands out read-only views."""
+
+    retains: ClassVar[bool] = True
+
+    def __init__(self, config: Memory) -> None:
+        self._config = config
+        self._budget = None if config.budget is None else parse_bytes(config.budget, path="memory.budget")
+        self._arrays: dict[Slot, Array] = {}
+        self._used = 0
+        self._freed: deque[int] = deque()
+        self._lock = threading.RLock()
+        self._closed = False
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the budget in use."""
+        with self._lock:
+            self._settle()
+            return self._used
+
+    def put(self, data: Array, /) -> Slot:
+        """Keep ``data``, which must be private, and return its slot.
+
+        Raises:
+            StoreFullError: the array does not fit the budget.
+            SlotGoneError: the store is closed.
+        """
+        slot = object()
+        with self._lock:
+            if self._closed:
+                raise SlotGoneError(f"{self._config!r} is closed; nothing can be put into it")
+            self._settle()
+            if self._budget is not None and self._used + data.nbytes > self._budget:
+                raise StoreFullError(
+                    f"{self._config!r}: {data.nbytes} bytes do not fit, {format_bytes(self._used)} of the budget of "
+                    f"{format_bytes(self._budget)} are in use; raise the budget, or let a disk take the rest (Tiered)"
+                )
+            self._used += data.nbytes
+            self._arrays[slot] = data
+        return slot
+
+    def get(self, slot: Slot, /) -> Array:
+        """Return a read-only view of the array that was put.
+
+        Raises:
+            SlotGoneError: the slot was deleted, or the store is closed.
+        """
+        array = self._arrays.get(slot)
+        if array is None:
+            raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted, or the store is closed")
+        return borrowed(array)
+
+    def delete(self, slot: Slot, /) -> None:
+        """Free the slot; idempotent, never blocks.
+
+        Both steps are atomic, so that a finalizer may call it inside any other method on the same thread.
+        """
+        array = self._arrays.pop(slot, None)
+        if array is not None:
+            self._freed.append(array.nbytes)
+
+    def close(self) -> None:
+        """Drop every array; idempotent."""
+        with self._lock:
+            self._closed = True
+        for slot in list(self._arrays):
+            self.delete(slot)
+
+    def _settle(self) -> None:
+        while self._freed:
+            self._used -= self._freed.popleft()

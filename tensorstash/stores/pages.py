@@ -1,0 +1,124 @@
+"""Host memory in whole pages, as direct I/O wants it, and used again, because fresh pages cost more than a copy."""
+
+import mmap
+import sys
+import threading
+import weakref
+
+import numpy as np
+
+from tensorstash.buffers import Array
+
+BLOCK = 4096
+"""Unit, in bytes, of addresses, offsets and lengths of direct I/O: a page, and a multiple of every device's sector."""
+
+_HUGE_PAGE = 2 * 2**20
+_SMALLEST = 64 * 2**10
+
+
+def round_up(nbytes: int) -> int:
+    """Return the smallest multiple of :data:`BLOCK` that is not below ``nbytes``.
+
+    >>> round_up(0), round_up(1), round_up(4096)
+    (0, 4096, 4096)
+    """
+    return -(-nbytes // BLOCK) * BLOCK
+
+
+def page_aligned(nbytes: int) -> Array:
+    """Return fresh, uninitialised, writable bytes whose address is a multiple of :data:`BLOCK`.
+
+    >>> page_aligned(10).ctypes.data % 4096
+    0
+    """
+    raw = np.empty(nbytes + BLOCK, np.uint8)
+    start = -raw.ctypes.data % BLOCK
+    return raw[start : start + nbytes]
+
+
+def mapped_pages(nbytes: int) -> Array:
+    """Return fresh writable bytes of their own mapping, in huge pages where they fill some.
+
+    The C allocator never sees them: they go back to the system when the last view goes.
+    """
+    if sys.platform == "win32":
+        return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+    huge = nbytes // _HUGE_PAGE * _HUGE_PAGE
+    slack = _HUGE_PAGE if huge else 0
+    mapping = mmap.mmap(-1, nbytes + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    raw: Array = np.frombuffer(mapping, np.uint8)
+    start = -raw.ctypes.data % _HUGE_PAGE if huge else 0
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE, start, huge)
+    return raw[start : start + nbytes]
+
+
+class PagePool:
+    """Buffers that come back by themselves when the last array over them goes. Thread-safe.
+
+    Args:
+        idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
+            the system at once.
+
+    >>> pool = PagePool(2**20)
+    >>> array = pool.take(2**20)
+    >>> part = array[10:20]
+    >>> del array
+    >>> pool.idle_bytes
+    0
+    >>> del part
+    >>> pool.idle_bytes
+    1048576
+    """
+
+    def __init__(self, idle_limit_bytes: int) -> None:
+        self.idle_bytes = 0
+        self._limit = idle_limit_bytes
+        self._idle: dict[int, list[Array]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> Array:
+        """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
+        if nbytes < _SMALLEST:
+            return page_aligned(nbytes)
+        size = round_up(nbytes)
+        pages = self._reuse(size)
+        if pages is None:
+            pages = mapped_pages(size)
+        # A view of an array refers to the array itself only if that one's memory belongs to something else: hence the
+        # detour over a memoryview, without which the finalizer could run while a view is alive.
+        lease: Array = np.frombuffer(pages.data, np.uint8)
+        weakref.finalize(lease, self._give, pages).atexit = False
+        return lease[:nbytes]
+
+    def clear(self) -> None:
+        """Give idle buffers back to the system."""
+        with self._lock:
+            self._idle.clear()
+            self.idle_bytes = 0
+
+    def _reuse(self, size: int) -> Array | None:
+        with self._lock:
+            if not (stack := self._idle.get(size)):
+                return None
+            self.idle_bytes -= size
+            pages = stack.pop()
+            if not stack:
+                del self._idle[size]
+            return pages
+
+    def _give(self, pages: Array) -> None:
+        # A finalizer must not wait, and may run inside any method here: then the pages just go to the system.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._idle.setdefault(pages.size, []).append(pages)
+            self.idle_bytes += pages.size
+            while self.idle_bytes > self._limit:
+                size, stack = next(iter(self._idle.items()))
+                del stack[0]
+                self.idle_bytes -= size
+                if not stack:
+                    del self._idle[size]
+        finally:
+            self._lock.release()

@@ -1,0 +1,62 @@
+"""Doing the pieces of one record at once."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from queue import SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def for_each(job: Callable[[T], None], items: Sequence[T], executor: Executor, helpers: int) -> None:
+    """Call ``job`` on every item, on this thread and on up to ``helpers`` others; return when no call is running.
+
+    Helpers that are busy elsewhere, or cannot be started any more, are not waited for: this thread does their part.
+    After a failure the items that nobody has begun are left out, and the first error is raised.
+    """
+    if len(items) == 1:
+        job(items[0])
+        return
+    todo = deque(items)
+    done: SimpleQueue[None] = SimpleQueue()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while todo:
+            try:
+                item = todo.popleft()
+            except IndexError:
+                return
+            try:
+                if not errors:
+                    job(item)
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                done.put(None)
+
+    for _ in range(min(helpers, len(items) - 1)):
+        try:
+            executor.submit(work)
+        except RuntimeError:
+            break  # no more threads, or the interpreter is ending
+    work()
+    _wait(done, len(items), errors)
+    if errors:
+        first = errors[0]
+        errors.clear()
+        try:
+            raise first
+        finally:
+            del first  # else the error holds this frame, which holds the error, and with it every buffer below
+
+
+def _wait(done: SimpleQueue[None], items: int, errors: list[BaseException]) -> None:
+    """Wait until every item is done, through interrupts: a write that is still running must not outlive the call."""
+    while items:
+        try:
+            done.get()
+            items -= 1
+        except BaseException as error:
+            errors.append(error)

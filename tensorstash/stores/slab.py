@@ -1,0 +1,203 @@
+"""One scratch file that holds many records."""
+
+import errno
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+from tensorstash.buffers import Array
+from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
+from tensorstash.stores.checksum import checksum
+from tensorstash.stores.freespace import FreeSpace
+from tensorstash.stores.pages import BLOCK, mapped_pages, round_up
+from tensorstash.stores.private_file import open_private_file
+from tensorstash.stores.syscalls import FULL, Syscalls
+
+PIECE = 4 * 2**20
+"""Most bytes of one write or read."""
+
+_GROWTH = 256 * 2**20
+_STALLS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of blocks of one slab.
+
+    Args:
+        offset: where it starts in the file, in bytes; a multiple of the block size.
+        size: its length in bytes; a multiple of the block size.
+    """
+
+    offset: int
+    size: int
+
+
+class Slab:
+    """A private file, grown in steps and reused, read and written past the page cache where the system lets it.
+
+    :meth:`take`, :meth:`take_largest` and :meth:`give` keep the books and must not run at once; :meth:`write` and
+    :meth:`read` are thread-safe.
+
+    Args:
+        directory: where the file is made.
+        calls: the operating system's calls.
+        direct: whether to bypass the page cache where that is possible.
+        limit_bytes: most bytes of the file; None for no limit but the device.
+
+    Raises:
+        StoreError: no file can be made there.
+    """
+
+    def __init__(self, directory: str, calls: Syscalls, *, direct: bool, limit_bytes: int | None) -> None:
+        self.directory = directory
+        self.size = 0
+        self._calls = calls
+        self._limit = None if limit_bytes is None else limit_bytes // BLOCK * BLOCK
+        self._space = FreeSpace()
+        self._bounces: deque[Array] = deque()
+        self._turn = nullcontext() if calls.positioned else threading.Lock()
+        try:
+            self._file = open_private_file(directory, calls)
+        except OSError as error:
+            raise _failed(f"opening a file in {directory!r}", error) from error
+        try:
+            self._address_unit = calls.enable_direct(self._file.fd) if direct else 0
+        except OSError as error:
+            self._file.close()
+            raise _failed(f"trying direct I/O in {directory!r}", error) from error
+
+    @property
+    def direct(self) -> bool:
+        """Whether the page cache is bypassed."""
+        return self._address_unit > 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of extents that are taken."""
+        return self.size - self._space.free_bytes
+
+    def take(self, size: int) -> Extent | None:
+        """Return an extent of ``size`` bytes, growing the file if need be, or None if it may not grow that far.
+
+        Raises:
+            StoreFullError: the device is full.
+            StoreError: the file could not be grown for another reason.
+        """
+        if (offset := self._space.take(size)) is None and self._grow(size - self._space.free_before(self.size)):
+            offset = self._space.take(size)
+        return None if offset is None else Extent(offset, size)
+
+    def take_largest(self, size: int) -> Extent | None:
+        """Return the largest free extent, cut to ``size`` bytes, or None if nothing is free."""
+        if (found := self._space.take_largest()) is None:
+            return None
+        offset, length = found
+        if length > size:
+            self._space.give(offset + size, length - size)
+        return Extent(offset, min(size, length))
+
+    def give(self, extent: Extent) -> None:
+        """Make an extent free again."""
+        self._space.give(extent.offset, extent.size)
+
+    def write(self, data: Array, extent: Extent) -> int:
+        """Write ``data``, no longer than :data:`PIECE`, to the start of ``extent`` and return its checksum.
+
+        Raises:
+            StoreFullError: the device is full.
+            StoreError: the device refused.
+        """
+        digest = checksum(data)
+        whole = self._unbounced(data)
+        self._write_all(data[:whole], extent.offset)
+        if rest := data.size - whole:
+            bounce = self._take_bounce()
+            try:
+                bounce[:rest] = data[whole:]
+                self._write_all(bounce[: round_up(rest)], extent.offset + whole)
+            finally:
+                self._bounces.append(bounce)
+        return digest
+
+    def read(self, out: Array, extent: Extent) -> None:
+        """Fill ``out``, page-aligned and of whole blocks, from the start of ``extent``.
+
+        Raises:
+            CorruptDataError: the file ends before.
+            StoreError: the device refused.
+        """
+        done = self._transfer("reading", self._calls.read, out, extent.offset)
+        if done < out.size:
+            raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
+
+    def close(self, *, remove: bool = True) -> None:
+        """Close the file, which is gone with that; ``remove=False`` in a forked child."""
+        self._bounces.clear()
+        self._file.close(remove=remove)
+
+    def _unbounced(self, data: Array) -> int:
+        """Return how many bytes of ``data`` the device takes from where they are."""
+        if not self.direct:
+            return data.size
+        return 0 if data.ctypes.data % self._address_unit else data.size // BLOCK * BLOCK
+
+    def _take_bounce(self) -> Array:
+        try:
+            return self._bounces.pop()
+        except IndexError:
+            return mapped_pages(PIECE)
+
+    def _write_all(self, data: Array, offset: int) -> None:
+        done = self._transfer("writing", self._calls.write, data, offset)
+        if done < data.size:
+            raise StoreError(f"the device of {self.directory!r} took {done} of {data.size} bytes, and then no more")
+
+    def _transfer(self, verb: str, call: Callable[[int, Array, int], int], data: Array, offset: int) -> int:
+        """Repeat the call until all is done or nothing moves, and return the number of bytes moved."""
+        done = stalls = 0
+        while done < data.size and stalls < _STALLS:
+            try:
+                with self._turn:
+                    moved = call(self._file.fd, data[done:], offset + done)
+            except OSError as error:
+                raise _failed(f"{verb} {data.size} bytes in {self.directory!r}", error) from error
+            if self.direct:
+                moved -= moved % BLOCK  # what is left has to start at a block again
+            stalls = 0 if moved else stalls + 1
+            done += moved
+        return done
+
+    def _grow(self, need: int) -> bool:
+        """Add at least ``need`` bytes of blocks, or return False if the limit forbids it."""
+        room = sys.maxsize if self._limit is None else self._limit - self.size
+        if need > room:
+            return False
+        step = max(need, min(self.size, room, _GROWTH))
+        refusal = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for size in dict.fromkeys((step, need)):
+            # The step is tried only where it fits: a refused reservation keeps every free block until it is cut off.
+            if self._calls.available(self._file.fd, self.directory) < size:
+                continue
+            try:
+                self._calls.reserve(self._file.fd, self.size, size)
+            except OSError as error:
+                self._calls.truncate(self._file.fd, self.size)
+                refusal = error
+                continue
+            self._space.give(self.size, size)
+            self.size += size
+            return True
+        raise _failed(f"growing the slab in {self.directory!r} by {need} bytes", refusal) from refusal
+
+
+def _failed(doing: str, error: OSError) -> StoreError:
+    """Return the error to raise when the system refused; it names the number, which says what to look up."""
+    code = errno.errorcode.get(error.errno or 0, "unknown")
+    if error.errno in FULL:
+        return StoreFullError(f"{doing}: no room ({code}: {error.strerror}); free some, or name another directory")
+    return StoreError(f"{doing}: {code}: {error.strerror}")

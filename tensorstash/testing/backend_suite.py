@@ -1,0 +1,41 @@
+"""The contract of a backend, as one class of tests."""
+
+from tensorstash.testing.calls import AnyOrderAnyNumber, InPlaceSafety
+from tensorstash.testing.failures import Bounded, NothingLostQuietly
+from tensorstash.testing.fidelity import SameTensor, SameTraining
+from tensorstash.testing.ownership import NeverStashed, OneCopy, Ownership
+from tensorstash.testing.scopes import FailClosed, NothingLeftBehind
+
+
+class BackendSuite(
+    SameTraining,
+    SameTensor,
+    AnyOrderAnyNumber,
+    InPlaceSafety,
+    Ownership,
+    OneCopy,
+    NeverStashed,
+    NothingLostQuietly,
+    Bounded,
+    NothingLeftBehind,
+    FailClosed,
+):
+    """Every line of the contract, on every device of a lab.
+
+    A backend's test is a subclass that names its lab; pytest collects what it inherits::
+
+        from tensorstash.testing import BackendSuite
+        from mybackend.testing import MyLab
+
+
+        class TestMyBackend(BackendSuite):
+            lab = MyLab()
+
+    Checks are named ``test_line<number>_<behaviour>`` after the contract's lines. Override :meth:`stash` and
+    :meth:`wrap` to test something else than the registered backend. Checks that a framework cannot pass are declared
+    in :attr:`Lab.gaps <tensorstash.testing.lab.Lab.gaps>`, with the reason.
+    """
+
+    def test_every_declared_gap_names_a_check(self) -> None:
+        for name in self.lab.gaps:
+            assert hasattr(self, name.partition("[")[0]), f"{name} is no check of this suite"

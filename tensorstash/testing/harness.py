@@ -1,0 +1,61 @@
+"""What every group of contract checks shares: the lab, the entry points under test, and declared gaps."""
+
+import gc
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import pytest
+
+from tensorstash import api
+from tensorstash.api import Stash, Wrapped
+from tensorstash.plan import HookPolicy
+from tensorstash.testing.lab import Lab, Model
+
+
+class Harness:
+    """Base of the groups of contract checks; see :class:`~tensorstash.testing.BackendSuite`."""
+
+    lab: ClassVar[Lab]
+
+    def stash(self, policy: HookPolicy, min_bytes: int = 0) -> Stash:
+        """Return what is under test for a block of code."""
+        return api.stash(policy, framework=self.lab.name, min_bytes=min_bytes)
+
+    def wrap(self, model: Model, policy: HookPolicy, min_bytes: int = 0) -> Wrapped:
+        """Return what is under test for a model."""
+        return api.wrap(model, policy, min_bytes=min_bytes)
+
+    def scope(self, policy: HookPolicy | None) -> AbstractContextManager[Any]:
+        """Return :meth:`stash`, or no hooks at all for None."""
+        return nullcontext() if policy is None else self.stash(policy)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run every check that has a ``device`` on each device of the lab."""
+        if "device" in metafunc.fixturenames:
+            metafunc.parametrize("device", self.lab.devices)
+
+    @pytest.fixture(autouse=True)
+    def _declared_gaps(self, request: pytest.FixtureRequest) -> None:
+        named = (request.node.name, request.node.originalname)
+        for reason in (self.lab.gaps[name] for name in named if name in self.lab.gaps):
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def scratch_directory() -> tempfile.TemporaryDirectory[str]:
+    """Return an empty directory that is gone after the ``with`` block."""
+    return tempfile.TemporaryDirectory(prefix="tensorstash-testing-")
+
+
+@contextmanager
+def reference_counting_only() -> Iterator[None]:
+    """Run a block without the cyclic garbage collector, after it has had a last go."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,232 @@
+"""The test-side twin of a backend: what a suite needs a framework to do."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tensorstash.backends import backend_named
+from tensorstash.buffers import Array
+from tensorstash.protocols import Backend
+
+Tensor = Any
+"""A tensor of the lab's framework."""
+
+Model = Any
+"""A module of the lab's framework."""
+
+Sink = Callable[[Sequence[Tensor]], None]
+"""Looks at saved tensors as backward gets them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything about a tensor that must come back besides its bits.
+
+    Args:
+        shape: sizes of the dimensions.
+        strides: distance between neighbours of each dimension, in elements.
+        dtype: the element type's name.
+        device: the framework's name of the place.
+        alignment: address of the first element modulo 64, in bytes; 0 for an empty tensor.
+        offset: distance from the start of the storage, in bytes, where it is part of what the framework keeps.
+        flags: lazy flags that are set, such as ``"conj"``.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str
+    alignment: int
+    offset: int = 0
+    flags: frozenset[str] = frozenset()
+
+
+class Lab(ABC):
+    """What a suite needs one framework to do.
+
+    Operations record gradients as the framework does. Where frameworks spell an operation alike, a default is given.
+
+    Attributes:
+        name: the backend's registered name.
+        devices: places to run on; host memory first.
+        dtypes: element types that tensors can be built of.
+        float_dtypes: those of them that gradients of :meth:`mul` can be computed in.
+        flags: lazy flags that tensors can carry, for :meth:`flagged`.
+        gaps: contract checks that this framework cannot pass, and why. The key is a test's name, with or without the
+            parameters in brackets. Gaps are strict: a check that passes although declared here fails.
+    """
+
+    name: ClassVar[str]
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    float_dtypes: tuple[str, ...] = ("float32", "float64")
+    flags: tuple[str, ...] = ()
+    gaps: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def backend(self) -> Backend[Tensor]:
+        """The backend under test."""
+        return backend_named(self.name)
+
+    # Building
+
+    @abstractmethod
+    def tensor(
+        self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
+    ) -> Tensor:
+        """Return a C-contiguous leaf with a copy of ``bits``.
+
+        Args:
+            bits: elements as carrier bits (``bfloat16`` as ``uint16``).
+            dtype: the element type's name; by default the one of ``bits``.
+            device: one of :attr:`devices`.
+            requires_grad: whether backward accumulates a gradient in it.
+        """
+
+    @abstractmethod
+    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> Tensor:
+        """Return a parameter, as a module would hold it."""
+
+    @abstractmethod
+    def model(self, *, device: str = "cpu") -> Model:
+        """Return a module of 8 inputs and 4 outputs with a submodule ``first`` and at least two parameters."""
+
+    @abstractmethod
+    def parameters(self, model: Model) -> list[Tensor]:
+        """Return the model's parameters, in the framework's order."""
+
+    @abstractmethod
+    def state(self, model: Model) -> dict[str, Array]:
+        """Return the names and bits of the model's state dictionary."""
+
+    def unstashable(self, device: str) -> Mapping[str, Tensor]:
+        """Return tensors of kinds that cannot be rebuilt exactly and so must be kept, by name of the kind."""
+        del device
+        return {}
+
+    # Looking
+
+    @abstractmethod
+    def bits(self, tensor: Tensor) -> Array:
+        """Return a C-contiguous copy of the elements as carrier bits, lazy flags left unresolved."""
+
+    @abstractmethod
+    def layout(self, tensor: Tensor) -> Layout:
+        """Return what must come back besides the bits."""
+
+    @abstractmethod
+    def address(self, tensor: Tensor) -> int:
+        """Return the address of the first element in its device's memory."""
+
+    @abstractmethod
+    def requires_grad(self, tensor: Tensor) -> bool:
+        """Whether the tensor takes part in differentiation."""
+
+    # Operations
+
+    @abstractmethod
+    def as_strided(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+        """Return a view of the same storage; strides and offset in elements."""
+
+    def flagged(self, tensor: Tensor, flag: str) -> Tensor:
+        """Return a view of ``tensor`` with a lazy flag of :attr:`flags` set."""
+        raise NotImplementedError(f"{self.name} has no flag {flag!r}")
+
+    def mul(self, left: Tensor, right: Tensor | float) -> Tensor:
+        return left * right
+
+    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
+        return left @ right
+
+    def exp(self, tensor: Tensor) -> Tensor:
+        return tensor.exp()
+
+    def tanh(self, tensor: Tensor) -> Tensor:
+        return tensor.tanh()
+
+    @abstractmethod
+    def relu(self, tensor: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def softmax(self, tensor: Tensor, axis: int) -> Tensor: ...
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor.sum()
+
+    def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        """Return a view of rows ``start`` to ``stop``."""
+        return tensor[start:stop]
+
+    def columns(self, tensor: Tensor, start: int, stop: int) -> Tensor:
+        """Return a view of columns ``start`` to ``stop`` of a matrix."""
+        return tensor[:, start:stop]
+
+    @abstractmethod
+    def transpose(self, tensor: Tensor) -> Tensor:
+        """Return the transposed view of a matrix."""
+
+    @abstractmethod
+    def expand(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return a broadcast view."""
+
+    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        return tensor.reshape(list(shape))
+
+    @abstractmethod
+    def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor: ...
+
+    @abstractmethod
+    def split(self, tensor: Tensor, size: int, axis: int) -> Sequence[Tensor]:
+        """Return views of ``size`` along ``axis``."""
+
+    @abstractmethod
+    def gather(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        """Return the rows of a matrix that an ``int64`` tensor names."""
+
+    @abstractmethod
+    def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
+        """Return a copy of ``tensor`` by a custom operation that saves ``saved`` for its backward.
+
+        Its backward gives what it gets back to ``sink`` and passes the gradient on to ``tensor``. The graph owns
+        ``sink``.
+        """
+
+    # Randomness
+
+    def seed(self, seed: int) -> None:
+        """Seed the random state that user programs draw from."""
+        np.random.seed(seed)
+
+    def draw(self) -> float:
+        """Draw a number from that random state."""
+        return float(np.random.random())
+
+    # Gradients
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        loss.backward(retain_graph=retain_graph)
+
+    @abstractmethod
+    def grad(self, output: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
+        """Return the gradients of a scalar with respect to ``inputs`` without accumulating them."""
+
+    def gradient(self, leaf: Tensor) -> Array:
+        """Return the bits of the accumulated gradient."""
+        return self.bits(leaf.grad)
+
+    @abstractmethod
+    def descend(self, leaf: Tensor, rate: float) -> None:
+        """Subtract ``rate`` times the gradient in place, as an optimizer would, and clear the gradient."""
+
+    # Writing in place
+
+    @abstractmethod
+    def add_(self, tensor: Tensor, value: float) -> None:
+        """Add in place, as a program would, bumping the version; without recording for a leaf that requires grad."""
+
+    @abstractmethod
+    def write_unversioned(self, tensor: Tensor, value: float) -> None:
+        """Overwrite every element through a door that bumps no version, as fused optimizers do."""

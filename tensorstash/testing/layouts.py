@@ -1,0 +1,115 @@
+"""Strided layouts and bit patterns that every backend has to bring back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from tensorstash.buffers import Array
+from tensorstash.spec import DTYPES
+from tensorstash.testing.lab import Lab, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """A view of a buffer: shape, strides and offset, in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Elements the buffer must have."""
+        if 0 in self.shape:
+            return self.offset + 1
+        last = sum(stride * (size - 1) for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.offset + last + 1
+
+    def of(self, lab: Lab, dtype: str, device: str) -> Tensor:
+        """Return a tensor of this layout over a fresh buffer of :func:`pattern` bits."""
+        buffer = lab.tensor(pattern(dtype, self.reach + 3), dtype, device=device)
+        return lab.as_strided(buffer, self.shape, self.strides, self.offset)
+
+
+LAYOUTS: Mapping[str, Strided] = MappingProxyType(
+    {
+        "contiguous": Strided((3, 4), (4, 1)),
+        "offset": Strided((3, 4), (4, 1), 5),
+        "transposed": Strided((4, 3), (1, 4)),
+        "permuted at an offset": Strided((2, 3, 4), (4, 8, 1), 7),
+        "channels last": Strided((2, 3, 4, 5), (60, 1, 15, 3)),
+        "split columns": Strided((3, 4), (12, 1), 4),
+        "every other column": Strided((3, 4), (8, 2), 1),
+        "expanded": Strided((3, 4), (0, 1)),
+        "expanded scalar": Strided((2, 3), (0, 0), 2),
+        "overlapping windows": Strided((5, 3), (1, 1)),
+        "odd strides of size one": Strided((1, 4, 1), (9, 1, 7), 3),
+        "scalar": Strided((), ()),
+        "scalar at an offset": Strided((), (), 3),
+        "empty": Strided((0,), (1,)),
+        "empty with dimensions": Strided((0, 3), (3, 1)),
+    }
+)
+"""Layouts that programs save, by name."""
+
+
+def pattern(dtype: str, count: int) -> Array:
+    """Return ``count`` elements of ``dtype`` as carrier bits; every value of the type is possible, NaNs included.
+
+    >>> pattern("bool", 4).dtype.name, pattern("bfloat16", 3).dtype.name
+    ('bool', 'uint16')
+    """
+    carrier = np.dtype(DTYPES[dtype].carrier)
+    rng = np.random.default_rng(count)
+    if dtype == "bool":
+        return rng.integers(0, 2, count).astype(np.bool_)
+    return np.frombuffer(rng.bytes(count * carrier.itemsize), carrier)
+
+
+def special_values(dtype: str) -> Array:
+    """Return signed zeros, infinities, NaNs with payloads and subnormals of a real floating type as carrier bits.
+
+    >>> special_values("float16").view("uint16")[:2].tolist()
+    [0, 32768]
+    """
+    itemsize, mantissa = {
+        "float16": (2, 10),
+        "bfloat16": (2, 7),
+        "float32": (4, 23),
+        "float64": (8, 52),
+    }[dtype]
+    sign = 1 << (8 * itemsize - 1)
+    infinity = (sign - 1) >> mantissa << mantissa
+    quiet = 1 << (mantissa - 1)
+    positive = [0, 1, quiet, infinity, infinity | quiet, infinity | quiet | 5, infinity | 3]
+    bits = [word | flag for word in positive for flag in (0, sign)]
+    return np.array(bits, f"uint{8 * itemsize}").view(DTYPES[dtype].carrier)
+
+
+def assert_same_bits(got: Array, expected: Array, what: str) -> None:
+    """Fail unless two arrays have equal dtype, shape and bytes."""
+    __tracebackhide__ = True
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape), (
+        f"{what}: got {got.dtype}{got.shape}, expected {expected.dtype}{expected.shape}"
+    )
+    assert got.tobytes() == expected.tobytes(), f"{what}: the bits differ: got {got!r}, expected {expected!r}"
+
+
+def assert_same_arrays(got: Mapping[str, Array], expected: Mapping[str, Array], what: str) -> None:
+    """Fail unless two named sets of arrays agree bit for bit."""
+    __tracebackhide__ = True
+    assert list(got) == list(expected), f"{what}: got {list(got)}, expected {list(expected)}"
+    for name, array in expected.items():
+        assert_same_bits(got[name], array, f"{what}: {name}")
+
+
+def floats(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
+    """Return reproducible values in [-1, 1)."""
+    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(dtype)
+
+
+def sizes(shape: Sequence[int]) -> str:
+    """Return a shape as it stands in messages, such as ``"(4, 8)"``."""
+    return str(tuple(shape))

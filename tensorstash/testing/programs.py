@@ -1,0 +1,87 @@
+"""Small training programs in terms of a lab, and the policies they run under."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from tensorstash.buffers import Array
+from tensorstash.plan import HookPolicy
+from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, Keep, Quantize, StoreIn
+from tensorstash.stores.memory import Memory
+from tensorstash.testing.lab import Lab, Tensor
+from tensorstash.testing.layouts import floats
+
+Scope = Callable[[], AbstractContextManager[Any]]
+
+
+def lossless_policies(directory: str) -> Mapping[str, HookPolicy]:
+    """Return policies under which training must not change by one bit, by name."""
+    return {
+        "keep": Keep(),
+        "cpu_offload": CpuOffload(),
+        "memory": StoreIn(Memory()),
+        "compress": Compress(),
+        "disk": DiskSpill(directory),
+        "compress | disk": Compress() | DiskSpill(directory),
+        "cpu_offload | disk": CpuOffload() | DiskSpill(directory),
+    }
+
+
+def lossy_policies(directory: str) -> Mapping[str, HookPolicy]:
+    """Return policies that may change floating-point payloads, by name."""
+    return {
+        "quantize 8": Quantize(bits=8),
+        "quantize 2, stochastic": Quantize(bits=2, rounding="stochastic"),
+        "cast": Cast("bfloat16"),
+        "quantize | compress | disk": Quantize(bits=4) | Compress() | DiskSpill(directory),
+    }
+
+
+def attention(lab: Lab, device: str, dtype: str = "float32", scope: Scope = nullcontext) -> dict[str, Array]:
+    """Run forward inside ``scope`` and backward after it; return the loss and every gradient.
+
+    One head of attention between two projections, made of every operation of the lab: what it saves is split,
+    transposed, broadcast, gathered, an operation's own output, or saved more than once.
+    """
+    inputs = lab.tensor(floats(3, 4, 8, dtype=dtype), device=device)
+    table = lab.parameter(floats(10, 8, dtype=dtype), device=device)
+    enter = lab.parameter(floats(8, 24, dtype=dtype), device=device)
+    leave = lab.parameter(floats(16, 8, dtype=dtype), device=device)
+    scale = lab.tensor(floats(1, 8, seed=1, dtype=dtype), device=device, requires_grad=True)
+    tokens = lab.tensor(np.array([1, 7, 1, 0, 3, 9, 9, 2, 4, 4, 5, 6]), device=device)
+    with scope():
+        hidden = lab.reshape(inputs, (12, 8))
+        hidden = lab.mul(hidden, lab.gather(table, tokens))
+        query, key, value = lab.split(lab.tanh(lab.matmul(hidden, enter)), 8, 1)
+        weights = lab.softmax(lab.matmul(query, lab.transpose(key)), 1)
+        mixed = lab.mul(lab.matmul(weights, value), lab.expand(scale, (12, 8)))
+        joined = lab.concat([mixed, lab.relu(hidden)], 1)
+        out = lab.matmul(lab.rows(joined, 2, 12), leave)
+        loss = lab.sum(lab.exp(lab.mul(out, out)))
+    lab.backward(loss)
+    leaves = {"table": table, "enter": enter, "leave": leave, "scale": scale}
+    return {"loss": lab.bits(loss), **{name: lab.gradient(leaf) for name, leaf in leaves.items()}}
+
+
+def training(lab: Lab, device: str, scope: Scope = nullcontext, steps: int = 3) -> dict[str, Array]:
+    """Train the lab's model for some steps, forward inside ``scope``; return losses and the final state."""
+    model = lab.model(device=device)
+    losses: dict[str, Array] = {}
+    for step in range(steps):
+        inputs = lab.tensor(floats(6, 8, seed=step), device=device)
+        with scope():
+            out = model(inputs)
+            loss = lab.sum(lab.mul(out, out))
+        lab.backward(loss)
+        losses[f"loss {step}"] = lab.bits(loss)
+        for parameter in lab.parameters(model):
+            lab.descend(parameter, 0.01)
+    return {**losses, **lab.state(model)}
+
+
+def square(lab: Lab, device: str, *, count: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return a leaf and a non-leaf of the same values, for operations that save the non-leaf."""
+    leaf = lab.tensor(floats(count, seed=seed), device=device, requires_grad=True)
+    return leaf, lab.mul(leaf, 1.0)

@@ -1,0 +1,110 @@
+"""Random policies and specs for the property tests."""
+
+from hypothesis import strategies as st
+
+from tensorstash.codecs.affine import Affine
+from tensorstash.codecs.pack_bits import PackBits
+from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.zstd import Zstd
+from tensorstash.policies import (
+    Cast,
+    Chain,
+    Compress,
+    CpuOffload,
+    DiskSpill,
+    Encode,
+    Keep,
+    PackMasks,
+    Quantize,
+    Route,
+    Rule,
+    StoreIn,
+)
+from tensorstash.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not, Parameters
+from tensorstash.spec import DTYPES, TensorSpec
+from tensorstash.stores.disk import Disk
+from tensorstash.stores.memory import Memory
+
+# Everything a path or pattern may hold: quotation marks, separators, spaces, other scripts, but no lone surrogates.
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
+sizes = st.one_of(st.integers(0, 2**50), st.sampled_from(["0", "4096", "1.5 KiB", "2GiB", "7 mb"]))
+budgets = st.none() | sizes
+text_or_texts = texts | st.lists(texts, min_size=1, max_size=3).map(tuple)
+
+simple_selectors = st.one_of(
+    st.builds(MinBytes, sizes),
+    st.builds(MaxBytes, sizes),
+    st.builds(Dtypes, st.lists(st.sampled_from(sorted(DTYPES)), min_size=1, max_size=3).map(tuple)),
+    st.builds(Devices, text_or_texts),
+    st.builds(ModuleNames, text_or_texts),
+    st.just(Parameters()),
+)
+selectors = st.recursive(
+    simple_selectors,
+    lambda inner: st.one_of(
+        st.builds(All, st.lists(inner, max_size=3).map(tuple)),
+        st.builds(Any, st.lists(inner, max_size=3).map(tuple)),
+        st.builds(Not, inner),
+    ),
+    max_leaves=4,
+)
+
+bits = st.sampled_from([2, 4, 8])
+levels = st.integers(-7, 22)
+masks = st.sampled_from([PackMasks(), Encode(PackBits())])
+lossy = st.one_of(
+    st.builds(
+        Quantize,
+        bits,
+        group_size=st.integers(1, 4096),
+        rounding=st.sampled_from(["nearest", "stochastic"]),
+        seed=st.integers(0, 2**40),
+    ),
+    st.builds(Cast, st.sampled_from(["bfloat16", "float16"])),
+    st.builds(Encode, st.builds(Affine, bits=bits)),
+)
+planes = st.just(Encode(Planes()))
+lossless = st.builds(Compress, level=levels) | st.builds(Encode, st.builds(Zstd, level=levels))
+in_memory = st.just(CpuOffload()) | st.builds(StoreIn, st.builds(Memory, budget=budgets))
+directories = st.none() | texts | st.lists(texts, min_size=2, max_size=3, unique=True).map(tuple)
+on_disk = st.one_of(
+    st.builds(DiskSpill, directories, budget=budgets),
+    st.builds(StoreIn, st.builds(Disk, directory=directories, budget=budgets, direct=st.booleans())),
+)
+stages = [masks, lossy, planes, lossless, in_memory, on_disk]
+
+
+def routes(uses):
+    rules = st.lists(st.builds(Rule, selectors, uses), max_size=3)
+    return st.builds(lambda rules, otherwise: Route(tuple(rules), otherwise), rules, uses)
+
+
+@st.composite
+def step_lists(draw, stage_steps=stages):
+    """Policies that can follow one another: of each stage at most one, possibly as a route."""
+    steps = []
+    for stage in stage_steps:
+        if draw(st.booleans()):
+            steps.append(draw(st.one_of(stage, routes(stage | st.just(Keep())))))
+        if draw(st.integers(0, 9)) == 0:
+            steps.append(Keep())
+    return steps
+
+
+chains = step_lists().map(lambda steps: Chain(tuple(steps)))
+policies = st.one_of(st.just(Keep()), *stages, chains, routes(st.one_of(*stages, chains)))
+
+
+@st.composite
+def specs(draw):
+    shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
+    strides = tuple(draw(st.integers(0, 9)) for _ in shape)
+    return TensorSpec(
+        shape,
+        strides,
+        8 * draw(st.integers(0, 3)),
+        draw(st.sampled_from(sorted(DTYPES))),
+        draw(st.sampled_from(["cpu", "cuda:0", "gpu:1", "sim:0"])),
+        is_parameter=draw(st.booleans()),
+        module=draw(st.sampled_from(["", "a", "a.b", "layers.0.mlp"])),
+    )

@@ -1,0 +1,233 @@
+"""How policies compose: what follows what, what is refused, and that grouping does not matter."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_strategies import chains, policies, specs, stages
+
+from tensorstash.codecs.affine import Affine
+from tensorstash.codecs.pack_bits import PackBits
+from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.zstd import Zstd
+from tensorstash.errors import ConfigError, PlanError
+from tensorstash.plan import HookPolicy, Plan
+from tensorstash.policies import (
+    Cast,
+    Chain,
+    Compress,
+    CpuOffload,
+    DiskSpill,
+    Encode,
+    Keep,
+    PackMasks,
+    Quantize,
+    Route,
+    Rule,
+    StoreIn,
+)
+from tensorstash.selectors import Dtypes, MinBytes
+from tensorstash.spec import TensorSpec
+from tensorstash.stores.disk import Disk
+from tensorstash.stores.memory import Memory
+
+
+def spec(dtype="float32", device="cpu"):
+    return TensorSpec((8, 16), (16, 1), 0, dtype, device)
+
+
+@pytest.mark.parametrize(
+    ("chain", "dtype", "device", "plan"),
+    [
+        (Quantize() | CpuOffload(), "float32", "cuda:0", Plan((Affine(),), Memory())),
+        (Quantize() | CpuOffload(), "float32", "cpu", Plan((Affine(),))),
+        (Quantize() | CpuOffload(), "int64", "cuda:0", Plan((), Memory())),
+        (CpuOffload() | Quantize(), "float32", "cuda:0", Plan((Affine(),), Memory())),
+        (Quantize() | Compress(), "float32", "cpu", Plan((Affine(), Zstd()), Memory())),
+        (Quantize() | Compress(), "int64", "cpu", Plan((Planes(), Zstd()), Memory())),
+        (Quantize() | DiskSpill("/x"), "int64", "cpu", Plan((), Disk(directory="/x"))),
+        (PackMasks() | Compress(), "bool", "cpu", Plan((PackBits(), Zstd()), Memory())),
+        (PackMasks() | Quantize(), "bool", "cpu", Plan((PackBits(),))),
+        (PackMasks() | Quantize(), "float16", "cpu", Plan((Affine(),))),
+        (Compress() | CpuOffload(), "int8", "cuda:0", Plan((Zstd(),), Memory())),
+        (Compress() | DiskSpill("/x"), "int8", "cpu", Plan((Zstd(),), Disk(directory="/x"))),
+        (CpuOffload() | DiskSpill("/x"), "int8", "cuda:0", Plan((), Disk(directory="/x"))),
+        (Compress() | StoreIn(Memory(budget=9)), "int8", "cpu", Plan((Zstd(),), Memory(budget=9))),
+        (StoreIn(Memory(budget=9)) | Compress(), "int8", "cpu", Plan((Zstd(),), Memory(budget=9))),
+        (StoreIn(Memory(budget=9)) | CpuOffload(), "int8", "cuda:0", Plan((), Memory(budget=9))),
+        (DiskSpill("/x") | DiskSpill("/x"), "int8", "cpu", Plan((), Disk(directory="/x"))),
+        (Encode(Planes()) | Encode(Zstd()), "float32", "cpu", Plan((Planes(), Zstd()))),
+        (Encode(Planes()) | Encode(Zstd()), "int8", "cpu", Plan((Zstd(),))),
+    ],
+)
+def test_steps_work_on_what_earlier_steps_left(chain, dtype, device, plan):
+    assert chain.plan(spec(dtype, device)) == plan
+
+
+def test_a_codec_sees_the_dtype_an_earlier_step_made():
+    chain = Cast("bfloat16") | Encode(OnlyBfloat16())
+    assert chain.plan(spec()).codecs[1:] == (OnlyBfloat16(),)
+    assert Encode(OnlyBfloat16()).plan(spec()).keeps
+
+
+def test_selectors_see_the_tensor_as_it_was_saved():
+    chain = Quantize() | Route((Rule(Dtypes("float32") & MinBytes(512), DiskSpill("/x")),), otherwise=CpuOffload())
+    assert chain.plan(spec()).store == Disk(directory="/x")
+    assert chain.plan(spec("float16", "cuda:0")).store == Memory()
+
+
+def test_reasons_of_steps_that_did_nothing_are_told_together():
+    assert (Quantize() | PackMasks() | CpuOffload()).plan(spec("int8")).reason == (
+        "int8 is never quantized; int8 is not a mask; already in host memory"
+    )
+    assert (Quantize() | DiskSpill("/x")).plan(spec("int8")).reason == ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyBfloat16:
+    """A codec that takes one dtype."""
+
+    name: ClassVar[str] = "only_bfloat16"
+    lossless: ClassVar[bool] = True
+    kind: ClassVar[str] = "array->array"
+
+    def accepts(self, spec, /):
+        return spec.dtype == "bfloat16"
+
+    def encoded_spec(self, spec, /):
+        return replace(spec, dtype="uint16")
+
+    def encode(self, data, spec, /):
+        return data.copy()
+
+    def decode(self, data, spec, /):
+        return data.copy()
+
+
+IMPOSSIBLE = [
+    (Compress(), Quantize()),
+    (Compress(), Cast()),
+    (Compress(), Encode(Zstd())),
+    (Compress(), PackMasks()),
+    (Encode(Zstd()), Quantize()),
+    (Quantize(), Quantize(4)),
+    (Quantize(), Cast()),
+    (Cast(), Cast("float16")),
+    (PackMasks(), PackMasks()),
+    (Encode(Planes()), Quantize()),
+    (DiskSpill("/x"), Compress()),
+    (DiskSpill("/x"), Quantize()),
+    (DiskSpill("/x"), PackMasks()),
+    (DiskSpill("/x"), CpuOffload()),
+    (DiskSpill("/x"), StoreIn(Memory())),
+    (DiskSpill("/x"), DiskSpill("/y")),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), IMPOSSIBLE, ids=lambda policy: policy.name)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda policy: policy,
+        lambda policy: Keep() | policy,
+        lambda policy: Route((Rule(MinBytes(1), policy),)),
+        lambda policy: Route((), otherwise=policy),
+        lambda policy: Foreign(policy),
+    ],
+    ids=["plain", "in a chain", "in a rule", "as otherwise", "foreign"],
+)
+def test_impossible_order_is_refused_at_construction_and_names_both_steps(first, second, wrap):
+    with pytest.raises(PlanError) as caught:
+        wrap(first) | second
+    assert f"{second!r} cannot follow {first!r}" in str(caught.value)
+    with pytest.raises(PlanError):
+        first | wrap(second)
+
+
+def test_the_step_in_the_way_is_named_even_if_it_is_not_the_one_before():
+    with pytest.raises(PlanError, match=r"Quantize\(.*\) cannot follow Compress\(level=1\)"):
+        Chain((PackMasks(), Compress(), CpuOffload(), Quantize()))
+
+
+def test_steps_for_different_dtypes_may_stand_in_any_order():
+    for chain in (PackMasks() | Quantize(), Quantize() | PackMasks()):
+        assert chain.plan(spec("bool")).codecs == (PackBits(),)
+        assert chain.plan(spec()).codecs == (Affine(),)
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A policy of a plug-in, which knows the protocol only."""
+
+    name: ClassVar[str] = "foreign"
+    inner: HookPolicy
+
+    def __repr__(self):
+        return repr(self.inner)
+
+    def plan(self, spec, /):
+        return self.inner.plan(spec)
+
+    def alternatives(self):
+        return self.inner.alternatives()
+
+
+def test_foreign_policies_chain_on_either_side():
+    assert (Foreign(Quantize()) | DiskSpill("/x")).plan(spec()) == Plan((Affine(),), Disk(directory="/x"))
+    assert (Quantize() | Foreign(Compress())).plan(spec()) == Plan((Affine(), Zstd()), Memory())
+    assert (Keep() | Foreign(Quantize())).plan(spec("int8")).reason == "int8 is never quantized"
+
+
+def test_empty_chain_keeps():
+    assert Chain().plan(spec()).keeps
+    assert Chain().alternatives() == (Plan(),)
+
+
+@given(chains, st.integers(0, 6), st.integers(0, 6))
+def test_grouping_does_not_matter(chain, first, second):
+    low, high = sorted((first, second))
+    a, b, c = (Chain(part) for part in (chain.steps[:low], chain.steps[low:high], chain.steps[high:]))
+    assert (a | b) | c == a | (b | c) == chain
+
+
+@given(st.lists(st.one_of(st.just(Keep()), *stages), min_size=3, max_size=3))
+def test_grouping_does_not_matter_for_what_is_refused(steps):
+    a, b, c = steps
+    assert _outcome(lambda: (a | b) | c) == _outcome(lambda: a | (b | c))
+
+
+def _outcome(build):
+    try:
+        return build()
+    except PlanError:
+        return PlanError
+
+
+@given(policies, specs())
+def test_keep_is_neutral(policy, spec):
+    assert (Keep() | policy).plan(spec) == policy.plan(spec) == (policy | Keep()).plan(spec)
+
+
+@given(policies)
+def test_nested_chains_are_flattened(policy):
+    chain = Chain((Chain((Keep(), Chain((policy,)))), Chain()))
+    assert not any(isinstance(step, Chain) for step in chain.steps)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Chain(Keep()), r"chain.steps: got Keep\(\), expected a tuple of policies"),
+        (lambda: Chain((Keep(), 3)), r"chain.steps\[1\]: got 3, expected a policy"),
+        (lambda: Keep() | 3, r"chain.steps\[1\]: got 3, expected a policy"),
+        (lambda: 3 | Keep(), r"chain.steps\[0\]: got 3, expected a policy"),
+        (lambda: Keep() | Quantize, r"chain.steps\[1\]: got the class Quantize, expected a policy such as Quantize\(\)"),
+        (lambda: Zstd() | Keep(), r"chain.steps\[0\]: got the codec Zstd\(level=1\).*write Encode\(Zstd\(level=1\)\)"),
+        (lambda: Keep() | Memory(), r"chain.steps\[1\]: got the store .*write StoreIn\(Memory\(budget=None\)\)"),
+    ],
+)
+def test_what_is_no_policy_is_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()

@@ -1,0 +1,211 @@
+"""What each policy plans for each kind of tensor."""
+
+import pytest
+from hypothesis import given
+from policy_strategies import policies, specs
+
+from tensorstash.codecs.affine import Affine
+from tensorstash.codecs.pack_bits import PackBits
+from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.zstd import Zstd
+from tensorstash.errors import ConfigError
+from tensorstash.plan import HookPolicy, Plan
+from tensorstash.policies import (
+    Cast,
+    Compress,
+    CpuOffload,
+    DiskSpill,
+    Encode,
+    Keep,
+    PackMasks,
+    Quantize,
+    Route,
+    Rule,
+    StoreIn,
+)
+from tensorstash.selectors import Dtypes, MinBytes, ModuleNames
+from tensorstash.spec import DTYPES, TensorSpec
+from tensorstash.stores.disk import Disk
+from tensorstash.stores.memory import Memory
+
+
+def spec(dtype="float32", device="cpu", shape=(8, 16), **more):
+    return TensorSpec(shape, tuple(1 for _ in shape), 0, dtype, device, **more)
+
+
+def test_keep_keeps():
+    plan = Keep().plan(spec())
+    assert plan.keeps
+    assert plan.reason == "kept by policy"
+
+
+def test_cpu_offload_moves_from_accelerators_only():
+    assert CpuOffload().plan(spec(device="cuda:0")) == Plan((), Memory())
+    assert CpuOffload().plan(spec(device="gpu:0")) == Plan((), Memory())
+    on_host = CpuOffload().plan(spec())
+    assert on_host.keeps
+    assert on_host.reason == "already in host memory"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codecs"),
+    [
+        ("bool", (PackBits(), Zstd(level=3))),
+        ("float32", (Planes(), Zstd(level=3))),
+        ("bfloat16", (Planes(), Zstd(level=3))),
+        ("int64", (Planes(), Zstd(level=3))),
+        ("uint8", (Zstd(level=3),)),
+        ("float8_e5m2", (Zstd(level=3),)),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_compress_uses_the_codecs_that_accept_the_tensor(dtype, codecs, device):
+    assert Compress(level=3).plan(spec(dtype, device)) == Plan(codecs, Memory())
+
+
+def test_disk_spill_takes_every_tensor():
+    for dtype in DTYPES:
+        assert DiskSpill("/x", budget="1 KiB").plan(spec(dtype)) == Plan((), Disk(directory="/x", budget=1024))
+
+
+def test_disk_spill_takes_path_objects_and_several_directories(tmp_path):
+    assert DiskSpill(tmp_path) == DiskSpill(str(tmp_path))
+    assert DiskSpill(["/a", "/b"]).directory == ("/a", "/b")
+
+
+def test_quantize_leaves_the_payload_where_it_ran():
+    assert Quantize(4, seed=7).plan(spec(device="cuda:0")) == Plan((Affine(bits=4, seed=7),))
+
+
+@pytest.mark.parametrize("dtype", [name for name, dtype in DTYPES.items() if dtype.kind != "float"])
+@pytest.mark.parametrize("policy", [Quantize(), Cast()])
+def test_only_floating_point_is_ever_quantized_or_cast(policy, dtype):
+    plan = policy.plan(spec(dtype))
+    assert plan.keeps
+    assert plan.reason.startswith(f"{dtype} is n")
+
+
+def test_cast_holds_wider_floats_in_fewer_bits():
+    plan = Cast("float16").plan(spec())
+    assert plan.store is None
+    assert [codec.encoded_spec(spec()).dtype for codec in plan.codecs] == ["float16"]
+
+
+def test_pack_masks_packs_booleans_only():
+    assert PackMasks().plan(spec("bool")) == Plan((PackBits(),))
+    assert PackMasks().plan(spec("uint8")).reason == "uint8 is not a mask"
+
+
+def test_encode_runs_its_codec_where_it_is_accepted():
+    assert Encode(Planes()).plan(spec("int32")) == Plan((Planes(),))
+    assert Encode(Planes()).plan(spec("int8")).reason == "planes does not accept int8"
+
+
+def test_store_in_stores_wherever_the_tensor_is():
+    for device in ("cpu", "cuda:0"):
+        assert StoreIn(Memory(budget="1 KiB")).plan(spec(device=device)) == Plan((), Memory(budget=1024))
+
+
+def test_codecs_are_asked_about_the_dense_payload():
+    class Picky:
+        name, lossless, kind = "picky", True, "array->array"
+        seen = ()
+
+        def accepts(self, spec, /):
+            Picky.seen = (spec.shape, spec.strides, spec.offset)
+            return False
+
+        encoded_spec = encode = decode = None
+
+    Encode(Picky()).plan(TensorSpec((3, 4), (1, 8), 12, "float32", "cpu"))
+    assert Picky.seen == ((4, 3), (3, 1), 0)
+
+
+def test_first_rule_that_selects_decides():
+    route = Route(
+        (
+            Rule(ModuleNames("head"), Keep()),
+            Rule(MinBytes(1024), DiskSpill("/big")),
+            Rule(MinBytes(256), Quantize()),
+        ),
+        otherwise=PackMasks(),
+    )
+    big = spec(shape=(16, 16))
+    assert route.plan(spec(shape=(16, 16), module="head.linear")).keeps
+    assert route.plan(big).store == Disk(directory="/big")
+    assert route.plan(spec(shape=(8, 8))).codecs == (Affine(),)
+    assert route.plan(spec("bool", shape=(3,))).codecs == (PackBits(),)
+
+
+def test_route_keeps_what_no_rule_selects():
+    route = Route([Rule(Dtypes("bool"), PackMasks())])
+    assert route.rules == (Rule(Dtypes("bool"), PackMasks()),)
+    assert route.plan(spec()).keeps
+
+
+@given(policies, specs())
+def test_plans_are_pure_and_among_the_alternatives(policy, spec):
+    plan = policy.plan(spec)
+    assert plan == policy.plan(spec)
+    assert plan in policy.alternatives()
+    assert plan.reason or not plan.keeps
+
+
+@given(policies)
+def test_alternatives_are_without_repetition(policy):
+    alternatives = policy.alternatives()
+    assert len(set(alternatives)) == len(alternatives)
+    assert isinstance(policy, HookPolicy)
+    assert hash(policy) == hash(eval_repr(policy))
+
+
+def eval_repr(policy):
+    import policy_strategies
+
+    return eval(repr(policy), vars(policy_strategies))
+
+
+@given(policies, specs())
+def test_every_codec_accepts_what_it_will_be_given(policy, spec):
+    at = spec.dense()
+    for codec in policy.plan(spec).codecs:
+        assert codec.accepts(at)
+        at = codec.encoded_spec(at)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Quantize(3), "quantize: affine.bits: got 3, expected one of 2, 4, 8"),
+        (lambda: Quantize(group_size=0), "quantize: affine.group_size: got 0"),
+        (lambda: Quantize(rounding="up"), "quantize: affine.rounding: got 'up'"),
+        (lambda: Quantize(seed=1.5), "quantize: affine.seed: got 1.5"),
+        (lambda: Compress(level=99), "compress: zstd.level: got 99"),
+        (lambda: Cast("int8"), "cast: .*int8"),
+        (lambda: DiskSpill(3), "disk_spill: disk.directory: got 3"),
+        (lambda: DiskSpill(budget="lots"), "disk_spill: disk.budget: got 'lots'"),
+        (lambda: Encode(Zstd), "encode.codec: got <class .*Zstd'>, expected a codec"),
+        (lambda: Encode(Keep()), r"encode.codec: got Keep\(\), expected a codec"),
+        (lambda: StoreIn(Memory), "store_in.store: got <class .*Memory'>, expected a store"),
+        (lambda: StoreIn(Zstd()), r"store_in.store: got Zstd\(level=1\), expected a store"),
+        (lambda: Rule(Keep(), Keep()), r"rule.when: got Keep\(\), expected a selector"),
+        (lambda: Rule(MinBytes(1), MinBytes(1)), r"rule.use: got MinBytes\(size=1\), expected a policy"),
+        (lambda: Route(Rule(MinBytes(1), Keep())), r"route.rules: got Rule\(.*\), expected a tuple of Rule"),
+        (lambda: Route(((MinBytes(1), Keep()),)), r"route.rules\[0\]: got \(.*\), expected Rule\(when, use\)"),
+        (lambda: Route((), otherwise=None), "route.otherwise: got None, expected a policy"),
+        (lambda: Route((), otherwise=Keep), r"route.otherwise: got the class Keep, expected a policy such as Keep\(\)"),
+        (lambda: Route((), otherwise=Zstd()), r"got the codec .*; write Encode\(Zstd\(level=1\)\)"),
+        (lambda: Route((), otherwise=Memory()), r"got the store .*; write StoreIn\(Memory\(budget=None\)\)"),
+    ],
+)
+def test_bad_values_are_refused_at_construction(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_stores_of_unknown_tiers_are_refused():
+    class Tape(Memory):
+        tier = "tape"
+
+    with pytest.raises(ConfigError, match="has the tier 'tape', not 'memory' or 'disk'"):
+        StoreIn(Tape())

@@ -1,0 +1,136 @@
+"""Which tensors each selector takes, and what it refuses to be built from."""
+
+from dataclasses import FrozenInstanceError, dataclass
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from policy_strategies import selectors, specs
+
+from tensorstash.codecs.zstd import Zstd
+from tensorstash.errors import ConfigError
+from tensorstash.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not, Parameters
+from tensorstash.spec import TensorSpec
+
+
+def spec(shape=(4, 4), dtype="float32", device="cpu", **more):
+    strides = tuple(1 for _ in shape)
+    return TensorSpec(shape, strides, 0, dtype, device, **more)
+
+
+@pytest.mark.parametrize(("numel", "taken"), [(255, False), (256, True), (257, True)])
+def test_min_bytes_includes_its_bound(numel, taken):
+    assert MinBytes("1 KiB").accepts(spec((numel,))) is taken
+
+
+@pytest.mark.parametrize(("numel", "taken"), [(255, True), (256, True), (257, False)])
+def test_max_bytes_includes_its_bound(numel, taken):
+    assert MaxBytes(1024).accepts(spec((numel,))) is taken
+
+
+def test_dtypes_takes_one_name_or_several():
+    assert Dtypes("bool") == Dtypes(("bool",)) == Dtypes(["bool"])
+    both = Dtypes(("bool", "bfloat16"))
+    assert [both.accepts(spec(dtype=dtype)) for dtype in ("bool", "bfloat16", "float16")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "taken"),
+    [("cuda", True), ("cuda:0", True), ("cuda*", True), ("cuda:[01]", True), ("cuda:1", False), ("cud", False), ("CUDA", False)],
+)
+def test_devices_match_by_name_or_by_type(pattern, taken):
+    assert Devices(pattern).accepts(spec(device="cuda:0")) is taken
+
+
+@pytest.mark.parametrize(
+    ("pattern", "module", "taken"),
+    [
+        ("layers.1", "layers.1.attn.q", True),
+        ("layers.1", "layers.1", True),
+        ("layers.1", "layers.10.attn", False),
+        ("layers.?", "layers.1.attn", True),
+        ("layers.?", "layers.10.attn", False),
+        ("layers.[0-2]", "layers.3", False),
+        ("*.attn", "layers.1.attn.q", True),
+        ("attn", "layers.1.attn", False),
+        ("layers", "layersnorm", False),
+        ("Layers.1", "layers.1", False),
+        ("*", "anything.at.all", True),
+        ("*", "", False),
+    ],
+)
+def test_module_pattern_matches_the_module_or_one_around_it(pattern, module, taken):
+    assert ModuleNames(pattern).accepts(spec(module=module)) is taken
+
+
+def test_any_of_several_patterns_is_enough():
+    assert ModuleNames(("encoder", "decoder")).accepts(spec(module="decoder.0"))
+
+
+def test_parameters_are_told_by_the_spec():
+    assert Parameters().accepts(spec(is_parameter=True))
+    assert not Parameters().accepts(spec())
+
+
+@given(selectors, selectors, specs())
+def test_operators_are_the_logic_they_spell(a, b, spec):
+    assert (a & b).accepts(spec) is (a.accepts(spec) and b.accepts(spec))
+    assert (a | b).accepts(spec) is (a.accepts(spec) or b.accepts(spec))
+    assert (~a).accepts(spec) is not a.accepts(spec)
+
+
+@given(selectors, selectors, selectors)
+def test_operators_flatten_and_are_associative(a, b, c):
+    assert (a & b) & c == a & (b & c)
+    assert (a | b) | c == a | (b | c)
+    assert not any(isinstance(part, All) for part in ((a & b) & c).of)
+    assert not any(isinstance(part, Any) for part in ((a | b) | c).of)
+
+
+def test_no_selectors_means_all_tensors_for_all_and_none_for_any():
+    assert All(()).accepts(spec())
+    assert not Any(()).accepts(spec())
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """A selector of a plug-in, which knows the protocol only."""
+
+    name: ClassVar[str] = "scalars"
+
+    def accepts(self, spec, /):
+        return spec.shape == ()
+
+
+def test_foreign_selectors_combine():
+    assert (MinBytes(0) & Scalars()).accepts(spec(()))
+    assert Not(Scalars()).accepts(spec())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: MinBytes("3 parsecs"), "min_bytes.size: got '3 parsecs', expected a number of bytes"),
+        (lambda: MaxBytes(-1), "max_bytes.size: got -1"),
+        (lambda: MinBytes(True), "min_bytes.size: got True"),
+        (lambda: Dtypes("flaot32"), "dtypes.names: unknown dtype 'flaot32'; did you mean 'float32'"),
+        (lambda: Dtypes(()), r"dtypes.names: got \(\), expected a text or a tuple of texts"),
+        (lambda: Dtypes((3,)), r"dtypes.names: got \(3,\)"),
+        (lambda: Devices(None), "devices.patterns: got None"),
+        (lambda: ModuleNames(("a", "")), r"module_names.patterns: got \('a', ''\)"),
+        (lambda: All(MinBytes(1)), r"all.of: got MinBytes\(size=1\), expected a tuple of selectors"),
+        (lambda: Any((MinBytes(1), 3)), r"any.of\[1\]: got 3, expected a selector"),
+        (lambda: Not(Parameters), r"not.selector: got the class Parameters, expected an instance"),
+        (lambda: Not(Zstd()), r"not.selector: got Zstd\(level=1\), expected a selector"),
+        (lambda: MinBytes(1) & 3, r"all.of\[1\]: got 3, expected a selector"),
+    ],
+)
+def test_bad_values_are_refused_at_construction(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_selectors_are_frozen_and_hashable():
+    with pytest.raises(FrozenInstanceError):
+        MinBytes(1).size = 2
+    assert len({MinBytes(1024), MinBytes("1 KiB"), MinBytes(1)}) == 2

@@ -1,0 +1,6 @@
+from tensorstash.testing.backend_suite import BackendSuite
+from tensorstash.testing.torch_lab import TorchLab
+
+
+class TestTorch(BackendSuite):
+    lab = TorchLab()

@@ -1,0 +1,322 @@
+"""A replaced forward runs inside its scope, and leaves no other trace in the model."""
+
+import copy
+import gc
+import inspect
+import io
+import pickle
+import weakref
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.torch import TorchBackend
+from tensorstash.errors import BackendError, ConfigError
+
+
+class Plain:
+    """A model of no framework."""
+
+    def __init__(self):
+        self.weight = 2
+
+    def forward(self, x: int, *, shift: int = 0) -> int:
+        """Scale and shift."""
+        if x < 0:
+            raise ArithmeticError(x)
+        return self.weight * x + shift
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("scale", torch.tensor(1.0))
+
+    def forward(self, x, *, shift=0):
+        if x < 0:
+            raise ArithmeticError(x)
+        return self.weight * x + shift
+
+
+@pytest.fixture(params=[Plain, Net])
+def model(request):
+    return request.param()
+
+
+class Scopes:
+    """Counts and names the scopes that are open."""
+
+    def __init__(self):
+        self.open = 0
+        self.entered = []
+
+    def named(self, name):
+        @contextmanager
+        def scope():
+            self.open += 1
+            self.entered.append(name)
+            try:
+                yield
+            finally:
+                self.open -= 1
+
+        return scope
+
+
+@pytest.fixture
+def scopes():
+    return Scopes()
+
+
+def set_weight(model, value):
+    if isinstance(model, nn.Module):
+        model.weight.data.fill_(value)
+    else:
+        model.weight = value
+
+
+def test_forward_runs_inside_the_scope_until_the_undo(model, scopes):
+    before = dict(vars(model))
+    undo = replace_forward(model, scopes.named("a"))
+    assert model.forward(3, shift=1) == 7
+    assert scopes.entered == ["a"]
+    undo()
+    assert model.forward(3) == 6
+    assert scopes.entered == ["a"]
+    assert vars(model) == before
+
+
+def test_an_exception_leaves_no_scope_open(model, scopes):
+    replace_forward(model, scopes.named("a"))
+    with pytest.raises(ArithmeticError):
+        model.forward(-1)
+    assert scopes.open == 0
+    assert model.forward(1) == 2
+
+
+@pytest.mark.parametrize("kind", [Plain, Net])
+def test_no_cycle_keeps_the_model_alive(kind, scopes):
+    gc.disable()
+    try:
+        model = kind()
+        undo = replace_forward(model, scopes.named("a"))
+        model.forward(1)
+        gone, forward = weakref.ref(model), model.forward
+        del model
+        assert gone() is None
+        with pytest.raises(BackendError, match="gone"):
+            forward(1)
+        undo()
+    finally:
+        gc.enable()
+
+
+def test_a_deep_copy_runs_its_own_weights_inside_the_scope(model, scopes):
+    undo = replace_forward(model, scopes.named("a"))
+    twin = copy.deepcopy(model)
+    set_weight(twin, 10)
+    assert twin.forward(3) == 30
+    assert model.forward(3) == 6
+    assert scopes.entered == ["a", "a"]
+    undo()
+    assert twin.forward(3) == 30
+    assert scopes.entered == ["a", "a"]
+
+
+def test_a_deep_copy_of_the_forward_alone_brings_its_own_model(scopes):
+    holder = {"model": Plain()}
+    replace_forward(holder["model"], scopes.named("a"))
+    twin = copy.deepcopy({"forward": holder["model"].forward, **holder})
+    twin["model"].weight = 10
+    assert twin["forward"](3) == 30
+    assert holder["model"].forward(3) == 6
+
+
+def test_a_deep_copy_of_nested_replacements_stays_nested(model, scopes):
+    replace_forward(model, scopes.named("a"))
+    replace_forward(model, scopes.named("b"))
+    twin = copy.deepcopy(model)
+    set_weight(twin, 10)
+    assert twin.forward(3) == 30
+    assert scopes.entered == ["b", "a"]
+
+
+def test_a_pickle_is_unwrapped(model, scopes):
+    replace_forward(model, scopes.named("a"))
+    data = pickle.dumps(model)
+    assert b"tensorstash" not in data
+    twin = pickle.loads(data)
+    set_weight(twin, 10)
+    assert twin.forward(3) == 30
+    assert scopes.entered == []
+
+
+def test_a_pickle_keeps_an_instance_forward_that_was_replaced(scopes):
+    model = Plain()
+    model.forward = abs
+    replace_forward(model, scopes.named("a"))
+    twin = pickle.loads(pickle.dumps(model))
+    assert twin.forward is abs
+
+
+def test_a_pickle_of_the_forward_alone_brings_its_own_model(model, scopes):
+    replace_forward(model, scopes.named("a"))
+    assert pickle.loads(pickle.dumps(model.forward))(3) == 6
+    assert scopes.entered == []
+
+
+def test_torch_save_of_a_wrapped_model_gives_an_unwrapped_one(scopes):
+    model = Net()
+    replace_forward(model, scopes.named("a"))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    twin = torch.load(file, weights_only=False)
+    twin.weight.data.fill_(10)
+    assert twin(torch.tensor(3.0)) == 30
+    assert scopes.entered == []
+
+
+def test_signature_name_and_documentation_lookups_see_the_model_s_own_forward(model, scopes):
+    signature, name = inspect.signature(model.forward), model.forward.__name__
+    code, function = model.forward.__code__, model.forward.__func__
+    replace_forward(model, scopes.named("a"))
+    replace_forward(model, scopes.named("b"))
+    assert inspect.signature(model.forward) == signature
+    assert model.forward.__name__ == name
+    assert model.forward.__code__ is code
+    assert model.forward.__func__ is function
+    assert model.forward.__self__ is model
+    with pytest.raises(AttributeError):
+        _ = model.forward.no_such_name
+
+
+def test_class_parameters_and_state_dict_are_unchanged(scopes):
+    model = Net()
+    before = (type(model), list(model.parameters()), list(model.state_dict()), repr(model), list(model.modules()))
+    replace_forward(model, scopes.named("a"))
+    after = (type(model), list(model.parameters()), list(model.state_dict()), repr(model), list(model.modules()))
+    assert all(a is b for a, b in zip(before[1], after[1], strict=True))
+    assert before == after
+
+
+def test_an_instance_forward_is_called_and_put_back(model, scopes):
+    def patched(x):
+        return 100 * x
+
+    vars(model)["forward"] = patched
+    undo = replace_forward(model, scopes.named("a"))
+    assert model.forward(3) == 300
+    undo()
+    assert vars(model)["forward"] is patched
+    assert scopes.entered == ["a"]
+
+
+def test_undo_is_idempotent(model, scopes):
+    undo = replace_forward(model, scopes.named("a"))
+    undo()
+    again = replace_forward(model, scopes.named("b"))
+    undo()
+    assert model.forward(1) == 2
+    assert scopes.entered == ["b"]
+    again()
+    assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_nested_replacements_are_undone_in_any_order(model, scopes, order):
+    undos = {i: replace_forward(model, scopes.named(i)) for i in range(3)}
+    active = [2, 1, 0]
+    for i in order:
+        scopes.entered.clear()
+        assert model.forward(1) == 2
+        assert scopes.entered == active
+        undos[i]()
+        active.remove(i)
+    assert "forward" not in vars(model)
+
+
+def test_a_patch_of_somebody_else_on_top_survives_the_undo(model, scopes):
+    undo = replace_forward(model, scopes.named("a"))
+    ours = model.forward
+    vars(model)["forward"] = theirs = lambda x: ours(x) + 1000
+    assert model.forward(1) == 1002
+    undo()
+    assert vars(model)["forward"] is theirs
+    assert model.forward(1) == 1002
+    assert scopes.entered == ["a"]
+
+
+def test_the_scope_is_released_by_the_undo(model):
+    class Session:
+        @contextmanager
+        def scope(self):
+            yield
+
+    session = Session()
+    gone = weakref.ref(session)
+    undo = replace_forward(model, session.scope)
+    model.forward(1)
+    undo()
+    del session
+    assert gone() is None
+
+
+def test_a_scope_is_made_for_each_call_so_that_forward_may_recurse(scopes):
+    class Countdown:
+        def forward(self, n):
+            assert scopes.open == 4 - n
+            return 0 if n == 0 else self.forward(n - 1)
+
+    model = Countdown()
+    replace_forward(model, scopes.named("a"))
+    assert model.forward(3) == 0
+    assert scopes.open == 0
+
+
+@pytest.mark.parametrize("bad", [3, object(), type("Slotted", (), {"__slots__": (), "forward": abs})()])
+def test_what_has_no_forward_to_replace_is_refused(bad, scopes):
+    with pytest.raises(ConfigError, match="expected a model"):
+        replace_forward(bad, scopes.named("a"))
+
+
+def test_static_and_inherited_forwards_are_found(scopes):
+    class Static:
+        @staticmethod
+        def forward(x):
+            return -x
+
+    class Child(Plain):
+        pass
+
+    static, child = Static(), Child()
+    replace_forward(static, scopes.named("a"))
+    replace_forward(child, scopes.named("b"))
+    assert static.forward(3) == -3
+    assert child.forward(3) == 6
+    assert scopes.entered == ["a", "b"]
+
+
+def test_scripted_and_traced_modules_are_wrapped(scopes):
+    linear = nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+    with pytest.warns(DeprecationWarning):
+        scripted = torch.jit.script(linear)
+    for model in (scripted, torch.fx.symbolic_trace(linear)):
+        undo = replace_forward(model, scopes.named("a"))
+        assert torch.equal(model(x), linear(x))
+        undo()
+        assert torch.equal(model(x), linear(x))
+    assert scopes.entered == ["a", "a"]
+
+
+def test_backend_owns_tensors_and_modules_and_names_them():
+    backend = TorchBackend()
+    model = nn.Sequential(Net(), nn.ReLU())
+    assert all(map(backend.owns, (model, torch.ones(1), nn.Parameter(torch.ones(1)))))
+    assert not any(map(backend.owns, (3, Plain(), nn.Module)))
+    assert [name for name, _ in backend.named_modules(model)] == ["", "0", "1"]

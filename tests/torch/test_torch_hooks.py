@@ -1,0 +1,244 @@
+"""Hooks are in force for one block on one thread, and never disturb those of others."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
+
+from tensorstash.errors import BackendError
+
+
+class Log:
+    """A pair that writes down who was called."""
+
+    def __init__(self, backend, name="ours"):
+        self.backend = backend
+        self.name = name
+        self.packs = 0
+        self.unpacks = 0
+
+    def hooks(self):
+        return self.backend.hooks(self.pack, self.unpack)
+
+    def foreign(self):
+        return saved_tensors_hooks(self.pack, self.unpack)
+
+    def pack(self, tensor):
+        self.packs += 1
+        return tensor.detach()
+
+    def unpack(self, packed):
+        self.unpacks += 1
+        return packed
+
+
+@pytest.fixture
+def log(backend):
+    return Log(backend)
+
+
+@pytest.fixture(autouse=True)
+def no_hooks_left():
+    yield
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+
+
+def work():
+    x = torch.randn(3, requires_grad=True)
+    return x.exp()
+
+
+def test_the_innermost_pair_runs_and_the_outer_one_is_restored(backend):
+    outer, inner = Log(backend), Log(backend)
+    with outer.hooks():
+        work()
+        with inner.hooks():
+            work()
+            work()
+        work()
+    work()
+    assert (outer.packs, inner.packs) == (2, 2)
+
+
+def test_pairs_of_others_nest_both_ways(backend):
+    ours, theirs = Log(backend), Log(backend)
+    with ours.hooks(), theirs.foreign():
+        work()
+    with theirs.foreign():
+        with ours.hooks():
+            work()
+        work()
+    assert (ours.packs, theirs.packs) == (1, 2)
+
+
+def test_an_exception_leaves_no_hooks(log):
+    with pytest.raises(ZeroDivisionError), log.hooks():
+        work()
+        raise ZeroDivisionError
+    work()
+    assert log.packs == 1
+
+
+def test_an_exception_in_pack_propagates_unchanged(backend):
+    def pack(_):
+        raise ZeroDivisionError("ours")
+
+    with pytest.raises(ZeroDivisionError, match="ours"), backend.hooks(pack, lambda packed: packed):
+        work()
+
+
+def test_an_exception_in_unpack_propagates_and_gradient_recording_is_as_before(backend):
+    def unpack(_):
+        raise ZeroDivisionError("ours")
+
+    with backend.hooks(lambda tensor: None, unpack):
+        y = work()
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        torch.autograd.grad(y.sum(), y, create_graph=True)
+        y.sum().backward(create_graph=True)
+    assert torch.is_grad_enabled()
+
+
+def test_leaving_out_of_order_is_an_error_and_removes_ours_alone(backend):
+    ours, theirs = Log(backend), Log(backend)
+    our_scope, their_scope = ours.hooks(), theirs.foreign()
+    our_scope.__enter__()
+    their_scope.__enter__()
+    with pytest.raises(BackendError, match="another order"):
+        our_scope.__exit__(None, None, None)
+    work()
+    assert (ours.packs, theirs.packs) == (0, 1)
+    their_scope.__exit__(None, None, None)
+    work()
+    assert (ours.packs, theirs.packs) == (0, 1)
+
+
+def test_hooks_that_somebody_else_took_away_are_an_error_and_take_nothing_away(backend):
+    ours, theirs = Log(backend), Log(backend)
+    our_scope, their_scope = ours.hooks(), theirs.foreign()
+    their_scope.__enter__()
+    our_scope.__enter__()
+    their_scope.__exit__(None, None, None)  # takes ours away: PyTorch does not look
+    with pytest.raises(BackendError, match="no longer in force"):
+        our_scope.__exit__(None, None, None)
+    work()
+    assert (ours.packs, theirs.packs) == (0, 1)
+    their_scope.__exit__(None, None, None)
+
+
+def test_leaving_on_another_thread_is_an_error(log):
+    errors = []
+    scope = log.hooks()
+    scope.__enter__()
+
+    def leave():
+        try:
+            scope.__exit__(None, None, None)
+        except BackendError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    work()
+    assert log.packs == 1
+    scope.__exit__(None, None, None)
+
+
+def test_hooks_are_per_thread(backend):
+    outer, inner = Log(backend), Log(backend)
+
+    def run():
+        work()
+        with inner.hooks():
+            work()
+
+    with outer.hooks():
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        work()
+    assert (outer.packs, inner.packs) == (1, 1)
+
+
+def test_disabled_hooks_say_why(log):
+    with (
+        disable_saved_tensors_hooks("not in this block"),
+        pytest.raises(RuntimeError, match="not in this block"),
+        log.hooks(),
+    ):
+        work()
+    with pytest.raises(RuntimeError, match="not here"), log.hooks(), disable_saved_tensors_hooks("not here"):
+        work()
+    assert log.packs == 0
+    with log.hooks():
+        work()
+    assert log.packs == 1
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * grad * x
+
+
+@pytest.mark.parametrize("function", [torch.square, Square.apply], ids=["operator", "custom function"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_hooks_run_without_gradient_recording_and_autocast(backend, function, create_graph):
+    seen = []
+
+    def observe(value):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+        seen.append((torch.is_grad_enabled(), product.dtype))
+        return value.detach()
+
+    x = torch.randn(3, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16), backend.hooks(observe, observe):
+        y = function(x)
+        torch.autograd.grad(y.sum(), x, create_graph=create_graph)
+        assert torch.is_grad_enabled()
+        assert torch.is_autocast_enabled("cpu")
+    assert len(seen) >= 2
+    assert set(seen) == {(False, torch.float32)}
+
+
+def test_what_pack_returns_is_dropped_when_backward_is_done_with_it(backend):
+    class Packed:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+    alive = []
+
+    def pack(tensor):
+        packed = Packed(tensor.detach())
+        alive.append(weakref.ref(packed))
+        return packed
+
+    gc.disable()
+    try:
+        with backend.hooks(pack, lambda packed: packed.tensor):
+            done, dropped = work(), work()
+        done.sum().backward()
+        del dropped
+        assert [reference() for reference in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_one_scope_object_can_be_entered_again(log):
+    scope = log.hooks()
+    for _ in range(2):
+        with scope, scope:
+            work()
+    work()
+    assert log.packs == 2

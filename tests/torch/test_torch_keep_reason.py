@@ -1,0 +1,190 @@
+"""What cannot be rebuilt exactly, or would save nothing, is kept; and the backend says why."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
+
+
+def test_plain_tensors_can_be_stashed(backend):
+    activation = torch.randn(3, 4, requires_grad=True) * 2
+    for tensor in (torch.randn(3), activation, activation.t(), activation[1:], torch.randn(3)[1:].detach()):
+        assert backend.keep_reason(tensor) is None
+
+
+def test_buffers_can_be_stashed(backend):
+    assert backend.keep_reason(nn.Buffer(torch.randn(3))) is None
+
+
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["trained", "frozen"])
+def test_parameters_and_their_views_are_kept(backend, requires_grad):
+    weight = nn.Parameter(torch.randn(4, 4), requires_grad=requires_grad)
+    assert backend.keep_reason(weight) == "parameter"
+    with torch.no_grad():
+        views = [weight.t(), weight[1:], weight.view(16).view(2, 8)]
+    for view in [weight.t(), weight[1:], weight.t()[::2], *views]:
+        assert backend.keep_reason(view) == "view of a parameter"
+    assert backend.keep_reason(weight * 1) is None
+
+
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["trained", "frozen"])
+def test_weights_saved_by_linear_conv_and_embedding_are_recognised(backend, pair, requires_grad):
+    linear, tied = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
+    tied.weight = linear.weight
+    conv = nn.Conv1d(5, 5, 1, bias=False)
+    for module in (linear, conv):
+        module.requires_grad_(requires_grad)
+    with pair.hooks():
+        x = torch.randn(2, 3, 5, requires_grad=True) * 1
+        y = conv(tied(linear(x)).transpose(1, 2))
+    y.sum().backward()
+    weights = pair.kept["parameter"] + pair.kept["view of a parameter"]
+    assert weights == 3
+    assert not {(5, 5), (5, 5, 1)} & set(pair.copied)
+
+
+def test_other_leaves_that_require_grad_and_their_views_are_kept(backend):
+    leaf = torch.randn(4, 4, requires_grad=True)
+    assert backend.keep_reason(leaf) == "leaf that requires grad"
+    assert backend.keep_reason(leaf[1:]) == "view of a leaf that requires grad"
+    assert backend.keep_reason(leaf.t()) == "view of a leaf that requires grad"
+
+
+def test_views_of_activations_and_of_plain_inputs_can_be_stashed(backend):
+    activation = torch.randn(4, 4, requires_grad=True) * 1
+    assert backend.keep_reason(activation.t()) is None
+    assert backend.keep_reason(torch.randn(4, 4).t()) is None
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|BSR|CSC|BSC)")
+def test_sparse_tensors_are_kept(backend):
+    dense = torch.eye(4)
+    for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc(), dense.to_sparse_bsr((2, 2))):
+        assert backend.keep_reason(sparse) == "sparse layout"
+        assert "on cpu" in backend.describe(sparse)
+    assert backend.nbytes(dense.to_sparse()) == 0
+
+
+def test_mkldnn_tensors_are_kept(backend):
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this build has no oneDNN")
+    tensor = torch.randn(2, 2).to_mkldnn()
+    assert backend.keep_reason(tensor) == "opaque layout"
+    assert backend.describe(tensor) == "float32(2, 2) on cpu"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_kept(backend):
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    strided = torch.nested.nested_tensor(parts)
+    jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    assert backend.keep_reason(strided) == "nested"
+    assert backend.keep_reason(jagged) == "subclass"
+    for tensor in (strided, jagged):
+        assert "nested" in backend.describe(tensor).lower()
+        assert backend.nbytes(tensor) == 72
+
+
+def test_quantized_tensors_are_kept(backend):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensor = torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)
+    assert backend.keep_reason(tensor) == "quantized"
+
+
+def test_dtypes_below_a_byte_are_kept(backend):
+    assert backend.keep_reason(torch.empty(4, dtype=torch.int1)) == "dtype"
+
+
+def test_tensors_without_real_memory_are_kept(backend):
+    assert backend.keep_reason(torch.randn(3, device="meta")) == "no real memory"
+    assert backend.keep_reason(torch._efficientzerotensor(3)) == "no real memory"
+    with FakeTensorMode():
+        assert backend.keep_reason(torch.randn(3)) == "no real memory"
+
+
+def test_subclasses_are_kept(backend):
+    class Labelled(torch.Tensor):
+        pass
+
+    labelled = torch.randn(3).as_subclass(Labelled)
+    assert backend.keep_reason(labelled) == "subclass"
+    assert "Labelled" in backend.describe(labelled)
+    assert backend.keep_reason(TwoTensor(torch.randn(3), torch.randn(3))) == "subclass"
+    assert backend.keep_reason(nn.Parameter(TwoTensor(torch.randn(3), torch.randn(3)))) == "parameter"
+
+
+def test_functional_tensors_are_kept(backend):
+    assert backend.keep_reason(torch._to_functional_tensor(torch.randn(3))) == "tracing"
+
+
+def test_tensors_under_function_transforms_are_kept(backend):
+    reasons = []
+
+    def observe(x):
+        y = x * 1
+        reasons.append(backend.keep_reason(y))
+        return y.sum()
+
+    torch.func.vmap(observe)(torch.randn(2, 3))
+    torch.func.grad(observe)(torch.randn(3))
+    assert reasons == ["function transform", "function transform"]
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_values_are_not_baked_into_a_traced_program(pair, mode):
+    def gradient(x):
+        x = x.detach().requires_grad_()
+        with pair.hooks():
+            y = (x.exp() * x.sin()).sum()
+        return torch.autograd.grad(y, x)[0]
+
+    traced = make_fx(gradient, tracing_mode=mode)(torch.randn(4))
+    assert not pair.copied
+    other = torch.randn(4)
+    assert torch.equal(traced(other), gradient(other))
+    assert pair.copied
+
+
+def test_tracing_by_jit_is_seen(backend):
+    reasons = []
+
+    def observe(x):
+        reasons.append(backend.keep_reason(x * 1))
+        return x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.trace(observe, torch.randn(3), check_trace=False)
+    assert reasons == ["tracing"]
+
+
+def test_user_dispatch_modes_are_no_tracing(backend):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        assert backend.keep_reason(torch.randn(3)) is None
+
+
+def test_distributed_tensors_are_kept(backend):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        tensor = distribute_tensor(torch.randn(4, 4), init_device_mesh("cpu", (1,)))
+        assert backend.keep_reason(tensor * 1) == "subclass"
+        assert backend.keep_reason(nn.Parameter(tensor)) == "parameter"
+        assert backend.describe(tensor) == "DTensor float32(4, 4) on cpu"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_describe_says_dtype_shape_and_device(backend):
+    assert backend.describe(torch.zeros(4, 8, dtype=torch.bfloat16)) == "bfloat16(4, 8) on cpu"
+    assert backend.describe(nn.Parameter(torch.zeros(2))) == "float32(2,) on cpu"
+    assert backend.describe(torch.zeros(3, device="meta")) == "float32(3,) on meta"

@@ -1,0 +1,271 @@
+"""Every layout of every element type goes to the host and comes back as it was."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tensorstash.backends.torch_layout import DTYPE_NAMES
+from tensorstash.buffers import borrowed
+from tensorstash.spec import DTYPES
+
+LAYOUTS = {
+    "contiguous": ((3, 4, 5), (20, 5, 1), 0),
+    "offset slice": ((2, 3), (8, 1), 11),
+    "transposed": ((3, 4), (1, 3), 0),
+    "channels last": ((2, 3, 4, 5), (60, 1, 15, 3), 0),
+    "expanded": ((3, 4, 5), (0, 5, 1), 1),
+    "expanded scalar": ((3, 4), (0, 0), 5),
+    "overlapping windows": ((5, 3), (1, 1), 2),
+    "overlap that no dimension explains": ((2, 2, 3), (3, 2, 2), 0),
+    "gaps": ((3, 4), (9, 2), 1),
+    "odd strides of size one": ((1, 4, 1), (77, 1, 13), 0),
+    "no dimensions": ((), (), 3),
+    "one element": ((1, 1), (5, 3), 7),
+    "empty": ((0, 3), (3, 1), 0),
+    "empty in the middle": ((2, 0, 3), (3, 3, 1), 2),
+}
+
+
+def filled(dtype, shape, strides, offset):
+    generator = torch.Generator().manual_seed(7)
+    raw = torch.randint(0, 256, (256 * dtype.itemsize,), dtype=torch.uint8, generator=generator)
+    if dtype is torch.bool:
+        raw &= 1
+    return raw.view(dtype).as_strided(shape, strides, offset)
+
+
+def layout_of(tensor):
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % 64, tensor.is_conj(), tensor.is_neg()
+
+
+def raw_bits(tensor):
+    """Bits of every element as stored, whatever the lazy flags; overlapping elements as often as they are read."""
+    if tensor.is_conj():
+        tensor = tensor.conj()
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)
+    carrier = getattr(torch, DTYPES[DTYPE_NAMES[tensor.dtype]].carrier)
+    return tensor.view(carrier).numpy().tobytes()
+
+
+def assert_round_trip(backend, tensor):
+    assert backend.keep_reason(tensor) is None
+    spec = backend.spec(tensor)
+    version = tensor._version
+    host = backend.to_host(tensor, spec).wait()
+    assert host.shape == spec.dense().shape
+    assert host.dtype.name == spec.carrier
+    assert host.flags.c_contiguous
+    for data in (borrowed(host), host.copy()):
+        back = backend.from_host(data, spec)
+        assert layout_of(back) == layout_of(tensor)
+        assert raw_bits(back) == raw_bits(tensor)
+        assert back._base is None
+        assert back.grad_fn is None
+        assert not back.requires_grad
+    assert tensor._version == version
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("dtype", DTYPE_NAMES, ids=DTYPE_NAMES.values())
+def test_every_layout_of_every_dtype_comes_back(backend, dtype, layout):
+    assert_round_trip(backend, filled(dtype, *layout))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_conj_and_neg_flags_come_back(backend, layout):
+    for dtype in (torch.complex32, torch.complex64, torch.complex128):
+        conjugated = filled(dtype, *layout).conj()
+        assert conjugated.is_conj()
+        assert_round_trip(backend, conjugated)
+        assert_round_trip(backend, torch._neg_view(conjugated))
+        negated = conjugated.imag
+        assert negated.is_neg()
+        assert_round_trip(backend, negated)
+
+
+def test_the_table_holds_every_dtype_that_numpy_and_its_carriers_can_move():
+    build = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+    absent = {str(dtype).removeprefix("torch.") for dtype in build - set(DTYPE_NAMES)}
+    quantized = {"qint8", "qint32", "quint8", "quint4x2", "quint2x4"}
+    below_a_byte = {f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)} | {"bits1x8", "bits2x4", "bits4x2"}
+    assert absent <= quantized | below_a_byte
+
+
+def test_special_values_keep_their_bits(backend):
+    nans = torch.tensor([0x7FC00001, -0x400000 + 5, 0x7F800001, -0x80000000, 1], dtype=torch.int32).view(torch.float32)
+    assert_round_trip(backend, nans)
+
+
+@pytest.mark.parametrize("itemsize_step", [1, 2, 3, 5, 15])
+def test_address_modulo_64_comes_back(backend, itemsize_step):
+    tensor = torch.arange(64, dtype=torch.float32)[itemsize_step:]
+    assert tensor.data_ptr() % 64 == 4 * itemsize_step
+    assert_round_trip(backend, tensor)
+
+
+def test_address_that_is_no_multiple_of_the_itemsize_comes_back(backend):
+    tensor = torch.from_numpy(np.zeros(101, np.uint8)[1:]).view(torch.float32)
+    tensor.copy_(torch.arange(25))
+    assert tensor.data_ptr() % 4
+    assert_round_trip(backend, tensor)
+
+
+def test_dense_host_memory_is_viewed_not_copied(backend):
+    tensor = torch.randn(4, 6).t()
+    host = backend.to_host(tensor, backend.spec(tensor)).wait()
+    assert host.ctypes.data == tensor.data_ptr()
+    assert not host.flags.writeable
+
+
+def test_gaps_are_left_out(backend):
+    tensor = torch.randn(48, 96)[:, :48]
+    host = backend.to_host(tensor, backend.spec(tensor)).wait()
+    assert host.nbytes == tensor.nbytes
+    assert host.flags.writeable
+    assert not np.shares_memory(host, tensor.numpy())
+
+
+def test_expanded_dimensions_are_left_out(backend):
+    tensor = torch.randn(5).expand(1000, 5)
+    assert backend.to_host(tensor, backend.spec(tensor)).wait().shape == (5,)
+
+
+def test_writable_memory_is_adopted_where_it_fits(backend):
+    tensor = torch.randn(64, 3)
+    spec = backend.spec(tensor)
+    private = tensor.clone().numpy()
+    assert private.ctypes.data % 64 == spec.alignment
+    back = backend.from_host(private, spec)
+    assert back.data_ptr() == private.ctypes.data
+
+
+def test_borrowed_memory_is_never_adopted(backend):
+    tensor = torch.randn(64, 3)
+    spec = backend.spec(tensor)
+    host = backend.to_host(tensor, spec).wait()
+    back = backend.from_host(host, spec)
+    before = tensor.clone()
+    back.add_(1)
+    assert torch.equal(tensor, before)
+    immutable = np.frombuffer(host.tobytes(), np.float32).reshape(64, 3)
+    backend.from_host(immutable, spec).add_(1)
+    assert immutable.tobytes() == host.tobytes()
+
+
+def test_specs_of_one_layout_are_one_object(backend):
+    first, second = torch.randn(8, 16), torch.randn(8, 16)
+    assert backend.spec(first) is backend.spec(second)
+    assert backend.spec(first) is not backend.spec(first.t())
+
+
+def test_spec_says_what_the_tensor_is(backend):
+    tensor = torch.zeros(10, 4, dtype=torch.bfloat16)[2:].t()
+    spec = backend.spec(tensor)
+    assert (spec.shape, spec.strides, spec.offset) == ((4, 8), (1, 4), 16)
+    assert (spec.dtype, spec.device, spec.alignment) == ("bfloat16", "cpu", tensor.data_ptr() % 64)
+    assert type(spec.shape) is tuple
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_seen_by_dispatch_modes_default_devices_or_grad_recording(backend):
+    tensor = torch.randn(6, 4, requires_grad=True).mul(2)[:, ::2]
+    spec = backend.spec(tensor)
+    with Recorder() as recorder, torch.device("meta"), torch.enable_grad():
+        data = backend.to_host(tensor, spec).wait()
+        back = backend.from_host(data, spec)
+    assert recorder.seen == []
+    assert back.device.type == "cpu"
+    assert back.grad_fn is None
+    assert torch.equal(back, tensor)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_tensors_are_rebuilt_in_every_grad_mode(backend, mode):
+    tensor = torch.randn(6, 4).t()
+    with mode():
+        assert_round_trip(backend, tensor)
+
+
+def test_random_state_is_untouched(backend):
+    tensor = torch.randn(30, 4)[::2]
+    before = torch.get_rng_state()
+    assert_round_trip(backend, tensor)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_threads_rebuild_one_payload_at_once(backend):
+    tensor = torch.randn(64, 33).t()
+    spec = backend.spec(tensor)
+    data = borrowed(backend.to_host(tensor, spec).wait().copy())
+    start = threading.Barrier(4)
+    good = []
+
+    def rebuild():
+        start.wait()
+        for _ in range(50):
+            back = backend.from_host(data, spec)
+            good.append(torch.equal(back, tensor) and layout_of(back) == layout_of(tensor))
+            back.zero_()
+
+    threads = [threading.Thread(target=rebuild) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert good == [True] * 200
+
+
+def test_storage_token_is_shared_by_views_and_never_reused(backend):
+    tensor = torch.randn(4, 8)
+    token, offset = backend.storage(tensor)
+    view_token, view_offset = backend.storage(tensor[1:])
+    assert (token, offset) == (view_token, 0)
+    assert hash(token) == hash(view_token)
+    assert view_offset == 32
+    stale = set()
+    for _ in range(100):
+        fresh, _ = backend.storage(torch.randn(4, 8))
+        assert fresh not in stale
+        stale.add(fresh)
+
+
+def test_storage_token_does_not_keep_memory_alive(backend):
+    tensor = torch.randn(4, 8)
+    token, _ = backend.storage(tensor)
+    assert not token.expired()
+    del tensor
+    assert token.expired()
+
+
+def test_version_is_shared_by_views_and_aliases(backend):
+    tensor = torch.randn(4, 8, requires_grad=True).mul(1)
+    alias, view = backend.alias(tensor), tensor[1:]
+    before = backend.version(tensor)
+    tensor.add_(1)
+    assert backend.version(alias) == backend.version(view) == backend.version(tensor) == before + 1
+    assert alias.grad_fn is None
+    assert alias.data_ptr() == tensor.data_ptr()
+
+
+def test_alias_of_a_leaf_is_the_leaf(backend):
+    weight = torch.nn.Parameter(torch.randn(3))
+    assert backend.alias(weight) is weight
+
+
+def test_inference_tensors_have_version_zero(backend):
+    with torch.inference_mode():
+        tensor = torch.zeros(3)
+    assert backend.version(tensor) == 0
