@@ -14,7 +14,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-PROJECTS = [ROOT, ROOT / "tests" / "plugin"]
+PLUGIN = ROOT / "tests" / "plugin"
 VENV = ROOT / ".venv"
 STAMP = VENV / "installed"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -23,7 +23,7 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 def fingerprint() -> str:
     """Return a digest of all that decides what is installed: Python, the place, and the project files."""
     digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
-    for project in PROJECTS:
+    for project in (ROOT, PLUGIN):
         digest.update((project / "pyproject.toml").read_bytes())
     return digest.hexdigest()
 
@@ -35,20 +35,22 @@ def set_up() -> None:
         return
     print(f"Setting up {VENV}; this happens once.", file=sys.stderr, flush=True)
     venv.create(VENV, with_pip=True, clear=True)
-    run("pip", "install", "--quiet", "-e", f"{ROOT}[test]", *PROJECTS[1:])
+    # Its report goes to standard error: standard output is for the table.
+    run("pip", "install", "-e", f"{ROOT}[test]", "-e", PLUGIN, output=sys.stderr.fileno())
     STAMP.write_text(wanted)
 
 
-def run(module: str, *arguments: object, **variables: str) -> None:
+def run(module: str, *arguments: object, output: int | None = None, **variables: str) -> None:
     """Run a module of the virtual environment, and leave with its exit status if that is not 0.
 
     Args:
         module: what follows ``python -m``.
         arguments: of the command line.
+        output: file descriptor for its standard output, if that is not ours.
         variables: added to the environment.
     """
     command = [str(PYTHON), "-m", module, *map(str, arguments)]
-    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, stdout=output).returncode
     if status != 0:
         sys.exit(status)
 
@@ -72,7 +74,7 @@ def main() -> None:
     commands = {"train": train, "test": test}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file is run by whatever Python is there
         sys.exit(f"Python 3.11 or newer is needed; this is {sys.version}")
     set_up()
     commands[sys.argv[1]](sys.argv[2:])

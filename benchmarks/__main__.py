@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+import tensorstash as ts
 from benchmarks.runner import Measurement, WorkerError, measure
 from benchmarks.table import as_json, as_table, footer
 from benchmarks.task import BUILDERS, STEPS
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison that the command line asks for; progress goes to standard error, the table to output."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--framework", action="append", choices=sorted(BUILDERS), help="only this one; repeatable")
-    parser.add_argument("--policy", action="append", metavar="LINE", help="only this policy; repeatable")
+    parser.add_argument("--policy", action="append", type=_policy, metavar="LINE", help="only this policy; repeatable")
     parser.add_argument("--quick", action="store_true", help="small sizes and few steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     parser.add_argument("--steps", type=_at_least_two, metavar="N", help="training steps of each run, 2 or more")
@@ -70,6 +71,14 @@ def run(runs: Sequence[tuple[Variant, int]], *, quick: bool) -> list[Measurement
                 )
             )
     return measurements
+
+
+def _policy(line: str) -> str:
+    try:
+        ts.parse(line)
+    except ts.TensorStashError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return line
 
 
 def _at_least_two(text: str) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import tensorstash as ts
 from benchmarks import gradients, memory
 from benchmarks.task import BUILDERS, build
+from benchmarks.variants import BUDGET, NO_POLICY
 
 DISTRIBUTIONS = {"torch": "torch", "paddle": "paddlepaddle"}
 
@@ -31,8 +32,9 @@ def main() -> None:
 
     scope: AbstractContextManager[Any] = nullcontext()
     task = build(options.framework, quick=options.quick)
-    if options.policy != "none":
-        scope = ts.stash(ts.parse(options.policy), framework=options.framework)
+    if options.policy != NO_POLICY:
+        limits = ts.Limits(in_flight=BUDGET, ahead=BUDGET)
+        scope = ts.stash(ts.parse(options.policy), framework=options.framework, limits=limits)
     task.warm_up()
     gc.collect()
     memory.reset_peak()

@@ -32,6 +32,7 @@ class TinyBackend:
     """Everything is contiguous and on the CPU, so that a specification is a shape and a dtype."""
 
     name: ClassVar[str] = "tiny"
+    backward_writes: ClassVar[bool] = False
 
     def owns(self, obj: object, /) -> bool:
         return isinstance(obj, Tensor)
@@ -61,6 +62,9 @@ class TinyBackend:
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         return tensor if tensor.operation is None else Tensor(tensor.memory)
+
+    def detached(self, tensor: Tensor, /) -> Tensor:
+        return Tensor(tensor.memory)
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Copied:
         return Copied(tensor.memory.array.reshape(spec.dense().shape))

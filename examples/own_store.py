@@ -75,7 +75,8 @@ def main() -> None:
 
     print(session.stats())
     print("payloads in the database:", session.stats().stored["disk"].tensors)
-    print("gradients bitwise equal:", all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected)))
+    found = [parameter.grad for parameter in model.parameters()]
+    print("gradients bitwise equal:", all(map(torch.equal, found, expected)))
 
 
 if __name__ == "__main__":

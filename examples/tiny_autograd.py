@@ -72,9 +72,15 @@ def _inputs_first(place: Tensor | Operation, seen: dict[Tensor | Operation, None
     return list(seen)
 
 
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 class _Hooks(threading.local):
     def __init__(self) -> None:
-        self.stack: list[tuple[Callable[..., Any], Callable[..., Any]]] = [(lambda tensor: tensor, lambda tensor: tensor)]
+        self.stack: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+            (lambda tensor: tensor, lambda tensor: tensor)
+        ]
 
 
 _hooks = _Hooks()

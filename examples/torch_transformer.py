@@ -16,7 +16,8 @@ def gradients(model: GPT2LMHeadModel, tokens: torch.Tensor) -> list[torch.Tensor
 
 def main() -> None:
     torch.manual_seed(0)
-    config = GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=512, n_positions=128)
+    sizes = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 128, "vocab_size": 512}
+    config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config).train()
     tokens = torch.randint(0, config.vocab_size, (8, 128))
 

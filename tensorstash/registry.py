@@ -66,10 +66,14 @@ _BUILT_IN = {
         "pack_bits": "codecs.pack_bits:PackBits",
         "affine": "codecs.affine:Affine",
         "cast": "codecs.cast:Cast",
+        "narrow": "codecs.narrow:Narrow",
+        "two_valued": "codecs.two_valued:TwoValued",
+        "exponents": "codecs.exponents:Exponents",
     },
     "stores": {
         "memory": "stores.memory:Memory",
         "disk": "stores.disk:Disk",
+        "tiered": "stores.tiered:Tiered",
     },
     "backends": {
         "torch": "backends.torch:TorchBackend",
@@ -149,11 +153,11 @@ def register(group: str, name: str, target: type | str, *, install_hint: str = "
     Raises:
         ConfigError: the name is taken, or differs from the class's own.
     """
+    rows = _rows(group)
     where = target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
     loaded = None if isinstance(target, str) else _checked(group, name, target)
     row = _Row(where, "register()", install_hint, loaded)
     with _LOCK:
-        rows = _rows(group)
         taken = rows.setdefault(name, row)
     same = taken.target == row.target and (loaded is None or taken.loaded in (None, loaded))
     if not same:

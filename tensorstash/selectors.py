@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError
-from tensorstash.protocols import Selector
+from tensorstash.protocols import Codec, Selector
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
 from tensorstash.spec import DTYPES, TensorSpec
@@ -243,7 +243,8 @@ def require_selector(value: object, *, path: str) -> None:
     """
     if isinstance(value, type):
         raise ConfigError(f"{path}: got the class {value.__name__}, expected an instance such as MinBytes('1 MiB')")
-    if not isinstance(value, Selector):
+    # A codec also has a name and says what it accepts.
+    if not isinstance(value, Selector) or isinstance(value, Codec):
         raise ConfigError(f"{path}: got {value!r}, expected a selector such as MinBytes('1 MiB')")
 
 

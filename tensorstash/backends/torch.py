@@ -95,7 +95,10 @@ class TorchBackend:
 
     def version(self, tensor: Tensor, /) -> int:
         """Return the in-place version, which all views of one storage share; 0 for inference tensors."""
-        return 0 if tensor.is_inference() else tensor._version
+        try:
+            return tensor._version
+        except RuntimeError:  # inference tensors have none
+            return 0
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
         """Return a weak reference of the live storage and the byte offset of the first element in it.

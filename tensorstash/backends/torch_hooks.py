@@ -12,11 +12,19 @@ from torch._C._autograd import (
     _push_saved_tensors_default_hooks,
     _top_saved_tensors_default_hooks,
 )
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from tensorstash.errors import BackendError
 
-A = TypeVar("A")
-B = TypeVar("B")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _opaque(function: F) -> F:
+    # What torch.compiler.disable does, without importing the compiler: where a scope is entered inside a compiled
+    # function, the graph breaks there, quietly, and neither scope nor hooks are compiled.
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return function
 
 
 class HookScope:
@@ -34,12 +42,14 @@ class HookScope:
     __slots__ = ("_pack", "_unpack")
 
     def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
-        self._pack = _undisturbed(pack)
-        self._unpack = _undisturbed(unpack)
+        self._pack = _Undisturbed(pack)
+        self._unpack = _Undisturbed(unpack)
 
+    @_opaque
     def __enter__(self) -> None:
         _push_saved_tensors_default_hooks(self._pack, self._unpack)
 
+    @_opaque
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -70,12 +80,16 @@ class HookScope:
         return top is not None
 
 
-def _undisturbed(hook: Callable[[A], B]) -> Callable[[A], B]:
+class _Undisturbed:
     # Backward with create_graph records, and backward or a custom Function under autocast casts, inside hooks.
-    def run(value: A) -> B:
+    __slots__ = ("_hook",)
+
+    def __init__(self, hook: Callable[[Any], Any]) -> None:
+        self._hook = hook
+
+    @_opaque
+    def __call__(self, value: Any) -> Any:
         if is_grad_enabled() or _is_any_autocast_enabled():
             with torch.no_grad(), _DisableAutocast():
-                return hook(value)
-        return hook(value)
-
-    return run
+                return self._hook(value)
+        return self._hook(value)

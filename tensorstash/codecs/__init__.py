@@ -2,8 +2,12 @@
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.cast import Cast
+from tensorstash.codecs.exponents import Exponents
+from tensorstash.codecs.narrow import Narrow
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.sparse import Sparse
+from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 
-__all__ = ["Affine", "Cast", "PackBits", "Planes", "Zstd"]
+__all__ = ["Affine", "Cast", "Exponents", "Narrow", "PackBits", "Planes", "Sparse", "TwoValued", "Zstd"]

@@ -14,6 +14,7 @@ from tensorstash.codecs.payload import (
     check_data,
     damaged,
     empty_array,
+    plain_payload,
     read_header,
     split_sections,
 )
@@ -67,7 +68,7 @@ class PackBits:
         for start in range(0, flags.size, 8 * BLOCK):
             block = flags[start : start + 8 * BLOCK]
             if np.bitwise_or.reduce(block) > 1:
-                return self._plain(flags)
+                return plain_payload(Header(_MAGIC, _PLAIN, 0, flags.size), data)
             bits = np.packbits(block, bitorder="little")
             packed[start // 8 : start // 8 + bits.size] = bits
         return payload
@@ -93,9 +94,3 @@ class PackBits:
             bits = body[start // 8 : start // 8 + BLOCK]
             block[:] = np.unpackbits(bits, count=block.size, bitorder="little")
         return array
-
-    def _plain(self, flags: Array) -> Array:
-        payload = aligned_empty(HEADER_NBYTES + flags.size)
-        Header(_MAGIC, _PLAIN, 0, flags.size).write(payload)
-        payload[HEADER_NBYTES:] = flags
-        return payload

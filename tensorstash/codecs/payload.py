@@ -5,7 +5,7 @@ from struct import Struct
 
 import numpy as np
 
-from tensorstash.buffers import Array, aligned_empty
+from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.errors import CodecError
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
@@ -52,6 +52,14 @@ def read_header(codec: Codec, payload: Array, magic: bytes) -> tuple[Header, Arr
     if found != magic or reserved:
         raise CodecError(f"{codec!r}: the payload begins with {found!r}, expected {magic!r}; it is not of this codec")
     return Header(found, mode, param, count), payload[HEADER_NBYTES:]
+
+
+def plain_payload(header: Header, data: Array) -> Array:
+    """Return a header and, behind it, the bytes of ``data`` as they are."""
+    payload = aligned_empty(HEADER_NBYTES + data.nbytes)
+    header.write(payload)
+    payload[HEADER_NBYTES:] = as_bytes(data)
+    return payload
 
 
 def split_sections(codec: Codec, body: Array, *sizes: int) -> list[Array]:

@@ -88,7 +88,8 @@ class Quantizer:
     def quantize(self, values: Array, run: Run) -> tuple[Grid, Array]:
         """Return the grids and the codes of a run; the codes are overwritten by the next call."""
         grid = Grid.of(values, run.starts, self._levels, self._arithmetic)
-        work, factor = self._work[:, : run.length]
+        work: Array = self._work[0, : run.length]
+        factor: Array = self._work[1, : run.length]
         codes = self._codes[: run.length]
         run.spread(grid.low, work)
         np.subtract(values, work, out=work)
@@ -114,7 +115,8 @@ class Quantizer:
 
     def dequantize(self, codes: Array, scale: Array, low: Array, run: Run) -> Array:
         """Return the elements of a run; they are overwritten by the next call."""
-        work, factor = self._work[:, : run.length]
+        work: Array = self._work[0, : run.length]
+        factor: Array = self._work[1, : run.length]
         np.copyto(work, codes)
         run.spread(scale, factor)
         work *= factor

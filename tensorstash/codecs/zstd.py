@@ -7,6 +7,7 @@ import numpy as np
 import zstandard
 
 from tensorstash.buffers import Array, aligned_empty, as_bytes
+from tensorstash.codecs.entropy import Compressor, Decompressor
 from tensorstash.codecs.payload import (
     HEADER_NBYTES,
     Header,
@@ -24,11 +25,6 @@ from tensorstash.spec import TensorSpec, opaque_bytes
 _MAGIC = b"ZST1"
 _PLAIN, _ROWS = 0, 1
 _MAX_ROWS = 16
-_SAMPLE_RUNS = 4
-_SAMPLE_SHARE = 16
-_MIN_SAMPLED = 1 << 15
-_WORTHWHILE = 1.04
-_FASTER = 1.06
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +79,7 @@ class Zstd:
         check_data(self, data, spec)
         raw = as_bytes(data)
         count = _row_count(spec)
-        compressor = _Compressor(self.level)
+        compressor = Compressor(self.level)
         stored = [compressor.compress(row) for row in raw.reshape(count, raw.size // count)]
         table = np.array([len(row) for row in stored], "<u8")
         if table.nbytes + int(table.sum()) >= raw.size:
@@ -114,9 +110,13 @@ class Zstd:
         for row in stored:
             self._check_frame(row, row_nbytes)
         array = empty_array(self, header.count // spec.itemsize, spec)
-        context = zstandard.ZstdDecompressor()
         for source, target in zip(stored, as_bytes(array).reshape(count, row_nbytes), strict=True):
-            self._decompress(context, source, target)
+            if source.size == row_nbytes:
+                target[:] = source
+            else:
+                frame = Decompressor(self, source)
+                frame.read_into(target)
+                frame.finish()
         return array
 
     def _check_frame(self, row: Array, row_nbytes: int) -> None:
@@ -128,61 +128,6 @@ class Zstd:
             raise damaged(self, f"no Zstandard frame: {error}") from error
         if promised != row_nbytes:
             raise damaged(self, f"a frame holds {promised} bytes, expected {row_nbytes}")
-
-    def _decompress(self, context: zstandard.ZstdDecompressor, source: Array, target: Array) -> None:
-        if source.size == target.size:
-            target[:] = source
-            return
-        try:
-            with context.stream_reader(source.data, read_size=max(source.size, 1)) as reader:
-                done = reader.readinto(target)
-                extra = reader.read(1)
-        except zstandard.ZstdError as error:
-            raise damaged(self, f"the frame does not decompress: {error}") from error
-        if done != target.size or extra:
-            raise damaged(self, f"a frame gave {done} bytes, expected {target.size}")
-
-
-class _Compressor:
-    """The compression contexts of one call."""
-
-    def __init__(self, level: int) -> None:
-        self._general = zstandard.ZstdCompressor(level=level)
-        self._level = level
-        # Few matches of 7 bytes are found among the bytes of one plane, and looking for them in a small table is
-        # cheap; strategy "fast" above level 0 keeps literals Huffman coded.
-        self._literal = zstandard.ZstdCompressor(
-            compression_params=zstandard.ZstdCompressionParameters.from_level(1, window_log=17, hash_log=6, min_match=7)
-        )
-
-    def compress(self, row: Array) -> Array:
-        """Return the row as a frame, or the row itself if that is not smaller."""
-        context = self._choose(row)
-        if context is None:
-            return row
-        frame = np.frombuffer(context.compress(row.data), np.uint8)
-        return frame if frame.size < row.size else row
-
-    def _choose(self, row: Array) -> zstandard.ZstdCompressor | None:
-        if row.size < _MIN_SAMPLED:
-            return self._general
-        sample = contiguous_sample(row, row.size // _SAMPLE_SHARE)
-        literal = len(self._literal.compress(sample.data))
-        general = len(self._general.compress(sample.data))
-        if min(literal, general) * _WORTHWHILE > sample.size:
-            return None
-        slack = _FASTER if self._level <= 3 else 1.0
-        return self._literal if literal <= slack * general else self._general
-
-
-def contiguous_sample(row: Array, size: int, runs: int = _SAMPLE_RUNS, most: int = 1 << 16) -> Array:
-    """Return about ``size`` elements, at most ``most``, as evenly spaced runs of neighbours.
-
-    Runs, because a stride can fall in step with the rows of a tensor and see one column only.
-    """
-    length = max(min(size, most) // runs, 1)
-    starts = np.linspace(0, row.size - length, runs).astype(np.intp)
-    return np.concatenate([row[start : start + length] for start in starts.tolist()])
 
 
 def _row_count(spec: TensorSpec) -> int:

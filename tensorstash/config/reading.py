@@ -46,14 +46,14 @@ def _component(value: object, protocol: Any, path: str) -> object:
     arguments = dict(value)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"{path}.name: {'missing' if name is None else f'got {name!r}'}; expected the name of a {kind}")
+        raise ConfigError(
+            f"{path}.name: {'missing' if name is None else f'got {name!r}'}; expected the name of a {kind}"
+        )
     known = {choice: group for group in reversed(groups) for choice in names(group)}
     if name not in known:
         raise ConfigError(f"{path}.name: unknown {kind} {name!r}; {did_you_mean(name, known)}")
     with _place(path):
         found = lookup(known[name], name)
-    if not is_dataclass(found):
-        raise ConfigError(f"{path}: {found.__qualname__} is not a dataclass and cannot be configured")
     made = _build(found, arguments, path)
     if kind == "policy" and isinstance(made, Codec):
         return Encode(made)
@@ -65,6 +65,8 @@ def _component(value: object, protocol: Any, path: str) -> object:
 
 
 def _build(cls: type, data: Mapping[str, object], path: str) -> object:
+    if not is_dataclass(cls):
+        raise ConfigError(f"{path}: {cls.__qualname__} is not a dataclass and cannot be configured")
     known = {field.name: field for field in fields(cls) if field.init}
     hints = get_type_hints(cls)
     for key in data:
@@ -83,7 +85,7 @@ def _read(value: object, annotation: Any, path: str) -> object:
     if annotation in GROUPS:
         return _component(value, annotation, path)
     if origin in (Union, UnionType):
-        return _read_union(value, members, path)
+        return _read_union(value, annotation, path)
     if origin is Literal:
         for member in members:
             if (type(value), value) == (type(member), member) or (isinstance(value, Text) and value == str(member)):
@@ -96,7 +98,7 @@ def _read(value: object, annotation: Any, path: str) -> object:
         converted = _scalar(value, annotation)
         if converted is not None:
             return converted
-    elif is_dataclass(annotation):
+    elif isinstance(annotation, type) and is_dataclass(annotation):
         if isinstance(value, Mapping):
             return _build(annotation, value, path)
     else:
@@ -104,7 +106,8 @@ def _read(value: object, annotation: Any, path: str) -> object:
     raise ConfigError(f"{path}: got {value!r}, expected {in_words(annotation)}")
 
 
-def _read_union(value: object, members: tuple[Any, ...], path: str) -> object:
+def _read_union(value: object, annotation: Any, path: str) -> object:
+    members = get_args(annotation)
     some = [member for member in members if member is not NoneType]
     if value is None and len(some) < len(members):
         return None
@@ -113,7 +116,7 @@ def _read_union(value: object, members: tuple[Any, ...], path: str) -> object:
     for member in sorted(some, key=lambda member: member is str):
         with suppress(ConfigError):
             return _read(value, member, path)
-    raise ConfigError(f"{path}: got {value!r}, expected {in_words(Union[members])}")
+    raise ConfigError(f"{path}: got {value!r}, expected {in_words(annotation)}")
 
 
 def _scalar(value: object, kind: type) -> object:

@@ -23,9 +23,10 @@ def to_dict(policy: HookPolicy) -> dict[str, Any]:
     >>> to_dict(Quantize(4))
     {'name': 'quantize', 'bits': 4, 'group_size': 128, 'rounding': 'nearest', 'seed': 0}
     """
-    if isinstance(policy, type) or not isinstance(policy, HookPolicy) or not is_dataclass(policy):
-        raise ConfigError(f"policy: got {policy!r}, expected a policy that is a dataclass")
-    return _table(policy, "policy")
+    given: object = policy
+    if isinstance(given, type) or not (isinstance(given, HookPolicy) and hasattr(given, "__dataclass_fields__")):
+        raise ConfigError(f"policy: got {given!r}, expected a policy that is a dataclass")
+    return _table(given, "policy")
 
 
 def walk(policy: object) -> Iterator[object]:

@@ -29,6 +29,7 @@ class Capture:
     """
 
     __slots__ = (
+        "__weakref__",
         "_backend",
         "_error",
         "_ledger",
@@ -70,12 +71,13 @@ class Capture:
             what = f"reading {self._backend.describe(source)} raised {type(error).__name__}: {error}"
             self._error = StashError(what).again()
         else:
-            self._error = modified_since(self._backend, source, self._version)
-            if self._error is None:
+            version = self._backend.version(source)
+            if version == self._version:
                 self._slot, self._stored_bytes = slot, stored_bytes
                 self._ledger.stored(self.pipeline.tier, stored_bytes)
             else:
                 self.pipeline.store.delete(slot)
+                self._error = modified(self._backend, source, version, self._version)
         # Last: a reader that sees no source takes the slot or the error.
         self._source = None
 
@@ -97,8 +99,9 @@ class Capture:
         Raises:
             SavedTensorModifiedError: it has.
         """
-        if (error := modified_since(self._backend, source, self._version)) is not None:
-            raise error
+        version = self._backend.version(source)
+        if version != self._version:
+            raise modified(self._backend, source, version, self._version)
 
     @property
     def is_stored(self) -> bool:
@@ -126,13 +129,10 @@ class Capture:
             self._ledger.released(self.pipeline.tier, self._stored_bytes)
 
 
-def modified_since(backend: Backend[Any], tensor: Any, version: int) -> SavedTensorModifiedError | None:
-    """Return the error that autograd would have raised if ``tensor`` is no longer at ``version``."""
-    now = backend.version(tensor)
-    if now == version:
-        return None
+def modified(backend: Backend[Any], tensor: Any, version: int, expected: int) -> SavedTensorModifiedError:
+    """Return the error that autograd would have raised for a saved tensor that is no longer at its version."""
     return SavedTensorModifiedError(
         f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"{backend.describe(tensor)} is at version {now}; expected version {version} instead. "
+        f"{backend.describe(tensor)} is at version {version}; expected version {expected} instead. "
         f"Its memory was still the tensor's own when that happened; clone it before the operation that modifies it."
     )

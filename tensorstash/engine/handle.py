@@ -2,12 +2,11 @@
 
 from typing import Any, Protocol
 
-from tensorstash.engine.ahead import ReadAhead
-from tensorstash.engine.capture import modified_since
+from tensorstash.buffers import Array, borrowed
+from tensorstash.engine.capture import modified
 from tensorstash.engine.payload import Payload
-from tensorstash.engine.stats import Ledger
+from tensorstash.engine.state import SessionState
 from tensorstash.engine.tape import Tape
-from tensorstash.protocols import Backend
 from tensorstash.spec import TensorSpec
 
 
@@ -22,11 +21,10 @@ class Handle(Protocol):
 class Kept:
     """A tensor that stays as it is, with the version check that frameworks skip once hooks are set."""
 
-    __slots__ = ("_alias", "_backend", "_ledger", "_version")
+    __slots__ = ("_alias", "_state", "_version")
 
-    def __init__(self, backend: Backend[Any], ledger: Ledger, alias: Any, version: int) -> None:
-        self._backend = backend
-        self._ledger = ledger
+    def __init__(self, state: SessionState, alias: Any, version: int) -> None:
+        self._state = state
         self._alias = alias
         self._version = version
 
@@ -36,10 +34,13 @@ class Kept:
         Raises:
             SavedTensorModifiedError: it was modified in place since it was saved.
         """
-        if (error := modified_since(self._backend, self._alias, self._version)) is not None:
-            raise error
-        self._ledger.unpacked()
-        return self._alias
+        state, alias = self._state, self._alias
+        version = state.backend.version(alias)
+        if version != self._version:
+            raise modified(state.backend, alias, version, self._version)
+        state.was_asked = True
+        state.ledger.unpacked()
+        return alias
 
 
 class Stashed:
@@ -48,24 +49,12 @@ class Stashed:
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("_ahead", "_backend", "_index", "_ledger", "_payload", "_spec", "_tape")
+    __slots__ = ("_payload", "_spec", "_state", "_tape")
 
-    def __init__(
-        self,
-        backend: Backend[Any],
-        ledger: Ledger,
-        ahead: ReadAhead,
-        payload: Payload,
-        tape: Tape,
-        index: int,
-        spec: TensorSpec,
-    ) -> None:
-        self._backend = backend
-        self._ledger = ledger
-        self._ahead = ahead
+    def __init__(self, state: SessionState, payload: Payload, tape: Tape, spec: TensorSpec) -> None:
+        self._state = state
         self._payload = payload
         self._tape = tape
-        self._index = index
         self._spec = spec
 
     def restore(self) -> Any:
@@ -75,20 +64,23 @@ class Stashed:
             SavedTensorModifiedError: it was modified in place before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
         """
-        self._ledger.unpacked()
-        self._ahead.asked(self._tape, self._index)
+        state = self._state
+        state.was_asked = True
+        state.ledger.unpacked()
+        state.ahead.asked(self._tape, self._payload.index)
         source = self._payload.capture.source
         if source is not None:
-            self._ledger.forwarded()
+            state.ledger.forwarded()
             return self._forward(source)
-        data = self._payload.load()
-        return self._backend.from_host(data.reshape(self._spec.dense().shape), self._spec)
+        return self._rebuild(self._payload.load())
 
     def _forward(self, source: Any) -> Any:
-        capture = self._payload.capture
-        if self._spec == capture.spec and not self._backend.backward_writes:
+        capture, backend = self._payload.capture, self._state.backend
+        if self._spec == capture.spec and not backend.backward_writes:
             return source
-        data = self._backend.to_host(source, capture.spec).wait()
-        tensor = self._backend.from_host(data.reshape(self._spec.dense().shape), self._spec)
+        tensor = self._rebuild(borrowed(backend.to_host(source, capture.spec).wait()))
         capture.check(source)
         return tensor
+
+    def _rebuild(self, data: Array) -> Any:
+        return self._state.backend.from_host(data.reshape(self._spec.dense().shape), self._spec)

@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
+from weakref import ref
 
 from tensorstash.buffers import Array, borrowed
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
-from tensorstash.errors import StoreError
+from tensorstash.errors import SlotGoneError, StoreError
 
 Submit = Callable[[Callable[[], Array]], Future[Array]]
 
@@ -67,7 +69,8 @@ class Payload:
                 if not self._ahead.try_acquire(self.nbytes):
                     return False
                 self._holds = True
-                self._loading = submit(self.capture.decode)
+                # Weakly: work that waits in a queue must not keep the slot.
+                self._loading = submit(partial(_decode, ref(self.capture)))
         return True
 
     def load(self) -> Array:
@@ -117,3 +120,10 @@ class Payload:
     def __del__(self) -> None:
         if self._holds:
             self._ahead.drop(self.nbytes)
+
+
+def _decode(capture: ref[Capture]) -> Array:
+    wanted = capture()
+    if wanted is None:
+        raise SlotGoneError("the graph that needed this payload was dropped before it was read")
+    return wanted.decode()

@@ -1,9 +1,10 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import methodcaller
 from typing import Generic, TypeVar
 from weakref import ref
 
@@ -14,6 +15,7 @@ from tensorstash.engine.handle import Handle, Kept, Stashed
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.pipeline import Pipeline
+from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Ledger, Stats
 from tensorstash.engine.tape import Tape
 from tensorstash.engine.workers import Workers
@@ -50,13 +52,12 @@ class Session(Generic[T]):
         self.backend = backend
         self.limits = limits
         self._min_bytes = min_bytes
-        self._ledger = Ledger()
         self._in_flight = ByteBudget(limits.in_flight_bytes)
         self._writers = Workers("tensorstash-writer", limits.writers)
         readers = Workers("tensorstash-reader", limits.readers)
-        self._ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers)
+        ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers)
+        self._state = SessionState(backend, Ledger(), ahead)
         self._tape = Tape()
-        self._tape_is_over = False
         self._lock = threading.Lock()
         self._modules = _ModuleStack()
         alternatives = policy.alternatives()
@@ -84,7 +85,7 @@ class Session(Generic[T]):
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
-        return self._ledger.snapshot()
+        return self._state.ledger.snapshot()
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured.
@@ -108,51 +109,54 @@ class Session(Generic[T]):
         nbytes = backend.nbytes(tensor)
         if nbytes < self._min_bytes:
             return self._keep(tensor, nbytes, "smaller than min_bytes")
+        if self._only_keeps:
+            return self._keep(tensor, nbytes, "policy")
         reason = backend.keep_reason(tensor)
         if reason is not None:
             return self._keep(tensor, nbytes, reason)
-        if self._only_keeps:
-            return self._keep(tensor, nbytes, "policy")
         spec = backend.spec(tensor)
         pipeline = self._pipeline(spec)
         if isinstance(pipeline, str):
             return self._keep(tensor, nbytes, pipeline)
         return self._stash(tensor, nbytes, spec, pipeline)
 
-    def unpack(self, handle: Handle) -> T:
-        """Return the tensor behind a handle."""
-        self._tape_is_over = True
-        tensor: T = handle.restore()
-        return tensor
+    unpack: Callable[[Handle], T] = staticmethod(methodcaller("restore"))
+    """Return the tensor behind a handle."""
 
     def _keep(self, tensor: T, nbytes: int, reason: str) -> Kept:
-        self._ledger.kept(reason, nbytes)
-        return Kept(self.backend, self._ledger, self.backend.alias(tensor), self.backend.version(tensor))
+        backend, state = self.backend, self._state
+        state.ledger.kept(reason, nbytes)
+        return Kept(state, backend.alias(tensor), backend.version(tensor))
 
     def _stash(self, tensor: T, nbytes: int, spec: TensorSpec, pipeline: Pipeline) -> Stashed:
+        state = self._state
         version = self.backend.version(tensor)
         content = self._content(tensor, spec, version, pipeline)
         with self._lock:
-            if self._tape_is_over:
-                self._ahead.learn(self._tape)
-                self._tape.close()
-                self._tape, self._tape_is_over = Tape(), False
-            tape = self._tape
+            tape = self._current_tape()
             payload = tape.find(content)
             is_new = payload is None
             if payload is None:
                 source = self.backend.detached(tensor)
-                capture = Capture(pipeline, self.backend, source, spec, version, self._ledger)
-                payload = Payload(capture, self._ahead.budget, self.limits.timeout_s)
+                capture = Capture(pipeline, self.backend, source, spec, version, state.ledger)
+                payload = Payload(capture, state.ahead.budget, self.limits.timeout_s)
                 tape.add(content, payload)
             payload.users += 1
-        handle = Stashed(self.backend, self._ledger, self._ahead, payload, tape, payload.index, spec)
+        handle = Stashed(state, payload, tape, spec)
         if is_new:
-            self._ledger.stashed(nbytes)
+            state.ledger.stashed(nbytes)
             self._start(payload)
         else:
-            self._ledger.deduplicated(nbytes)
+            state.ledger.deduplicated(nbytes)
         return handle
+
+    def _current_tape(self) -> Tape:
+        if self._state.was_asked:
+            self._state.was_asked = False
+            self._state.ahead.learn(self._tape)
+            self._tape.close()
+            self._tape = Tape()
+        return self._tape
 
     def _start(self, payload: Payload) -> None:
         nbytes = payload.nbytes
@@ -183,7 +187,7 @@ class Session(Generic[T]):
         if plan.keeps:
             return plan.reason or "policy"
         config = plan.store or Memory()
-        return Pipeline(plan, spec, config, self._store(config), self._ledger)
+        return Pipeline(plan, spec, config, self._store(config), self._state.ledger)
 
     def _store(self, config: StoreConfig) -> Store:
         store = self._stores.get(config)

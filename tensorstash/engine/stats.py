@@ -1,13 +1,16 @@
 """What a session did, counted: a frozen value for the user, and the ledger it is read from."""
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
 from tensorstash.sizes import format_bytes
+
+_MOST_NOTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +122,14 @@ class Stats:
 class Ledger:
     """The counters of one session. Thread-safe.
 
-    :meth:`released` is called from finalizers, which the garbage collector may run inside any other method on the
-    same thread; it therefore takes no lock and only leaves a note.
+    What is counted on the way of a kept tensor, or from a finalizer, takes no lock: it leaves a note, and notes are
+    added up now and then. Finalizers must not block, since the garbage collector may run them inside any other method
+    on the same thread.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, list[int]] = {}
+        self._kept: dict[str, Tally] = {}
         self._deduplicated = Tally()
         self._stashed = Tally()
         self._stages: dict[str, StageStats] = {}
@@ -133,18 +137,20 @@ class Ledger:
         self._live: dict[str, Tally] = {}
         self._peaks: dict[str, int] = {}
         self._peak = 0
-        self._unpackings = 0
         self._forwardings = 0
-        self._releases: deque[tuple[str, int]] = deque()
+        self._unpackings = count()
+        self._snapshots = 0
+        self.unpacked = self._unpackings.__next__
+        """Count one request for a tensor; the cheapest call that no thread can disturb."""
+        self._keep_notes: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._release_notes: deque[tuple[str, int]] = deque()
 
     def kept(self, reason: str, nbytes: int) -> None:
         """Count a tensor that is kept."""
-        with self._lock:
-            tally = self._kept.get(reason)
-            if tally is None:
-                tally = self._kept[reason] = [0, 0]
-            tally[0] += 1
-            tally[1] += nbytes
+        notes = self._keep_notes[reason]
+        notes.append(nbytes)
+        if len(notes) >= _MOST_NOTES:
+            self._settle_all()
 
     def deduplicated(self, nbytes: int) -> None:
         """Count a tensor that shares a payload."""
@@ -164,7 +170,7 @@ class Ledger:
     def stored(self, tier: str, payload_bytes: int) -> None:
         """Count a payload that was put into ``tier``."""
         with self._lock:
-            self._settle()
+            self._settle_releases()
             self._stored[tier] = self._stored.get(tier, Tally()).plus(payload_bytes)
             live = self._live[tier] = self._live.get(tier, Tally()).plus(payload_bytes)
             self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)
@@ -172,7 +178,7 @@ class Ledger:
 
     def released(self, tier: str, payload_bytes: int) -> None:
         """Count a payload that is gone; safe in a finalizer."""
-        self._releases.append((tier, payload_bytes))
+        self._release_notes.append((tier, payload_bytes))
 
     def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """Count one run of a stage on the way in."""
@@ -195,20 +201,16 @@ class Ledger:
                 s.tensors, s.bytes_in, s.bytes_out, s.seconds_in, s.loads + 1, s.seconds_back + seconds
             )
 
-    def unpacked(self) -> None:
-        """Count one request for a tensor."""
-        with self._lock:
-            self._unpackings += 1
-
     def snapshot(self) -> Stats:
         """Return the counters as they stand."""
+        self._settle_all()
         with self._lock:
-            self._settle()
-            kept = {reason: Tally(*tally) for reason, tally in self._kept.items()}
-            parts = [*kept.values(), self._deduplicated, self._stashed]
+            unpacked = next(self._unpackings) - self._snapshots
+            self._snapshots += 1
+            parts = [*self._kept.values(), self._deduplicated, self._stashed]
             return Stats(
                 seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
-                kept=MappingProxyType(kept),
+                kept=MappingProxyType(dict(self._kept)),
                 deduplicated=self._deduplicated,
                 stashed=self._stashed,
                 stages=MappingProxyType(dict(self._stages)),
@@ -216,12 +218,21 @@ class Ledger:
                 live=Tally(sum(t.tensors for t in self._live.values()), sum(t.nbytes for t in self._live.values())),
                 peak_bytes=self._peak,
                 peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),
-                unpacked=self._unpackings,
+                unpacked=unpacked,
                 forwarded=self._forwardings,
             )
 
-    def _settle(self) -> None:
-        while self._releases:
-            tier, nbytes = self._releases.popleft()
+    def _settle_all(self) -> None:
+        with self._lock:
+            self._settle_releases()
+            for reason, notes in list(self._keep_notes.items()):
+                tensors = len(notes)
+                before = self._kept.get(reason, Tally())
+                nbytes = before.nbytes + sum(notes.popleft() for _ in range(tensors))
+                self._kept[reason] = Tally(before.tensors + tensors, nbytes)
+
+    def _settle_releases(self) -> None:
+        while self._release_notes:
+            tier, nbytes = self._release_notes.popleft()
             live = self._live[tier]
             self._live[tier] = Tally(live.tensors - 1, live.nbytes - nbytes)

@@ -39,6 +39,9 @@ class Tape:
         self._payloads.append(known)
         self.signature = hash((self.signature, payload.capture.pipeline.spec))
 
+    def __len__(self) -> int:
+        return len(self._payloads)
+
     def close(self) -> None:
         """Take nothing for the same as what was saved here any more."""
         self._contents.clear()

@@ -112,14 +112,14 @@ class Cast(Policy):
     """Floating-point payloads become floating-point numbers of fewer bits (lossy); others are left alone.
 
     Args:
-        dtype: what they are held as, such as ``"bfloat16"``.
+        dtype: what they are held as: ``"bfloat16"``, ``"float16"``, ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
 
     Raises:
-        ConfigError: it is not a dtype that can be cast to.
+        ConfigError: another dtype.
     """
 
     name: ClassVar[str] = "cast"
-    dtype: str = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"] = "bfloat16"
 
     def __post_init__(self) -> None:
         self._codec()
@@ -139,4 +139,3 @@ class PackMasks(Policy):
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
         return append(plan, spec, codecs=(PackBits(),), reason=f"{spec.dtype} is not a mask")
-

@@ -61,7 +61,9 @@ class StoreIn(Policy):
         if isinstance(self.store, type) or not isinstance(self.store, StoreConfig):
             raise ConfigError(f"store_in.store: got {self.store!r}, expected a store such as Memory()")
         if self.store.tier not in ("memory", "disk"):
-            raise ConfigError(f"store_in.store: {self.store!r} has the tier {self.store.tier!r}, not 'memory' or 'disk'")
+            raise ConfigError(
+                f"store_in.store: {self.store!r} has the tier {self.store.tier!r}, not 'memory' or 'disk'"
+            )
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
         return append(plan, spec, store=self.store)
@@ -105,4 +107,3 @@ class DiskSpill(Policy):
 def memory_of(plan: Plan) -> StoreConfig:
     """Return the memory store that the plan has already, budget and all, else one without a budget."""
     return plan.store if plan.store is not None and plan.store.tier == "memory" else Memory()
-

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
-from itertools import product
+from itertools import combinations, product
 from typing import ClassVar, TypeVar
 
 from tensorstash.errors import ConfigError, PlanError
@@ -20,7 +20,6 @@ PROBES: tuple[TensorSpec, ...] = tuple(
 """Tensors that stand for all others when a policy is asked what it can do: every dtype, on the host and elsewhere."""
 
 T = TypeVar("T")
-Branch = tuple[HookPolicy, ...]
 
 
 class Policy(ABC):
@@ -53,14 +52,13 @@ class Policy(ABC):
         plan = self.extend(Plan(), spec)
         return Plan(reason="kept by policy") if plan.keeps and not plan.reason else plan
 
-    def branches(self) -> tuple[Branch, ...]:
-        """Return each sequence of single policies that this one can turn into, whatever its selectors answer."""
-        return ((self,),)
+    def choices(self) -> tuple[HookPolicy, ...]:
+        """Return the policies of which one does the work, chosen per tensor; just this one if there is no choice."""
+        return (self,)
 
     def alternatives(self) -> tuple[Plan, ...]:
-        """Return every plan the policy can give, without repetition."""
-        plans = (_run(branch, probe) for branch in self.branches() for probe in PROBES)
-        return tuple(dict.fromkeys(plans))
+        """Return every plan the policy can give, without repetition, whatever its selectors answer."""
+        return tuple(dict.fromkeys(plan for probe in PROBES for plan in _outcomes(self, Plan(), probe)))
 
     def __or__(self, other: HookPolicy) -> "Chain":
         return Chain((self, other))
@@ -74,7 +72,9 @@ class Chain(Policy):
     """One policy after another, each working on what those before it left.
 
     A step that has nothing to do for a tensor is skipped: an int64 index passes ``Quantize`` untouched and is still
-    spilled by the step after it. Chains within chains are flattened.
+    spilled by the step after it. Chains within chains are flattened. A chain is refused if one of its steps would be
+    left with nothing to do for every tensor by a step before it, or would work on what is on disk already; selectors
+    are not asked for that, so that each choice of a ``Route`` has to fit.
 
     Args:
         steps: policies in the order of packing; without any, tensors are kept.
@@ -99,15 +99,10 @@ class Chain(Policy):
             require_policy(step, path=f"chain.steps[{place}]")
         flat = (inner for step in self.steps for inner in (step.steps if isinstance(step, Chain) else (step,)))
         object.__setattr__(self, "steps", tuple(flat))
-        for branch in self.branches():
-            _check(branch)
+        _check_order(self.steps)
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
         return reduce(lambda so_far, step: extend(step, so_far, spec), self.steps, plan)
-
-    def branches(self) -> tuple[Branch, ...]:
-        ways = product(*(branches(step) for step in self.steps))
-        return tuple(dict.fromkeys(tuple(step for branch in way for step in branch) for way in ways))
 
 
 def append(
@@ -162,13 +157,6 @@ def extend(policy: HookPolicy, plan: Plan, spec: TensorSpec) -> Plan:
     return append(plan, spec, codecs=part.codecs, store=part.store, reason=part.reason)
 
 
-def branches(policy: HookPolicy) -> tuple[Branch, ...]:
-    """Return :meth:`Policy.branches`, also for policies that only offer ``alternatives``: one for each of these."""
-    if isinstance(policy, Policy):
-        return policy.branches()
-    return tuple((_Alternative(policy, plan),) for plan in policy.alternatives())
-
-
 def require_policy(value: object, *, path: str) -> None:
     """Check that a value is a policy.
 
@@ -214,24 +202,46 @@ class _Alternative(Policy):
         return append(plan, spec, codecs=self.offered.codecs, store=self.offered.store)
 
 
-def _run(branch: Branch, spec: TensorSpec) -> Plan:
-    return reduce(lambda so_far, step: extend(step, so_far, spec), branch, Plan())
+def _choices(policy: HookPolicy) -> tuple[HookPolicy, ...]:
+    if isinstance(policy, Policy):
+        return policy.choices()
+    return tuple(_Alternative(policy, plan) for plan in policy.alternatives())
 
 
-def _check(branch: Branch) -> None:
-    for place in range(1, len(branch)):
-        if _obstacle(branch[:place], branch[place]):
-            # Name the step that is in the way, which need not be the last one before.
-            for first in range(1, place + 1):
-                if obstacle := _obstacle(branch[:first], branch[place]):
-                    raise PlanError(f"{branch[place]!r} cannot follow {branch[first - 1]!r}: {obstacle}")
+def _outcomes(policy: HookPolicy, plan: Plan, spec: TensorSpec) -> Iterable[Plan]:
+    """Return what :func:`extend` can return, whatever selectors answer."""
+    if isinstance(policy, Chain):
+        plans: Iterable[Plan] = (plan,)
+        for step in policy.steps:
+            plans = dict.fromkeys(longer for so_far in plans for longer in _outcomes(step, so_far, spec))
+        return plans
+    choices = _choices(policy)
+    if choices == (policy,):
+        return (extend(policy, plan, spec),)
+    return [longer for choice in choices for longer in _outcomes(choice, plan, spec)]
 
 
-def _obstacle(before: Branch, step: HookPolicy) -> str | None:
+def _single(policy: HookPolicy) -> tuple[HookPolicy, ...]:
+    """Return the policies without a choice that this one is made of."""
+    parts = policy.steps if isinstance(policy, Chain) else _choices(policy)
+    if parts == (policy,):
+        return (policy,)
+    return tuple(dict.fromkeys(single for part in parts for single in _single(part)))
+
+
+def _check_order(steps: tuple[HookPolicy, ...]) -> None:
+    singles = [_single(step) for step in steps]
+    pairs = (pair for first, second in combinations(singles, 2) for pair in product(first, second))
+    for before, step in dict.fromkeys(pairs):
+        if obstacle := _obstacle(before, step):
+            raise PlanError(f"{step!r} cannot follow {before!r}: {obstacle}")
+
+
+def _obstacle(before: HookPolicy, step: HookPolicy) -> str | None:
     """Say why ``step`` can never do its work after ``before``, or return None if it sometimes can."""
     able = works = False
     for probe in PROBES:
-        so_far = _run(before, probe)
+        so_far = extend(before, Plan(), probe)
         try:
             together = extend(step, so_far, probe)
         except PlanError as error:

@@ -1,12 +1,12 @@
 """Different policies for different tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError
 from tensorstash.plan import HookPolicy, Plan
 from tensorstash.policies.placement import Keep
-from tensorstash.policies.policy import Branch, Policy, branches, extend, require_policy
+from tensorstash.policies.policy import Policy, extend, require_policy
 from tensorstash.protocols import Selector
 from tensorstash.selectors import require_selector
 from tensorstash.spec import TensorSpec
@@ -52,7 +52,7 @@ class Route(Policy):
 
     name: ClassVar[str] = "route"
     rules: tuple[Rule, ...]
-    otherwise: HookPolicy = Keep()
+    otherwise: HookPolicy = field(default_factory=Keep)
 
     def __post_init__(self) -> None:
         if not isinstance(self.rules, tuple | list):
@@ -67,6 +67,5 @@ class Route(Policy):
         chosen = next((rule.use for rule in self.rules if rule.when.accepts(spec)), self.otherwise)
         return extend(chosen, plan, spec)
 
-    def branches(self) -> tuple[Branch, ...]:
-        ways = (*(rule.use for rule in self.rules), self.otherwise)
-        return tuple(dict.fromkeys(branch for way in ways for branch in branches(way)))
+    def choices(self) -> tuple[HookPolicy, ...]:
+        return (*(rule.use for rule in self.rules), self.otherwise)

@@ -57,9 +57,9 @@ class Layout:
 
     @property
     def end(self) -> int:
-        """One past the last byte the layout touches."""
+        """One past the last byte the layout touches; 0 if it touches none."""
         if self.numel == 0:
-            return self.offset
+            return 0
         reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return self.offset + (reach + 1) * self.itemsize
 

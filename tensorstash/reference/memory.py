@@ -152,6 +152,12 @@ class _HostView:
         self.__array_interface__: dict[str, Any] = window.__array_interface__
 
 
+def dense_copy(array: Array) -> Array:
+    """Copy to dense memory, in the memory order of the original unless it repeats elements."""
+    repeats = any(size > 1 and stride == 0 for size, stride in zip(array.shape, array.strides, strict=True))
+    return np.array(array, order="C" if repeats else "K")
+
+
 def adopt_array(array: Array, space: MemorySpace) -> tuple[Storage, Layout]:
     """Give a storage and layout for a kernel's result, without a copy where the result owns dense memory."""
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])

@@ -135,11 +135,11 @@ class DiskStore:
         self._turn = count()
         directories = config.directories
         share = None if config.budget is None else parse_bytes(config.budget, path="disk.budget") // len(directories)
-        self._pool = PagePool(parse_bytes(config.pool, path="disk.pool"))
         self._slabs: list[Slab] = []
+        self._pool = PagePool(parse_bytes(config.pool, path="disk.pool"))
         self._helpers = 2 * len(directories) - 1
         self._executor = ThreadPoolExecutor(2 * self._helpers, thread_name_prefix="tensorstash-disk")
-        self._release = weakref.finalize(self, _release, self._slabs, self._executor, self._pid)
+        self._release = weakref.finalize(self, _release, self._slabs, self._executor, self._pool, self._pid)
         try:
             for directory in directories:
                 self._slabs.append(Slab(directory, calls or Syscalls(), direct=config.direct, limit_bytes=share))
@@ -312,9 +312,9 @@ class DiskStore:
         )
 
 
-def _release(slabs: list[Slab], executor: ThreadPoolExecutor, pid: int) -> None:
-    owner = os.getpid() == pid
-    if owner:
+def _release(slabs: list[Slab], executor: ThreadPoolExecutor, pool: PagePool, pid: int) -> None:
+    if owner := os.getpid() == pid:
         executor.shutdown(wait=False)
+        pool.close()
     while slabs:
         slabs.pop().close(remove=owner)

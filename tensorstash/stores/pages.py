@@ -12,7 +12,9 @@ from tensorstash.buffers import Array
 BLOCK = 4096
 """Unit, in bytes, of addresses, offsets and lengths of direct I/O: a page, and a multiple of every device's sector."""
 
-_HUGE_PAGE = 2 * 2**20
+HUGE_PAGE = 2 * 2**20
+"""Size, in bytes, of the pages that make large buffers one run of physical memory."""
+
 _SMALLEST = 64 * 2**10
 
 
@@ -43,11 +45,11 @@ def mapped_pages(nbytes: int) -> Array:
     """
     if sys.platform == "win32":
         return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
-    huge = nbytes // _HUGE_PAGE * _HUGE_PAGE
-    slack = _HUGE_PAGE if huge else 0
+    huge = nbytes // HUGE_PAGE * HUGE_PAGE
+    slack = HUGE_PAGE if huge else 0
     mapping = mmap.mmap(-1, nbytes + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     raw: Array = np.frombuffer(mapping, np.uint8)
-    start = -raw.ctypes.data % _HUGE_PAGE if huge else 0
+    start = -raw.ctypes.data % HUGE_PAGE if huge else 0
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE, start, huge)
     return raw[start : start + nbytes]
@@ -91,9 +93,10 @@ class PagePool:
         weakref.finalize(lease, self._give, pages).atexit = False
         return lease[:nbytes]
 
-    def clear(self) -> None:
-        """Give idle buffers back to the system."""
+    def close(self) -> None:
+        """Give idle buffers back to the system, and the others when they come back."""
         with self._lock:
+            self._limit = 0
             self._idle.clear()
             self.idle_bytes = 0
 

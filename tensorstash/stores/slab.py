@@ -5,15 +5,15 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from tensorstash.buffers import Array
 from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
-from tensorstash.stores.checksum import checksum
+from tensorstash.stores.checksum import CHECKSUM_BLOCK, checksum
 from tensorstash.stores.freespace import FreeSpace
-from tensorstash.stores.pages import BLOCK, mapped_pages, round_up
+from tensorstash.stores.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligned, round_up
 from tensorstash.stores.private_file import open_private_file
 from tensorstash.stores.syscalls import FULL, Syscalls
 
@@ -22,6 +22,7 @@ PIECE = 4 * 2**20
 
 _GROWTH = 256 * 2**20
 _STALLS = 8
+_SCATTERED = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,9 @@ class Slab:
             StoreFullError: the device is full.
             StoreError: the file could not be grown for another reason.
         """
-        if (offset := self._space.take(size)) is None and self._grow(size - self._space.free_before(self.size)):
+        offset = self._space.take(size)
+        if offset is None and self.size != self._limit:
+            self._grow(size - self._space.free_before(self.size))
             offset = self._space.take(size)
         return None if offset is None else Extent(offset, size)
 
@@ -112,17 +115,16 @@ class Slab:
             StoreFullError: the device is full.
             StoreError: the device refused.
         """
-        digest = checksum(data)
-        whole = self._unbounced(data)
+        unit = self._address_unit
+        if unit and data.ctypes.data % unit:
+            return self._write_bounced(data, extent.offset)
+        whole = data.size // BLOCK * BLOCK if unit else data.size
         self._write_all(data[:whole], extent.offset)
         if rest := data.size - whole:
-            bounce = self._take_bounce()
-            try:
-                bounce[:rest] = data[whole:]
-                self._write_all(bounce[: round_up(rest)], extent.offset + whole)
-            finally:
-                self._bounces.append(bounce)
-        return digest
+            last = page_aligned(BLOCK)
+            last[:rest] = data[whole:]
+            self._write_all(last, extent.offset + whole)
+        return checksum(data)
 
     def read(self, out: Array, extent: Extent) -> None:
         """Fill ``out``, page-aligned and of whole blocks, from the start of ``extent``.
@@ -131,31 +133,51 @@ class Slab:
             CorruptDataError: the file ends before.
             StoreError: the device refused.
         """
-        done = self._transfer("reading", self._calls.read, out, extent.offset)
-        if done < out.size:
-            raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
+        if self.direct and _SCATTERED <= out.size < HUGE_PAGE:
+            # Pages far from one another cost the device more than copying costs the processor.
+            with self._bounce() as bounce:
+                self._read_all(bounce[: out.size], extent.offset)
+                out[:] = bounce[: out.size]
+        else:
+            self._read_all(out, extent.offset)
 
     def close(self, *, remove: bool = True) -> None:
         """Close the file, which is gone with that; ``remove=False`` in a forked child."""
         self._bounces.clear()
         self._file.close(remove=remove)
 
-    def _unbounced(self, data: Array) -> int:
-        """Return how many bytes of ``data`` the device takes from where they are."""
-        if not self.direct:
-            return data.size
-        return 0 if data.ctypes.data % self._address_unit else data.size // BLOCK * BLOCK
+    def _write_bounced(self, data: Array, offset: int) -> int:
+        """Write from an aligned buffer; each block is copied and summed while the cache has it."""
+        digest = 0
+        with self._bounce() as bounce:
+            for start in range(0, data.size, CHECKSUM_BLOCK):
+                block = bounce[start : min(start + CHECKSUM_BLOCK, data.size)]
+                block[:] = data[start : start + CHECKSUM_BLOCK]
+                digest = checksum(block, digest)
+            self._write_all(bounce[: round_up(data.size)], offset)
+        return digest
 
-    def _take_bounce(self) -> Array:
+    @contextmanager
+    def _bounce(self) -> Iterator[Array]:
+        """Lend a buffer of huge pages; there are as many as were ever needed at once."""
         try:
-            return self._bounces.pop()
+            bounce = self._bounces.pop()
         except IndexError:
-            return mapped_pages(PIECE)
+            bounce = mapped_pages(PIECE)
+        try:
+            yield bounce
+        finally:
+            self._bounces.append(bounce)
 
     def _write_all(self, data: Array, offset: int) -> None:
         done = self._transfer("writing", self._calls.write, data, offset)
         if done < data.size:
             raise StoreError(f"the device of {self.directory!r} took {done} of {data.size} bytes, and then no more")
+
+    def _read_all(self, out: Array, offset: int) -> None:
+        done = self._transfer("reading", self._calls.read, out, offset)
+        if done < out.size:
+            raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
 
     def _transfer(self, verb: str, call: Callable[[int, Array, int], int], data: Array, offset: int) -> int:
         """Repeat the call until all is done or nothing moves, and return the number of bytes moved."""
@@ -172,11 +194,10 @@ class Slab:
             done += moved
         return done
 
-    def _grow(self, need: int) -> bool:
-        """Add at least ``need`` bytes of blocks, or return False if the limit forbids it."""
+    def _grow(self, need: int) -> None:
+        """Add ``need`` bytes of blocks or more, or as many as the limit allows."""
         room = sys.maxsize if self._limit is None else self._limit - self.size
-        if need > room:
-            return False
+        need = min(need, room)
         step = max(need, min(self.size, room, _GROWTH))
         refusal = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for size in dict.fromkeys((step, need)):
@@ -191,7 +212,7 @@ class Slab:
                 continue
             self._space.give(self.size, size)
             self.size += size
-            return True
+            return
         raise _failed(f"growing the slab in {self.directory!r} by {need} bytes", refusal) from refusal
 
 

@@ -53,9 +53,9 @@ class Tiered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A slot; equal only to itself."""
+    """A slot: which of the stores has the payload, and its slot there. Equal only to itself; keeps no store alive."""
 
-    store: Store
+    tier: int
     slot: Slot
 
 
@@ -83,9 +83,9 @@ class TieredStore:
             SlotGoneError: the store is closed.
         """
         refusals: list[str] = []
-        for store in self._stores:
+        for tier, store in enumerate(self._stores):
             try:
-                return _Place(store, store.put(data))
+                return _Place(tier, store.put(data))
             except StoreFullError as error:
                 refusals.append(str(error))
         raise StoreFullError("both tiers are full: " + "; ".join(refusals))
@@ -98,14 +98,14 @@ class TieredStore:
             CorruptDataError: the bytes are not those that were put.
             StoreError: the store that has them failed.
         """
-        if not isinstance(slot, _Place) or slot.store not in self._stores:
-            raise SlotGoneError(f"{self._config!r} holds no such slot")
-        return slot.store.get(slot.slot)
+        if not isinstance(slot, _Place):
+            raise SlotGoneError(f"{self._config!r} never gave the slot {slot!r}")
+        return self._stores[slot.tier].get(slot.slot)
 
     def delete(self, slot: Slot, /) -> None:
         """Free the slot; idempotent, never blocks."""
         if isinstance(slot, _Place):
-            slot.store.delete(slot.slot)
+            self._stores[slot.tier].delete(slot.slot)
 
     def close(self) -> None:
         """Close both stores; idempotent."""

@@ -119,6 +119,66 @@ class _FaultyStore:
         return self._config.at <= record < self._config.at + self._config.times
 
 
+class Gate:
+    """Holds back every put of the stores opened with it until it is opened. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._opened = threading.Event()
+
+    def open(self) -> None:
+        """Let everything through from now on; idempotent."""
+        self._opened.set()
+
+    def wait(self, timeout_s: float = 60.0) -> None:
+        """Return when the gate is open.
+
+        Raises:
+            TimeoutError: nobody has opened it within ``timeout_s`` seconds.
+        """
+        if not self._opened.wait(timeout_s):
+            raise TimeoutError(f"the gate has not been opened for {timeout_s} seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated:
+    """A store that takes payloads only once its gate is open, as a slow or hanging device does.
+
+    Args:
+        gate: what holds the puts back; two configurations are equal only if they share it.
+        inner: the store that holds the payloads.
+    """
+
+    name: ClassVar[str] = "gated"
+    tier: ClassVar[Tier] = "memory"
+    gate: Gate
+    inner: StoreConfig = field(default_factory=Memory)
+
+    def open(self) -> Store:
+        """Open the inner store; the caller closes it."""
+        return _GatedStore(self.gate, self.inner.open())
+
+
+class _GatedStore:
+    retains: ClassVar[bool] = True
+
+    def __init__(self, gate: Gate, inner: Store) -> None:
+        self._gate = gate
+        self._inner = inner
+
+    def put(self, data: Array, /) -> Slot:
+        self._gate.wait()
+        return self._inner.put(data)
+
+    def get(self, slot: Slot, /) -> Array:
+        return self._inner.get(slot)
+
+    def delete(self, slot: Slot, /) -> None:
+        self._inner.delete(slot)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 def _altered(data: Array, fault: str) -> Array:
     if fault == "short_read":
         return data[:-1]

@@ -10,26 +10,32 @@ import pytest
 
 from tensorstash import api
 from tensorstash.api import Stash, Wrapped
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.session import Session
 from tensorstash.plan import HookPolicy
 from tensorstash.testing.lab import Lab, Model
+
+AT_ONCE = Limits(in_flight=0, ahead=0)
+"""Everything happens inside pack and unpack."""
 
 
 class Harness:
     """Base of the groups of contract checks; see :class:`~tensorstash.testing.BackendSuite`."""
 
     lab: ClassVar[Lab]
+    limits: ClassVar[Limits] = Limits()
 
-    def stash(self, policy: HookPolicy, min_bytes: int = 0) -> Stash:
+    def stash(self, policy: HookPolicy, *, min_bytes: int = 0, limits: Limits | None = None) -> Stash:
         """Return what is under test for a block of code."""
-        return api.stash(policy, framework=self.lab.name, min_bytes=min_bytes)
+        return api.stash(policy, framework=self.lab.name, min_bytes=min_bytes, limits=limits or self.limits)
 
-    def wrap(self, model: Model, policy: HookPolicy, min_bytes: int = 0) -> Wrapped:
+    def wrap(self, model: Model, policy: HookPolicy, *, min_bytes: int = 0, limits: Limits | None = None) -> Wrapped:
         """Return what is under test for a model."""
-        return api.wrap(model, policy, min_bytes=min_bytes)
+        return api.wrap(model, policy, min_bytes=min_bytes, limits=limits or self.limits)
 
     def scope(self, policy: HookPolicy | None) -> AbstractContextManager[Any]:
-        """Return :meth:`stash`, or no hooks at all for None."""
-        return nullcontext() if policy is None else self.stash(policy)
+        """Return a fresh :meth:`stash` that settles, or no hooks at all for None."""
+        return nullcontext() if policy is None else settled(self.stash(policy))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Run every check that has a ``device`` on each device of the lab."""
@@ -41,6 +47,14 @@ class Harness:
         named = (request.node.name, request.node.originalname)
         for reason in (self.lab.gaps[name] for name in named if name in self.lab.gaps):
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+@contextmanager
+def settled(stash: Stash) -> Iterator[Session[Any]]:
+    """Enter a stash, and wait at the end of the block until the bytes of all that was saved are captured."""
+    with stash as session:
+        yield session
+    session.drain()
 
 
 def scratch_directory() -> tempfile.TemporaryDirectory[str]:

@@ -85,3 +85,9 @@ def square(lab: Lab, device: str, *, count: int = 8, seed: int = 0) -> tuple[Ten
     """Return a leaf and a non-leaf of the same values, for operations that save the non-leaf."""
     leaf = lab.tensor(floats(count, seed=seed), device=device, requires_grad=True)
     return leaf, lab.mul(leaf, 1.0)
+
+
+def save_one(lab: Lab, device: str) -> None:
+    """Run a step in which the framework saves one tensor."""
+    _, inner = square(lab, device)
+    lab.backward(lab.sum(lab.exp(inner)))

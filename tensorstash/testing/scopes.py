@@ -1,21 +1,21 @@
 """Contract lines 10 and 11: nothing is left behind, and what cannot be done is refused at once."""
 
 import os
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tensorstash.errors import BackendError, ConfigError, StoreError
-from tensorstash.plan import HookPolicy
 from tensorstash.policies import Compress, DiskSpill, Keep, Route, Rule, StoreIn
 from tensorstash.selectors import ModuleNames
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.harness import Harness, scratch_directory
-from tensorstash.testing.lab import Model, Tensor
+from tensorstash.testing.harness import AT_ONCE, Harness, scratch_directory
+from tensorstash.testing.lab import Model
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
-from tensorstash.testing.programs import attention, square
+from tensorstash.testing.programs import attention, save_one
 from tensorstash.testing.watched import Tap, Watched
 
 
@@ -25,43 +25,41 @@ class NothingLeftBehind(Harness):
     def test_line10_hooks_are_gone_after_the_scope(self, device: str) -> None:
         stash = self.stash(StoreIn(Memory()))
         with stash:
-            self._save_one(device)
-        self._save_one(device)
+            save_one(self.lab, device)
+        save_one(self.lab, device)
         assert stash.stats().seen.tensors == 1
 
     def test_line10_hooks_are_gone_after_a_body_that_raises(self, device: str) -> None:
         stash = self.stash(StoreIn(Memory()))
         with pytest.raises(KeyboardInterrupt), stash:
-            self._save_one(device)
+            save_one(self.lab, device)
             raise KeyboardInterrupt
-        self._save_one(device)
+        save_one(self.lab, device)
         assert stash.stats().seen.tensors == 1
 
     def test_line10_scopes_nest_and_the_outer_one_is_restored(self, device: str) -> None:
         outer, inner = self.stash(Keep()), self.stash(StoreIn(Memory()))
         with outer:
-            self._save_one(device)
+            save_one(self.lab, device)
             with pytest.raises(KeyboardInterrupt), inner:
-                self._save_one(device)
+                save_one(self.lab, device)
                 raise KeyboardInterrupt
-            self._save_one(device)
+            save_one(self.lab, device)
             with outer:
-                self._save_one(device)
+                save_one(self.lab, device)
         assert (outer.stats().seen.tensors, inner.stats().seen.tensors) == (3, 1)
 
     def test_line10_scopes_of_other_threads_are_their_own(self, device: str) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
         stash = self.stash(Keep())
         with stash, ThreadPoolExecutor(1) as pool:
-            pool.submit(self._save_one, device).result()
+            pool.submit(save_one, self.lab, device).result()
         assert stash.stats().seen.tensors == 0, "hooks of one thread are in force on another"
 
     def test_line10_wrap_leaves_the_model_as_it_is(self, device: str) -> None:
         lab = self.lab
         model = lab.model(device=device)
         before = self._portrait(model)
-        by_module = Route((Rule(ModuleNames("first"), StoreIn(Memory()),)))
+        by_module = Route((Rule(ModuleNames("first"), StoreIn(Memory())),))
         for policy in (StoreIn(Memory()), by_module):
             wrapped = self.wrap(model, policy)
             self._assert_same_portrait(model, before, "wrapped")
@@ -92,15 +90,15 @@ class NothingLeftBehind(Harness):
         with pytest.raises(Exception):  # noqa: B017  (each framework has its own for shapes that do not fit)
             model(lab.tensor(floats(5, 3), device=device))
         seen = wrapped.stats().seen.tensors
-        self._save_one(device)
+        save_one(self.lab, device)
         assert wrapped.stats().seen.tensors == seen, "hooks are in force after a forward that raised"
 
     def test_line10_rules_by_module_name_reach_their_module_only(self, device: str) -> None:
         lab = self.lab
         tap = Tap()
-        policy = Route((Rule(ModuleNames("first"), StoreIn(Watched(tap=tap)),)))
+        policy = Route((Rule(ModuleNames("first"), StoreIn(Watched(tap=tap))),))
         model = lab.model(device=device)
-        wrapped = self.wrap(model, policy)
+        wrapped = self.wrap(model, policy, limits=AT_ONCE)
         out = model(lab.tensor(floats(5, 8), device=device))
         assert 0 < tap.puts < wrapped.stats().seen.tensors
         lab.backward(lab.sum(out))
@@ -108,13 +106,8 @@ class NothingLeftBehind(Harness):
     def test_line10_no_file_is_left(self, device: str) -> None:
         with scratch_directory() as directory:
             for policy in (DiskSpill(directory), Compress() | DiskSpill(directory)):
-                attention(self.lab, device, scope=lambda policy=policy: self.stash(policy))  # type: ignore[misc]
+                attention(self.lab, device, scope=partial(self.stash, policy))
             assert os.listdir(directory) == []
-
-    def _save_one(self, device: str) -> None:
-        lab = self.lab
-        _, inner = square(lab, device)
-        lab.backward(lab.sum(lab.exp(inner)))
 
     def _gradients(self, model: Model, device: str) -> dict[str, Any]:
         lab = self.lab
@@ -141,9 +134,10 @@ class FailClosed(Harness):
     def test_line11_what_is_no_policy_is_refused(self) -> None:
         model = self.lab.model()
         for wrong in (None, "compress", Compress, Memory(), object()):
-            for enter in (self.stash, lambda policy: self.wrap(model, policy)):  # noqa: B023
-                with pytest.raises(ConfigError):
-                    enter(wrong)  # type: ignore[arg-type, no-untyped-call]
+            with pytest.raises(ConfigError):
+                self.stash(wrong)  # type: ignore[arg-type]
+            with pytest.raises(ConfigError):
+                self.wrap(model, wrong)  # type: ignore[arg-type]
 
     def test_line11_a_size_that_is_none_is_refused(self) -> None:
         model = self.lab.model()
@@ -166,10 +160,10 @@ class FailClosed(Harness):
         with scratch_directory() as directory:
             missing = os.path.join(directory, "missing")
         model = self.lab.model()
-        enters: tuple[Callable[[HookPolicy], Any], ...] = (self.stash, lambda policy: self.wrap(model, policy))
-        for enter in enters:
-            with pytest.raises((StoreError, ConfigError), match="missing"):
-                enter(DiskSpill(missing))
+        with pytest.raises((StoreError, ConfigError), match="missing"):
+            self.stash(DiskSpill(missing))
+        with pytest.raises((StoreError, ConfigError), match="missing"):
+            self.wrap(model, DiskSpill(missing))
 
     def test_line11_scopes_left_out_of_order_are_refused_and_hooks_survive(self, device: str) -> None:
         first, second, outer = self.stash(Keep()), self.stash(Keep()), self.stash(Keep())
@@ -180,9 +174,5 @@ class FailClosed(Harness):
                 first.__exit__(None, None, None)
             with ExitStack() as rest:
                 rest.callback(second.__exit__, None, None, None)
-            self._save_one(device)
+            save_one(self.lab, device)
         assert outer.stats().seen.tensors == 1, "the outer scope was lost"
-
-    def _save_one(self, device: str) -> Tensor:
-        _, inner = square(self.lab, device)
-        return self.lab.exp(inner)

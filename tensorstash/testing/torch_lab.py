@@ -73,9 +73,7 @@ class TorchLab(Lab):
             dtype=str(tensor.dtype).removeprefix("torch."),
             device=str(tensor.device),
             alignment=tensor.data_ptr() % ALIGNMENT if tensor.numel() else 0,
-            flags=frozenset(
-                flag for flag, is_set in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if is_set
-            ),
+            flags=frozenset(flag for flag, is_set in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if is_set),
         )
 
     def address(self, tensor: torch.Tensor) -> int:

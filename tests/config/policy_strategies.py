@@ -3,8 +3,11 @@
 from hypothesis import strategies as st
 
 from tensorstash.codecs.affine import Affine
+from tensorstash.codecs.exponents import Exponents
+from tensorstash.codecs.narrow import Narrow
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.policies import (
     Cast,
@@ -24,6 +27,7 @@ from tensorstash.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes,
 from tensorstash.spec import DTYPES, TensorSpec
 from tensorstash.stores.disk import Disk
 from tensorstash.stores.memory import Memory
+from tensorstash.stores.tiered import Tiered
 
 # Everything a path or pattern may hold: quotation marks, separators, spaces, other scripts, but no lone surrogates.
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
@@ -60,18 +64,21 @@ lossy = st.one_of(
         rounding=st.sampled_from(["nearest", "stochastic"]),
         seed=st.integers(0, 2**40),
     ),
-    st.builds(Cast, st.sampled_from(["bfloat16", "float16"])),
+    st.builds(Cast, st.sampled_from(["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])),
     st.builds(Encode, st.builds(Affine, bits=bits)),
 )
-planes = st.just(Encode(Planes()))
+rearranged = st.sampled_from([Encode(Planes()), Encode(Narrow()), Encode(TwoValued()), Encode(Exponents(level=3))])
 lossless = st.builds(Compress, level=levels) | st.builds(Encode, st.builds(Zstd, level=levels))
-in_memory = st.just(CpuOffload()) | st.builds(StoreIn, st.builds(Memory, budget=budgets))
+memories = st.builds(Memory, budget=budgets)
+in_memory = st.just(CpuOffload()) | st.builds(StoreIn, memories)
 directories = st.none() | texts | st.lists(texts, min_size=2, max_size=3, unique=True).map(tuple)
+disks = st.builds(Disk, directory=directories, budget=budgets, direct=st.booleans())
 on_disk = st.one_of(
     st.builds(DiskSpill, directories, budget=budgets),
-    st.builds(StoreIn, st.builds(Disk, directory=directories, budget=budgets, direct=st.booleans())),
+    st.builds(StoreIn, disks | st.builds(Tiered, first=memories, then=disks)),
 )
-stages = [masks, lossy, planes, lossless, in_memory, on_disk]
+stages = [masks, rearranged, lossless, in_memory, on_disk]
+lossy_stages = [masks, lossy, lossless, in_memory, on_disk]
 
 
 def routes(uses):
@@ -80,7 +87,7 @@ def routes(uses):
 
 
 @st.composite
-def step_lists(draw, stage_steps=stages):
+def step_lists(draw, stage_steps):
     """Policies that can follow one another: of each stage at most one, possibly as a route."""
     steps = []
     for stage in stage_steps:
@@ -91,8 +98,9 @@ def step_lists(draw, stage_steps=stages):
     return steps
 
 
-chains = step_lists().map(lambda steps: Chain(tuple(steps)))
-policies = st.one_of(st.just(Keep()), *stages, chains, routes(st.one_of(*stages, chains)))
+chains = (step_lists(stages) | step_lists(lossy_stages)).map(lambda steps: Chain(tuple(steps)))
+single = st.one_of(st.just(Keep()), lossy, *stages)
+policies = st.one_of(single, chains, routes(single | chains))
 
 
 @st.composite

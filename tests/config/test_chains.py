@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_strategies import chains, policies, specs, stages
+from policy_strategies import chains, policies, single, specs
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.pack_bits import PackBits
@@ -192,7 +192,7 @@ def test_grouping_does_not_matter(chain, first, second):
     assert (a | b) | c == a | (b | c) == chain
 
 
-@given(st.lists(st.one_of(st.just(Keep()), *stages), min_size=3, max_size=3))
+@given(st.lists(single, min_size=3, max_size=3))
 def test_grouping_does_not_matter_for_what_is_refused(steps):
     a, b, c = steps
     assert _outcome(lambda: (a | b) | c) == _outcome(lambda: a | (b | c))
@@ -223,7 +223,10 @@ def test_nested_chains_are_flattened(policy):
         (lambda: Chain((Keep(), 3)), r"chain.steps\[1\]: got 3, expected a policy"),
         (lambda: Keep() | 3, r"chain.steps\[1\]: got 3, expected a policy"),
         (lambda: 3 | Keep(), r"chain.steps\[0\]: got 3, expected a policy"),
-        (lambda: Keep() | Quantize, r"chain.steps\[1\]: got the class Quantize, expected a policy such as Quantize\(\)"),
+        (
+            lambda: Keep() | Quantize,
+            r"chain.steps\[1\]: got the class Quantize, expected a policy such as Quantize\(\)",
+        ),
         (lambda: Zstd() | Keep(), r"chain.steps\[0\]: got the codec Zstd\(level=1\).*write Encode\(Zstd\(level=1\)\)"),
         (lambda: Keep() | Memory(), r"chain.steps\[1\]: got the store .*write StoreIn\(Memory\(budget=None\)\)"),
     ],

@@ -36,7 +36,15 @@ def test_dtypes_takes_one_name_or_several():
 
 @pytest.mark.parametrize(
     ("pattern", "taken"),
-    [("cuda", True), ("cuda:0", True), ("cuda*", True), ("cuda:[01]", True), ("cuda:1", False), ("cud", False), ("CUDA", False)],
+    [
+        ("cuda", True),
+        ("cuda:0", True),
+        ("cuda*", True),
+        ("cuda:[01]", True),
+        ("cuda:1", False),
+        ("cud", False),
+        ("CUDA", False),
+    ],
 )
 def test_devices_match_by_name_or_by_type(pattern, taken):
     assert Devices(pattern).accepts(spec(device="cuda:0")) is taken
@@ -80,11 +88,9 @@ def test_operators_are_the_logic_they_spell(a, b, spec):
 
 
 @given(selectors, selectors, selectors)
-def test_operators_flatten_and_are_associative(a, b, c):
+def test_operators_are_associative(a, b, c):
     assert (a & b) & c == a & (b & c)
     assert (a | b) | c == a | (b | c)
-    assert not any(isinstance(part, All) for part in ((a & b) & c).of)
-    assert not any(isinstance(part, Any) for part in ((a | b) | c).of)
 
 
 def test_no_selectors_means_all_tensors_for_all_and_none_for_any():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorstash.reference import MemorySpace, Tensor, memory, tensor
+from tensorstash.reference import Generator, MemorySpace, Tensor, memory, nn, ops
 
 
 @pytest.fixture
@@ -24,21 +25,39 @@ def no_cyclic_gc() -> Iterator[None]:
 
 @pytest.fixture
 def sim() -> Iterator[MemorySpace]:
-    """The simulated accelerator, empty before and after."""
+    """The simulated accelerator, which the test must leave as it found it."""
     space = memory("sim:0")
-    assert space.allocated_bytes == 0
+    before = space.allocated_bytes
     space.reset_peak()
     yield space
     space.capacity_bytes = None
-    assert space.allocated_bytes == 0
+    assert space.allocated_bytes == before
 
 
-@pytest.fixture
-def leaf() -> Callable[..., Tensor]:
-    """Make a float64 leaf of a shape from a seed."""
+@pytest.fixture(scope="session")
+def language_model() -> tuple[nn.TransformerLM, np.ndarray]:
+    """A float64 transformer and the (batch, tokens) indices to run it on."""
+    model = nn.TransformerLM(23, 10, 16, 4, 2, generator=Generator(0), dtype="float64")
+    return model, np.random.default_rng(1).integers(0, 23, (3, 10))
 
-    def make(*shape: int, seed: int = 0, low: float = -1.0, high: float = 1.0, device: str = "cpu") -> Tensor:
-        values = np.random.default_rng(seed).uniform(low, high, shape)
-        return tensor(values, device=device, requires_grad=True)
 
-    return make
+@pytest.fixture(scope="session")
+def conv_net() -> tuple[nn.Module, np.ndarray, np.ndarray]:
+    """A float64 convolutional network, the images to run it on and their labels."""
+    generator = Generator(0)
+    double: dict[str, Any] = {"generator": generator, "dtype": "float64"}
+
+    class ConvNet(nn.Module):
+        def __init__(self) -> None:
+            self.first = nn.Conv2d(2, 4, 3, stride=2, padding=1, **double)
+            self.norm = nn.BatchNorm(4, dtype="float64")
+            self.second = nn.Conv2d(4, 6, 2, **double)
+            self.head = nn.Linear(6, 5, **double)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = ops.max_pool2d(self.norm(self.first(x)).relu(), 2)
+            x = ops.gelu(self.second(x))
+            return self.head(ops.avg_pool2d(x, 3).reshape(x.shape[0], -1))
+
+    rng = np.random.default_rng(2)
+    return ConvNet(), rng.normal(size=(4, 2, 16, 16)), rng.integers(0, 5, 4)

@@ -304,7 +304,7 @@ def test_static_and_inherited_forwards_are_found(scopes):
 def test_scripted_and_traced_modules_are_wrapped(scopes):
     linear = nn.Linear(3, 3)
     x = torch.randn(2, 3)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="script"):
         scripted = torch.jit.script(linear)
     for model in (scripted, torch.fx.symbolic_trace(linear)):
         undo = replace_forward(model, scopes.named("a"))

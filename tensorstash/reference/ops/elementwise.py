@@ -10,6 +10,7 @@ from tensorstash.reference.creation import full
 from tensorstash.reference.dispatch import composite, register
 from tensorstash.reference.dtypes import Array, DTypeLike, as_dtype
 from tensorstash.reference.graph import Meta
+from tensorstash.reference.memory import dense_copy
 from tensorstash.reference.primitive import Operand, primitive
 from tensorstash.reference.tensor import Tensor
 
@@ -19,26 +20,31 @@ _GELU_CUBIC = 0.044715
 
 @primitive(a=lambda g: g, b=lambda g: g)
 def add(a: Array, b: Array) -> Array:
+    """The sum of two."""
     return np.add(a, b)
 
 
 @primitive(a=lambda g: g, b=lambda g: -g)
 def sub(a: Array, b: Array) -> Array:
+    """The difference of two."""
     return np.subtract(a, b)
 
 
 @primitive(a=lambda g, b: g * _conj(b), b=lambda g, a: g * _conj(a))
 def mul(a: Array, b: Array) -> Array:
+    """The product of two."""
     return np.multiply(a, b)
 
 
 @primitive(floating=True, a=lambda g, b: g / _conj(b), b=lambda g, a, b: -g * _conj(a / (b * b)))
 def div(a: Array, b: Array) -> Array:
+    """The quotient of two; integers divide as float32."""
     return np.true_divide(a, b)
 
 
 @primitive(a=lambda g: -g)
 def neg(a: Array) -> Array:
+    """The value with the other sign."""
     return np.negative(a)
 
 
@@ -58,36 +64,43 @@ def _exponent_gradient(g: Tensor, base: Operand, exponent: Tensor, out: Tensor) 
 
 @primitive(base=_base_gradient, exponent=_exponent_gradient)
 def power(base: Array, exponent: Array) -> Array:
+    """`base` raised to `exponent`."""
     return np.asarray(np.power(base, exponent))
 
 
 @primitive(floating=True, x=lambda g, out: g * _conj(out))
 def exp(x: Array) -> Array:
+    """The exponential."""
     return np.exp(x)
 
 
 @primitive(floating=True, x=lambda g, x: g / _conj(x))
 def log(x: Array) -> Array:
+    """The natural logarithm."""
     return np.log(x)
 
 
 @primitive(floating=True, x=lambda g, out: g / (2 * _conj(out)))
 def sqrt(x: Array) -> Array:
+    """The square root."""
     return np.sqrt(x)
 
 
 @primitive(floating=True, x=lambda g, out: g * _conj(1 - out * out))
 def tanh(x: Array) -> Array:
+    """The hyperbolic tangent."""
     return np.tanh(x)
 
 
 @primitive(floating=True, x=lambda g, out: g * _conj(out * (1 - out)))
 def sigmoid(x: Array) -> Array:
+    """The logistic function."""
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
 @primitive(x=lambda g, out: g * (out > 0))
 def relu(x: Array) -> Array:
+    """The positive part."""
     return np.maximum(x, 0)
 
 
@@ -111,11 +124,13 @@ def _absolute_gradient(g: Tensor, x: Tensor) -> Tensor:
 
 @primitive(x=_absolute_gradient)
 def absolute(x: Array) -> Array:
+    """The magnitude."""
     return np.absolute(x)
 
 
 @primitive()
 def sign(x: Array) -> Array:
+    """-1, 0 or 1; has no gradient."""
     return np.sign(x)
 
 
@@ -145,56 +160,67 @@ def where(condition: Array, a: Array, b: Array) -> Array:
 
 @primitive()
 def eq(a: Array, b: Array) -> Array:
+    """Whether two are equal."""
     return np.equal(a, b)
 
 
 @primitive()
 def lt(a: Array, b: Array) -> Array:
+    """Whether `a` is less."""
     return np.less(a, b)
 
 
 @primitive()
 def le(a: Array, b: Array) -> Array:
+    """Whether `a` is less or equal."""
     return np.less_equal(a, b)
 
 
 @primitive()
 def gt(a: Array, b: Array) -> Array:
+    """Whether `a` is greater."""
     return np.greater(a, b)
 
 
 @primitive()
 def ge(a: Array, b: Array) -> Array:
+    """Whether `a` is greater or equal."""
     return np.greater_equal(a, b)
 
 
 @primitive(x=lambda g: conj(g))
 def conjugate(x: Array) -> Array:
+    """The complex conjugate."""
     return np.conjugate(x)
 
 
 @primitive(x=lambda g, x_meta: astype(g, x_meta.dtype))
 def real_part(x: Array) -> Array:
+    """The real part of complex elements."""
     return np.real(x).copy()
 
 
 @primitive(x=lambda g: g * 1j)
 def imaginary_part(x: Array) -> Array:
+    """The imaginary part of complex elements."""
     return np.imag(x).copy()
 
 
 @primitive(x=lambda g, x_meta: astype(g, x_meta.dtype))
 def cast(x: Array, *, dtype: DTypeLike) -> Array:
+    """The same value in another element type."""
     return x
 
 
 @primitive(moves=True, x=lambda g: g)
 def clone(x: Array) -> Array:
-    return np.array(x, order="K")
+    """A copy that keeps a dense permuted layout."""
+    return dense_copy(x)
 
 
 @primitive(moves=True, x=lambda g: g)
 def pack_contiguous(x: Array) -> Array:
+    """A dense row-major copy."""
     return np.array(x, order="C")
 
 
@@ -204,7 +230,8 @@ def _move_back(g: Tensor, x_meta: Meta) -> Tensor:
 
 @primitive(moves=True, x=_move_back)
 def copy_to(x: Array, *, device: str) -> Array:
-    return np.array(x, order="K")
+    """A copy on another device that keeps a dense permuted layout."""
+    return dense_copy(x)
 
 
 def conj(x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ def _place_back(g: Tensor, key: BasicKey, x_meta: Meta) -> Tensor:
 
 @view_primitive(x=_place_back)
 def take_view(x: Layout, *, key: BasicKey) -> Layout:
+    """The view at a key of integers, slices, None and Ellipsis."""
     return x.index(key)
 
 
@@ -48,6 +49,7 @@ def _add_back(g: Tensor, indices: tuple[Tensor, ...], template: KeyTemplate, x_m
 
 @primitive(moves=True, x=_add_back)
 def gather(x: Array, *indices: Array, template: KeyTemplate) -> Array:
+    """A copy of the entries at a key that holds index tensors or masks."""
     return np.array(x[_fill(template, indices)])
 
 

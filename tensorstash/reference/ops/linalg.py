@@ -12,6 +12,7 @@ from tensorstash.reference.tensor import Tensor
 
 @primitive(a=lambda g, b: matmul(g, b.conj().swap_last()), b=lambda g, a: matmul(a.conj().swap_last(), g))
 def multiply_matrices(a: Array, b: Array) -> Array:
+    """The product of matrices; leading dimensions broadcast."""
     return np.asarray(np.matmul(a, b))
 
 

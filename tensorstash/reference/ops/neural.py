@@ -103,6 +103,7 @@ def _mask_gradient(g: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 @primitive(x=_mask_gradient)
 def apply_mask(x: Array, mask: Array, *, scale: float) -> Array:
+    """`x` times `scale` where `mask` holds, else 0."""
     return np.asarray(np.where(mask, x, 0) * np.asarray(scale, x.dtype))
 
 
@@ -162,6 +163,7 @@ def _conv_weight_gradient(g: Tensor, x: Tensor, weight_meta: Meta, stride: int, 
 
 @primitive(x=_conv_input_gradient, weight=_conv_weight_gradient)
 def convolve(x: Array, weight: Array, *, stride: int, padding: int) -> Array:
+    """The correlation of images with square filters."""
     filters, channels, size, _ = weight.shape
     height, width = _windows(x.shape, size, stride, padding)
     columns = unfold.kernel(x, size=size, stride=stride, padding=padding).reshape(len(x), channels * size * size, -1)

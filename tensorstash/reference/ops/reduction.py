@@ -26,6 +26,7 @@ def _spread(g: Tensor, meta: Meta, axes: Shape) -> Tensor:
 
 @primitive(x=lambda g, x_meta, axes: _spread(g, x_meta, axes))
 def fold_sum(x: Array, *, axes: Shape) -> Array:
+    """The sum over `axes`."""
     return np.asarray(np.sum(x, axis=axes))
 
 
@@ -47,6 +48,7 @@ def _log_sum_exp_gradient(g: Tensor, x: Tensor, out: Tensor, x_meta: Meta, axes:
 
 @primitive(floating=True, x=_log_sum_exp_gradient)
 def fold_logsumexp(x: Array, *, axes: Shape) -> Array:
+    """The logarithm of the summed exponentials over `axes`."""
     top = np.max(x, axis=axes, keepdims=True)
     top = np.where(np.isfinite(top), top, 0)
     return np.asarray(np.log(np.sum(np.exp(x - top), axis=axes)) + np.squeeze(top, axes))
@@ -54,6 +56,7 @@ def fold_logsumexp(x: Array, *, axes: Shape) -> Array:
 
 @primitive()
 def find_max(x: Array, *, axis: int) -> Array:
+    """The position of the largest along `axis`."""
     return np.asarray(np.argmax(x, axis=axis))
 
 

@@ -25,11 +25,13 @@ def _permute_back(g: Tensor, axes: Sequence[int]) -> Tensor:
 
 @view_primitive(x=_permute_back)
 def permute_axes(x: Layout, *, axes: Sequence[int]) -> Layout:
+    """The same elements with the dimensions in another order."""
     return x.permute(axes)
 
 
 @view_primitive(x=lambda g, x_meta: g.sum_to(x_meta.shape))
 def expand_to(x: Layout, *, shape: Shape) -> Layout:
+    """The same elements, repeated with stride 0."""
     return x.expand(shape)
 
 
@@ -56,6 +58,7 @@ def _restride(g: Tensor, source: Layout, target: Layout) -> Tensor:
 
 @view_primitive(x=_restride_back)
 def restride(x: Layout, *, source: Layout, target: Layout) -> Layout:
+    """Another layout over the storage."""
     return target
 
 
@@ -219,6 +222,7 @@ def _part(g: Tensor, i: int, xs_meta: Sequence[Meta], axis: int) -> Tensor:
 
 @primitive(moves=True, xs=_part)
 def join(*xs: Array, axis: int) -> Array:
+    """Arrays one after another along `axis`."""
     return np.concatenate(xs, axis=axis)
 
 

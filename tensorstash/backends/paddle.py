@@ -1,0 +1,128 @@
+"""The adapter of PaddlePaddle."""
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from math import prod
+from typing import Any, ClassVar
+
+from paddle import Tensor
+from paddle.nn import Layer
+
+from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.paddle_amp import without_autocast
+from tensorstash.backends.paddle_backward import PATCHES
+from tensorstash.backends.paddle_foreign import checked, foreign_patches
+from tensorstash.backends.paddle_hooks import HookScope, HookStack
+from tensorstash.backends.paddle_kinds import keep_reason
+from tensorstash.backends.paddle_layout import DTYPE_NAMES, CopiedArray, elements, place_name, rebuilt
+from tensorstash.backends.paddle_pylayer import pylayer_patches
+from tensorstash.backends.paddle_static import static_patches
+from tensorstash.backends.paddle_storage import token_of
+from tensorstash.buffers import Array
+from tensorstash.protocols import PendingArray, Undo
+from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
+
+_REMEMBERED_LAYOUTS = 4096
+
+# Paddle has one pair of hooks per process, so there is one stack over it, however many backends are made.
+_STACK = HookStack(
+    lambda stack: (*PATCHES, *pylayer_patches(stack), *foreign_patches(stack), *static_patches(stack)),
+)
+
+
+class PaddleBackend:
+    """PaddlePaddle tensors and layers, on the CPU and on devices. Thread-safe.
+
+    Hooks here nest, belong to a thread, and keep the in-place check; see the modules beside this one for what Paddle
+    does instead and how it is repaired. While hooks are in force, or anything they packed is alive, a few functions
+    of Paddle are replaced by ones that call them; then the originals are put back.
+
+    What cannot be helped: backward twice through a ``PyLayer`` with ``retain_graph=True`` and ``recompute`` with a
+    dropped ``stop_gradient`` are segmentation faults of Paddle 3.3.1 without any hooks. An exception that ``pack``
+    raises inside an operation is an ``OSError`` until it leaves the scope, which raises the original.
+    """
+
+    name: ClassVar[str] = "paddle"
+
+    def __init__(self) -> None:
+        self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
+        self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
+        self.keep_reason = keep_reason
+
+    def owns(self, obj: object, /) -> bool:
+        """Whether ``obj`` is a tensor or a layer of Paddle."""
+        return isinstance(obj, (Tensor, Layer))
+
+    def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /) -> AbstractContextManager[None]:
+        """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.paddle_hooks.HookScope`.
+
+        What ``unpack`` returns is checked, and copied where Paddle would misread its layout; only the engine's pair,
+        which returns what :meth:`alias` and :meth:`from_host` have made, is taken at its word.
+        """
+        if not str(getattr(pack, "__module__", "")).startswith("tensorstash.engine."):
+            pack, unpack = checked(pack, unpack)
+        return HookScope(_STACK, without_autocast(pack), without_autocast(unpack))
+
+    def nbytes(self, tensor: Tensor, /) -> int:
+        """Return numel times itemsize."""
+        return prod(tensor.shape) * tensor.element_size()
+
+    def spec(self, tensor: Tensor, /) -> TensorSpec:
+        """Return the spec; tensors of one layout get one object."""
+        return self._spec(
+            tuple(tensor.shape),
+            tuple(tensor.strides),
+            tensor._offset(),
+            tensor.dtype,
+            tensor.place,
+            tensor.data_ptr() % ALIGNMENT,
+        )
+
+    def describe(self, tensor: Tensor, /) -> str:
+        """Return a short description for messages; works on every tensor."""
+        shape = tuple(tensor.shape)
+        place = place_name(tensor.place) if tensor._is_initialized() else "no place"
+        return f"{str(tensor.dtype).removeprefix('paddle.')}{shape} on {place}"
+
+    def version(self, tensor: Tensor, /) -> int:
+        """Return the in-place version, which all views of one storage share."""
+        return tensor.inplace_version
+
+    def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
+        """Return a token of the live storage and the byte offset of the first element in it.
+
+        Tokens are equal only for storages saved one soon after the other in one scope; see
+        :func:`~tensorstash.backends.paddle_storage.token_of`.
+        """
+        scope = _STACK.current()
+        return (object() if scope is None else token_of(tensor, scope.state.recent)), tensor._offset()
+
+    def alias(self, tensor: Tensor, /) -> Tensor:
+        """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version."""
+        return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
+
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
+        """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
+        return CopiedArray(elements(tensor, spec, self._order(spec.shape, spec.strides)))
+
+    def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
+        return rebuilt(data, spec, self._order(spec.shape, spec.strides))
+
+    def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
+        """Return the model and every layer below it, with dotted names; the model's own is empty."""
+        if not isinstance(model, Layer):
+            raise TypeError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
+        layers: Iterable[tuple[str, object]] = model.named_sublayers(include_self=True)
+        return layers
+
+    def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
+        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
+        return replace_forward(model, scope)
+
+
+def _spec(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: Any, place: Any, alignment: int
+) -> TensorSpec:
+    return TensorSpec(shape, strides, offset, DTYPE_NAMES[dtype], place_name(place), alignment=alignment)

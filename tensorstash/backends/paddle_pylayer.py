@@ -1,0 +1,158 @@
+"""``save_for_backward`` of ``PyLayer`` under hooks, which Paddle gets wrong in C++.
+
+There, a packed tuple is unpacked element by element and a packed list crashes; ``None`` reaches the hook, numbers and
+arrays are refused and a list of tensors crashes, though all are legal without hooks; the saved tuple loses one
+reference too many; and what ``unpack`` returns goes to the user as it is, so that a lost ``stop_gradient`` crashes
+``recompute`` and silently ends second derivatives. Here it is done in Python, and C++ never sees a saved value.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+from weakref import ref
+
+import paddle
+from paddle import Tensor
+from paddle.autograd.py_layer import PyLayer, PyLayerContext
+
+from tensorstash.backends.paddle_backward import hook_failed, is_recording
+from tensorstash.backends.paddle_hooks import HookStack, Scope, without_recording
+from tensorstash.backends.paddle_patches import Patch
+from tensorstash.errors import BackendError
+
+
+def pylayer_patches(stack: HookStack) -> tuple[Patch, ...]:
+    """Return what must be replaced while hooks are in force or packed values alive."""
+    forwards = _Forwards()
+
+    def save(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def save_for_backward(ctx: PyLayerContext, *tensors: Any) -> None:
+            if stack.is_empty:
+                return original(ctx, *tensors)
+            scope = stack.current()
+            if scope is None or scope.state.busy:
+                packed: Any = tensors
+            else:
+                packed = _packed(tensors, scope, forwards.running[-1] if forwards.running else [])
+            # On the instance, because backward reads it after the scope has ended. It must not refer to ctx.
+            ctx.saved_tensor = partial(_unpacked, packed)  # type: ignore[method-assign]
+            return None
+
+        return save_for_backward
+
+    def apply(original: Any) -> Any:
+        @classmethod  # type: ignore[misc]
+        @wraps(original)
+        def apply(cls: type[PyLayer], *args: Any, **kwargs: Any) -> Any:
+            saved: list[_PackedTensor] = []
+            forwards.running.append(saved)
+            try:
+                outputs = super(PyLayer, cls).apply(*args, **kwargs)
+            finally:
+                forwards.running.pop()
+            for packed in saved:
+                packed.forward_returned(outputs)
+            return outputs
+
+        return apply
+
+    return Patch(PyLayerContext, "save_for_backward", save), Patch(PyLayer, "apply", apply)
+
+
+class _Forwards(threading.local):
+    """What each ``PyLayer.apply`` that is under way on this thread has saved."""
+
+    def __init__(self) -> None:
+        self.running: list[list[_PackedTensor]] = []
+
+
+def _packed(value: Any, scope: Scope, saved: "list[_PackedTensor]") -> Any:
+    if isinstance(value, Tensor):
+        saved.append(_PackedTensor(value, scope))
+        return saved[-1]
+    if type(value) in (tuple, list):
+        return type(value)(_packed(item, scope, saved) for item in value)
+    return value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, _PackedTensor):
+        return value.restore()
+    if type(value) in (tuple, list):
+        return type(value)(_unpacked(item) for item in value)
+    return value
+
+
+class _PackedTensor:
+    """What the hook returned for one tensor, and the tensor's place in the graph."""
+
+    __slots__ = ("_history", "_is_output", "_needs_grad", "_origin", "_state", "_unpack", "_value")
+
+    def __init__(self, tensor: Tensor, scope: Scope) -> None:
+        self._unpack = scope.unpack
+        self._state = scope.state  # its lease is held until backward
+        self._origin = ref(tensor)
+        self._is_output = False
+        self._needs_grad = not tensor.stop_gradient
+        self._history = _history_of(tensor) if self._needs_grad else None
+        scope.state.busy = True
+        try:
+            self._value = without_recording(scope.pack, tensor)
+        finally:
+            scope.state.busy = False
+
+    def forward_returned(self, outputs: Any) -> None:
+        """Learn what the layer's forward has returned.
+
+        The history of an output leads to the layer's own node, which holds this: a cycle that nothing could free.
+        Without hooks Paddle makes it, and a graph that is dropped before backward leaks.
+        """
+        origin = self._origin()
+        if origin is not None and any(
+            output is origin for output in (outputs if isinstance(outputs, (tuple, list)) else (outputs,))
+        ):
+            self._is_output = True
+            self._history = None
+            self._needs_grad = not origin.stop_gradient
+
+    def restore(self) -> Tensor:
+        """Return the tensor with its place in the graph."""
+        try:
+            tensor = without_recording(self._unpack, self._value)
+        except BaseException as error:
+            hook_failed(error)
+            raise
+        origin = self._origin()
+        if tensor is origin:
+            return tensor
+        if not self._needs_grad:
+            return tensor.detach()
+        history = self._history
+        if history is None and origin is not None:
+            history = _history_of(origin)
+        if history is None:
+            if is_recording():
+                raise self._no_second_derivative()
+            plain = tensor.detach()
+            plain.stop_gradient = False
+            return plain
+        with_history = history._new_shared_tensor()
+        with_history._set_impl(tensor)
+        return with_history
+
+    def _no_second_derivative(self) -> BackendError:
+        error = BackendError(
+            "a PyLayer saved its own output, and second derivatives through it are asked for, but the output itself "
+            "is gone; keep a reference to what the layer returned until backward, or save an input instead"
+        )
+        hook_failed(error)
+        return error
+
+
+def _history_of(tensor: Tensor) -> Tensor:
+    """Return a tensor that shares the autograd meta of another, but none of its memory."""
+    history = tensor._new_shared_tensor()
+    history._set_impl(paddle.zeros([1]))
+    return history

@@ -1,0 +1,30 @@
+"""Which saved tensors are the same memory, in a framework that has no weak reference to a storage."""
+
+import paddle
+from paddle import Tensor
+
+_REMEMBERED = 4
+
+
+def token_of(tensor: Tensor, recent: list[tuple[Tensor, object]]) -> object:
+    """Return the token of the tensor's storage: a known one, or a new one.
+
+    An address says nothing once its memory may have been freed and given out again, and Paddle has nothing that sees
+    a storage die. So the storages seen last are held, which proves that they are alive, and older ones are
+    forgotten: content that is saved again later is stored again. Operations that share an input (the projections of
+    an attention block), or save a buffer twice, do so in short succession.
+
+    Args:
+        tensor: any tensor with memory.
+        recent: of one scope, newest first; changed. It is to be cleared with the scope.
+    """
+    for index, (held, token) in enumerate(recent):
+        if held._is_shared_buffer_with(tensor):
+            if index:
+                recent.insert(0, recent.pop(index))
+            return token
+    token = object()
+    # A view has an allocation of its own choice, whatever memory the tensor is given later.
+    recent.insert(0, (paddle.as_strided(tensor.detach(), [1], [1], 0), token))
+    del recent[_REMEMBERED:]
+    return token

@@ -1,0 +1,190 @@
+"""Tensors of many zeros, such as the outputs of ReLU and masked attention, as a bit mask and the rest."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from tensorstash.buffers import Array, aligned_empty, as_bytes
+from tensorstash.codecs.bits import packed_nbytes
+from tensorstash.codecs.entropy import Compressor, Decompressor
+from tensorstash.codecs.exponents import Exponents
+from tensorstash.codecs.payload import (
+    BLOCK,
+    HEADER_NBYTES,
+    Header,
+    check_count,
+    check_data,
+    damaged,
+    empty_array,
+    plain_payload,
+    read_header,
+    split_sections,
+    unsigned,
+)
+from tensorstash.codecs.settings import check_choice
+from tensorstash.protocols import CodecKind
+from tensorstash.spec import TensorSpec, opaque_bytes
+
+_MAGIC = b"SPR1"
+_PLAIN, _VALUES, _CODED = 0, 1, 2
+_TABLE_NBYTES = 24
+_EXPONENTS = Exponents()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sparse:
+    """Store which elements are not zero, at one bit each, and those elements.
+
+    Zero means all bits zero: -0 is stored. The mask is compressed with Zstandard where a sample shows that to help,
+    as with causal attention.
+
+    Payload: header (mode 0 plain, 1 values, 2 coded values; count elements), then the bytes; or the number of
+    elements not zero, the stored length of them, and of the mask, as ``uint64``, the elements (in mode 2 as
+    :class:`~tensorstash.codecs.exponents.Exponents` codes them), and the mask, with the first element in the lowest
+    bit, as it is or as one Zstandard frame if that is shorter.
+
+    Args:
+        exponents: whether the exponents of what is not zero are compressed as well, where that is floats: smaller,
+            and slower in proportion to what is not zero.
+
+    Raises:
+        ConfigError: neither True nor False.
+
+    >>> from tensorstash.spec import TensorSpec
+    >>> spec = TensorSpec((1000,), (1,), 0, "float32", "cpu")
+    >>> codec, data = Sparse(exponents=False), np.maximum(np.arange(-900, 100, dtype=np.float32), 0)
+    >>> payload = codec.encode(data, spec)
+    >>> payload.size == 40 + 99 * 4 + 125, bool((codec.decode(payload, spec) == data).all())
+    (True, True)
+    """
+
+    name: ClassVar[str] = "sparse"
+    lossless: ClassVar[bool] = True
+    kind: ClassVar[CodecKind] = "array->array"
+
+    exponents: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("sparse.exponents", self.exponents, (False, True))
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        """Whether the elements are numbers of 2, 4 or 8 bytes."""
+        return 2 <= spec.itemsize <= 8
+
+    def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
+        """Return a run of bytes, whose length depends on what the tensor holds."""
+        return opaque_bytes(spec)
+
+    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the payload in fresh memory.
+
+        Raises:
+            CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
+        """
+        check_data(self, data, spec)
+        bits = unsigned(data)
+        mask, counts = _mask(bits)
+        total = sum(counts)
+        inner = _values_spec(spec, total)
+        stored_mask = Compressor(1).compress(mask)
+        if self.exponents and _EXPONENTS.accepts(inner):
+            values = np.empty(total, bits.dtype)
+            _gather(bits, mask, counts, values)
+            coded = _EXPONENTS.encode(values.view(spec.carrier), inner)
+            header, length = Header(_MAGIC, _CODED, 0, bits.size), coded.size
+        else:
+            coded = None
+            header, length = Header(_MAGIC, _VALUES, 0, bits.size), inner.nbytes
+        if _TABLE_NBYTES + length + stored_mask.size >= data.nbytes:
+            return plain_payload(Header(_MAGIC, _PLAIN, 0, bits.size), data)
+        payload = aligned_empty(HEADER_NBYTES + _TABLE_NBYTES + length + stored_mask.size)
+        header.write(payload)
+        body = payload[HEADER_NBYTES:]
+        table, section, end = split_sections(self, body, _TABLE_NBYTES, length, stored_mask.size)
+        table.view("<u8")[:] = total, length, stored_mask.size
+        if coded is None:
+            _gather(bits, mask, counts, section.view(bits.dtype))
+        else:
+            section[:] = coded
+        end[:] = stored_mask
+        return payload
+
+    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the array in fresh memory.
+
+        Raises:
+            CodecError: the payload is not one of this codec and this spec.
+        """
+        header, body = read_header(self, data, _MAGIC)
+        check_count(self, header.count, spec)
+        if header.mode not in (_PLAIN, _VALUES, _CODED) or header.param:
+            raise damaged(self, f"unknown mode {header.mode}, {header.param}")
+        array = empty_array(self, header.count, spec)
+        if header.mode == _PLAIN:
+            split_sections(self, body, spec.nbytes)
+            as_bytes(array)[:] = body
+            return array
+        if body.size < _TABLE_NBYTES:
+            raise damaged(self, f"{body.size} bytes are too few for the lengths of the sections")
+        total, length, mask_length = body[:_TABLE_NBYTES].view("<u8").tolist()
+        section, stored_mask = split_sections(self, body[_TABLE_NBYTES:], length, mask_length)
+        inner = _values_spec(spec, total)
+        if total > header.count:
+            raise damaged(self, f"{total} of {header.count} elements are not zero")
+        if header.mode == _CODED:
+            values = _EXPONENTS.decode(section, inner)
+        else:
+            (values,) = split_sections(self, section, inner.nbytes)
+        mask = stored_mask
+        if mask.size != packed_nbytes(header.count, 1):
+            mask = np.empty(packed_nbytes(header.count, 1), np.uint8)
+            frame = Decompressor(self, stored_mask)
+            frame.read_into(mask)
+            frame.finish()
+        bits = unsigned(array)
+        if self._scatter(bits, mask, values.view(bits.dtype)) != total:
+            raise damaged(self, f"the mask has not {total} ones")
+        return array
+
+    def _scatter(self, bits: Array, mask: Array, values: Array) -> int:
+        done = 0
+        for start in range(0, bits.size, BLOCK):
+            block = bits[start : start + BLOCK]
+            places = _places(mask, start, block.size)
+            if done + places.size > values.size:
+                raise damaged(self, f"the mask has more than {values.size} ones")
+            block[:] = 0
+            block[places] = values[done : done + places.size]
+            done += places.size
+        return done
+
+
+def _values_spec(spec: TensorSpec, count: int) -> TensorSpec:
+    return replace(spec, shape=(count,), strides=(1,))
+
+
+def _mask(bits: Array) -> tuple[Array, list[int]]:
+    mask = np.empty(packed_nbytes(bits.size, 1), np.uint8)
+    counts = []
+    for start in range(0, bits.size, BLOCK):
+        there = bits[start : start + BLOCK] != 0
+        counts.append(int(np.count_nonzero(there)))
+        ones = np.packbits(there, bitorder="little")
+        mask[start // 8 : start // 8 + ones.size] = ones
+    return mask, counts
+
+
+def _places(mask: Array, start: int, count: int) -> Array:
+    # A block at a time: eight bytes of index per element are larger than what they save.
+    ones = np.unpackbits(mask[start // 8 : start // 8 + BLOCK // 8], count=count, bitorder="little")
+    return np.flatnonzero(ones.view(np.bool_))
+
+
+def _gather(bits: Array, mask: Array, counts: list[int], values: Array) -> None:
+    done = 0
+    for start, count in zip(range(0, bits.size, BLOCK), counts, strict=True):
+        block = bits[start : start + BLOCK]
+        # The default mode "raise" would copy the target first.
+        np.take(block, _places(mask, start, block.size), out=values[done : done + count], mode="clip")
+        done += count

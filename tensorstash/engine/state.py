@@ -1,0 +1,26 @@
+"""What a session and its handles share, also after the session itself has gone."""
+
+from typing import Any
+
+from tensorstash.engine.ahead import ReadAhead
+from tensorstash.engine.stats import Ledger
+from tensorstash.protocols import Backend
+
+
+class SessionState:
+    """The parts of a session that its handles need. Holds no payload.
+
+    Args:
+        backend: the framework's adapter.
+        ledger: where everything is counted.
+        ahead: what reads ahead of backward.
+    """
+
+    __slots__ = ("ahead", "backend", "ledger", "was_asked")
+
+    def __init__(self, backend: Backend[Any], ledger: Ledger, ahead: ReadAhead) -> None:
+        self.backend = backend
+        self.ledger = ledger
+        self.ahead = ahead
+        self.was_asked = False
+        """Whether a handle has been restored since this was last set to False."""

@@ -1,0 +1,228 @@
+"""What every codec must do, as one class of tests."""
+
+import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorstash import registry
+from tensorstash.buffers import Array, as_bytes, borrowed
+from tensorstash.config import from_dict, to_dict
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.session import Session
+from tensorstash.policies import Encode
+from tensorstash.protocols import Codec, SupportsErrorBound
+from tensorstash.spec import TensorSpec
+from tensorstash.testing.contents import SHAPES, contents, dense_spec, every_spec, float_values
+from tensorstash.testing.layouts import assert_same_bits
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Golden:
+    """A payload written by an earlier version, and what it stands for.
+
+    Args:
+        dtype: the element type.
+        data: the elements, as carrier bits.
+        payload: what ``encode`` gave for them, as bytes.
+    """
+
+    dtype: str
+    data: Array
+    payload: bytes
+
+
+class CodecSuite:
+    """Every promise of a codec; a test is a subclass that names one::
+
+        class TestMyCodec(CodecSuite):
+            codec = MyCodec(level=3)
+
+    Attributes:
+        codec: what is tested.
+        is_registered: whether configurations know the codec by name.
+        golden: payloads that must stay readable.
+    """
+
+    codec: ClassVar[Codec]
+    is_registered: ClassVar[bool] = True
+    golden: ClassVar[tuple[Golden, ...]] = ()
+
+    def test_it_is_a_frozen_keyword_only_dataclass(self) -> None:
+        codec = self.codec
+        assert isinstance(codec, Codec)
+        assert codec.kind in ("array->array", "array->bytes", "bytes->bytes")
+        assert dataclasses.is_dataclass(codec), f"{codec!r} is no dataclass"
+        for field in dataclasses.fields(codec):
+            assert field.kw_only, f"the field {field.name} is not keyword-only"
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(codec, field.name, getattr(codec, field.name))
+
+    def test_a_lossy_codec_states_its_bound(self) -> None:
+        assert isinstance(self.codec, SupportsErrorBound) != self.codec.lossless
+
+    def test_its_configuration_round_trips(self) -> None:
+        codec = self.codec
+        assert eval(repr(codec), {type(codec).__name__: type(codec)}) == codec
+        assert deepcopy(codec) == codec
+        assert hash(deepcopy(codec)) == hash(codec)
+        if self.is_registered:
+            assert registry.lookup("codecs", codec.name) is type(codec)
+            assert from_dict(to_dict(Encode(codec))) == Encode(codec)
+
+    def test_an_unknown_field_is_refused(self) -> None:
+        with pytest.raises(TypeError):
+            type(self.codec)(**{"no_such_field": 1})
+
+    def test_it_says_of_every_spec_whether_it_accepts_it(self) -> None:
+        answers = [self.codec.accepts(spec) for shape in SHAPES for spec in every_spec(shape)]
+        assert set(answers) <= {True, False}
+        assert any(answers), f"{self.codec!r} accepts nothing"
+        assert answers == [self.codec.accepts(spec) for shape in SHAPES for spec in every_spec(shape)]
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    def test_round_trip_of_every_accepted_dtype(self, shape: tuple[int, ...]) -> None:
+        for spec in self._accepted(shape):
+            for name, data in contents(spec).items():
+                self._assert_round_trip(data, spec, f"{name} as {spec}")
+
+    def test_round_trip_of_any_bits(self) -> None:
+        @settings(max_examples=50, deadline=None)
+        @given(data=st.data())
+        def check(data: st.DataObject) -> None:
+            shape = tuple(data.draw(st.lists(st.integers(0, 9), max_size=4)))
+            spec = data.draw(st.sampled_from(list(self._accepted(shape))))
+            shape = (data.draw(st.integers(0, 99)),) if spec.shape == (-1,) else shape
+            bits = np.frombuffer(data.draw(st.binary(min_size=8, max_size=64)), np.uint8)
+            nbytes = int(np.prod(shape, dtype=int)) * spec.itemsize
+            raw = np.resize(bits & 1 if spec.dtype == "bool" else bits, nbytes)
+            self._assert_round_trip(raw.view(spec.carrier).reshape(shape), spec, str(spec))
+
+        check()
+
+    def test_arguments_are_neither_written_nor_kept(self) -> None:
+        for spec in self._accepted((6, 50)):
+            for name, data in contents(spec).items():
+                before = data.tobytes()
+                payload = self.codec.encode(borrowed(data), spec)
+                assert data.tobytes() == before, f"encode wrote to {name} as {spec}"
+                assert not np.shares_memory(payload, data), f"the payload of {name} as {spec} is not self-contained"
+                stored = payload.tobytes()
+                back = self.codec.decode(borrowed(payload), spec)
+                assert payload.tobytes() == stored, f"decode wrote to the payload of {name} as {spec}"
+                if back.flags.writeable:
+                    assert not np.shares_memory(back, payload), "decode gives away memory that is not its own"
+
+    def test_equal_input_gives_equal_payloads(self) -> None:
+        state = np.random.get_state()[1].tobytes()  # type: ignore[union-attr]
+        for spec in self._accepted((6, 50)):
+            for name, data in contents(spec).items():
+                first, second = self.codec.encode(data, spec), self.codec.encode(data.copy(), spec)
+                assert_same_bits(second, first, f"second payload of {name} as {spec}")
+        assert np.random.get_state()[1].tobytes() == state, "the user's random state was used"  # type: ignore[union-attr]
+
+    def test_a_damaged_payload_is_refused_or_gives_an_array_of_the_right_kind(self) -> None:
+        rng = np.random.default_rng(5)
+        for spec in (s for s in self._accepted((3, 50)) if s.shape != (-1,)):
+            payload = self.codec.encode(contents(spec)["any bits"], spec)
+            for damaged in _damaged(payload, rng):
+                try:
+                    back = self.codec.decode(borrowed(damaged), spec)
+                except Exception:
+                    continue
+                assert isinstance(back, np.ndarray), f"{spec}: {type(back).__name__} from a damaged payload"
+                fits = (back.dtype.name, back.shape) == (spec.carrier, spec.shape)
+                assert fits or not self.codec.lossless, f"{spec}: {back.dtype}{back.shape} from a damaged payload"
+
+    def test_the_payload_of_another_tensor_is_not_taken_for_this_one(self) -> None:
+        for spec in (s for s in self._accepted((6, 50)) if s.shape != (-1,)):
+            other = dense_spec((6, 51), spec.dtype)
+            payload = self.codec.encode(contents(other)["any bits"], other)
+            try:
+                back = self.codec.decode(borrowed(payload), spec)
+            except Exception:
+                continue
+            assert back.shape != spec.shape, f"a payload of {other} was taken for {spec}"
+
+    def test_threads_do_not_disturb_one_another(self) -> None:
+        spec = next(self._accepted((5000,)))
+        arrays = list(contents(spec).values())
+        alone = [self.codec.encode(data, spec) for data in arrays]
+        backs = [self.codec.decode(payload, spec) for payload in alone]
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda data: self.codec.encode(data, spec), arrays * 4))
+            returned = list(pool.map(lambda payload: self.codec.decode(payload, spec), alone * 4))
+        for n in range(len(together)):
+            assert_same_bits(together[n], alone[n % len(alone)], "payload made beside others")
+            assert_same_bits(returned[n], backs[n % len(backs)], "array decoded beside others")
+
+    def test_it_works_in_a_session(self) -> None:
+        from tensorstash.testing.reference_lab import ReferenceLab
+
+        lab = ReferenceLab()
+        session = Session(Encode(self.codec), lab.backend, min_bytes=0, limits=Limits())
+        for spec in (s for s in self._accepted((6, 50)) if s.dtype in lab.dtypes and s.shape != (-1,)):
+            data = contents(spec)["any bits"]
+            handle = session.pack(lab.tensor(data, spec.dtype))
+            session.drain()
+            back = lab.bits(session.unpack(handle))
+            assert_same_bits(back, self.codec.decode(self.codec.encode(data, spec), spec), f"{spec} through a session")
+        assert session.stats().stages[self.codec.name].tensors > 0
+
+    def test_golden_payloads_stay_readable(self) -> None:
+        for golden in self.golden:
+            spec = dense_spec(golden.data.shape, golden.dtype)
+            payload = np.frombuffer(golden.payload, np.uint8)
+            encoded = self.codec.encoded_spec(spec)
+            if encoded.shape != (-1,):
+                payload = payload.view(encoded.carrier).reshape(encoded.shape)
+            now = self.codec.decode(self.codec.encode(golden.data, spec), spec)
+            assert_same_bits(self.codec.decode(payload, spec), now, f"golden payload of {spec}")
+
+    def _accepted(self, shape: tuple[int, ...]) -> Iterator[TensorSpec]:
+        return (spec for spec in every_spec(shape) if self.codec.accepts(spec))
+
+    def _assert_round_trip(self, data: Array, spec: TensorSpec, what: str) -> None:
+        __tracebackhide__ = True
+        codec = self.codec
+        payload = codec.encode(data, spec)
+        described = codec.encoded_spec(spec)
+        assert payload.flags.c_contiguous, f"{what}: the payload is not C-contiguous"
+        assert payload.dtype.name == described.carrier, f"{what}: payload of {payload.dtype}, announced {described}"
+        assert payload.ndim == 1 if described.shape == (-1,) else payload.shape == described.shape, (
+            f"{what}: payload of shape {payload.shape}, announced {described.shape}"
+        )
+        back = codec.decode(payload, spec)
+        assert back.flags.c_contiguous
+        if codec.lossless:
+            assert_same_bits(back, data, what)
+            return
+        assert (back.dtype, back.shape) == (data.dtype, data.shape), what
+        assert isinstance(codec, SupportsErrorBound)
+        bound = codec.error_bound(borrowed(data), spec)
+        assert bound.dtype == np.float64
+        assert not np.isnan(bound).any()
+        value, got = float_values(data, spec.dtype), float_values(back, spec.dtype)
+        with np.errstate(invalid="ignore"):
+            kept = (value == got) | (np.isnan(value) & np.isnan(got)) | (np.abs(value - got) <= bound)
+        assert kept.all(), f"{what}: {value[~kept][:3]} came back as {got[~kept][:3]}, beyond the bound"
+
+
+def _damaged(payload: Array, rng: np.random.Generator) -> list[Array]:
+    flat = as_bytes(payload)
+    damaged = [flat[:cut] for cut in sorted({0, 1, flat.size // 2, flat.size - 1} & set(range(flat.size)))]
+    damaged += [np.concatenate([flat, np.zeros(extra, np.uint8)]) for extra in (1, 64)]
+    damaged += [rng.integers(0, 256, flat.size, np.uint8), np.zeros(flat.size, np.uint8)]
+    for place in sorted({*range(min(flat.size, 32)), *rng.integers(0, max(flat.size, 1), 16).tolist()}):
+        altered = flat.copy()
+        altered[place] ^= 0x41
+        damaged.append(altered)
+    return damaged
+
+

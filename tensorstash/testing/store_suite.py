@@ -1,0 +1,301 @@
+"""What every store must do, as one class of tests."""
+
+import dataclasses
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tensorstash import registry
+from tensorstash.buffers import Array
+from tensorstash.config import from_dict, to_dict
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.session import Session
+from tensorstash.errors import CorruptDataError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.policies import StoreIn
+from tensorstash.protocols import Store, StoreConfig
+from tensorstash.testing.layouts import assert_same_bits
+from tensorstash.testing.store_machine import machine_over
+
+SIZES = (0, 1, 7, 4095, 4096, 4097, 70_001, (1 << 20) + 3)
+"""Lengths of records, in bytes."""
+
+_DIES = """
+import json, os, signal, sys
+import numpy as np
+from tensorstash import from_dict
+store = from_dict(json.loads(sys.argv[1])).store.open()
+slots = [store.put(np.full(9000, n, np.uint8)) for n in range(20)]
+assert store.get(slots[3])[0] == 3
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class StoreSuite:
+    """Every promise of a store; a test is a subclass that says how to describe one::
+
+        class TestMyStore(StoreSuite):
+            def config(self, directory):
+                return MyStore()
+
+    Attributes:
+        is_registered: whether configurations know the store by name.
+    """
+
+    is_registered = True
+
+    def config(self, directory: str) -> StoreConfig:
+        """Return the description under test; ``directory`` is empty, and removed after the test."""
+        raise NotImplementedError(f"{type(self).__name__} defines config(directory)")
+
+    def with_budget(self, directory: str, budget_bytes: int) -> StoreConfig | None:
+        """Return a description with a budget, or None if the store has no such thing."""
+        del directory, budget_bytes
+        return None
+
+    def on_a_device_that_alters(self, directory: str) -> Store | None:
+        """Return a store whose medium alters a bit of every record, or None where memory is the medium."""
+        del directory
+        return None
+
+    @pytest.fixture
+    def store(self, tmp_path: os.PathLike[str]) -> Iterator[Store]:
+        """An open store."""
+        store = self.config(os.fspath(tmp_path)).open()
+        yield store
+        store.close()
+
+    def test_it_is_described_by_a_frozen_dataclass(self, tmp_path: os.PathLike[str]) -> None:
+        config = self.config(os.fspath(tmp_path))
+        assert isinstance(config, StoreConfig)
+        assert config.tier in ("memory", "disk")
+        assert dataclasses.is_dataclass(config)
+        for field in dataclasses.fields(config):
+            assert field.kw_only, f"the field {field.name} is not keyword-only"
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(config, field.name, getattr(config, field.name))
+        with pytest.raises(TypeError):
+            type(config)(**{"no_such_field": 1})
+        assert config == self.config(os.fspath(tmp_path))
+        assert hash(config) == hash(self.config(os.fspath(tmp_path)))
+
+    def test_its_configuration_round_trips_and_opens_nothing(self, tmp_path: os.PathLike[str]) -> None:
+        config = self.config(os.fspath(tmp_path))
+        if self.is_registered:
+            assert registry.lookup("stores", config.name) is type(config)
+            assert from_dict(to_dict(StoreIn(config))) == StoreIn(config)
+        assert os.listdir(tmp_path) == []
+
+    def test_what_was_put_comes_back(self, store: Store) -> None:
+        payloads = [payload(size) for size in SIZES]
+        slots = [store.put(array.copy()) for array in payloads]
+        for _ in range(2):
+            for slot, array in reversed(list(zip(slots, payloads, strict=True))):
+                assert_same_bits(store.get(slot), array, f"record of {array.size} bytes")
+
+    def test_equal_payloads_have_slots_of_their_own(self, store: Store) -> None:
+        first, second = store.put(payload(100)), store.put(payload(100))
+        store.delete(first)
+        assert_same_bits(store.get(second), payload(100), "the second of two equal records")
+
+    def test_what_it_hands_out_cannot_harm_the_record(self, store: Store) -> None:
+        slot = store.put(payload(5000))
+        first = store.get(slot)
+        if first.flags.writeable:
+            first[:] = 0
+        assert_same_bits(store.get(slot), payload(5000), "a record after its reader wrote into the array")
+
+    def test_what_it_does_not_retain_may_change_after_put(self, store: Store) -> None:
+        source = payload(5000)
+        slot = store.put(source)
+        if store.retains:
+            source = source.copy()
+        source[:] = 0
+        assert_same_bits(store.get(slot), payload(5000), "a record after its source changed")
+
+    def test_what_it_hands_out_outlives_the_record(self, store: Store) -> None:
+        slot = store.put(payload(5000))
+        array = store.get(slot)
+        store.delete(slot)
+        for _ in range(5):
+            store.put(payload(5000, seed=1))
+        assert_same_bits(array, payload(5000), "an array whose record is gone")
+
+    def test_a_deleted_slot_is_gone_and_deleting_is_idempotent(self, store: Store) -> None:
+        slot, other = store.put(payload(100)), store.put(payload(200))
+        for _ in range(3):
+            store.delete(slot)
+        with pytest.raises(SlotGoneError):
+            store.get(slot)
+        assert_same_bits(store.get(other), payload(200), "the slot beside a deleted one")
+
+    def test_a_slot_of_nobody_is_gone(self, store: Store) -> None:
+        for nobody in (object(), 0, "slot", None):
+            with pytest.raises(SlotGoneError):
+                store.get(nobody)
+            store.delete(nobody)
+
+    def test_closing_is_final_and_idempotent(self, store: Store) -> None:
+        slot = store.put(payload(100))
+        for _ in range(2):
+            store.close()
+        with pytest.raises(SlotGoneError):
+            store.get(slot)
+        with pytest.raises(StoreError):
+            store.put(payload(100))
+        for _ in range(2):
+            store.delete(slot)
+
+    def test_two_stores_of_one_description_share_nothing(self, tmp_path: os.PathLike[str]) -> None:
+        config = self.config(os.fspath(tmp_path))
+        first, second = config.open(), config.open()
+        slot, other = first.put(payload(100)), second.put(payload(100, seed=1))
+        with pytest.raises(SlotGoneError):
+            second.get(slot)
+        first.close()
+        assert_same_bits(second.get(other), payload(100, seed=1), "the other store")
+        second.close()
+
+    def test_threads_do_not_disturb_one_another(self, store: Store) -> None:
+        def work(worker: int) -> None:
+            rng = np.random.default_rng(worker)
+            held: list[tuple[object, Array]] = []
+            for step in range(60):
+                array = payload(int(rng.integers(0, 9000)), seed=worker * 1000 + step)
+                held.append((store.put(array.copy()), array))
+                slot, expected = held[int(rng.integers(0, len(held)))]
+                assert_same_bits(store.get(slot), expected, f"record of worker {worker}")
+                if len(held) > 8:
+                    slot, _ = held.pop(int(rng.integers(0, len(held))))
+                    store.delete(slot)
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(work, worker) for worker in range(4)]:
+                done.result()
+
+    def test_delete_may_run_inside_any_other_method(self, store: Store) -> None:
+        def work() -> None:
+            threshold = gc.get_threshold()
+            gc.set_threshold(1)
+            try:
+                for step in range(200):
+                    _Cycle(store.put(payload(500)), store.delete)
+                    if step % 3 == 0:
+                        slot = store.put(payload(500))
+                        store.get(slot)
+                        store.delete(slot)
+            finally:
+                gc.set_threshold(*threshold)
+
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        worker.join(60)
+        assert not worker.is_alive(), "a delete that came from a finalizer blocks for ever"
+        assert_same_bits(store.get(store.put(payload(500))), payload(500), "a record after that")
+
+    def test_a_budget_holds_and_freed_room_is_used_again(self, tmp_path: os.PathLike[str]) -> None:
+        size, budget = 8192, 8 * 8192
+        config = self.with_budget(os.fspath(tmp_path), budget)
+        if config is None:
+            pytest.skip("the store has no budget")
+        store = config.open()
+        slots = []
+        with pytest.raises(StoreFullError):
+            for n in range(100):
+                slots.append(store.put(payload(size, seed=n)))  # noqa: PERF401
+        assert len(slots) * size <= budget, f"{len(slots)} records of {size} bytes in a budget of {budget}"
+        assert len(slots) >= 4, f"only {len(slots)} records of {size} bytes in a budget of {budget}"
+        for round_ in range(30):
+            store.delete(slots.pop(0))
+            slots.append(store.put(payload(size, seed=round_)))
+            with pytest.raises(StoreFullError):
+                store.put(payload(size))
+        store.close()
+
+    def test_altered_records_are_noticed(self, tmp_path: os.PathLike[str]) -> None:
+        store = self.on_a_device_that_alters(os.fspath(tmp_path))
+        if store is None:
+            pytest.skip("the store's medium is memory")
+        for size in (size for size in SIZES if size > 0):
+            slot = store.put(payload(size))
+            with pytest.raises(CorruptDataError):
+                store.get(slot)
+        store.close()
+
+    def test_no_file_is_left(self, tmp_path: os.PathLike[str]) -> None:
+        for closes in (True, False):
+            before = _open_files()
+            store = self.config(os.fspath(tmp_path)).open()
+            for n in range(5):
+                store.put(payload(9000, seed=n))
+            if closes:
+                store.close()
+            del store
+            gc.collect()
+            assert os.listdir(tmp_path) == [], "files are left"
+            assert _open_files() <= before, "files are open"
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+    def test_no_file_survives_a_killed_process(self, tmp_path: os.PathLike[str]) -> None:
+        if not self.is_registered:
+            pytest.skip("another process cannot be told of a store that has no name")
+        config = self.config(os.fspath(tmp_path))
+        program = [sys.executable, "-c", _DIES, json.dumps(to_dict(StoreIn(config)))]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == -9, done.stderr
+        config.open().close()  # the next start may clean up
+        assert os.listdir(tmp_path) == [], "files survive the process"
+
+    def test_it_behaves_like_a_dictionary_of_bytes(self, tmp_path: os.PathLike[str]) -> None:
+        run_state_machine_as_test(
+            machine_over(self.config(os.fspath(tmp_path))),
+            settings=settings(
+                max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            ),
+        )
+
+    def test_it_works_in_a_session(self, tmp_path: os.PathLike[str]) -> None:
+        from tensorstash.testing.programs import attention
+        from tensorstash.testing.reference_lab import ReferenceLab
+
+        lab = ReferenceLab()
+        expected = attention(lab, "cpu")
+        policy = StoreIn(self.config(os.fspath(tmp_path)))
+        session = Session(policy, lab.backend, min_bytes=0, limits=Limits(in_flight=0, ahead=0))
+        got = attention(lab, "cpu", scope=session.scope)
+        for name, array in expected.items():
+            assert_same_bits(got[name], array, name)
+        assert session.stats().live.tensors == 0
+
+
+def payload(size: int, seed: int = 0) -> Array:
+    """Return reproducible bytes in memory of their own."""
+    return np.random.default_rng([seed, size]).integers(0, 256, size, np.uint8)
+
+
+class _Cycle:
+    """Garbage that only the cyclic collector finds, and that deletes a slot when it does."""
+
+    def __init__(self, slot: object, delete: Callable[[object], None]) -> None:
+        self._slot = slot
+        self._delete = delete
+        self._self = self
+
+    def __del__(self) -> None:
+        self._delete(self._slot)
+
+
+def _open_files() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0

@@ -1,0 +1,242 @@
+"""Policies as plain data: nothing is lost on the way there and back."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import policy_strategies
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from policy_strategies import policies, texts
+
+from tensorstash.codecs.zstd import Zstd
+from tensorstash.config import from_dict, load, parse, to_dict, walk
+from tensorstash.errors import ConfigError
+from tensorstash.policies import (
+    Cast,
+    Chain,
+    Compress,
+    CpuOffload,
+    DiskSpill,
+    Encode,
+    Keep,
+    PackMasks,
+    Quantize,
+    Route,
+    Rule,
+    StoreIn,
+)
+from tensorstash.selectors import All, Dtypes, MinBytes, ModuleNames, Not
+from tensorstash.stores.disk import Disk
+from tensorstash.stores.memory import Memory
+
+EVERYTHING = Route(
+    (
+        Rule(MinBytes("1 MiB") & Dtypes("float32"), Quantize(4) | DiskSpill(("/a", "/b"), budget="40 GiB")),
+        Rule(~ModuleNames(("head", "*.norm")), PackMasks() | Compress(level=3)),
+    ),
+    otherwise=Encode(Zstd(level=9)) | StoreIn(Disk(directory="/x", direct=False)),
+)
+
+
+@given(policies)
+@example(EVERYTHING)
+def test_from_dict_undoes_to_dict(policy):
+    assert from_dict(to_dict(policy)) == policy
+
+
+@given(policies)
+@example(EVERYTHING)
+def test_repr_evaluates_to_the_policy(policy):
+    assert eval(repr(policy), vars(policy_strategies)) == policy
+
+
+@given(policies)
+@example(EVERYTHING)
+def test_plain_form_passes_through_json_unchanged(policy):
+    data = to_dict(policy)
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+
+
+@given(policies)
+@example(EVERYTHING)
+def test_plain_form_passes_through_toml_unchanged(policy):
+    data = to_dict(policy)
+    assert tomllib.loads(f"policy = {_toml(data)}") == {"policy": data}
+
+
+def _toml(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # A JSON text is a TOML text but for DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def test_wire_form_is_flat():
+    assert to_dict(Quantize(4) | DiskSpill("/x")) == {
+        "name": "chain",
+        "steps": [
+            {"name": "quantize", "bits": 4, "group_size": 128, "rounding": "nearest", "seed": 0},
+            {"name": "disk_spill", "directory": "/x"},
+        ],
+    }
+    assert to_dict(Route((Rule(MinBytes(1), Encode(Zstd())),))) == {
+        "name": "route",
+        "rules": [
+            {
+                "when": {"name": "min_bytes", "size": 1},
+                "use": {"name": "encode", "codec": {"name": "zstd", "level": 1}},
+            }
+        ],
+        "otherwise": {"name": "keep"},
+    }
+
+
+def test_fields_may_be_left_at_their_defaults():
+    assert from_dict({"name": "quantize"}) == Quantize()
+    assert from_dict({"name": "chain"}) == Chain()
+    assert from_dict({"name": "route", "rules": []}) == Route(())
+
+
+def test_null_means_none():
+    assert from_dict({"name": "disk_spill", "directory": None, "budget": None}) == DiskSpill()
+
+
+def test_names_of_codecs_and_stores_stand_for_policies():
+    assert from_dict({"name": "zstd", "level": 9}) == Encode(Zstd(level=9))
+    assert from_dict({"name": "memory", "budget": "1 KiB"}) == StoreIn(Memory(budget=1024))
+    assert parse("planes | zstd:level=9 | disk:directory=/x,direct=false") == Chain(
+        (*parse("planes | zstd:level=9").steps, StoreIn(Disk(directory="/x", direct=False)))
+    )
+
+
+def test_a_policy_comes_before_a_codec_of_the_same_name():
+    assert parse("cast:dtype=float16") == Cast("float16")
+
+
+def test_text_stands_for_a_component_anywhere():
+    data = {"name": "route", "rules": [{"when": "min_bytes:size=1KiB", "use": "quantize:bits=4 | compress"}]}
+    assert from_dict(data) == Route((Rule(MinBytes(1024), Quantize(4) | Compress()),))
+    assert from_dict({"name": "encode", "codec": "zstd:level=9"}) == Encode(Zstd(level=9))
+    assert from_dict({"name": "store_in", "store": "memory"}) == StoreIn(Memory())
+    assert from_dict({"name": "chain", "steps": ["keep", "quantize | compress"]}) == Keep() | Quantize() | Compress()
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("keep", Keep()),
+        ("  quantize :  bits = 4 ,seed=7|compress ", Quantize(4, seed=7) | Compress()),
+        ("quantize:bits=4 | compress | disk_spill:budget=2GiB", Quantize(4) | Compress() | DiskSpill(budget=2 * 2**30)),
+        ("quantize:rounding=stochastic", Quantize(rounding="stochastic")),
+        ("compress:level=-3", Compress(level=-3)),
+        ("disk_spill:budget=4096,directory=/x", DiskSpill("/x", budget=4096)),
+        ("disk_spill:directory=4", DiskSpill("4")),
+        (r"disk_spill:directory=C:\scratch", DiskSpill(r"C:\scratch")),
+        ("disk_spill:directory=/a=b", DiskSpill("/a=b")),
+        ("disk_spill:directory='/a,b|c'", DiskSpill("/a,b|c")),
+        ('disk_spill:directory="/it\'s"', DiskSpill("/it's")),
+        ("disk_spill:directory='/it''s'", DiskSpill("/it's")),
+        ("disk_spill:directory=' '", DiskSpill(" ")),
+        ("encode:codec='zstd:level=3'", Encode(Zstd(level=3))),
+        ("disk:direct=true", StoreIn(Disk(direct=True))),
+    ],
+)
+def test_one_line_of_text(text, policy):
+    assert parse(text) == policy
+
+
+@given(texts, st.sampled_from("'\""))
+def test_any_text_can_be_quoted(text, mark):
+    quoted = mark + text.replace(mark, 2 * mark) + mark
+    assert parse(f"disk_spill:budget=1,directory={quoted} | keep") == DiskSpill(text, budget=1) | Keep()
+
+
+TOML = """
+[policy]
+name = "route"
+otherwise = "cpu_offload"
+
+[[policy.rules]]
+when = { name = "all", of = ["min_bytes:size=1MiB", { name = "dtypes", names = ["float32"] }] }
+use = "quantize:bits=4 | disk_spill:directory=/nvme/scratch,budget=40GiB"
+
+[[policy.rules]]
+when = { name = "not", selector = { name = "module_names", patterns = "head" } }
+use = { name = "compress", level = 3 }
+"""
+LOADED = Route(
+    (
+        Rule(All((MinBytes(2**20), Dtypes("float32"))), Quantize(4) | DiskSpill("/nvme/scratch", budget=40 * 2**30)),
+        Rule(Not(ModuleNames("head")), Compress(level=3)),
+    ),
+    otherwise=CpuOffload(),
+)
+
+
+def test_toml_file_by_path_and_as_an_open_file(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(TOML)
+    assert load(path) == load(str(path)) == LOADED
+    with path.open("rb") as file:
+        assert load(file) == LOADED
+        assert not file.closed
+
+
+def test_toml_file_may_hold_one_line_of_text(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text('policy = "quantize | compress"')
+    assert load(path) == Quantize() | Compress()
+
+
+def test_walk_visits_every_component():
+    kinds = [type(part).__name__ for part in walk(EVERYTHING)]
+    for kind in ("Route", "Rule", "All", "MinBytes", "Dtypes", "Not", "ModuleNames", "Chain", "Encode", "Zstd", "Disk"):
+        assert kind in kinds
+    assert kinds[0] == "Route"
+
+
+def test_reading_a_configuration_imports_no_framework_and_opens_nothing(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(TOML.replace("/nvme/scratch", str(tmp_path / "not" / "there")))
+    program = f"""
+import sys, threading
+from tensorstash.config import load
+from tensorstash.registry import names
+for group in ("policies", "codecs", "stores", "selectors"):
+    names(group)
+touched = []
+watched = ("open", "os.mkdir", "os.listdir", "os.scandir", "socket.__new__", "subprocess.Popen")
+sys.addaudithook(lambda event, args: touched.append(args[0]) if event in watched else None)
+load({str(path)!r})
+print(*touched)
+print(*sorted({{"torch", "paddle"}} & set(sys.modules)), threading.active_count())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [str(path), "1"], done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["policy.toml"]
+
+
+def test_what_is_not_registered_cannot_be_written():
+    class Mine(Compress):
+        name = "mine"
+
+    class Imposter(Compress):
+        pass
+
+    with pytest.raises(
+        ConfigError, match=r"policy.steps\[1\]: .*Mine is not registered: policies: unknown name 'mine'"
+    ):
+        to_dict(Keep() | Mine())
+    with pytest.raises(ConfigError, match=r"policy: got .*Imposter.*, but the name 'compress' of policies stands for"):
+        to_dict(Imposter())
+
+
+@pytest.mark.parametrize("value", [Keep, Zstd(), 3, {"name": "keep"}])
+def test_only_policies_are_written(value):
+    with pytest.raises(ConfigError, match=r"policy: got .*, expected a policy that is a dataclass"):
+        to_dict(value)

@@ -1,0 +1,243 @@
+"""Every way to get a configuration wrong is told with its dotted path and what would be right."""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import pytest
+
+from tensorstash import registry
+from tensorstash.config import from_dict, load, parse, to_dict
+from tensorstash.errors import ConfigError, MissingDependencyError, PlanError
+from tensorstash.policies import Keep, Policy, append
+from tensorstash.protocols import Codec
+
+
+def rule(when="parameters", use="keep"):
+    return {"name": "route", "rules": [{"when": when, "use": use}]}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"name": "qantize"}, "policy.name: unknown policy 'qantize'; did you mean 'quantize'? Known: "),
+        ({"nam": "quantize"}, "policy.name: missing; expected the name of a policy"),
+        ({"name": 3}, "policy.name: got 3; expected the name of a policy"),
+        (3, "policy: got 3, expected a policy (a table with a name, or text)"),
+        ({"name": "quantize", "bitz": 4}, "policy.bitz: unknown key; did you mean 'bits'? Known: bits, group_size"),
+        ({"name": "keep", "x": 4}, "policy.x: unknown key; Known: none"),
+        ({"name": "quantize", "bits": 3}, "policy.bits: got 3, expected 2 or 4 or 8"),
+        ({"name": "quantize", "bits": 4.0}, "policy.bits: got 4.0, expected 2 or 4 or 8"),
+        ({"name": "quantize", "bits": "4"}, "policy.bits: got '4', expected 2 or 4 or 8"),
+        ({"name": "quantize", "rounding": "up"}, "policy.rounding: got 'up', expected 'nearest' or 'stochastic'"),
+        ({"name": "quantize", "seed": True}, "policy.seed: got True, expected a whole number"),
+        ({"name": "quantize", "seed": 1.0}, "policy.seed: got 1.0, expected a whole number"),
+        ({"name": "quantize", "seed": None}, "policy.seed: got None, expected a whole number"),
+        ({"name": "quantize", "group_size": 0}, "policy: quantize: affine.group_size: got 0"),
+        ({"name": "disk_spill", "budget": "lots"}, "policy: disk_spill: disk.budget: got 'lots'"),
+        ({"name": "disk_spill", "budget": []}, "policy.budget: got [], expected a whole number or text"),
+        ({"name": "disk", "direct": 1}, "policy.direct: got 1, expected true or false"),
+        ({"name": "route"}, "policy.rules: missing; expected a list of: a table with when, use"),
+        ({"name": "route", "rules": 3}, "policy.rules: got 3, expected a list of: a table with when, use"),
+        ({"name": "route", "rules": ["keep"]}, "policy.rules[0]: got 'keep', expected a table with when, use"),
+        ({"name": "route", "rules": [{"when": "parameters"}]}, "policy.rules[0].use: missing; expected a policy"),
+        ({"name": "chain", "steps": [{"name": "keep"}, {"name": "quantize", "bitz": 4}]}, "policy.steps[1].bitz: unkn"),
+        ({"name": "chain", "steps": ["keep", 3]}, "policy.steps[1]: got 3, expected a policy"),
+        (rule(when="min_byte"), "policy.rules[0].when.name: unknown selector 'min_byte'; did you mean 'min_bytes'?"),
+        (rule(when="keep"), "policy.rules[0].when.name: unknown selector 'keep'"),
+        (rule(when="min_bytes:size=1 | parameters"), "policy.rules[0].when: got 2 steps in"),
+        (rule(when={"name": "min_bytes"}), "policy.rules[0].when.size: missing; expected a whole number or text"),
+        (rule(when={"name": "min_bytes", "size": "x"}), "policy.rules[0].when: min_bytes.size: got 'x'"),
+        (rule(when={"name": "dtypes", "names": "flaot32"}), "policy.rules[0].when: dtypes.names: unknown dtype"),
+        (
+            rule(when={"name": "dtypes", "names": [3]}),
+            "policy.rules[0].when.names: got [3], expected text or a list of",
+        ),
+        (rule(when={"name": "all", "of": ["parameters", {"name": "no"}]}), "policy.rules[0].when.of[1].name: unknown"),
+        (rule(when={"name": "not", "selector": 3}), "policy.rules[0].when.selector: got 3, expected a selector"),
+        (rule(use="quantize:bitz=4"), "policy.rules[0].use.bitz: unknown key; did you mean 'bits'?"),
+        (rule(use="keep | quantize:bitz=4"), "policy.rules[0].use.steps[1].bitz: unknown key; did you mean 'bits'?"),
+        ({"name": "encode", "codec": "disk"}, "policy.codec.name: unknown codec 'disk'; Known: "),
+        ({"name": "encode", "codec": {"name": "zstd", "levle": 1}}, "policy.codec.levle: unknown key; did you mean 'l"),
+        ({"name": "store_in", "store": "zstd"}, "policy.store.name: unknown store 'zstd'"),
+    ],
+)
+def test_wrong_data(data, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "policy.name: missing"),
+        ("keep |", "policy.steps[1].name: missing; expected name:key=value"),
+        (":bits=4", "policy.name: missing"),
+        ("quantize:", "policy: got '' in 'quantize:', expected key=value"),
+        ("quantize:bits", "policy: got 'bits' in 'quantize:bits', expected key=value"),
+        ("quantize:bits=", "policy: got 'bits=' in 'quantize:bits=', expected key=value"),
+        ("quantize:=4", "policy: got '=4' in 'quantize:=4', expected key=value"),
+        ("quantize:bits=4,bits=8", "policy.bits: given twice in 'quantize:bits=4,bits=8'"),
+        ("quantize:name=cast", "policy.name: given twice"),
+        ("quantize:bits=x", "policy.bits: got 'x', expected 2 or 4 or 8"),
+        ("keep | quantize:seed=x", "policy.steps[1].seed: got 'x', expected a whole number"),
+        ("disk:direct=yes", "policy.direct: got 'yes', expected true or false"),
+        ("keep | dissk", "policy.steps[1].name: unknown policy 'dissk'; did you mean 'disk'?"),
+        ("disk_spill:directory='/x", "policy: the quotation mark ' is not closed in"),
+        ("disk_spill:directory='/x'y", "policy.directory: got \"'/x'y\", expected nothing after the closing '"),
+        ("disk_spill:directory='/x'y'z'", "policy.directory: got \"'/x'y'z'\", expected nothing after the closing '"),
+        ("disk_spill:directory=/'x'", "policy.directory: got \"/'x'\"; put all of a value that holds a quotation mark"),
+        ("chain:steps=keep", "policy.steps: got 'keep', expected a list of: a policy"),
+        (3, "policy: got 3, expected text such as"),
+    ],
+)
+def test_wrong_text(text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse(text)
+
+
+def test_impossible_chain_stays_a_plan_error():
+    with pytest.raises(PlanError, match=r"policy.rules\[0\].use: Quantize\(.*\) cannot follow Compress\(level=1\)"):
+        from_dict(rule(use="compress | quantize"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"policy = ", "policy.toml: not TOML: "),
+        (b"policy = '\xff'", "policy.toml: not TOML: "),
+        (b"", "policy.toml: policy: missing; expected a table"),
+        (b"polcy = 'keep'", "policy.toml: polcy: unknown key; did you mean 'policy'?"),
+        (b"policy = 'keep'\nother = 1", "policy.toml: other: unknown key; Known: policy"),
+        (b"[policy]\nname = 'quantize'\nbitz = 4", "policy.toml: policy.bitz: unknown key; did you mean 'bits'?"),
+        (b"policy = 3", "policy.toml: policy: got 3, expected a policy"),
+    ],
+)
+def test_wrong_file(tmp_path, content, message):
+    path = tmp_path / "policy.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(path)
+
+
+def test_missing_file_is_the_error_of_the_system(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "none.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(Policy):
+    """A policy of a plug-in with every kind of field, and some that have no plain form."""
+
+    name: ClassVar[str] = "odd"
+    ratio: float = 0.5
+    mode: Literal["a", 1, True] = "a"
+    limits: tuple[int, ...] = ()
+    codec: Codec | None = None
+    either: bool | int | str = "x"
+    lookup: dict | None = None
+    missing_is_one: int | None = 1
+
+    def __post_init__(self):
+        if self.ratio > 1:
+            raise ValueError("ratio is above 1")
+
+    def extend(self, plan, spec, /):
+        return append(plan, spec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPolicy:
+    name: ClassVar[str] = "no_policy"
+
+
+class NoDataclass:
+    name = "no_dataclass"
+
+
+@pytest.fixture(autouse=True)
+def _plug_ins(monkeypatch):
+    registry.names("policies")
+    monkeypatch.setitem(registry._TABLE, "policies", dict(registry._TABLE["policies"]))
+    for plug_in in (Odd, NoPolicy, NoDataclass):
+        registry.register("policies", plug_in.name, plug_in)
+    registry.register("policies", "absent", "no_such_module:Absent", install_hint="pip install absent")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Odd(ratio=0.25, mode=1, limits=(1, 2)),
+        Odd(mode=True, either=True),
+        Odd(either=7),
+        Odd(codec=from_dict({"name": "zstd"}).codec),
+    ],
+)
+def test_plug_ins_write_no_serialisation_code(policy):
+    back = from_dict(to_dict(policy))
+    assert back == policy
+    assert (type(back.mode), type(back.either)) == (type(policy.mode), type(policy.either))
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("odd:ratio=1", Odd(ratio=1.0)),
+        ("odd:ratio=1e-3,mode=1", Odd(ratio=0.001, mode=1)),
+        ("odd:mode=True", Odd(mode=True)),
+        ("odd:either=true", Odd(either=True)),
+        ("odd:either=12", Odd(either=12)),
+        ("odd:either=12x", Odd(either="12x")),
+        ("odd:codec=zstd", Odd(codec=from_dict({"name": "zstd"}).codec)),
+    ],
+)
+def test_text_is_read_as_the_field_wants_it(text, policy):
+    back = parse(text)
+    assert back == policy
+    assert (type(back.mode), type(back.either), type(back.ratio)) == (type(policy.mode), type(policy.either), float)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"ratio": "x"}, "policy.ratio: got 'x', expected a number"),
+        ({"ratio": True}, "policy.ratio: got True, expected a number"),
+        ({"ratio": 2}, "policy: ratio is above 1"),
+        ({"limits": 3}, "policy.limits: got 3, expected a list of: a whole number"),
+        ({"limits": [1, "x"]}, "policy.limits[1]: got 'x', expected a whole number"),
+        ({"codec": {"name": "zst"}}, "policy.codec.name: unknown codec 'zst'; did you mean 'zstd'?"),
+        ({"mode": False}, "policy.mode: got False, expected 'a' or 1 or True"),
+        ({"lookup": {}}, "policy.lookup: a field of type <class 'dict'> cannot be configured; build the object in Py"),
+    ],
+)
+def test_wrong_data_for_plug_ins(data, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        from_dict({"name": "odd", **data})
+
+
+def test_plug_in_that_is_no_policy_is_refused():
+    with pytest.raises(ConfigError, match=r"policy: NoPolicy\(\) does not implement HookPolicy"):
+        parse("no_policy")
+
+
+def test_plug_in_that_is_no_dataclass_is_refused():
+    with pytest.raises(ConfigError, match="policy: NoDataclass is not a dataclass and cannot be configured"):
+        parse("no_dataclass")
+
+
+def test_missing_library_is_told_with_its_place_and_what_to_install():
+    with pytest.raises(MissingDependencyError, match=r"policy.steps\[1\]: .*'absent' .*pip install absent"):
+        parse("keep | absent")
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Odd(lookup={}), "policy.lookup: got {}, which has no plain form"),
+        (Odd(missing_is_one=None), "policy.missing_is_one: None has no plain form, and leaving it out means another"),
+        (Keep() | Odd(limits=(1, object)), "policy.steps[1].limits[1]: got <class 'object'>, which has no plain form"),
+    ],
+)
+def test_what_has_no_plain_form_cannot_be_written(policy, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        to_dict(policy)

@@ -1,0 +1,262 @@
+"""Names, what they stand for, and who may claim them."""
+
+import pkgutil
+import subprocess
+import sys
+from dataclasses import dataclass, is_dataclass
+from importlib import import_module
+from textwrap import dedent
+from typing import ClassVar
+
+import pytest
+
+import tensorstash.codecs
+import tensorstash.policies
+import tensorstash.selectors
+import tensorstash.stores
+from tensorstash import registry
+from tensorstash.errors import ConfigError, MissingDependencyError
+from tensorstash.plan import HookPolicy
+from tensorstash.protocols import Codec, Selector, StoreConfig
+from tensorstash.registry import did_you_mean, lookup, names, register
+
+GROUPS = ["backends", "codecs", "policies", "selectors", "stores"]
+
+
+@pytest.fixture(autouse=True)
+def _table_of_its_own(monkeypatch):
+    for group in GROUPS:
+        names(group)
+        monkeypatch.setitem(registry._TABLE, group, dict(registry._TABLE[group]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirror:
+    name: ClassVar[str] = "mirror"
+
+
+@pytest.mark.parametrize("group", ["codecs", "policies", "selectors", "stores"])
+def test_every_built_in_name_leads_to_a_class_of_that_name(group):
+    for name in names(group):
+        assert lookup(group, name).name == name
+        assert lookup(group, name) is lookup(group, name)
+
+
+@pytest.mark.parametrize(
+    ("group", "package", "protocol"),
+    [
+        ("codecs", tensorstash.codecs, Codec),
+        ("stores", tensorstash.stores, StoreConfig),
+        ("policies", tensorstash.policies, HookPolicy),
+        ("selectors", tensorstash.selectors, Selector),
+    ],
+)
+def test_every_component_of_the_package_has_a_name(group, package, protocol):
+    modules = [package]
+    for found in pkgutil.iter_modules(getattr(package, "__path__", ())):
+        modules.append(import_module(f"{package.__name__}.{found.name}"))
+    components = {
+        member
+        for module in modules
+        for name, member in vars(module).items()
+        if not name.startswith("_") and is_dataclass(member) and isinstance(member, protocol)
+    }
+    assert components
+    assert components <= {lookup(group, name) for name in names(group)}
+
+
+def test_names_are_sorted():
+    assert list(names("codecs")) == sorted(names("codecs"))
+
+
+def test_every_framework_has_a_row():
+    assert {"torch", "paddle", "reference"} <= set(names("backends"))
+
+
+def test_unknown_name_tells_the_nearest_and_all():
+    with pytest.raises(ConfigError, match=r"stores: unknown name 'dissk'; did you mean 'disk'\? Known: disk, memory"):
+        lookup("stores", "dissk")
+
+
+def test_unknown_group_tells_the_nearest():
+    for use in (names, lambda group: lookup(group, "x"), lambda group: register(group, "x", Mirror)):
+        with pytest.raises(ConfigError, match="unknown registry group 'codec'; did you mean 'codecs'"):
+            use("codec")
+
+
+def test_nothing_near_tells_all():
+    assert did_you_mean("zzz", ["b", "a"]) == "Known: a, b"
+    assert did_you_mean("zzz", []) == "Known: none"
+
+
+@pytest.mark.parametrize("target", [Mirror, f"{Mirror.__module__}:Mirror"])
+def test_registered_class_is_found(target):
+    register("codecs", "mirror", target)
+    assert lookup("codecs", "mirror").name == "mirror"
+    assert "mirror" in names("codecs")
+
+
+def test_registering_the_same_twice_is_harmless():
+    register("codecs", "mirror", Mirror)
+    register("codecs", "mirror", Mirror)
+    register("codecs", "mirror", f"{Mirror.__module__}:Mirror")
+
+
+def test_taken_name_is_refused_naming_both():
+    with pytest.raises(
+        ConfigError, match=r"'zstd' is claimed by tensorstash.codecs.zstd:Zstd of tensorstash and by"
+    ) as e:
+        register("codecs", "zstd", "mine:Zstd")
+    assert "mine:Zstd of register()" in str(e.value)
+    assert lookup("codecs", "zstd").__module__ == "tensorstash.codecs.zstd"
+
+
+def test_another_class_of_the_same_module_and_name_is_refused():
+    register("codecs", "mirror", Mirror)
+    twin = type("Mirror", (), {"name": "mirror", "__module__": Mirror.__module__, "__qualname__": "Mirror"})
+    with pytest.raises(ConfigError, match="'mirror' is claimed by"):
+        register("codecs", "mirror", twin)
+
+
+@pytest.mark.parametrize("target", [Mirror, f"{Mirror.__module__}:Mirror"])
+def test_class_under_another_name_than_its_own_is_refused(target):
+    def register_and_look_up():
+        register("codecs", "mirage", target)
+        lookup("codecs", "mirage")
+
+    with pytest.raises(ConfigError, match="Mirror is registered as 'mirage', but its name is 'mirror'"):
+        register_and_look_up()
+
+
+def test_missing_library_says_what_to_install():
+    register("backends", "jax", "no_such_module:Backend", install_hint="pip install jax")
+    with pytest.raises(MissingDependencyError, match=r"'jax' .*No module named 'no_such_module'; pip install jax"):
+        lookup("backends", "jax")
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_missing_framework_says_what_to_install(framework, monkeypatch):
+    monkeypatch.setitem(sys.modules, f"tensorstash.backends.{framework}", None)
+    with pytest.raises(MissingDependencyError, match=rf"pip install tensorstash\[{framework}\]"):
+        lookup("backends", framework)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (f"{Mirror.__module__}:Smoke", "points at .*:Smoke, which does not exist"),
+        (f"{Mirror.__module__}:GROUPS", r"got \['backends', .*\], expected a class"),
+    ],
+)
+def test_targets_that_are_no_class_are_refused(target, message):
+    register("codecs", "mirror", target)
+    with pytest.raises(ConfigError, match=message):
+        lookup("codecs", "mirror")
+
+
+PLUG_IN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    name: ClassVar[str] = "flip"
+    lossless: ClassVar[bool] = True
+    kind: ClassVar[str] = "array->array"
+    times: int = 1
+
+    def accepts(self, spec, /):
+        return True
+
+    def encoded_spec(self, spec, /):
+        return spec
+
+    def encode(self, data, spec, /):
+        return ~data
+
+    decode = encode
+"""
+
+
+@pytest.fixture
+def distribution(tmp_path):
+    """Return a function that installs a package with these entry points of codecs, and one that runs code with it."""
+
+    def install(package, *points):
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("\n".join(["[tensorstash.codecs]", *points]) + "\n")
+        (tmp_path / f"{package}.py").write_text(PLUG_IN)
+
+    def run(code):
+        program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{dedent(code)}"
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split("\n")[:-1]
+
+    return install, run
+
+
+def test_plug_in_is_found_by_its_entry_point_and_imported_on_first_use(distribution):
+    install, run = distribution
+    install("flipper", "flip = flipper:Flip")
+    assert run("""
+        import tensorstash.config as config, tensorstash.registry as registry
+        print("flip" in registry.names("codecs"), "flipper" in sys.modules)
+        policy = config.parse("flip:times=3 | disk_spill:directory=/x")
+        print(policy)
+        print(config.from_dict(config.to_dict(policy)) == policy)
+    """) == [
+        "True False",
+        "Chain(steps=(Encode(codec=Flip(times=3)), DiskSpill(directory='/x', budget=None)))",
+        "True",
+    ]
+
+
+def test_plug_in_that_takes_a_built_in_name_makes_that_name_an_error_and_no_other(distribution):
+    install, run = distribution
+    install("flipper", "zstd = flipper:Flip", "flip = flipper:Flip")
+    printed = run("""
+        import tensorstash.registry as registry
+        from tensorstash.errors import ConfigError
+        print(registry.lookup("codecs", "flip").__module__, registry.lookup("codecs", "planes").__module__)
+        try:
+            registry.lookup("codecs", "zstd")
+        except ConfigError as error:
+            print(error)
+    """)
+    assert printed[0] == "flipper tensorstash.codecs.planes"
+    assert "tensorstash.codecs.zstd:Zstd of tensorstash and by flipper:Flip of flipper" in printed[1]
+
+
+def test_two_plug_ins_of_one_name_are_an_error_naming_both(distribution):
+    install, run = distribution
+    install("flipper", "flip = flipper:Flip")
+    install("flapper", "flip = flapper:Flip")
+    (message,) = run("""
+        import tensorstash.registry as registry
+        from tensorstash.errors import ConfigError
+        try:
+            registry.lookup("codecs", "flip")
+        except ConfigError as error:
+            print(error)
+    """)
+    assert "flipper:Flip of flipper" in message
+    assert "flapper:Flip of flapper" in message
+
+
+def test_plug_in_whose_import_fails_names_its_package(distribution):
+    install, run = distribution
+    install("broken", "flip = not_there:Flip")
+    (message,) = run("""
+        import tensorstash.registry as registry
+        from tensorstash.errors import MissingDependencyError
+        try:
+            registry.lookup("codecs", "flip")
+        except MissingDependencyError as error:
+            print(error)
+    """)
+    assert "No module named 'not_there'; check the installation of broken" in message

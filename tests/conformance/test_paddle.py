@@ -1,0 +1,6 @@
+from tensorstash.testing.backend_suite import BackendSuite
+from tensorstash.testing.paddle_lab import PaddleLab
+
+
+class TestPaddle(BackendSuite):
+    lab = PaddleLab()

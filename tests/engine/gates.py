@@ -1,0 +1,65 @@
+"""A store whose work can be held back and let go, so that every moment of a deferred capture can be tested."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tensorstash.buffers import Array
+from tensorstash.protocols import Slot, Tier
+from tensorstash.stores.memory import Memory, MemoryStore
+
+
+@dataclass(frozen=True, eq=False)
+class Gated:
+    """Memory behind two gates: ``put`` waits for ``puts``, ``get`` waits for ``gets``; both start open."""
+
+    name: ClassVar[str] = "gated"
+    tier: ClassVar[Tier] = "disk"
+    puts: threading.Event = field(default_factory=threading.Event)
+    gets: threading.Event = field(default_factory=threading.Event)
+    arrived: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    opened: list["GatedStore"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.puts.set()
+        self.gets.set()
+
+    def open(self) -> "GatedStore":
+        store = GatedStore(self, Memory().open())
+        self.opened.append(store)
+        return store
+
+    @property
+    def slots(self) -> int:
+        return sum(len(store.inner._arrays) for store in self.opened)
+
+
+class GatedStore:
+    """Counts what passes; copies like a disk does."""
+
+    retains: ClassVar[bool] = False
+
+    def __init__(self, config: Gated, inner: MemoryStore) -> None:
+        self.config = config
+        self.inner = inner
+        self.put_count = 0
+        self.get_count = 0
+        self.got_on: list[str] = []
+
+    def put(self, data: Array, /) -> Slot:
+        self.config.arrived.release()
+        assert self.config.puts.wait(60)
+        self.put_count += 1
+        return self.inner.put(data.copy())
+
+    def get(self, slot: Slot, /) -> Array:
+        assert self.config.gets.wait(60)
+        self.get_count += 1
+        self.got_on.append(threading.current_thread().name)
+        return self.inner.get(slot).copy()
+
+    def delete(self, slot: Slot, /) -> None:
+        self.inner.delete(slot)
+
+    def close(self) -> None:
+        self.inner.close()

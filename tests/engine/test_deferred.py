@@ -1,0 +1,249 @@
+"""What may happen between saving a tensor and capturing its bytes, with a worker that is held back on purpose."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from gates import Gated
+
+import tensorstash as ts
+import tensorstash.reference as ref
+from tensorstash.errors import SavedTensorModifiedError, StoreError
+from tensorstash.policies import StoreIn
+
+
+def held_back(limits=None, **gates):
+    """Return a closed gate and a stash behind it."""
+    gate = Gated()
+    for name in gates:
+        getattr(gate, name).clear()
+    return gate, ts.stash(
+        StoreIn(gate), framework="reference", min_bytes=0, limits=limits or ts.Limits(in_flight="1MiB", timeout_s=60)
+    )
+
+
+def leaf(values=(1.0, 2.0, 3.0)):
+    return ref.tensor(np.array(values, np.float32), requires_grad=True)
+
+
+def test_a_request_before_the_capture_gets_the_source():
+    gate, stash = held_back(puts=True)
+    x = leaf()
+    with stash:
+        y = (x * 1.0).exp().sum()
+    y.backward()
+    gate.puts.set()
+    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
+    assert stash.stats().forwarded > 0
+    assert gate.opened[0].get_count == 0
+
+
+def test_a_tensor_modified_before_its_bytes_were_captured_is_refused():
+    gate, stash = held_back(puts=True)
+    x = leaf()
+    with stash as session:
+        y = (x * 1.0).exp()
+        z = y.sum()
+    with ref.no_grad():
+        y.mul_(0.0)
+    with pytest.raises(SavedTensorModifiedError, match="at version 1; expected version 0"):
+        z.backward(retain_graph=True)
+    gate.puts.set()
+    session.drain()
+    with pytest.raises(SavedTensorModifiedError, match="at version 1; expected version 0"):
+        z.backward()
+    assert gate.slots == 0
+
+
+def test_a_tensor_modified_while_its_bytes_were_being_copied_is_refused():
+    gate, stash = held_back(puts=True)
+    x = leaf()
+    with stash as session:
+        y = (x * 1.0).exp()
+        z = y.sum()
+    gate.arrived.acquire()  # the worker is inside put
+    with ref.no_grad():
+        y.mul_(0.0)
+    gate.puts.set()
+    session.drain()
+    with pytest.raises(SavedTensorModifiedError):
+        z.backward()
+    assert gate.slots == 0
+
+
+def test_captured_bytes_are_immune_to_later_changes():
+    gate, stash = held_back()
+    x = leaf()
+    with stash as session:
+        y = (x * 1.0).exp()
+        z = y.sum()
+    session.drain()
+    with ref.no_grad():
+        y.mul_(0.0)
+    z.backward()
+    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
+
+
+def test_a_dropped_graph_takes_its_waiting_work_with_it(no_gc):
+    gate, stash = held_back(puts=True)
+    x = leaf()
+    with stash as session:
+        for _ in range(5):
+            y = (x * 1.0).exp().sum()
+    gate.arrived.acquire()
+    del y
+    gate.puts.set()
+    session.drain()
+    # One was inside put already; the others were never started.
+    assert gate.opened[0].put_count == 1
+    assert gate.slots == 0
+    assert stash.stats().live.tensors == 0
+
+
+def test_forward_waits_at_the_limit_and_never_overshoots():
+    gate, stash = held_back(limits=ts.Limits(in_flight=100, timeout_s=60), puts=True)
+    x = leaf(np.ones(20))  # 80 bytes: one fits, two do not
+    done = threading.Event()
+
+    def forward():
+        with stash:
+            y = (x * 1.0).exp().exp().exp()
+        done.set()
+        y.sum().backward()
+
+    thread = threading.Thread(target=forward)
+    thread.start()
+    gate.arrived.acquire()
+    assert not done.is_set()
+    gate.puts.set()
+    thread.join()
+    assert done.is_set()
+    assert stash._session._in_flight.peak == 80
+
+
+def test_a_tensor_larger_than_the_limit_is_captured_before_pack_returns():
+    gate, stash = held_back(limits=ts.Limits(in_flight=8, timeout_s=60))
+    x = leaf()
+    with stash:
+        y = (x * 1.0).exp().sum()
+        assert gate.opened[0].put_count == 1
+    y.backward()
+    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
+    assert stash.stats().forwarded == 0
+
+
+def test_a_store_that_hangs_while_storing_is_named_and_the_next_step_works():
+    gate, stash = held_back(limits=ts.Limits(in_flight=12, timeout_s=0.05), puts=True)
+    x = leaf()
+    with pytest.raises(StoreError, match=r"stage 1 of 1 .*Gated.*tensor float32\(3,\).*0\.05 seconds"), stash:
+        (x * 1.0).exp().exp()
+    gate.puts.set()
+    stash._session.drain()
+    with stash:
+        y = (x * 1.0).exp().sum()
+    y.backward()
+    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
+
+
+def test_a_store_that_hangs_while_reading_ahead_is_named_and_asked_again_answers():
+    gate, stash = held_back(limits=ts.Limits(in_flight=0, ahead=1000, timeout_s=0.05))
+    x = leaf()
+    with stash:
+        y = (x * 1.0).exp()
+        z = (y.exp() * 1.0).sum()
+    handles_reader = stash._session._state.ahead
+    gate.gets.clear()
+    failed = threading.Event()
+
+    def backward():
+        # The first request reads on this thread and waits; the reader has taken the second by then.
+        try:
+            z.backward(retain_graph=True)
+        except StoreError as error:
+            assert "took longer than 0.05 seconds" in str(error)
+            failed.set()
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    while not handles_reader.budget.used:
+        pass
+    gate.opened[0].config.gets.set()
+    gate.gets.set()
+    thread.join()
+    x.grad = None
+    z.backward()
+    assert x.grad is not None
+
+
+def test_a_failure_behind_the_computation_is_raised_when_the_tensor_is_needed():
+    class Broken(Gated):
+        def open(self):
+            store = super().open()
+            store.put = lambda data: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+            return store
+
+    stash = ts.stash(StoreIn(Broken()), framework="reference", min_bytes=0)
+    x = leaf()
+    with stash as session:
+        y = (x * 1.0).exp().sum()
+    session.drain()
+    with pytest.raises(StoreError, match=r"stage 1 of 1 .*Broken.*float32\(3,\).*Input/output error"):
+        y.backward(retain_graph=True)
+    with pytest.raises(StoreError, match="Input/output error"):
+        y.backward()
+
+
+def test_a_failure_keeps_no_frame_and_no_memory_alive(no_gc):
+    class Broken(Gated):
+        def open(self):
+            store = super().open()
+            store.put = lambda data: (_ for _ in ()).throw(OSError(5, "Input/output error"))
+            return store
+
+    before = ref.memory("sim:0").allocated_bytes
+    stash = ts.stash(StoreIn(Broken()), framework="reference", min_bytes=0)
+    x = ref.tensor(np.ones(1000, np.float32), device="sim:0", requires_grad=True)
+    with stash as session:
+        y = (x * 1.0).exp().sum()
+    session.drain()
+    assert ref.memory("sim:0").allocated_bytes - before < 3 * 4000
+    with pytest.raises(StoreError):
+        y.backward()
+    del y, x
+    assert ref.memory("sim:0").allocated_bytes == before
+
+
+def test_threads_end_with_their_session():
+    gate, stash = held_back()
+    with stash as session:
+        (leaf() * 1.0).exp()
+    session.drain()
+    names = {thread.name for thread in threading.enumerate()}
+    assert any(name.startswith("tensorstash-writer") for name in names)
+    writers = [thread for thread in threading.enumerate() if thread.name.startswith("tensorstash-writer")]
+    del stash, session
+    for thread in writers:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_starts_threads_of_its_own():
+    gate, stash = held_back()
+    with stash as session:
+        (leaf() * 1.0).exp()
+    session.drain()
+    pid = os.fork()
+    if not pid:
+        try:
+            x = leaf()
+            with stash as session:
+                y = (x * 1.0).exp().sum()
+            session.drain()
+            y.backward()
+            os._exit(0 if np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3]))) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

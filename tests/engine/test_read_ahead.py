@@ -1,0 +1,119 @@
+"""Reading ahead is a hint: it saves waiting and changes nothing."""
+
+import numpy as np
+import pytest
+from gates import Gated
+
+import tensorstash as ts
+import tensorstash.reference as ref
+from tensorstash.engine.ahead import ReadAhead
+from tensorstash.policies import StoreIn
+
+DEPTH = 12
+
+
+def chain(x, depth=DEPTH):
+    for _ in range(depth):
+        x = (x * 1.01).tanh()
+    return x.sum()
+
+
+def run(limits, steps=3, depths=(DEPTH,)):
+    gate = Gated()
+    stash = ts.stash(StoreIn(gate), framework="reference", min_bytes=0, limits=limits)
+    grads = []
+    for step in range(steps):
+        x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+        with stash as session:
+            loss = chain(x, depths[step % len(depths)])
+        session.drain()
+        loss.backward()
+        grads.append(x.grad.numpy().copy())
+    return grads, gate, stash
+
+
+def plain(depth=DEPTH):
+    x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+    chain(x, depth).backward()
+    return x.grad.numpy()
+
+
+def test_payloads_are_read_before_they_are_asked_for():
+    grads, gate, _ = run(ts.Limits(ahead="1MiB"))
+    on_readers = sum(name.startswith("tensorstash-reader") for name in gate.opened[0].got_on)
+    assert on_readers > 0
+    assert all(np.array_equal(grad, plain()) for grad in grads)
+
+
+def test_without_reading_ahead_every_payload_is_read_by_backward():
+    grads, gate, _ = run(ts.Limits(ahead=0))
+    assert not any(name.startswith("tensorstash-reader") for name in gate.opened[0].got_on)
+    assert all(np.array_equal(grad, plain()) for grad in grads)
+
+
+def test_deleting_the_hint_changes_no_result(monkeypatch):
+    monkeypatch.setattr(ReadAhead, "asked", lambda self, tape, index: None)
+    grads, _, _ = run(ts.Limits())
+    assert all(np.array_equal(grad, plain()) for grad in grads)
+
+
+@pytest.mark.parametrize("learned", [(0, 1, 2), (5, 3, 11, 0), tuple(range(100, 0, -1))])
+def test_a_wrong_order_changes_no_result(monkeypatch, learned):
+    known = ReadAhead.asked
+
+    def asked(self, tape, index):
+        if not tape.is_expecting:
+            tape.expect(tuple(i for i in learned if i < len(tape)))
+        known(self, tape, index)
+
+    monkeypatch.setattr(ReadAhead, "asked", asked)
+    grads, _, _ = run(ts.Limits(ahead=400))
+    assert all(np.array_equal(grad, plain()) for grad in grads)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 199, 200, 1000, 10**6])
+def test_bytes_read_ahead_never_exceed_their_limit(ahead):
+    grads, _, stash = run(ts.Limits(ahead=ahead), steps=4, depths=(DEPTH, 5))
+    budget = stash._session._state.ahead.budget
+    assert budget.peak <= ahead
+    assert budget.used == 0
+    assert np.array_equal(grads[0], plain())
+    assert np.array_equal(grads[1], plain(5))
+
+
+def test_the_order_of_the_last_backward_is_learned_for_each_shape_of_program():
+    _, _, stash = run(ts.Limits(), steps=6, depths=(DEPTH, 5))
+    orders = stash._session._state.ahead._orders
+    lengths = sorted(len(order) for order in orders.values())
+    assert len(lengths) == 2
+    assert lengths[0] < lengths[1]
+
+
+def test_a_content_with_two_users_is_read_once():
+    gate = Gated()
+    stash = ts.stash(StoreIn(gate), framework="reference", min_bytes=0)
+    x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+    with stash as session:
+        y = x * 1.0
+        loss = (y.exp() + y * y).sum()
+    session.drain()
+    loss.backward()
+    assert stash.stats().deduplicated.tensors >= 1
+    assert gate.opened[0].get_count == gate.opened[0].put_count
+    assert stash._session._state.ahead.budget.used == 0
+
+
+def test_a_second_backward_reads_again():
+    gate = Gated()
+    stash = ts.stash(StoreIn(gate), framework="reference", min_bytes=0)
+    x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+    with stash as session:
+        loss = chain(x)
+    session.drain()
+    for _ in range(3):
+        x.grad = None
+        loss.backward(retain_graph=True)
+        assert np.array_equal(x.grad.numpy(), plain())
+    del loss
+    assert gate.slots == 0
+    assert stash._session._state.ahead.budget.used == 0

@@ -1,0 +1,356 @@
+"""Saved-tensor hooks: what the two frameworks document, and what they promise when things go wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorstash.reference import (
+    HookError,
+    InplaceError,
+    PyLayer,
+    Tensor,
+    disable_saved_tensors_hooks,
+    is_grad_enabled,
+    memory,
+    no_grad,
+    ops,
+    save_on_cpu,
+    saved_tensors_hooks,
+    tensor,
+)
+
+
+def ones(requires_grad: bool = True) -> Tensor:
+    return tensor([1.0, 1.0], requires_grad=requires_grad)
+
+
+def bits(x: Tensor) -> tuple[np.ndarray, str]:
+    return x.host_bits(), x.dtype.name
+
+
+def from_bits(packed: tuple[np.ndarray, str]) -> Tensor:
+    return tensor(packed[0], packed[1])
+
+
+class Multiply(PyLayer):
+    """The documentation's custom product."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        y = a * b
+        ctx.save_for_backward(a, b)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensor()
+        return dy * b, dy * a
+
+
+@pytest.mark.parametrize("multiply", [ops.mul, Multiply.apply], ids=["operation", "PyLayer"])
+def test_documented_multiply_packs_and_unpacks_both_operands(multiply: Callable[..., Tensor]) -> None:
+    log = []
+
+    def pack(x: Tensor) -> Any:
+        log.append(("Packing", x.tolist()))
+        return bits(x)
+
+    def unpack(packed: Any) -> Tensor:
+        log.append(("UnPacking", packed[0].tolist()))
+        return from_bits(packed)
+
+    a, b = ones(), tensor([2.0, 2.0], requires_grad=True)
+    with saved_tensors_hooks(pack, unpack):
+        y = multiply(a, b)
+    y.sum().backward()
+    assert log == [
+        ("Packing", [1.0, 1.0]),
+        ("Packing", [2.0, 2.0]),
+        ("UnPacking", [1.0, 1.0]),
+        ("UnPacking", [2.0, 2.0]),
+    ]
+    assert a.grad.tolist() == [2.0, 2.0]
+    assert b.grad.tolist() == [1.0, 1.0]
+
+
+def count_packs(function: Callable[[], Any]) -> list[tuple[int, ...]]:
+    seen = []
+
+    def pack(x: Tensor) -> Tensor:
+        seen.append(x.shape)
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        function()
+    return seen
+
+
+def test_what_a_formula_does_not_name_is_not_saved() -> None:
+    x, c = ones(), ones(requires_grad=False)
+    assert count_packs(lambda: (x + x).sum().reshape(1, 1).mean() * 2.0) == []
+    assert len(count_packs(lambda: x * c)) == 1
+    assert len(count_packs(lambda: x * x)) == 2
+    assert len(count_packs(lambda: x.exp())) == 1
+    assert count_packs(lambda: c * c) == []
+    with no_grad():
+        assert count_packs(lambda: x * x) == []
+
+
+def test_pack_is_given_the_very_input_and_a_detached_output() -> None:
+    x = ones()
+    seen: list[Tensor] = []
+    with saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
+        y = x * x
+        e = y.exp()
+    assert seen[0] is x
+    assert seen[1] is x
+    assert (seen[2].storage, seen[2].grad_fn, seen[2].requires_grad) == (e.storage, None, False)
+
+
+def test_hooks_run_with_recording_off_and_leave_it_as_it_was() -> None:
+    modes = []
+    x = ones()
+    with saved_tensors_hooks(
+        lambda t: modes.append(is_grad_enabled()) or t, lambda t: modes.append(is_grad_enabled()) or t
+    ):
+        y = x * x
+        assert is_grad_enabled()
+    y.sum().backward(create_graph=True)
+    assert modes == [False] * 4
+    assert is_grad_enabled()
+    x.grad = None
+
+
+def test_only_the_innermost_pair_runs_and_the_outer_comes_back() -> None:
+    log = []
+
+    def hooks(name: str) -> saved_tensors_hooks:
+        return saved_tensors_hooks(
+            lambda t: log.append(("pack", name)) or t, lambda t: log.append(("unpack", name)) or t
+        )
+
+    x = ones()
+    with hooks("outer"):
+        a = x.exp()
+        with hooks("inner"):
+            b = x.exp()
+        c = x.exp()
+    d = x.exp()
+    assert log == [("pack", "outer"), ("pack", "inner"), ("pack", "outer")]
+    log.clear()
+    (a + b + c + d).sum().backward()
+    assert sorted(log) == [("unpack", "inner"), ("unpack", "outer"), ("unpack", "outer")]
+
+
+def test_hooks_go_when_the_body_raises() -> None:
+    with pytest.raises(ZeroDivisionError), saved_tensors_hooks(bits, from_bits):
+        raise ZeroDivisionError
+    assert count_packs(lambda: None) == []
+    calls = []
+    with pytest.raises(ZeroDivisionError), saved_tensors_hooks(lambda t: calls.append(t), from_bits):
+        raise ZeroDivisionError
+    ones().exp()
+    assert calls == []
+
+
+def test_scopes_left_out_of_order_are_reported() -> None:
+    outer, inner = saved_tensors_hooks(bits, from_bits), saved_tensors_hooks(bits, from_bits)
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(HookError, match="out of order"):
+        outer.__exit__(None, None, None)
+    inner.__exit__(None, None, None)
+    with pytest.raises(HookError, match="not entered"):
+        inner.__exit__(None, None, None)
+    assert count_packs(lambda: ones().exp()) == [(2,)]
+
+
+def test_hooks_can_be_refused_for_a_scope() -> None:
+    with disable_saved_tensors_hooks("no hooks here"):
+        with pytest.raises(HookError, match="no hooks here"), saved_tensors_hooks(bits, from_bits):
+            pass
+        with disable_saved_tensors_hooks("nor here"), pytest.raises(HookError, match="nor here"):
+            saved_tensors_hooks(bits, from_bits).__enter__()
+        with pytest.raises(HookError, match="no hooks here"):
+            saved_tensors_hooks(bits, from_bits).__enter__()
+    with (
+        saved_tensors_hooks(bits, from_bits),
+        pytest.raises(HookError, match="too late"),
+        disable_saved_tensors_hooks("too late"),
+    ):
+        pass
+    assert count_packs(lambda: ones().exp()) == [(2,)]
+
+
+def test_hooks_belong_to_their_thread() -> None:
+    seen: list[Any] = []
+
+    def other() -> None:
+        ones().exp()
+        seen.append(count_packs(lambda: ones().exp()))
+
+    with saved_tensors_hooks(lambda t: seen.append("leaked"), from_bits):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert seen == [[(2,)]]
+
+
+@pytest.mark.parametrize("when", ["pack", "unpack"])
+@pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt])
+def test_a_raising_hook_passes_through_and_the_next_step_works(when: str, kind: type[BaseException]) -> None:
+    failing = True
+
+    def maybe(stage: str) -> None:
+        if failing and stage == when:
+            raise kind(stage)
+
+    def pack(t: Tensor) -> Any:
+        maybe("pack")
+        return bits(t)
+
+    def unpack(packed: Any) -> Tensor:
+        maybe("unpack")
+        return from_bits(packed)
+
+    def step() -> None:
+        with saved_tensors_hooks(pack, unpack):
+            y = (x * x).exp()
+        y.sum().backward()
+
+    x = ones()
+    with pytest.raises(kind, match=when):
+        step()
+    assert is_grad_enabled()
+    assert x.grad is None
+    failing = False
+    step()
+    np.testing.assert_allclose(x.grad.numpy(), 2 * np.e, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda x: x.numpy(), "must return a tensor, got ndarray"),
+        (lambda x: None, "got NoneType"),
+        (lambda x: x.reshape(1, 2), r"of shape \(1, 2\) on cpu, expected a float32 tensor of shape \(2,\)"),
+        (lambda x: x.astype("float64"), "a float64 tensor"),
+        (lambda x: x.to("sim:0"), "on sim:0, expected"),
+    ],
+)
+def test_what_unpack_returns_is_checked(wrong: Callable[[Tensor], Any], message: str) -> None:
+    with saved_tensors_hooks(lambda x: x.detach(), wrong):
+        y = ones().exp()
+    with pytest.raises(HookError, match=message):
+        y.sum().backward()
+
+
+def test_a_pack_hook_that_writes_to_its_argument_is_refused() -> None:
+    with (
+        pytest.raises(HookError, match="modified the saved tensor in place"),
+        saved_tensors_hooks(lambda x: x.detach().zero_(), lambda x: x),
+    ):
+        (ones() * 1).exp()
+
+
+def test_history_is_put_back_on_what_unpack_returns() -> None:
+    x = tensor([2.0], requires_grad=True)
+    seen: list[Tensor] = []
+
+    class Observe(PyLayer):
+        @staticmethod
+        def forward(ctx: Any, leaf: Tensor, middle: Tensor, constant: Tensor) -> Tensor:
+            out = leaf * 1
+            ctx.save_for_backward(leaf, middle, constant, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+            seen.extend(ctx.saved_tensor())
+            return g, g, None
+
+    middle = x * 1
+    with saved_tensors_hooks(bits, from_bits):
+        y = Observe.apply(x, middle, tensor([1.0]))
+    y.backward()
+    assert [t.requires_grad for t in seen] == [True, True, False, True]
+    assert [t.is_leaf for t in seen] == [True, False, True, False]
+    assert seen[1].grad_fn is middle.grad_fn
+    assert seen[3].grad_fn is y.grad_fn
+
+
+def test_second_derivatives_flow_through_packed_bytes() -> None:
+    x = tensor([0.5], "float64", requires_grad=True)
+    with saved_tensors_hooks(bits, from_bits):
+        y = (x * x).exp() * x
+    y.backward(create_graph=True)
+    first = x.grad
+    x.grad = None
+    first.backward()
+    expected = (6 * 0.5 + 4 * 0.5**3) * np.exp(0.25)
+    np.testing.assert_allclose(x.grad.item(), expected, rtol=1e-12)
+
+
+def test_hooks_switch_the_version_check_off_and_captured_bytes_are_immune() -> None:
+    x = ones()
+    with saved_tensors_hooks(bits, from_bits):
+        a = x * 1
+        y = a * a
+    a.add_(10.0)
+    y.sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    a = x * 1
+    y = a * a
+    a.add_(10.0)
+    with pytest.raises(InplaceError):
+        y.sum().backward()
+
+
+def test_save_on_cpu_moves_saved_tensors_off_the_device_and_back() -> None:
+    sim, host = memory("sim:0"), memory("cpu")
+    x = tensor(np.ones(1000, np.float32), device="sim:0", requires_grad=True)
+    held = sim.allocated_bytes
+    on_host = host.allocated_bytes
+    with save_on_cpu(pin_memory=True):
+        y = x.exp().exp().sum()
+    assert sim.allocated_bytes == held + 4
+    assert host.allocated_bytes == on_host + 8000
+    y.backward()
+    assert host.allocated_bytes == on_host
+    np.testing.assert_allclose(x.grad.to("cpu").numpy(), np.exp(np.e + 1), rtol=1e-6)
+
+
+def test_save_on_cpu_copies_what_is_on_the_cpu_already() -> None:
+    x = ones()
+    with save_on_cpu():
+        a = x * 1
+        y = a * a
+    a.zero_()
+    y.sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+def test_unpack_runs_again_for_every_use() -> None:
+    calls = []
+    x = ones()
+    with saved_tensors_hooks(bits, lambda p: calls.append(1) or from_bits(p)):
+        y = x.exp()
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert len(calls) == 2
+
+
+def test_0d_and_empty_tensors_pass_through_hooks() -> None:
+    scalar, empty = tensor(2.0, requires_grad=True), tensor(np.zeros((0, 3), np.float32), requires_grad=True)
+    with saved_tensors_hooks(bits, from_bits):
+        y = scalar * scalar
+        z = empty * empty
+    y.backward()
+    z.sum().backward()
+    assert scalar.grad.item() == 4.0
+    assert empty.grad.shape == (0, 3)

@@ -1,0 +1,170 @@
+"""Views and layouts against NumPy, for arbitrary shapes, strides and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorstash.reference import Layout, Parameter, Tensor, no_grad, ops, tensor, zeros
+
+SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+def numbered(shape: tuple[int, ...]) -> tuple[Tensor, np.ndarray]:
+    array = np.arange(float(np.prod(shape))).reshape(shape)
+    return tensor(array), array
+
+
+def assert_same(x: Tensor, array: np.ndarray) -> None:
+    assert x.shape == array.shape
+    np.testing.assert_array_equal(x.numpy(), array)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> tuple[Tensor, np.ndarray]:
+    x, array = numbered(draw(SHAPES))
+    for _ in range(draw(st.integers(0, 3))):
+        axes = draw(st.permutations(range(array.ndim)))
+        x, array = x.permute(*axes), array.transpose(axes)
+        key = tuple(
+            draw(st.sampled_from([slice(None), slice(1, None), slice(None, None, 2), slice(-2, 3), slice(3, 1)]))
+            for _ in range(array.ndim)
+        )
+        x, array = x[key], array[(*key, ...)]
+        assert x.storage is not None
+    return x, array
+
+
+@given(views())
+@settings(deadline=None, max_examples=60)
+def test_permuted_and_sliced_views_agree_with_numpy(pair: tuple[Tensor, np.ndarray]) -> None:
+    x, array = pair
+    assert_same(x, array)
+    assert_same(x.clone(), array)
+    assert x.layout.is_contiguous == array.flags.c_contiguous
+    assert x.contiguous().layout.is_contiguous
+    np.testing.assert_array_equal((x * 2).numpy(), array * 2)
+    assert not x.layout.may_overlap
+
+
+@given(views(), st.data())
+@settings(deadline=None, max_examples=60)
+def test_reshape_is_a_view_exactly_where_numpy_has_one(pair: tuple[Tensor, np.ndarray], data: st.DataObject) -> None:
+    x, array = pair
+    factors = [d for d in range(1, 7) if array.size % d == 0] or [1]
+    first = data.draw(st.sampled_from(factors))
+    shape = data.draw(st.sampled_from([(-1, first), (first, -1), (1, -1, first, 1), (-1,)])) if array.size else (0, 3)
+    assert_same(x.reshape(*shape), array.reshape(shape))
+    expected = np.shares_memory(array, array.reshape(shape)) if array.size else True
+    assert (x.reshape(*shape).storage is x.storage) == expected
+    if expected:
+        assert_same(x.view(*shape), array.reshape(shape))
+    else:
+        with pytest.raises(ValueError, match="use reshape"):
+            x.view(*shape)
+
+
+KEYS: list[Any] = [
+    0,
+    -1,
+    (slice(None), 1),
+    (Ellipsis, 0),
+    (None, 1, Ellipsis, None),
+    (slice(None, None, 2), slice(1, 3)),
+    np.int64(1),
+    [0, 1],
+    (np.array([[0], [1]]), slice(None), np.array([1, 2])),
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_indexing_agrees_with_numpy(key: Any) -> None:
+    x, array = numbered((2, 3, 4))
+    assert_same(x[key], array[key])
+    x[key] = -1.0
+    array[key] = -1.0
+    assert_same(x, array)
+
+
+def test_mask_indexing_agrees_with_numpy() -> None:
+    x, array = numbered((2, 3))
+    assert_same(x[x > 2], array[array > 2])
+    x[x > 2] = tensor([7.0, 8.0, 9.0], "float64")
+    assert x.tolist() == [[0.0, 1.0, 2.0], [7.0, 8.0, 9.0]]
+
+
+@pytest.mark.parametrize("key", [2, (0, 0, 0, 0), (Ellipsis, Ellipsis), True, "a", slice(None, None, -1)])
+def test_bad_index_is_refused(key: Any) -> None:
+    x, _ = numbered((2, 3, 4))
+    with pytest.raises((IndexError, TypeError, ValueError)):
+        x[key]
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    x, _ = numbered((2, 3))
+    for bad in (
+        lambda: x.reshape(4, 2),
+        lambda: x.reshape(-1, -1),
+        lambda: x.reshape(-1, 4),
+        lambda: x.expand(2, 2),
+        lambda: x.expand(3),
+        lambda: x.squeeze(0),
+        lambda: x.permute(0),
+        lambda: x.as_strided((10,), (1,)),
+        lambda: x.as_strided((2,), (-1,)),
+        lambda: x @ x,
+        lambda: x.sum_to((3, 3)),
+    ):
+        with pytest.raises(ValueError):
+            bad()
+    for axis in (2, -3, (0, 0)):
+        with pytest.raises(IndexError):
+            x.sum(axis)
+
+
+def test_as_strided_takes_an_absolute_offset_in_bytes() -> None:
+    x, array = numbered((2, 4))
+    view = x[1].as_strided((2, 2), (2, 1), 8)
+    assert view.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert x[1].as_strided((2,), (1,)).tolist() == array[1, :2].tolist()
+
+
+def test_overlap_is_recognised() -> None:
+    assert Layout((2, 3), (0, 1), 0, 4).may_overlap
+    assert Layout((3, 3), (1, 1), 0, 4).may_overlap
+    assert not Layout((3, 1), (1, 0), 0, 4).may_overlap
+    assert not Layout((2, 3), (3, 1), 0, 4).may_overlap
+    assert not Layout((0, 3), (0, 0), 0, 4).may_overlap
+
+
+def test_bases_name_the_owner_of_the_memory() -> None:
+    weight = Parameter(zeros((2, 3)))
+    with no_grad():
+        unrecorded = weight[0]
+    for view in (weight.swap_last(), weight[0][1:], weight.detach(), weight.detach()[0], unrecorded, unrecorded[1:]):
+        assert view._base is weight
+    assert weight._base is None
+    assert weight.clone()._base is None
+    activation = weight * 1
+    assert activation[0][1:]._base is activation
+    assert activation.detach()._base is None
+
+
+def test_split_concat_and_stack_agree_with_numpy() -> None:
+    x, array = numbered((2, 5))
+    for part, expected in zip(x.split(2, axis=1), np.split(array, [2, 4], axis=1), strict=True):
+        assert part.storage is x.storage
+        assert_same(part, expected)
+    assert_same(ops.concat([x, x], axis=-1), np.concatenate([array, array], axis=-1))
+    assert_same(ops.stack([x, x], axis=1), np.stack([array, array], axis=1))
+
+
+def test_results_keep_the_memory_order_of_their_operand() -> None:
+    x = tensor(np.zeros((2, 3, 4, 5))).permute(0, 2, 3, 1)
+    assert x.exp().strides == x.strides
+    assert x.clone().strides == x.strides
+    assert zeros((1, 3)).expand(2, 3).clone().layout.is_contiguous

@@ -1,0 +1,60 @@
+"""Threads: separate graphs differentiate at once, shared leaves add up, modes belong to their thread."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from tensorstash.reference import Generator, Tensor, grad, is_grad_enabled, nn, no_grad, ops, save_on_cpu, tensor
+
+WORKERS = 4
+
+
+def step(model: nn.Module, seed: int, together: threading.Barrier) -> list[np.ndarray]:
+    indices = Generator(seed).integers((2, 6), 11)
+    together.wait(30)
+    with save_on_cpu():
+        loss = ops.cross_entropy(model(indices), indices)
+    found = grad(loss, list(model.parameters()))
+    return [g.numpy() for g in found if g is not None]
+
+
+def test_graphs_of_several_threads_do_not_disturb_each_other() -> None:
+    model = nn.TransformerLM(11, 6, 8, 2, 1, generator=Generator(0))
+    alone = [step(model, seed, threading.Barrier(1)) for seed in range(WORKERS)]
+    together = threading.Barrier(WORKERS)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        at_once = list(pool.map(lambda seed: step(model, seed, together), range(WORKERS)))
+    for expected, got in zip(alone, at_once, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+def test_threads_accumulate_into_a_shared_leaf_without_loss() -> None:
+    x = tensor(np.zeros(1000), requires_grad=True)
+    together = threading.Barrier(WORKERS)
+
+    def accumulate(_: int) -> None:
+        together.wait(30)
+        for _ in range(100):
+            (x * 1.0).sum().backward()
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(accumulate, range(WORKERS)))
+    assert set(x.grad.tolist()) == {100.0 * WORKERS}
+
+
+def test_recording_mode_belongs_to_its_thread() -> None:
+    with no_grad(), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(is_grad_enabled).result()
+
+
+def test_graph_recorded_in_one_thread_is_differentiated_in_another() -> None:
+    x = tensor([1.0, 2.0], requires_grad=True)
+    y = (x * x).sum()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(y.backward).result()
+        z: Tensor = pool.submit(lambda: x * x * 3).result()
+    (z.sum() + (x * 0.0).sum()).backward()
+    assert x.grad.tolist() == [8.0, 16.0]

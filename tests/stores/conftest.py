@@ -1,0 +1,51 @@
+"""Every kind of store, opened in a fresh directory."""
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_kinds import STORES, Budget
+
+from tensorstash.buffers import Array
+from tensorstash.protocols import Store
+
+
+@pytest.fixture(params=STORES)
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Budget], Store]:
+    """Open a store of each kind, with a budget."""
+    return lambda budget=None: STORES[request.param](tmp_path, budget)
+
+
+@pytest.fixture
+def store(open_store: Callable[..., Store]) -> Iterator[Store]:
+    """A store of each kind, without a budget."""
+    with closing(open_store()) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_descriptors() -> Iterator[None]:
+    """Every test gives back the file descriptors it took."""
+    if not os.path.isdir("/proc/self/fd"):
+        yield
+        return
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def payload(nbytes: int, seed: int = 0) -> Array:
+    """Return private random bytes."""
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+@pytest.fixture(name="payload")
+def payload_fixture() -> Callable[..., Array]:
+    """Return private random bytes."""
+    return payload

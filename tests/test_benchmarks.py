@@ -1,0 +1,55 @@
+"""The comparison run, in sizes that take seconds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LOSSLESS = "compress | disk_spill"
+LOSSY = "quantize:bits=8"
+
+
+def compare(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "benchmarks", "--quick", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_the_comparison_trains_under_each_policy(framework: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = compare("--framework", framework, "--policy", LOSSLESS, "--policy", LOSSY, "--json", str(report))
+    assert done.returncode == 0, done.stderr
+
+    measurements = json.loads(report.read_text())["measurements"]
+    by_policy = {m["variant"]["policy"]: m for m in measurements}
+    assert list(by_policy) == ["none", LOSSLESS, LOSSY]
+    baseline = by_policy["none"]
+    assert by_policy[LOSSLESS]["gradients_sha256"] == baseline["gradients_sha256"]
+    assert by_policy[LOSSLESS]["final_loss"] == baseline["final_loss"]
+    assert 0 < by_policy[LOSSY]["gradient_difference"] < 0.1
+    assert all(by_policy[policy]["details"]["stats"]["stashed"]["tensors"] > 0 for policy in (LOSSLESS, LOSSY))
+    assert all(m["activation_bytes"] > 0 and m["step_seconds"] > 0 for m in measurements)
+
+    rows = [line for line in done.stdout.splitlines() if line.startswith(f"| {framework}")]
+    assert len(rows) == len(measurements)
+    assert "bitwise equal" in next(row for row in rows if "compress" in row)
+    assert "differ by" in next(row for row in rows if "quantize" in row)
+    assert f"{3 * len(measurements)}/{3 * len(measurements)}" in done.stderr
+
+
+def test_a_policy_that_does_not_exist_is_refused_before_anything_runs() -> None:
+    done = compare("--policy", "qantize:bits=8")
+    assert done.returncode == 2
+    assert "did you mean 'quantize'" in done.stderr
+
+
+def test_a_training_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None:
+    missing = tmp_path / "not there"
+    done = compare("--framework", "torch", "--policy", f"disk_spill:directory={missing}")
+    assert done.returncode == 1
+    assert "torch, disk_spill" in done.stderr
+    assert str(missing) in done.stderr

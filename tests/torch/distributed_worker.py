@@ -1,0 +1,164 @@
+"""One rank of a two-process run; started by the tests, prints one JSON line.
+
+    python distributed_worker.py KIND RANK WORLD_SIZE STORE_FILE
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import tensorstash as ts
+from tensorstash.backends.torch import TorchBackend
+from tensorstash.buffers import borrowed
+
+WIDTH = 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def ddp(model: nn.Sequential) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def ddp_gradient_views(model: nn.Sequential) -> nn.Module:
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+
+
+def fsdp1(model: nn.Sequential) -> nn.Module:
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=lambda module, recurse, **_: recurse or isinstance(module, Block),
+        sharding_strategy=ShardingStrategy.FULL_SHARD,
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+
+
+def fsdp2(model: nn.Sequential) -> nn.Module:
+    for block in model:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def fsdp2_keeping(model: nn.Sequential) -> nn.Module:
+    for block in model:
+        fully_shard(block, reshard_after_forward=False)
+    return fully_shard(model, reshard_after_forward=False)
+
+
+def fsdp2_bf16(model: nn.Sequential) -> nn.Module:
+    for block in model:
+        fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    return fully_shard(model)
+
+
+def tensor_parallel(model: nn.Sequential) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+KINDS = (ddp, ddp_gradient_views, fsdp1, fsdp2, fsdp2_keeping, fsdp2_bf16, tensor_parallel)
+
+
+class CopyingPair:
+    """Copies all that can be stashed at once, through the backend alone."""
+
+    def __init__(self) -> None:
+        self.backend = TorchBackend()
+        self.copied: list[tuple[int, ...]] = []
+        self.reasons: set[str] = set()
+
+    def hooks(self) -> AbstractContextManager[None]:
+        return self.backend.hooks(self.pack, self.unpack)
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        reason = self.backend.keep_reason(tensor)
+        if reason is not None:
+            self.reasons.add(reason)
+            return self.backend.alias(tensor)
+        spec = self.backend.spec(tensor)
+        self.copied.append(spec.shape)
+        return self.backend.to_host(tensor, spec).wait().copy(), spec
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        return self.backend.from_host(borrowed(packed[0]), packed[1])
+
+
+def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, wrap: bool = False) -> Iterator[bytes]:
+    """Train two steps and yield the bits of every gradient and of every parameter."""
+    torch.manual_seed(0)
+    model = parallelize(nn.Sequential(Block(), Block()))
+    handle = ts.wrap(model, ts.Compress(), min_bytes=0) if wrap else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(1 + dist.get_rank())
+    for _ in range(2):
+        optimizer.zero_grad()
+        with around():
+            loss = model(torch.randn(6, WIDTH) * 1).float().square().sum()
+        loss.backward()
+        for parameter in model.parameters():
+            yield bits(parameter.grad)
+        optimizer.step()
+        for parameter in model.parameters():
+            yield bits(parameter)
+    if handle is not None:
+        assert handle.stats().stashed.tensors > 0
+        handle.remove()
+
+
+def bits(tensor: torch.Tensor | None) -> bytes:
+    if tensor is None:
+        return b""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach().numpy().tobytes()
+
+
+def main(kind: str, rank: int, world_size: int, store_file: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store_file, world_size), rank=rank, world_size=world_size)
+    try:
+        parallelize = next(k for k in KINDS if k.__name__ == kind)
+        plain = list(gradients(parallelize, nullcontext))
+        pair = CopyingPair()
+        stash = ts.stash(ts.Compress(), min_bytes=0)
+        report = {
+            "gradients": len(plain),
+            "repeatable": list(gradients(parallelize, nullcontext)) == plain,
+            "copied_equal": list(gradients(parallelize, pair.hooks)) == plain,
+            "stashed_equal": list(gradients(parallelize, lambda: stash)) == plain,
+            "wrapped_equal": list(gradients(parallelize, nullcontext, wrap=True)) == plain,
+            "stashed": stash.stats().stashed.tensors,
+            "copied": sorted(set(pair.copied)),
+            "reasons": sorted(pair.reasons),
+        }
+        print(json.dumps(report))
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
