@@ -14,10 +14,10 @@ from tensorstash.spec import TensorSpec, opaque_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sparse:
+class ZeroMask:
     """Lossless, and small for what comes out of a ReLU. Works on bits, so that -0.0 and NaN come back as they were."""
 
-    name: ClassVar[str] = "sparse"
+    name: ClassVar[str] = "zero_mask"
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->bytes"
 
@@ -40,7 +40,7 @@ class Sparse:
 
 
 def main() -> None:
-    ts.register("codecs", "sparse", Sparse)  # a package does this with an entry point instead
+    ts.register("codecs", "zero_mask", ZeroMask)  # a package does this with an entry point instead
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10))
     x = torch.randn(512, 256)
@@ -48,11 +48,11 @@ def main() -> None:
     model(x).square().mean().backward()
     expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    with ts.stash(ts.parse("sparse | disk_spill")) as session:
+    with ts.stash(ts.parse("zero_mask | disk_spill")) as session:
         loss = model(x).square().mean()
     loss.backward()
 
-    stage = session.stats().stages["sparse"]
+    stage = session.stats().stages["zero_mask"]
     print(f"ratio: {stage.bytes_in / stage.bytes_out:.2f}")
     found = [parameter.grad for parameter in model.parameters()]
     print("gradients bitwise equal:", all(map(torch.equal, found, expected)))

@@ -35,7 +35,6 @@ def main() -> None:
     stats = wrapped.stats()
     print(stats)
     print("payloads:", ", ".join(f"{tally.tensors} in {tier}" for tier, tally in sorted(stats.stored.items())))
-    print("stages:", ", ".join(sorted(stats.stages)))
 
 
 if __name__ == "__main__":

@@ -190,6 +190,15 @@ class Backend(Protocol[T]):
         """Return a new tensor object that shares memory and version, and is no part of any graph."""
         ...
 
+    def witness(self, tensor: T, /) -> T:
+        """Return an object whose :meth:`version` stays that of ``tensor``, without keeping its memory.
+
+        In-place kernels write first and count afterwards, and release the interpreter lock meanwhile. A version that
+        is compared on another thread while bytes are copied can therefore come too early; one that is compared by
+        the thread that needs the tensor cannot.
+        """
+        ...
+
     def to_host(self, tensor: T, spec: TensorSpec, /) -> PendingArray:
         """Start copying the distinct elements, in memory order, as carrier bits shaped like ``spec.dense()``."""
         ...

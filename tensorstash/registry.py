@@ -69,6 +69,8 @@ _BUILT_IN = {
         "narrow": "codecs.narrow:Narrow",
         "two_valued": "codecs.two_valued:TwoValued",
         "exponents": "codecs.exponents:Exponents",
+        "sparse": "codecs.sparse:Sparse",
+        "lossless": "codecs.lossless:Lossless",
     },
     "stores": {
         "memory": "stores.memory:Memory",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from math import prod
+from operator import methodcaller
 from typing import Any, ClassVar
 
 from paddle import Tensor
@@ -14,8 +15,8 @@ from tensorstash.backends.paddle_amp import without_autocast
 from tensorstash.backends.paddle_backward import PATCHES
 from tensorstash.backends.paddle_foreign import checked, foreign_patches
 from tensorstash.backends.paddle_hooks import HookScope, HookStack
-from tensorstash.backends.paddle_kinds import keep_reason
-from tensorstash.backends.paddle_layout import DTYPE_NAMES, CopiedArray, elements, place_name, rebuilt
+from tensorstash.backends.paddle_kinds import Kinds
+from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle_pylayer import pylayer_patches
 from tensorstash.backends.paddle_static import static_patches
 from tensorstash.backends.paddle_storage import token_of
@@ -44,11 +45,15 @@ class PaddleBackend:
     """
 
     name: ClassVar[str] = "paddle"
+    backward_writes: ClassVar[bool] = True  # softmax_with_cross_entropy makes its gradient in the saved softmax
 
     def __init__(self) -> None:
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
-        self.keep_reason = keep_reason
+        # Called for every saved tensor, so without a frame of Python in between.
+        self.keep_reason = Kinds(lambda: _STACK.entries).keep_reason
+        self.version: Callable[[Tensor], int] = methodcaller("_inplace_version")
+        self.detached: Callable[[Tensor], Tensor] = methodcaller("detach")
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a layer of Paddle."""
@@ -70,12 +75,13 @@ class PaddleBackend:
 
     def spec(self, tensor: Tensor, /) -> TensorSpec:
         """Return the spec; tensors of one layout get one object."""
+        place = tensor.place
         return self._spec(
             tuple(tensor.shape),
             tuple(tensor.strides),
             tensor._offset(),
-            tensor.dtype,
-            tensor.place,
+            dtype_name(tensor.dtype),
+            "cpu" if place.is_cpu_place() else place_name(place),
             tensor.data_ptr() % ALIGNMENT,
         )
 
@@ -84,10 +90,6 @@ class PaddleBackend:
         shape = tuple(tensor.shape)
         place = place_name(tensor.place) if tensor._is_initialized() else "no place"
         return f"{str(tensor.dtype).removeprefix('paddle.')}{shape} on {place}"
-
-    def version(self, tensor: Tensor, /) -> int:
-        """Return the in-place version, which all views of one storage share."""
-        return tensor.inplace_version
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
         """Return a token of the live storage and the byte offset of the first element in it.
@@ -99,7 +101,10 @@ class PaddleBackend:
         return (object() if scope is None else token_of(tensor, scope.state.recent)), tensor._offset()
 
     def alias(self, tensor: Tensor, /) -> Tensor:
-        """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version."""
+        """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.
+
+        Other leaves may yet become outputs of a ``PyLayer``; the graph would then hold its own output.
+        """
         return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
@@ -123,6 +128,6 @@ class PaddleBackend:
 
 
 def _spec(
-    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: Any, place: Any, alignment: int
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: str, device: str, alignment: int
 ) -> TensorSpec:
-    return TensorSpec(shape, strides, offset, DTYPE_NAMES[dtype], place_name(place), alignment=alignment)
+    return TensorSpec(shape, strides, offset, dtype, device, alignment=alignment)

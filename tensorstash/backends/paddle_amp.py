@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import paddle
 from paddle.base import core
 
 A = TypeVar("A")
@@ -12,14 +11,14 @@ B = TypeVar("B")
 
 def without_autocast(hook: Callable[[A], B]) -> Callable[[A], B]:
     """Return a hook that runs with autocast off; the hook itself where the build has no device that casts."""
-    if not (paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or core.get_all_custom_device_type()):
+    if not (core.is_compiled_with_cuda() or core.is_compiled_with_xpu() or core.get_all_custom_device_type()):
         return hook
     return autocast_off(hook)
 
 
 def autocast_off(hook: Callable[[A], B]) -> Callable[[A], B]:
     """Return a hook that switches autocast of its thread off, and back."""
-    attributes: Any = core._get_amp_attrs
+    attributes: Any = core._get_amp_attrs  # type: ignore[attr-defined]
     off = core.AmpLevel.O0
 
     def run(value: A) -> B:

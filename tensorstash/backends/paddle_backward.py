@@ -1,61 +1,95 @@
 """What Paddle's backward does not tell hooks: whether the graph is released, and which exception a hook raised.
 
 A packed value stays in its node until the whole graph is dropped, though the tensor it stood for is released at
-backward. And an exception of a hook turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included, and
+backward. And an exception of ``unpack`` turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included, and
 leaves gradient recording off for the thread.
 """
 
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
-from paddle import framework
 from paddle.base import core
+from paddle.base.framework import _dygraph_tracer
 
 from tensorstash.backends.paddle_patches import Patch
 
-releasing: set[int] = set()
-"""Threads inside a backward that releases its graph: what is unpacked there is unpacked for the last time."""
+
+class _Backwards:
+    """Whether what is unpacked now is unpacked for the last time.
+
+    True inside a backward that releases its graph, unless some thread is inside one that does not: then nothing is
+    given up before its graph is. One flag for all threads, because every unpack reads it.
+    """
+
+    __slots__ = ("_lock", "_retaining", "release")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._retaining = 0
+        self.release = True
+
+    def retaining(self, change: int) -> None:
+        """Count one more, or one less, backward that keeps its graph."""
+        with self._lock:
+            self._retaining += change
+            self.release = self._retaining == 0
+
+
+backwards = _Backwards()
 
 
 def is_recording() -> bool:
     """Whether this thread records gradients."""
-    recording: bool = framework._dygraph_tracer()._has_grad
+    recording: bool = _dygraph_tracer()._has_grad  # type: ignore[no-untyped-call]
     return recording
 
 
 def set_recording(mode: bool) -> None:
     """Switch gradient recording of this thread."""
-    framework._dygraph_tracer()._has_grad = mode
+    _dygraph_tracer()._has_grad = mode  # type: ignore[no-untyped-call]
 
 
-class _Failures(threading.local):
-    """The exception that a hook of this thread raised last and that C++ has not given back yet."""
+class Releasable(Protocol):
+    """What a ``PyLayer`` has saved."""
+
+    def release(self) -> None:
+        """Drop it: it will not be asked for again."""
+        ...
+
+
+class _Run(threading.local):
+    """What this thread's backward, or forward, has come to so far."""
 
     error: BaseException | None = None
+    """What a hook raised last and C++ has not given back yet."""
+
+    used: list[Releasable] | None = None
+    """What layers have asked for; None outside backward."""
 
 
-_failures = _Failures()
+_this = _Run()
 
 
 def hook_failed(error: BaseException) -> None:
-    """Remember what a hook raised, for :func:`original_of`."""
-    _failures.error = error
+    """Remember what a hook raised, for :func:`raise_original`."""
+    _this.error = error
 
 
-def original_of(error: BaseException | None) -> BaseException | None:
-    """Return the hook's exception that ``error`` was made from in C++, or None if there is none; forgets it."""
-    original, _failures.error = _failures.error, None
-    if original is None or type(error) is not OSError or type(original).__name__ not in str(error):
-        return None
-    return original
+def used_by_layer(saved: Releasable) -> None:
+    """Remember what a layer asks for: if its backward raises, Paddle leaks the context that owns it."""
+    if _this.used is not None:
+        _this.used.append(saved)
 
 
 def raise_original(error: BaseException | None) -> None:
-    """Raise the hook's exception that ``error`` was made from, with its own traceback, cause and context."""
-    original = original_of(error)
-    if original is None:
+    """Raise the hook's exception that C++ made ``error`` from, with its own traceback, cause and context.
+
+    Return if ``error`` was not made from one. Either way the hook's exception is forgotten.
+    """
+    original, _this.error = _this.error, None
+    if original is None or type(error) is not OSError or type(original).__name__ not in str(error):
         return
     context = original.__context__
     try:
@@ -65,37 +99,39 @@ def raise_original(error: BaseException | None) -> None:
         del original, error  # or the frames of the traceback and the exception hold one another
 
 
-def _guarded(original: Callable[..., Any], releases: Callable[..., bool]) -> Callable[..., Any]:
+def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Callable[..., Any]:
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
-        thread = threading.get_ident()
-        outer_releases = thread in releasing
-        outer_failure, _failures.error = _failures.error, None
+        outer, _this.error, _this.used = (_this.error, _this.used), None, []
         recording = is_recording()
-        (releasing.add if releases(*args, **kwargs) else releasing.discard)(thread)
+        retaining = bool(retains(*args, **kwargs))
+        backwards.retaining(+retaining)
         try:
             return original(*args, **kwargs)
         except BaseException as error:
             set_recording(recording)
+            if not retaining:
+                for saved in _this.used:
+                    saved.release()
             raise_original(error)
             raise
         finally:
-            (releasing.add if outer_releases else releasing.discard)(thread)
-            _failures.error = outer_failure
+            backwards.retaining(-retaining)
+            _this.error, _this.used = outer
 
     return run
 
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    def releases(tensors: Any, grads: Any, retain_graph: bool = False, *_: Any, **__: Any) -> bool:
-        return not retain_graph
+    def retains(tensors: Any, grads: Any, retain_graph: bool = False, *_: Any, **__: Any) -> bool:
+        return retain_graph
 
-    return _guarded(original, releases)
+    return _guarded(original, retains)
 
 
 def _partial_grad(original: Callable[..., Any]) -> Callable[..., Any]:
     # It runs on a copy of the graph and never releases the original, whatever retain_graph says.
-    return _guarded(original, lambda *_, **__: False)
+    return _guarded(original, lambda *_, **__: True)
 
 
 PATCHES = (

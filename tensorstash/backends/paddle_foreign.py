@@ -1,14 +1,14 @@
 """Pairs of hooks that are not the engine's: any tensor that ``unpack`` may return, and Paddle's own context manager."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from paddle import Tensor
 from paddle.autograd import saved_tensors_hooks
 
-from tensorstash.backends.paddle_backward import raise_original
-from tensorstash.backends.paddle_hooks import HookStack, Pack, Unpack
-from tensorstash.backends.paddle_layout import Layout, fitted, place_name
+from tensorstash.backends.paddle_hooks import HookStack
+from tensorstash.backends.paddle_layout import Layout, dtype_name, fitted, place_name
+from tensorstash.backends.paddle_packed import Pack, Unpack
 from tensorstash.backends.paddle_patches import Patch
 from tensorstash.errors import StashError
 
@@ -21,7 +21,8 @@ def checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     """
 
     def checked_pack(tensor: Tensor) -> "_Checked":
-        return _Checked(Layout.of(tensor), pack(tensor))
+        can_be_fitted = not tensor.is_dist() and tensor._is_initialized() and dtype_name(tensor.dtype)
+        return _Checked(Layout(tensor) if can_be_fitted else None, pack(tensor))
 
     def checked_unpack(packed: "_Checked") -> Tensor:
         tensor = unpack(packed.value)
@@ -46,7 +47,8 @@ def _require(tensor: object, layout: Layout) -> None:
         raise StashError(f"unpack returned a {type(tensor).__qualname__}, expected a paddle.Tensor: {layout}")
     if not tensor._is_initialized():
         raise StashError(f"unpack returned a tensor without memory, expected {layout}")
-    if tensor.dtype == layout.dtype and list(tensor.shape) == layout.shape and tensor.place == layout.place:
+    same_dtype = tensor.dtype is layout.dtype or tensor.dtype == layout.dtype
+    if same_dtype and list(tensor.shape) == layout.shape and tensor.place == layout.place:
         return
     got = f"{str(tensor.dtype).removeprefix('paddle.')}{tuple(tensor.shape)} on {place_name(tensor.place)}"
     raise StashError(f"unpack returned {got}, expected {layout}; return what was packed, on the place it came from")
@@ -58,15 +60,16 @@ def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
 
     def enter(original: Callable[..., None]) -> Callable[..., None]:
         def __enter__(hooks: saved_tensors_hooks) -> None:  # noqa: N807
-            pair = hooks.pack_hook, hooks.unpack_hook
-            stack.push(hooks, *(pair if _returns_allocations(hooks.unpack_hook) else checked(*pair)))
+            pack, unpack = hooks.pack_hook, cast(Unpack, hooks.unpack_hook)
+            if not _returns_allocations(unpack):
+                pack, unpack = checked(pack, unpack)
+            stack.push(hooks, pack, unpack)
 
         return __enter__
 
     def leave(original: Callable[..., None]) -> Callable[..., None]:
         def __exit__(hooks: saved_tensors_hooks, kind: Any, error: Any, trace: Any) -> None:  # noqa: N807
-            stack.pop(hooks)
-            raise_original(error)
+            stack.pop(hooks, error)
 
         return __exit__
 

@@ -9,25 +9,20 @@ import gc
 import threading
 from _thread import get_ident
 from collections.abc import Callable, Sequence
-from types import CellType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from paddle import Tensor
 from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
-from tensorstash.backends.paddle_backward import (
-    hook_failed,
-    is_recording,
-    raise_original,
-    releasing,
-    set_recording,
-)
+from tensorstash.backends.paddle_backward import is_recording, set_recording
+from tensorstash.backends.paddle_packed import Absent, NotPacked, Pack, Routed, ScopeState, Unhooked, Unpack, for_paddle
 from tensorstash.backends.paddle_patches import Lease, Patch, Patches
-from tensorstash.errors import BackendError, SavedTensorModifiedError
+from tensorstash.errors import BackendError
 
-Pack = Callable[[Tensor], Any]
-Unpack = Callable[[Any], Tensor]
+_register: Callable[[Any, Any], None] = core.eager.register_saved_tensors_hooks
+_reset: Callable[[], None] = core.eager.reset_saved_tensors_hooks
 
 
 class Scope:
@@ -42,125 +37,16 @@ class Scope:
 
     __slots__ = ("pack", "pack_for_paddle", "source", "state", "thread", "unpack", "unpack_for_paddle")
 
-    def __init__(self, source: object, pack: Pack, unpack: Unpack, elsewhere: Pack, lease: Lease) -> None:
+    def __init__(
+        self, source: object, pack: Pack, unpack: Unpack, elsewhere: Callable[[Tensor | None], Any], lease: Lease
+    ) -> None:
         self.source = source
         self.pack = pack
         self.unpack = unpack
         self.thread = get_ident()
-        self.state = _State(lease)
+        self.state = ScopeState(lease)
         # Neither function refers to the scope: Paddle keeps them with the graph, and a cycle would keep them for ever.
-        self.pack_for_paddle = _pack_for_paddle(pack, self.state, elsewhere)
-        self.unpack_for_paddle = _unpack_for_paddle(unpack, self.state)
-
-
-class _State:
-    __slots__ = ("busy", "lease", "recent")
-
-    def __init__(self, lease: Lease) -> None:
-        self.busy = False
-        self.lease = lease
-        self.recent: list[tuple[Tensor, object]] = []
-
-
-def _pack_for_paddle(pack: Pack, state: _State, elsewhere: Pack) -> Pack:
-    thread = get_ident()
-
-    def pack_for_paddle(tensor: Tensor) -> Any:
-        if state.busy or get_ident() != thread or tensor is None:
-            return elsewhere(tensor)
-        state.busy = True
-        try:
-            # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
-            return CellType(pack(tensor))
-        except BaseException as error:
-            hook_failed(error)
-            set_recording(True)  # it was on, or nothing would have been saved; C++ does not restore it
-            raise
-        finally:
-            state.busy = False
-
-    return pack_for_paddle
-
-
-def _unpack_for_paddle(unpack: Unpack, state: _State) -> Unpack:
-    def unpack_for_paddle(packed: Any) -> Tensor:
-        try:
-            tensor = unpack(packed.cell_contents) if type(packed) is CellType else packed.restore()
-        except BaseException as error:
-            hook_failed(error)
-            raise
-        if get_ident() in releasing:
-            if type(packed) is CellType:
-                del packed.cell_contents
-            else:
-                packed.release()
-        return tensor
-
-    unpack_for_paddle.state = state  # type: ignore[attr-defined]
-    return unpack_for_paddle
-
-
-class Unhooked:
-    """A tensor saved as Paddle would have without hooks, with its in-place check.
-
-    Args:
-        tensor: what is saved.
-    """
-
-    __slots__ = ("_alias", "_version")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._alias: Tensor | None = tensor.detach()
-        self._version = tensor.inplace_version
-
-    def restore(self) -> Tensor:
-        """Return the tensor.
-
-        Raises:
-            SavedTensorModifiedError: it was modified in place since it was saved.
-        """
-        alias = self._alias
-        if alias is None:
-            raise BackendError("a saved tensor was asked for after a backward without retain_graph had released it")
-        version = alias.inplace_version
-        if version != self._version:
-            raise SavedTensorModifiedError(
-                f"a tensor of shape {tuple(alias.shape)} used in gradient computation has been modified by an inplace "
-                f"operation: its version is {version}, expected {self._version}"
-            )
-        return alias
-
-    def release(self) -> None:
-        """Drop the tensor: backward has used it for the last time."""
-        self._alias = None
-
-
-class _Absent:
-    """A ``None`` among saved tensors."""
-
-    __slots__ = ()
-
-    def restore(self) -> Any:
-        return None
-
-    def release(self) -> None:
-        pass
-
-
-class _Routed:
-    """What the pair of one thread packed while Paddle called that of another."""
-
-    __slots__ = ("_packed", "_unpack")
-
-    def __init__(self, scope: Scope, packed: Any) -> None:
-        self._unpack = scope.unpack_for_paddle
-        self._packed = packed
-
-    def restore(self) -> Tensor:
-        return self._unpack(self._packed)
-
-    def release(self) -> None:
-        pass  # the unpack above has done it
+        self.pack_for_paddle, self.unpack_for_paddle = for_paddle(pack, unpack, self.state, elsewhere)
 
 
 class HookStack:
@@ -176,6 +62,7 @@ class HookStack:
         self._lock = threading.RLock()
         self._scopes: dict[int, list[Scope]] = {}
         self._native: saved_tensors_hooks | None = None
+        self.entries = 0
 
     def current(self) -> Scope | None:
         """Return the innermost scope of this thread."""
@@ -194,10 +81,15 @@ class HookStack:
                 self._native = _take_native()
             scope = Scope(source, pack, unpack, self.pack_elsewhere, self._patches.lease())
             self._scopes.setdefault(scope.thread, []).append(scope)
-            _register(scope)
+            self.entries += 1
+            _replace(scope)
 
-    def pop(self, source: object) -> None:
-        """End the scope that ``source`` entered.
+    def pop(self, source: object, error: BaseException | None) -> None:
+        """End the scope that ``source`` entered, and raise what its ``pack`` has raised.
+
+        Args:
+            source: who entered it.
+            error: what its body has raised, which comes first.
 
         Raises:
             BackendError: it is not the innermost scope of this thread. It is ended all the same, the others stay.
@@ -207,6 +99,8 @@ class HookStack:
             in_order = scope is not None and scope.source is source
             if in_order or (scope := self._find(source)) is not None:
                 self._remove(scope)  # type: ignore[arg-type]
+        if scope is not None:
+            _report(scope.state.end(), error)
         if not in_order:
             raise BackendError(
                 "saved-tensor hooks were left in another order than they were entered; "
@@ -218,33 +112,34 @@ class HookStack:
                 + "leave `with` blocks innermost first, on the thread that entered them"
             )
 
-    def pack_elsewhere(self, tensor: Tensor) -> Any:
+    def pack_elsewhere(self, tensor: Tensor | None) -> Any:
         """Pack a tensor that the registered scope must not see: another thread's, or of an operation inside a hook."""
         if tensor is None:
-            return _Absent()
+            return Absent()
         scope = self.current()
-        if scope is None or scope.state.busy:
+        if scope is not None and scope.state.failure is not None:
+            return NotPacked(scope.state, scope.state.failure)
+        if scope is None or not scope.state.ready:
             return Unhooked(tensor)
-        return _Routed(scope, scope.pack_for_paddle(tensor))
+        return Routed(scope.unpack_for_paddle, scope.pack_for_paddle(tensor))
 
     def _find(self, source: object) -> Scope | None:
         everywhere = (scope for scopes in self._scopes.values() for scope in reversed(scopes))
         return next((scope for scope in everywhere if scope.source is source), None)
 
     def _remove(self, scope: Scope) -> None:
-        scope.state.recent.clear()
         scopes = self._scopes[scope.thread]
         scopes.remove(scope)
         if not scopes:
             del self._scopes[scope.thread]
         innermost = self.current() or next((others[-1] for others in self._scopes.values()), None)
         if innermost is not None:
-            _register(innermost)
+            _replace(innermost)
             return
-        core.eager.reset_saved_tensors_hooks()
+        _reset()
         native, self._native = self._native, None
         if native is not None:
-            core.eager.register_saved_tensors_hooks(native.pack_hook, native.unpack_hook)
+            _register(native.pack_hook, native.unpack_hook)
 
 
 class HookScope:
@@ -272,8 +167,7 @@ class HookScope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.pop(self)
-        raise_original(error)
+        self._stack.pop(self, error)
 
 
 def without_recording(hook: Callable[[Any], Any], value: Any) -> Any:
@@ -286,9 +180,19 @@ def without_recording(hook: Callable[[Any], Any], value: Any) -> Any:
         set_recording(recording)
 
 
-def _register(scope: Scope) -> None:
-    core.eager.reset_saved_tensors_hooks()
-    core.eager.register_saved_tensors_hooks(scope.pack_for_paddle, scope.unpack_for_paddle)
+def _report(failure: BaseException | None, error: BaseException | None) -> None:
+    try:
+        if failure is not None and error is None:
+            raise failure
+        if failure is not None and error is not failure and error is not None:
+            error.add_note(f"Before that, a saved tensor could not be packed: {type(failure).__qualname__}: {failure}")
+    finally:
+        del failure, error  # or the frames of the traceback and the exception hold one another
+
+
+def _replace(scope: Scope) -> None:
+    _reset()
+    _register(scope.pack_for_paddle, scope.unpack_for_paddle)
 
 
 def _take_native() -> saved_tensors_hooks | None:
@@ -298,18 +202,18 @@ def _take_native() -> saved_tensors_hooks | None:
         BackendError: there is one, and it cannot be told which.
     """
     try:
-        core.eager.register_saved_tensors_hooks(_never, _never)
+        _register(_never, _never)
     except ValueError:  # how Paddle says that a pair is in force
-        candidates = [obj for obj in gc.get_objects() if isinstance(obj, saved_tensors_hooks)]
+        candidates = [found for found in gc.get_referrers(saved_tensors_hooks) if type(found) is saved_tensors_hooks]
         if len(candidates) != 1:
             raise BackendError(
                 f"paddle.autograd.saved_tensors_hooks are in force that were entered earlier, and there are "
                 f"{len(candidates)} such objects; expected one, to be put back in force afterwards. "
                 f"Enter the tensorstash scope first, or drop the objects that are not in use"
             ) from None
-        core.eager.reset_saved_tensors_hooks()
+        _reset()
         return candidates[0]
-    core.eager.reset_saved_tensors_hooks()
+    _reset()
     return None
 
 

@@ -1,64 +1,100 @@
 """Which saved tensors must stay as they are, and why."""
 
-from typing import Any
+import gc
+import sys
+from collections.abc import Callable
+from weakref import ref
 
 from paddle import Tensor
+from paddle.base.framework import EagerParamBase
 
-from tensorstash.backends.paddle_layout import DTYPE_NAMES
-
-_ACCUMULATION = "GradNodeAccumulation"
-_VIEWS = frozenset(
-    f"{name}GradNode"
-    for name in (
-        "AsStrided",
-        "Diagonal",
-        "Flatten",
-        "IndexSelectStrided",
-        "Reshape",
-        "Slice",
-        "Split",
-        "SplitWithNum",
-        "Squeeze",
-        "StridedSlice",
-        "TensorUnfold",
-        "Transpose",
-        "Unbind",
-        "Unsqueeze",
-        "ViewDtype",
-        "ViewShape",
-    )
-)
-"""Operations whose output shares memory with their input, under ``FLAGS_use_stride_kernel`` (the default)."""
+from tensorstash.backends.paddle_layout import dtype_name
 
 
-def keep_reason(tensor: Tensor) -> str | None:
-    """Say why a tensor is kept, or return None for one that can be stashed.
+class Kinds:
+    """Says why a tensor is kept. Thread-safe.
 
-    A parameter comes as a plain tensor without its class and attributes, but leaf and ``persistable``. Integer and
-    boolean tensors may claim to need gradients.
+    Args:
+        entries: how many scopes have been entered; addresses of parameters are looked up again in each.
     """
-    if tensor.is_leaf:
-        if tensor.persistable:
-            return "parameter"
-        if not tensor.stop_gradient:
-            return "leaf that requires grad"
-    elif _is_view_of_leaf(tensor.grad_fn):
-        return "view of a leaf that requires grad"
-    if tensor.is_dist():
-        return "distributed"
-    if not tensor.is_dense():
-        return "sparse layout"
-    if not tensor._is_initialized():
-        return "no real memory"
-    if tensor.dtype not in DTYPE_NAMES:
-        return "dtype"
-    return None
+
+    def __init__(self, entries: Callable[[], int]) -> None:
+        self._entries = entries
+        self._known = Parameters([]), (-1, -1)  # one value, for threads to replace as a whole
+
+    def keep_reason(self, tensor: Tensor, /) -> str | None:
+        """Say why the tensor must be kept as it is, or return None if it can be stashed.
+
+        A parameter comes as a plain tensor without its class and attributes, but leaf and ``persistable``. Integer
+        and boolean tensors may claim to need gradients. ``Tensor.grad_fn`` is not asked: it leaks the node, and the
+        graph behind it, on every call (Paddle 3.3.1).
+        """
+        if tensor.is_leaf:
+            if tensor.persistable:
+                return "parameter"
+            if not tensor.stop_gradient:
+                return "leaf that requires grad"
+        if tensor.is_dist():
+            return "distributed"
+        if not tensor.is_dense():
+            return "sparse layout"
+        if not tensor._is_initialized():
+            return "no real memory"
+        if dtype_name(tensor.dtype) is None:
+            return "dtype"
+        if 0 in tensor.shape:
+            return "no elements"
+        if self._parameters().own(tensor):
+            return "view of a parameter"
+        return None
+
+    def _parameters(self) -> "Parameters":
+        # Instances hold a reference to their class, so that its count tells when parameters have come or gone.
+        seen = self._entries(), sys.getrefcount(EagerParamBase)
+        known, known_when = self._known
+        if seen != known_when:
+            known = known.updated(rescan=seen[1] != known_when[1])
+            self._known = known, seen
+        return known
 
 
-def _is_view_of_leaf(node: Any) -> bool:
-    # Views remember nothing of their base but the chain of view operations that leads to the leaf's own node.
-    while node is not None and node.name() in _VIEWS:
-        (node,) = node.next_functions or (None,)
-        if node is not None and node.name() == _ACCUMULATION:
-            return True
-    return False
+class Parameters:
+    """Where the memory of all parameters of the process begins.
+
+    A view of a parameter, such as the transpose that a matrix product saves, remembers nothing of its base.
+
+    Args:
+        parameters: all there are.
+    """
+
+    __slots__ = ("_at", "_parameters")
+
+    def __init__(self, parameters: "list[ref[Tensor]]") -> None:
+        self._parameters = parameters
+        self._at: dict[int, ref[Tensor]] = {}
+        for parameter in parameters:
+            alive = parameter()
+            if alive is not None and not alive.is_dist() and alive._is_initialized():
+                self._at[alive.data_ptr() - alive._offset()] = parameter
+
+    def updated(self, *, rescan: bool) -> "Parameters":
+        """Return where they begin now; with ``rescan``, of those that have come meanwhile, too."""
+        if not rescan:
+            return Parameters(self._parameters)
+        # Instances refer to their class. This search holds the interpreter lock and gives out nothing else, unlike
+        # gc.get_objects(), whose list breaks tuples that other threads are just building.
+        referrers = [found for kind in _classes(EagerParamBase) for found in gc.get_referrers(kind)]
+        return Parameters([ref(found) for found in referrers if isinstance(found, EagerParamBase)])
+
+    def own(self, tensor: Tensor) -> bool:
+        """Whether the tensor's memory is a parameter's."""
+        known = self._at.get(tensor.data_ptr() - tensor._offset())
+        parameter = known() if known is not None else None
+        return parameter is not None and parameter._is_shared_buffer_with(tensor)
+
+
+def _classes(root: type) -> list[type]:
+    found = [root]
+    for kind in found:
+        found += kind.__subclasses__()
+    return found

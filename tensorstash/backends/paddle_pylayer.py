@@ -8,7 +8,7 @@ reference too many; and what ``unpack`` returns goes to the user as it is, so th
 
 import threading
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 from weakref import ref
 
@@ -16,7 +16,7 @@ import paddle
 from paddle import Tensor
 from paddle.autograd.py_layer import PyLayer, PyLayerContext
 
-from tensorstash.backends.paddle_backward import hook_failed, is_recording
+from tensorstash.backends.paddle_backward import hook_failed, is_recording, used_by_layer
 from tensorstash.backends.paddle_hooks import HookStack, Scope, without_recording
 from tensorstash.backends.paddle_patches import Patch
 from tensorstash.errors import BackendError
@@ -32,7 +32,7 @@ def pylayer_patches(stack: HookStack) -> tuple[Patch, ...]:
             if stack.is_empty:
                 return original(ctx, *tensors)
             scope = stack.current()
-            if scope is None or scope.state.busy:
+            if scope is None or not scope.state.ready:
                 packed: Any = tensors
             else:
                 packed = _packed(tensors, scope, forwards.running[-1] if forwards.running else [])
@@ -49,7 +49,7 @@ def pylayer_patches(stack: HookStack) -> tuple[Patch, ...]:
             saved: list[_PackedTensor] = []
             forwards.running.append(saved)
             try:
-                outputs = super(PyLayer, cls).apply(*args, **kwargs)
+                outputs = super(PyLayer, cls).apply(*args, **kwargs)  # type: ignore[no-untyped-call]
             finally:
                 forwards.running.pop()
             for packed in saved:
@@ -88,20 +88,19 @@ def _unpacked(value: Any) -> Any:
 class _PackedTensor:
     """What the hook returned for one tensor, and the tensor's place in the graph."""
 
-    __slots__ = ("_history", "_is_output", "_needs_grad", "_origin", "_state", "_unpack", "_value")
+    __slots__ = ("_history", "_needs_grad", "_origin", "_state", "_unpack", "_value")
 
     def __init__(self, tensor: Tensor, scope: Scope) -> None:
         self._unpack = scope.unpack
         self._state = scope.state  # its lease is held until backward
         self._origin = ref(tensor)
-        self._is_output = False
         self._needs_grad = not tensor.stop_gradient
         self._history = _history_of(tensor) if self._needs_grad else None
-        scope.state.busy = True
+        scope.state.ready = False
         try:
             self._value = without_recording(scope.pack, tensor)
         finally:
-            scope.state.busy = False
+            scope.state.ready = True
 
     def forward_returned(self, outputs: Any) -> None:
         """Learn what the layer's forward has returned.
@@ -110,37 +109,40 @@ class _PackedTensor:
         Without hooks Paddle makes it, and a graph that is dropped before backward leaks.
         """
         origin = self._origin()
-        if origin is not None and any(
-            output is origin for output in (outputs if isinstance(outputs, (tuple, list)) else (outputs,))
-        ):
-            self._is_output = True
+        returned = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        if origin is not None and any(output is origin for output in returned):
             self._history = None
             self._needs_grad = not origin.stop_gradient
 
     def restore(self) -> Tensor:
         """Return the tensor with its place in the graph."""
+        used_by_layer(self)
         try:
-            tensor = without_recording(self._unpack, self._value)
+            tensor: Tensor = without_recording(self._unpack, self._value)
         except BaseException as error:
             hook_failed(error)
             raise
-        origin = self._origin()
-        if tensor is origin:
-            return tensor
+        origin: Tensor | None = self._origin()
+        if origin is not None and origin._is_shared_underline_tensor_with(tensor):
+            return origin  # it was kept; a Parameter is one again
         if not self._needs_grad:
             return tensor.detach()
         history = self._history
         if history is None and origin is not None:
             history = _history_of(origin)
-        if history is None:
-            if is_recording():
-                raise self._no_second_derivative()
-            plain = tensor.detach()
-            plain.stop_gradient = False
-            return plain
-        with_history = history._new_shared_tensor()
-        with_history._set_impl(tensor)
-        return with_history
+        if history is not None:
+            restored: Tensor = history._new_shared_tensor()
+            restored._set_impl(tensor)
+            return restored
+        if is_recording():
+            raise self._no_second_derivative()
+        restored = tensor.detach()
+        restored.stop_gradient = False
+        return restored
+
+    def release(self) -> None:
+        """Drop what the hook returned."""
+        self._value = self._history = None
 
     def _no_second_derivative(self) -> BackendError:
         error = BackendError(
@@ -153,6 +155,11 @@ class _PackedTensor:
 
 def _history_of(tensor: Tensor) -> Tensor:
     """Return a tensor that shares the autograd meta of another, but none of its memory."""
-    history = tensor._new_shared_tensor()
-    history._set_impl(paddle.zeros([1]))
+    history: Tensor = tensor._new_shared_tensor()
+    history._set_impl(_nothing())
     return history
+
+
+@cache
+def _nothing() -> Tensor:
+    return paddle.zeros([1])

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -93,12 +94,9 @@ class TorchBackend:
         shape = "(nested)" if tensor.is_nested else tuple(tensor.shape)
         return f"{prefix}{str(tensor.dtype).removeprefix('torch.')}{shape} on {tensor.device}"
 
-    def version(self, tensor: Tensor, /) -> int:
-        """Return the in-place version, which all views of one storage share; 0 for inference tensors."""
-        try:
-            return tensor._version
-        except RuntimeError:  # inference tensors have none
-            return 0
+    version: Callable[[Tensor], int] = staticmethod(attrgetter("_version"))
+    """Return the in-place version, which all views of one storage share. Inference tensors have none, and autograd
+    refuses to save them."""
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
         """Return a weak reference of the live storage and the byte offset of the first element in it.
@@ -115,6 +113,12 @@ class TorchBackend:
     def detached(self, tensor: Tensor, /) -> Tensor:
         """Return a new tensor object that shares memory and version, and is no part of any graph."""
         return tensor.detach()
+
+    def witness(self, tensor: Tensor, /) -> Tensor:
+        """Return an empty tensor that shares the version counter of ``tensor``: ``.data`` changes memory alone."""
+        witness = tensor.detach()
+        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return witness
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""

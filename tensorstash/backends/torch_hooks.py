@@ -1,12 +1,11 @@
 """A pair of saved-tensor hooks for one thread and one block of code."""
 
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, is_grad_enabled
-from torch._C import _DisableAutocast, _is_any_autocast_enabled
+from torch import Tensor
 from torch._C._autograd import (
     _pop_saved_tensors_default_hooks,
     _push_saved_tensors_default_hooks,
@@ -27,11 +26,20 @@ def _opaque(function: F) -> F:
     return function
 
 
+@_opaque
+def _call(hook: Callable[[Any], Any], value: Any) -> Any:
+    return hook(value)
+
+
 class HookScope:
     """Installs a pair of hooks for this thread; nests, the innermost pair runs.
 
+    Hooks run in the state in which PyTorch calls them: gradient recording is on in ``unpack`` during a backward with
+    ``create_graph``, and autocast where backward, or a custom ``Function``, runs under it. The methods of the backend
+    are indifferent to both; asking for them here would cost half as much as a pair of hooks that do nothing.
+
     Args:
-        pack: runs with gradient recording and autocast off, as does ``unpack``.
+        pack: called on this thread.
         unpack: called from whatever thread asks for the tensor.
 
     Raises:
@@ -42,8 +50,8 @@ class HookScope:
     __slots__ = ("_pack", "_unpack")
 
     def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
-        self._pack = _Undisturbed(pack)
-        self._unpack = _Undisturbed(unpack)
+        self._pack = partial(_call, pack)
+        self._unpack = partial(_call, unpack)
 
     @_opaque
     def __enter__(self) -> None:
@@ -78,18 +86,3 @@ class HookScope:
         for pair in reversed(above):
             _push_saved_tensors_default_hooks(*pair)
         return top is not None
-
-
-class _Undisturbed:
-    # Backward with create_graph records, and backward or a custom Function under autocast casts, inside hooks.
-    __slots__ = ("_hook",)
-
-    def __init__(self, hook: Callable[[Any], Any]) -> None:
-        self._hook = hook
-
-    @_opaque
-    def __call__(self, value: Any) -> Any:
-        if is_grad_enabled() or _is_any_autocast_enabled():
-            with torch.no_grad(), _DisableAutocast():
-                return self._hook(value)
-        return self._hook(value)

@@ -3,6 +3,7 @@
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.cast import Cast
 from tensorstash.codecs.exponents import Exponents
+from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.narrow import Narrow
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.planes import Planes
@@ -10,4 +11,4 @@ from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 
-__all__ = ["Affine", "Cast", "Exponents", "Narrow", "PackBits", "Planes", "Sparse", "TwoValued", "Zstd"]
+__all__ = ["Affine", "Cast", "Exponents", "Lossless", "Narrow", "PackBits", "Planes", "Sparse", "TwoValued", "Zstd"]

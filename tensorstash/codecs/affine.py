@@ -16,6 +16,7 @@ from tensorstash.codecs.payload import (
     check_data,
     damaged,
     empty_array,
+    plain_payload,
     read_header,
     split_sections,
 )
@@ -24,7 +25,7 @@ from tensorstash.codecs.settings import check_choice, check_integer
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-_MAGIC = b"AFF1"
+MAGIC = b"AFF1"
 _PLAIN, _CODED = 0, 1
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -98,8 +99,11 @@ class Affine:
         groups = Groups.of(spec.shape, self.group_size)
         arithmetic = Arithmetic.of(spec.dtype)
         sizes = self._sizes(groups, spec)
+        plain = Header(MAGIC, _PLAIN, self.bits, spec.numel)
+        if sum(sizes) >= spec.nbytes:
+            return plain_payload(plain, data)
         payload = aligned_empty(HEADER_NBYTES + sum(sizes))
-        Header(_MAGIC, _CODED, self.bits, spec.numel).write(payload)
+        Header(MAGIC, _CODED, self.bits, spec.numel).write(payload)
         scale, low, packed = split_sections(self, payload[HEADER_NBYTES:], *sizes)
         scales, lows = scale.view(arithmetic.dtype), low.view(arithmetic.dtype)
         seed = (self.seed, spec.numel) if self.rounding == "stochastic" else None
@@ -111,13 +115,13 @@ class Affine:
                 grid, codes = quantizer.quantize(_widened(source, spec), run)
                 scales[run.groups], lows[run.groups] = grid.scale, grid.low
                 pack_codes(codes, self.bits, packed, run.start)
-                if grid.unusable.any():
+                if grid.unusable is not None:
                     whole.append(as_bytes(source[np.repeat(grid.unusable, run.sizes)]))
-        if payload.size + sum(part.size for part in whole) >= HEADER_NBYTES + spec.nbytes:
-            payload = aligned_empty(HEADER_NBYTES)
-            Header(_MAGIC, _PLAIN, self.bits, spec.numel).write(payload)
-            whole = [as_bytes(data)]
-        return np.concatenate([payload, *whole]) if whole else payload
+        if not whole:
+            return payload
+        if sum(sizes) + sum(part.size for part in whole) >= spec.nbytes:
+            return plain_payload(plain, data)
+        return np.concatenate([payload, *whole])
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the elements in fresh memory.
@@ -125,7 +129,7 @@ class Affine:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, _MAGIC)
+        header, body = read_header(self, data, MAGIC)
         check_count(self, header.count, spec)
         if header.param != self.bits or header.mode not in (_PLAIN, _CODED):
             raise damaged(self, f"mode {header.mode} with {header.param} bits")

@@ -7,6 +7,9 @@ from tensorstash.buffers import Array
 from tensorstash.codecs.payload import damaged
 from tensorstash.protocols import Codec
 
+FRAME = 1 << 20
+"""Bytes that are compressed at a time, so that what the library allocates for their frame stays small."""
+
 _SAMPLE_RUNS = 4
 _SAMPLE_SHARE = 16
 _LARGEST_SAMPLE = 1 << 16
@@ -16,46 +19,61 @@ _SLACK = 1.06
 _FAST_LEVELS = 3
 
 
+def literal_context() -> zstandard.ZstdCompressor:
+    """Return a context for bytes that are unevenly distributed, such as exponents, but hardly ever repeat in order.
+
+    Few matches there are as long as 7, and looking for them in a small table is cheap; from level 1 on the literals
+    that remain, nearly all, are Huffman coded. Twice as fast as level 1 at nearly its ratio.
+    """
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=17, hash_log=6, min_match=7)
+    return zstandard.ZstdCompressor(compression_params=parameters)
+
+
+def field_context(level: int) -> zstandard.ZstdCompressor:
+    """Return a context for the bytes of one field of many floats: a fast one up to level 3."""
+    return literal_context() if level <= _FAST_LEVELS else zstandard.ZstdCompressor(level=level)
+
+
+def shrinks(context: zstandard.ZstdCompressor, sample: Array) -> bool:
+    """Whether a sample of bytes gets smaller by more than what it costs to unpack them again."""
+    return len(context.compress(sample.data)) * _WORTHWHILE <= sample.size
+
+
+def frame_of(context: zstandard.ZstdCompressor, run: Array) -> Array:
+    """Return a run of bytes as one frame, in memory of its size: the library's own is as large as the run."""
+    return np.frombuffer(context.compress(run.data), np.uint8).copy()
+
+
 class Compressor:
-    """The compression contexts of one call; not for use by several threads.
+    """Chooses a context for each run of bytes; for one call, not for use by several threads.
 
     Making contexts costs about 10 us, which is little for the 64 KiB and more that are worth compressing.
 
     Args:
-        level: Zstandard's compression level.
+        level: Zstandard's compression level; up to 0, and above 3, no other context is faster, or smaller.
     """
 
     def __init__(self, level: int) -> None:
-        self._level = level
-        self._general = zstandard.ZstdCompressor(level=level)
-        # Among the bytes of one plane few matches are as long as 7, and looking for them in a small table is cheap;
-        # from level 1 on the literals that remain, here nearly all, are Huffman coded.
-        self._literal = zstandard.ZstdCompressor(
-            compression_params=zstandard.ZstdCompressionParameters.from_level(1, window_log=17, hash_log=6, min_match=7)
-        )
+        self._contexts = [zstandard.ZstdCompressor(level=level)]
+        if 1 <= level <= _FAST_LEVELS:
+            self._contexts.append(literal_context())
 
-    def choose(self, sample: Array) -> zstandard.ZstdCompressor | None:
-        """Return the context that suits bytes like these, or None if they do not compress.
-
-        Bytes that are merely unevenly distributed, such as the exponents of floats, are compressed at twice the speed
-        by a context that hardly searches for matches.
-        """
-        literal = len(self._literal.compress(sample.data))
-        general = len(self._general.compress(sample.data))
-        if min(literal, general) * _WORTHWHILE > sample.size:
-            return None
-        return self._literal if literal <= general * (_SLACK if self._level <= _FAST_LEVELS else 1) else self._general
-
-    def compress(self, row: Array) -> Array:
-        """Return a run of bytes as one frame, or the run itself if it does not get smaller."""
-        context = self._general
+    def compress(self, row: Array) -> list[Array]:
+        """Return a run of bytes as frames of :data:`FRAME` bytes, or as it is if it, or a sample, gets no smaller."""
+        context = self._contexts[0]
         if row.size >= _MIN_SAMPLED:
-            chosen = self.choose(contiguous_sample(row, row.size // _SAMPLE_SHARE))
-            if chosen is None:
-                return row
-            context = chosen
-        frame: Array = np.frombuffer(context.compress(row.data), np.uint8)
-        return frame if frame.size < row.size else row
+            sample = contiguous_sample(row, row.size // _SAMPLE_SHARE)
+            sizes = [len(context.compress(sample.data)) for context in self._contexts]
+            if min(sizes) * _WORTHWHILE > sample.size:
+                return [row]
+            context = self._contexts[-1 if sizes[-1] <= sizes[0] * _SLACK else 0]
+        frames, stored = [], 0
+        for start in range(0, row.size, FRAME):
+            frames.append(frame_of(context, row[start : start + FRAME]))
+            stored += frames[-1].size
+            if stored >= row.size:
+                return [row]
+        return frames
 
 
 def contiguous_sample(row: Array, size: int, runs: int = _SAMPLE_RUNS) -> Array:

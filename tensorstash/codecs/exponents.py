@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.entropy import Compressor, Decompressor, contiguous_sample
+from tensorstash.codecs.entropy import Decompressor, contiguous_sample, field_context, frame_of, shrinks
 from tensorstash.codecs.fields import field_widths, float_bits, join_fields, take_field
 from tensorstash.codecs.payload import (
     BLOCK,
@@ -25,7 +25,7 @@ from tensorstash.codecs.settings import check_integer
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-_MAGIC = b"EXP1"
+MAGIC = b"EXP1"
 _PLAIN, _FIELDS = 0, 1
 _SAMPLE = 1 << 14
 _SAMPLE_RUNS = 8
@@ -82,31 +82,29 @@ class Exponents:
         check_data(self, data, spec)
         floats = float_bits(data, spec)
         widths = field_widths(floats.itemsize)
-        compressor = Compressor(self.level)
+        context = field_context(self.level)
         sample = contiguous_sample(floats, _SAMPLE, runs=_SAMPLE_RUNS)
-        contexts = [compressor.choose(as_bytes(take_field(sample, k))) for k in range(len(widths))]
-        frames: list[list[Array]] = [[] for _ in widths]
+        frames: dict[int, list[Array]] = {
+            k: [] for k in range(len(widths)) if shrinks(context, as_bytes(take_field(sample, k)))
+        }
         for block in _blocks(floats):
-            for k, context in enumerate(contexts):
-                if context is not None:
-                    frame = context.compress(as_bytes(take_field(block, k)).data)
-                    frames[k].append(np.frombuffer(frame, np.uint8))
+            for k, stored in frames.items():
+                stored.append(frame_of(context, as_bytes(take_field(block, k))))
         lengths = [
-            sum(frame.size for frame in frames[k]) if contexts[k] else floats.size * width
+            sum(frame.size for frame in frames[k]) if k in frames else floats.size * width
             for k, width in enumerate(widths)
         ]
         if 8 * len(lengths) + sum(lengths) >= data.nbytes:
-            return plain_payload(Header(_MAGIC, _PLAIN, 0, spec.numel), data)
+            return plain_payload(Header(MAGIC, _PLAIN, 0, spec.numel), data)
         payload = aligned_empty(HEADER_NBYTES + 8 * len(lengths) + sum(lengths))
-        Header(_MAGIC, _FIELDS, 0, spec.numel).write(payload)
+        Header(MAGIC, _FIELDS, 0, spec.numel).write(payload)
         table, *sections = split_sections(self, payload[HEADER_NBYTES:], 8 * len(lengths), *lengths)
         table.view("<u8")[:] = lengths
-        for k, context in enumerate(contexts):
-            if context is not None:
-                np.concatenate(frames[k], out=sections[k])
-        plain = [(k, sections[k].view(f"u{widths[k]}")) for k, context in enumerate(contexts) if context is None]
+        for k, stored in frames.items():
+            np.concatenate(stored, out=sections[k])
+        plain = {k: sections[k].view(f"u{width}") for k, width in enumerate(widths) if k not in frames}
         for start, block in zip(range(0, floats.size, BLOCK), _blocks(floats), strict=True):
-            for k, target in plain:
+            for k, target in plain.items():
                 target[start : start + block.size] = take_field(block, k)
         return payload
 
@@ -116,7 +114,7 @@ class Exponents:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, _MAGIC)
+        header, body = read_header(self, data, MAGIC)
         check_count(self, header.count, spec)
         if header.mode not in (_PLAIN, _FIELDS) or header.param:
             raise damaged(self, f"unknown mode {header.mode}, {header.param}")

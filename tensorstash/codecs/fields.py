@@ -14,8 +14,8 @@ def float_bits(array: Array, spec: TensorSpec) -> Array:
 def field_widths(itemsize: int) -> tuple[int, ...]:
     """Return the bytes of each field of floats of 2, 4 or 8 bytes, the lowest field first.
 
-    The last two are one byte each: the leading mantissa bits, with the sign below them, and the top eight bits of
-    the exponent (and, where the exponent is shorter, of the mantissa).
+    The last two are one byte each: the sign and the seven bits below the last field, and the eight bits below the
+    sign, which are the exponent, or the top of it (``float64``), or it and the top of the mantissa (``float16``).
 
     >>> field_widths(2), field_widths(4), field_widths(8)
     ((1, 1), (2, 1, 1), (4, 2, 1, 1))
@@ -30,17 +30,17 @@ def take_field(floats: Array, k: int) -> Array:
         floats: flat unsigned integers of 2, 4 or 8 bytes.
         k: index into :func:`field_widths`.
     """
-    widths = field_widths(floats.itemsize)
-    low_bits = 8 * sum(widths[:k])
-    if k < len(widths) - 2:
-        return _shifted(floats, low_bits).astype(f"u{widths[k]}")
-    high = _shifted(floats, 8 * floats.itemsize - 16).astype(np.uint16)
-    rotated = high << np.uint16(1)
+    widths, bits = field_widths(floats.itemsize), 8 * floats.itemsize
     if k == len(widths) - 1:
-        rotated >>= np.uint16(8)
-    else:
-        rotated |= high >> np.uint16(15)
-    return rotated.astype(np.uint8)
+        return _cut(floats, bits - 9, 1)
+    if k < len(widths) - 2:
+        return _cut(floats, 8 * sum(widths[:k]), widths[k])
+    field = _cut(floats, bits - 16, 1)
+    field &= np.uint8(0x7F)
+    sign = _cut(floats, bits - 8, 1)
+    sign &= np.uint8(0x80)
+    field |= sign
+    return field
 
 
 def join_fields(fields: list[Array], floats: Array) -> None:
@@ -50,17 +50,19 @@ def join_fields(fields: list[Array], floats: Array) -> None:
         fields: the lowest first.
         floats: flat unsigned integers of 2, 4 or 8 bytes, to be overwritten.
     """
-    rotated = fields[-1].astype(np.uint16)
-    rotated <<= np.uint16(8)
-    rotated |= fields[-2]
-    high = rotated >> np.uint16(1)
-    rotated <<= np.uint16(15)
-    high |= rotated
+    high = fields[-1].astype(np.uint16)
+    high <<= np.uint16(7)
+    second = fields[-2].astype(np.uint16)
+    high |= second & np.uint16(0x7F)
+    second &= np.uint16(0x80)
+    second <<= np.uint16(8)
+    high |= second
     floats[:] = high
     for field in reversed(fields[:-2]):
         floats <<= floats.dtype.type(8 * field.itemsize)
         floats |= field
 
 
-def _shifted(floats: Array, bits: int) -> Array:
-    return floats >> floats.dtype.type(bits) if bits else floats
+def _cut(floats: Array, start: int, nbytes: int) -> Array:
+    """Return some bits of each element, from bit ``start`` on, as an unsigned integer."""
+    return (floats >> floats.dtype.type(start) if start else floats).astype(f"u{nbytes}")

@@ -53,6 +53,8 @@ class FloatFormat:
         return self.overflow == self.nan - 1
 
 
+_FLOAT32_EXPONENT = -126
+
 FORMATS: Mapping[str, FloatFormat] = MappingProxyType(
     {
         "bfloat16": FloatFormat(16, 7, -126, (2 - 2.0**-7) * 2.0**127, 0x7F80, 0x7FC0),
@@ -63,12 +65,12 @@ FORMATS: Mapping[str, FloatFormat] = MappingProxyType(
 )
 """The narrow formats, by dtype name."""
 
-_NAN = np.uint32(0x7F800000)
+_INFINITY = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 def narrow(values: Array, dtype: str) -> Array:
-    """Return the bits of ``values`` rounded to the nearest number of ``dtype``, ties to even.
+    """Return ``values`` rounded to the nearest number of ``dtype``, ties to even, as its carrier.
 
     Numbers beyond the range become infinity, or 448 in ``float8_e4m3fn``, which has no infinity. NaNs stay NaN and
     keep their sign.
@@ -79,53 +81,67 @@ def narrow(values: Array, dtype: str) -> Array:
     """
     target = FORMATS[dtype]
     raw = values.view(np.uint32)
-    magnitude = raw & _MAGNITUDE
-    drop = 23 - target.mantissa
-    rounded = magnitude >> np.uint32(drop)
-    rounded &= np.uint32(1)
-    rounded += magnitude
-    rounded += np.uint32((1 << (drop - 1)) - 1)
-    rounded >>= np.uint32(drop)
-    if target.exponent != -126:
-        # The exponent is rebased; below the normal numbers, adding a power of two whose last place is the smallest
-        # subnormal makes the hardware round to that place, and leaves the result in the lowest bits.
-        rounded -= np.uint32((target.exponent + 126) << target.mantissa)
-        smallest_normal = np.float32(2.0**target.exponent).view(np.uint32)
-        magic = np.float32(2.0 ** (target.exponent - target.mantissa + 23))
-        subnormal = (magnitude.view(np.float32) + magic).view(np.uint32)
-        subnormal -= magic.view(np.uint32)
-        np.copyto(rounded, subnormal, where=magnitude < smallest_normal)
-    np.minimum(rounded, np.uint32(target.overflow), out=rounded)
-    if magnitude.size and magnitude.max() > _NAN:
-        np.copyto(rounded, np.uint32(target.nan), where=magnitude > _NAN)
-    sign = raw >> np.uint32(31)
-    sign <<= np.uint32(target.nbits - 1)
-    rounded |= sign
+    if target.exponent == _FLOAT32_EXPONENT:
+        rounded = _rounded(raw, 23 - target.mantissa)
+    else:
+        rounded = _rebased(raw & _MAGNITUDE, target)
+        sign = raw >> np.uint32(31)
+        sign <<= np.uint32(target.nbits - 1)
+        rounded |= sign
+    if values.size and np.isnan(values.max()):
+        sign = raw >> np.uint32(31) << np.uint32(target.nbits - 1)
+        np.copyto(rounded, sign | np.uint32(target.nan), where=np.isnan(values))
     return rounded.astype(f"u{target.nbits // 8}").view(DTYPES[dtype].carrier)
 
 
+def _rounded(raw: Array, drop: int) -> Array:
+    """Return the bits without the lowest ``drop``, to nearest even; a carry into the exponent is right as it is."""
+    rounded = raw >> np.uint32(drop)
+    rounded &= np.uint32(1)
+    rounded += raw
+    rounded += np.uint32((1 << (drop - 1)) - 1)
+    rounded >>= np.uint32(drop)
+    return rounded
+
+
+def _rebased(magnitude: Array, target: FloatFormat) -> Array:
+    """Return the bits of magnitudes in a format of a smaller exponent; those of NaNs mean nothing."""
+    normal = _rounded(magnitude, 23 - target.mantissa).view(np.int32)
+    normal -= np.int32((target.exponent - _FLOAT32_EXPONENT) << target.mantissa)
+    # Adding a power of two whose last place is the smallest subnormal makes the hardware round to that place, and
+    # leaves the result in the lowest bits.
+    magic = np.float32(2.0 ** (target.exponent - target.mantissa + 23))
+    subnormal = (magnitude.view(np.float32) + magic).view(np.int32)
+    subnormal -= magic.view(np.int32)
+    # Each result is the larger one in its own range, once the other is held to the smallest normal number.
+    # (Between two scalars NumPy clips with vector instructions, below one it does not.)
+    np.clip(subnormal, np.int32(0), np.int32(1 << target.mantissa), out=subnormal)
+    np.maximum(normal, subnormal, out=normal)
+    return np.clip(normal, np.int32(0), np.int32(target.overflow), out=normal).view(np.uint32)
+
+
 def widen(bits: Array, dtype: str) -> Array:
-    """Return the exact ``float32`` values of carrier bits; NaNs keep their sign and their payload.
+    """Return the exact ``float32`` values of narrower floats; NaNs keep their sign and their payload.
 
     Args:
         bits: flat, contiguous carrier bits.
         dtype: a name of :data:`FORMATS`.
     """
     source = FORMATS[dtype]
-    raw = bits.view(f"u{bits.itemsize}").astype(np.uint32)
-    if source.exponent == -126:
-        raw <<= np.uint32(16)
+    bits = bits.view(f"u{source.nbits // 8}")
+    drop = 23 - source.mantissa
+    if source.exponent == _FLOAT32_EXPONENT:
+        raw = bits.astype(np.uint32)
+        raw <<= np.uint32(drop)
         return raw.view(np.float32)
-    sign = raw >> np.uint32(source.nbits - 1)
-    sign <<= np.uint32(31)
-    raw &= np.uint32((1 << (source.nbits - 1)) - 1)
-    special = raw >= np.uint32(source.nan if source.saturates else source.overflow)
-    # Multiplying rebases the exponent, of subnormals too, without rounding.
-    raw <<= np.uint32(23 - source.mantissa)
-    values = raw.view(np.float32)
-    scaled = values * np.float32(2.0 ** (126 + source.exponent))
+    highest = (1 << (source.nbits - 1)) - 1
+    # Widening as signed integers carries the sign to the top; multiplying rebases the exponent, of subnormals too,
+    # without rounding.
+    raw = bits.view(f"i{bits.itemsize}").astype(np.int32).view(np.uint32)
+    raw <<= np.uint32(drop)
+    raw &= np.uint32(0x80000000 | highest << drop)
+    values: Array = raw.view(np.float32) * np.float32(2.0 ** (source.exponent - _FLOAT32_EXPONENT))
+    special = (bits & bits.dtype.type(highest)) >= (source.nan if source.saturates else source.overflow)
     if special.any():
-        np.copyto(scaled.view(np.uint32), raw | _NAN, where=special)
-    scaled_raw = scaled.view(np.uint32)
-    scaled_raw |= sign
-    return scaled
+        np.copyto(values.view(np.uint32), raw | _INFINITY, where=special)
+    return values

@@ -22,7 +22,7 @@ from tensorstash.codecs.payload import (
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-_MAGIC = b"NRW1"
+MAGIC = b"NRW1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class Narrow:
         least = min((low for low, _ in extremes), default=0)
         span = max((high for _, high in extremes), default=0) - least
         width = _width(span)
-        header = Header(_MAGIC, width, 0, flat.size)
+        header = Header(MAGIC, width, 0, flat.size)
         if width == spec.itemsize:
             return plain_payload(header, data)
         payload = aligned_empty(HEADER_NBYTES + spec.itemsize + width * flat.size)
@@ -89,7 +89,7 @@ class Narrow:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, _MAGIC)
+        header, body = read_header(self, data, MAGIC)
         check_count(self, header.count, spec)
         if header.mode not in (0, 1, 2, 4, 8) or header.mode > spec.itemsize or header.param:
             raise damaged(self, f"elements of {header.mode} bytes, {header.param}")

@@ -21,7 +21,7 @@ from tensorstash.codecs.payload import (
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-_MAGIC = b"PBT1"
+MAGIC = b"PBT1"
 _PLAIN, _PACKED = 0, 1
 
 
@@ -63,12 +63,12 @@ class PackBits:
         check_data(self, data, spec)
         flags = as_bytes(data)
         payload = aligned_empty(HEADER_NBYTES + -(-flags.size // 8))
-        Header(_MAGIC, _PACKED, 0, flags.size).write(payload)
+        Header(MAGIC, _PACKED, 0, flags.size).write(payload)
         packed = payload[HEADER_NBYTES:]
         for start in range(0, flags.size, 8 * BLOCK):
             block = flags[start : start + 8 * BLOCK]
             if np.bitwise_or.reduce(block) > 1:
-                return plain_payload(Header(_MAGIC, _PLAIN, 0, flags.size), data)
+                return plain_payload(Header(MAGIC, _PLAIN, 0, flags.size), data)
             bits = np.packbits(block, bitorder="little")
             packed[start // 8 : start // 8 + bits.size] = bits
         return payload
@@ -79,7 +79,7 @@ class PackBits:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, _MAGIC)
+        header, body = read_header(self, data, MAGIC)
         check_count(self, header.count, spec)
         if header.mode not in (_PLAIN, _PACKED) or header.param:
             raise damaged(self, f"unknown mode {header.mode}, {header.param}")

@@ -43,30 +43,29 @@ class Grid:
     """The numbers that the elements of each group are rounded to: ``low + code * scale``.
 
     Args:
+        low: the smallest element; 0 for groups stored as they are.
         scale: distance of neighbours; 0 for constant groups, NaN for groups stored as they are.
-        low: the smallest element.
         inverse: codes per unit; 0 where ``scale`` is not positive.
+        unusable: which groups are stored as they are; None if none is.
     """
 
-    scale: Array
     low: Array
+    scale: Array
     inverse: Array
+    unusable: Array | None
 
     @classmethod
-    def of(cls, values: Array, starts: Array, levels: int, arithmetic: Arithmetic) -> "Grid":
-        """Return the grids of ``levels + 1`` numbers that span each group of ``values``."""
-        low, high = extremes(values, starts)
+    def of(cls, low: Array, high: Array, levels: int, arithmetic: Arithmetic) -> "Grid":
+        """Return the grids of ``levels + 1`` numbers from ``low`` to ``high``, the extremes of each group."""
+        number = low.dtype.type
         span = high - low
+        if low.min() >= -arithmetic.limit and high.max() <= arithmetic.limit and span.min() >= arithmetic.least:
+            return cls(low, span / number(levels), number(levels) / span, None)
         constant = span == 0
-        usable = (low >= -arithmetic.limit) & (high <= arithmetic.limit) & (constant | (span >= arithmetic.least))
-        inverse = levels / np.where(usable & ~constant, span, np.inf).astype(values.dtype)
-        scale = np.where(usable, span / values.dtype.type(levels), np.nan).astype(values.dtype)
-        return cls(scale, np.where(usable, low, 0).astype(values.dtype), inverse)
-
-    @property
-    def unusable(self) -> Array:
-        """Which groups are stored as they are."""
-        return np.isnan(self.scale)
+        unusable = ~((low >= -arithmetic.limit) & (high <= arithmetic.limit) & (constant | (span >= arithmetic.least)))
+        scale = np.where(unusable, number(np.nan), span / number(levels))
+        inverse = np.where(unusable | constant, number(0), number(levels) / span)
+        return cls(np.where(unusable, number(0), low), scale, inverse, unusable if unusable.any() else None)
 
 
 class Quantizer:
@@ -87,7 +86,7 @@ class Quantizer:
 
     def quantize(self, values: Array, run: Run) -> tuple[Grid, Array]:
         """Return the grids and the codes of a run; the codes are overwritten by the next call."""
-        grid = Grid.of(values, run.starts, self._levels, self._arithmetic)
+        grid = Grid.of(*extremes(values, run.starts), self._levels, self._arithmetic)
         work: Array = self._work[0, : run.length]
         factor: Array = self._work[1, : run.length]
         codes = self._codes[: run.length]
@@ -108,9 +107,8 @@ class Quantizer:
             fixed += self._noise(grid, run.length)
             fixed >>= 16
             np.copyto(codes, fixed, casting="unsafe")
-        unusable = grid.unusable
-        if unusable.any():
-            codes[np.repeat(unusable, run.sizes)] = 0
+        if grid.unusable is not None:
+            codes[np.repeat(grid.unusable, run.sizes)] = 0
         return grid, codes
 
     def dequantize(self, codes: Array, scale: Array, low: Array, run: Run) -> Array:
@@ -147,12 +145,13 @@ def error_bounds(
         share: of a scale that rounding to a code can lose: a half to nearest, one in stochastic rounding.
         narrowed: the format that the results are rounded to, if that is not the one that is computed in.
     """
-    grid = Grid.of(values, starts, 2**bits - 1, arithmetic)
-    low, high = (extreme.astype(np.float64) for extreme in extremes(values, starts))
+    low, high = extremes(values, starts)
+    scale = Grid.of(low, high, 2**bits - 1, arithmetic).scale.astype(np.float64)
+    low, high = low.astype(np.float64), high.astype(np.float64)
     reach = np.maximum(np.abs(low), np.abs(high))
-    bound = share * grid.scale.astype(np.float64) + 16 * arithmetic.roundoff * (high - low + reach)
+    bound = share * scale + 16 * arithmetic.roundoff * (high - low + reach)
     bound += 10 * float(np.finfo(arithmetic.dtype).tiny)
     if narrowed is not None:
         bound += narrowed.roundoff * (reach + bound) + narrowed.smallest / 2
-    kept: Array = np.where(grid.scale > 0, bound, 0.0)
+    kept: Array = np.where(scale > 0, bound, 0.0)
     return kept

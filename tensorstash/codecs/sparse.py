@@ -23,10 +23,11 @@ from tensorstash.codecs.payload import (
     unsigned,
 )
 from tensorstash.codecs.settings import check_choice
+from tensorstash.errors import CodecError
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-_MAGIC = b"SPR1"
+MAGIC = b"SPR1"
 _PLAIN, _VALUES, _CODED = 0, 1, 2
 _TABLE_NBYTES = 24
 _EXPONENTS = Exponents()
@@ -42,7 +43,7 @@ class Sparse:
     Payload: header (mode 0 plain, 1 values, 2 coded values; count elements), then the bytes; or the number of
     elements not zero, the stored length of them, and of the mask, as ``uint64``, the elements (in mode 2 as
     :class:`~tensorstash.codecs.exponents.Exponents` codes them), and the mask, with the first element in the lowest
-    bit, as it is or as one Zstandard frame if that is shorter.
+    bit, as it is or as Zstandard frames if they are shorter.
 
     Args:
         exponents: whether the exponents of what is not zero are compressed as well, where that is floats: smaller,
@@ -87,27 +88,21 @@ class Sparse:
         mask, counts = _mask(bits)
         total = sum(counts)
         inner = _values_spec(spec, total)
-        stored_mask = Compressor(1).compress(mask)
-        if self.exponents and _EXPONENTS.accepts(inner):
-            values = np.empty(total, bits.dtype)
-            _gather(bits, mask, counts, values)
-            coded = _EXPONENTS.encode(values.view(spec.carrier), inner)
-            header, length = Header(_MAGIC, _CODED, 0, bits.size), coded.size
-        else:
-            coded = None
-            header, length = Header(_MAGIC, _VALUES, 0, bits.size), inner.nbytes
-        if _TABLE_NBYTES + length + stored_mask.size >= data.nbytes:
-            return plain_payload(Header(_MAGIC, _PLAIN, 0, bits.size), data)
-        payload = aligned_empty(HEADER_NBYTES + _TABLE_NBYTES + length + stored_mask.size)
-        header.write(payload)
-        body = payload[HEADER_NBYTES:]
-        table, section, end = split_sections(self, body, _TABLE_NBYTES, length, stored_mask.size)
-        table.view("<u8")[:] = total, length, stored_mask.size
+        masks = Compressor(1).compress(mask)
+        mask_length = sum(frame.size for frame in masks)
+        coded = _coded_values(bits, mask, counts, inner) if self.exponents and _EXPONENTS.accepts(inner) else None
+        length = inner.nbytes if coded is None else coded.size
+        if _TABLE_NBYTES + length + mask_length >= data.nbytes:
+            return plain_payload(Header(MAGIC, _PLAIN, 0, bits.size), data)
+        payload = aligned_empty(HEADER_NBYTES + _TABLE_NBYTES + length + mask_length)
+        Header(MAGIC, _VALUES if coded is None else _CODED, 0, bits.size).write(payload)
+        table, values, end = split_sections(self, payload[HEADER_NBYTES:], _TABLE_NBYTES, length, mask_length)
+        table.view("<u8")[:] = total, length, mask_length
         if coded is None:
-            _gather(bits, mask, counts, section.view(bits.dtype))
+            _gather(bits, mask, counts, values.view(bits.dtype))
         else:
-            section[:] = coded
-        end[:] = stored_mask
+            values[:] = coded
+        np.concatenate(masks, out=end)
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -116,7 +111,7 @@ class Sparse:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, _MAGIC)
+        header, body = read_header(self, data, MAGIC)
         check_count(self, header.count, spec)
         if header.mode not in (_PLAIN, _VALUES, _CODED) or header.param:
             raise damaged(self, f"unknown mode {header.mode}, {header.param}")
@@ -133,7 +128,10 @@ class Sparse:
         if total > header.count:
             raise damaged(self, f"{total} of {header.count} elements are not zero")
         if header.mode == _CODED:
-            values = _EXPONENTS.decode(section, inner)
+            try:
+                values = _EXPONENTS.decode(section, inner)
+            except CodecError as error:
+                raise error.at(repr(self)) from error
         else:
             (values,) = split_sections(self, section, inner.nbytes)
         mask = stored_mask
@@ -179,6 +177,12 @@ def _places(mask: Array, start: int, count: int) -> Array:
     # A block at a time: eight bytes of index per element are larger than what they save.
     ones = np.unpackbits(mask[start // 8 : start // 8 + BLOCK // 8], count=count, bitorder="little")
     return np.flatnonzero(ones.view(np.bool_))
+
+
+def _coded_values(bits: Array, mask: Array, counts: list[int], inner: TensorSpec) -> Array:
+    values = np.empty(inner.shape, bits.dtype)
+    _gather(bits, mask, counts, values)
+    return _EXPONENTS.encode(values.view(inner.carrier), inner)
 
 
 def _gather(bits: Array, mask: Array, counts: list[int], values: Array) -> None:

@@ -22,7 +22,7 @@ from tensorstash.codecs.payload import (
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-_MAGIC = b"TWO1"
+MAGIC = b"TWO1"
 _PLAIN, _PACKED = 0, 1
 
 
@@ -65,7 +65,7 @@ class TwoValued:
         check_data(self, data, spec)
         bits = unsigned(data)
         payload = aligned_empty(HEADER_NBYTES + 2 * spec.itemsize + -(-bits.size // 8))
-        Header(_MAGIC, _PACKED, 0, bits.size).write(payload)
+        Header(MAGIC, _PACKED, 0, bits.size).write(payload)
         pair = payload[HEADER_NBYTES : HEADER_NBYTES + 2 * spec.itemsize].view(bits.dtype)
         packed = payload[HEADER_NBYTES + 2 * spec.itemsize :]
         pair[:] = bits[0] if bits.size else 0
@@ -76,7 +76,7 @@ class TwoValued:
             if not found and second.any():
                 found, pair[1] = True, block[second.argmax()]
             if found and not np.array_equal(block == pair[1], second):
-                return plain_payload(Header(_MAGIC, _PLAIN, 0, bits.size), data)
+                return plain_payload(Header(MAGIC, _PLAIN, 0, bits.size), data)
             ones = np.packbits(second, bitorder="little")
             packed[start // 8 : start // 8 + ones.size] = ones
         return payload
@@ -87,7 +87,7 @@ class TwoValued:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, _MAGIC)
+        header, body = read_header(self, data, MAGIC)
         check_count(self, header.count, spec)
         if header.mode not in (_PLAIN, _PACKED) or header.param:
             raise damaged(self, f"unknown mode {header.mode}, {header.param}")

@@ -7,7 +7,7 @@ import numpy as np
 import zstandard
 
 from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.entropy import Compressor, Decompressor
+from tensorstash.codecs.entropy import FRAME, Compressor, Decompressor
 from tensorstash.codecs.payload import (
     HEADER_NBYTES,
     Header,
@@ -15,6 +15,7 @@ from tensorstash.codecs.payload import (
     check_data,
     damaged,
     empty_array,
+    plain_payload,
     read_header,
     split_sections,
 )
@@ -22,7 +23,7 @@ from tensorstash.codecs.settings import check_integer
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-_MAGIC = b"ZST1"
+MAGIC = b"ZST1"
 _PLAIN, _ROWS = 0, 1
 _MAX_ROWS = 16
 
@@ -38,7 +39,7 @@ class Zstd:
     costs about 10 us. The GIL is released while compressing. Payloads are at most 16 bytes larger than the data.
 
     Payload: header (mode 0 plain, 1 rows; param rows, count bytes), then the bytes, or the length of every stored row
-    as ``uint64`` and the rows, each one Zstandard frame, or itself where the length is that of the row.
+    as ``uint64`` and the rows, each as Zstandard frames of 1 MiB, or as it is where the length is its own.
 
     Args:
         level: Zstandard's compression level, from -7 to 22; up to 0 trades Huffman coding for speed.
@@ -81,10 +82,14 @@ class Zstd:
         count = _row_count(spec)
         compressor = Compressor(self.level)
         stored = [compressor.compress(row) for row in raw.reshape(count, raw.size // count)]
-        table = np.array([len(row) for row in stored], "<u8")
-        if table.nbytes + int(table.sum()) >= raw.size:
-            return _join(Header(_MAGIC, _PLAIN, count, raw.size), [raw])
-        return _join(Header(_MAGIC, _ROWS, count, raw.size), [table.view(np.uint8), *stored])
+        lengths = np.array([sum(frame.size for frame in frames) for frames in stored], "<u8")
+        if lengths.nbytes + int(lengths.sum()) >= raw.size:
+            return plain_payload(Header(MAGIC, _PLAIN, count, raw.size), data)
+        payload = aligned_empty(HEADER_NBYTES + lengths.nbytes + int(lengths.sum()))
+        Header(MAGIC, _ROWS, count, raw.size).write(payload)
+        parts = [lengths.view(np.uint8), *(frame for frames in stored for frame in frames)]
+        np.concatenate(parts, out=payload[HEADER_NBYTES:])
+        return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the array in fresh memory.
@@ -92,7 +97,7 @@ class Zstd:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, _MAGIC)
+        header, body = read_header(self, data, MAGIC)
         count = _row_count(spec)
         if header.mode not in (_PLAIN, _ROWS) or header.param != count or header.count % spec.itemsize:
             raise damaged(self, f"unknown mode {header.mode} with {header.param} rows of {header.count} bytes")
@@ -108,7 +113,7 @@ class Zstd:
         stored = split_sections(self, body[8 * count :], *lengths)
         row_nbytes = header.count // count
         for row in stored:
-            self._check_frame(row, row_nbytes)
+            self._check_frames(row, row_nbytes)
         array = empty_array(self, header.count // spec.itemsize, spec)
         for source, target in zip(stored, as_bytes(array).reshape(count, row_nbytes), strict=True):
             if source.size == row_nbytes:
@@ -119,24 +124,18 @@ class Zstd:
                 frame.finish()
         return array
 
-    def _check_frame(self, row: Array, row_nbytes: int) -> None:
+    def _check_frames(self, row: Array, row_nbytes: int) -> None:
+        """Compare the length of a row with what its first frame promises, before memory of that length is asked for."""
         if row.size == row_nbytes:
             return
         try:
             promised = zstandard.frame_content_size(row.data)
         except zstandard.ZstdError as error:
             raise damaged(self, f"no Zstandard frame: {error}") from error
-        if promised != row_nbytes:
-            raise damaged(self, f"a frame holds {promised} bytes, expected {row_nbytes}")
+        if promised != min(row_nbytes, FRAME) or row_nbytes > FRAME * row.size:
+            raise damaged(self, f"{row.size} bytes whose first frame holds {promised} do not give {row_nbytes}")
 
 
 def _row_count(spec: TensorSpec) -> int:
     is_planes = spec.dtype == "uint8" and len(spec.shape) == 2 and 2 <= spec.shape[0] <= _MAX_ROWS
     return spec.shape[0] if is_planes else 1
-
-
-def _join(header: Header, parts: list[Array]) -> Array:
-    payload = aligned_empty(HEADER_NBYTES + sum(part.size for part in parts))
-    header.write(payload)
-    np.concatenate(parts, out=payload[HEADER_NBYTES:])
-    return payload

@@ -14,8 +14,9 @@ class Capture:
     """Captures the bytes of one storage content and owns their slot.
 
     Until the bytes are captured it holds an alias of the source, and whoever asks gets that. Capturing may happen on
-    any thread. What was modified in place meanwhile is refused, never served; the version tells, so no private copy
-    is made.
+    any thread, and no private copy is made for it: what is modified in place meanwhile is refused, never served. An
+    in-place kernel may be half-way through when the bytes are copied, and counts only when it is done; so the version
+    is compared by whoever asks, on a witness that outlives the memory.
 
     Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
 
@@ -37,6 +38,7 @@ class Capture:
         "_source",
         "_stored_bytes",
         "_version",
+        "_witness",
         "pipeline",
         "spec",
     )
@@ -55,6 +57,7 @@ class Capture:
         self._source = source
         self.spec = spec
         self._version = version
+        self._witness: Any = None
         self._ledger = ledger
         self._slot: Slot | None = None
         self._stored_bytes = 0
@@ -73,6 +76,7 @@ class Capture:
         else:
             version = self._backend.version(source)
             if version == self._version:
+                self._witness = self._backend.witness(source)
                 self._slot, self._stored_bytes = slot, stored_bytes
                 self._ledger.stored(self.pipeline.tier, stored_bytes)
             else:
@@ -109,18 +113,29 @@ class Capture:
         return self._slot is not None
 
     def raise_failure(self) -> None:
-        """Raise what went wrong while the bytes were captured, if anything did."""
+        """Raise what has kept the bytes from being captured as they were saved, if anything has.
+
+        Raises:
+            StashError: the bytes could not be encoded or stored.
+            SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
+        """
         if self._error is not None:
             raise self._error.again()
+        if self._witness is not None:
+            self.check(self._witness)
+
+    def settle(self) -> None:
+        """Make captured bytes immune to later changes; for threads that are not modifying the source meanwhile."""
+        witness = self._witness
+        if witness is not None and self._backend.version(witness) == self._version:
+            self._witness = None
 
     def decode(self) -> Array:
         """Return the elements in memory order; writable if the array is private to the caller.
 
         Raises:
-            StashError: the bytes could not be captured, loaded or decoded.
-            SavedTensorModifiedError: the source was modified in place before its bytes were captured.
+            StashError: the bytes could not be loaded or decoded.
         """
-        self.raise_failure()
         return self.pipeline.decode(self._slot)
 
     def __del__(self) -> None:

@@ -9,7 +9,7 @@ from weakref import ref
 from tensorstash.buffers import Array, borrowed
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
-from tensorstash.errors import SlotGoneError, StoreError
+from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
 
 Submit = Callable[[Callable[[], Array]], Future[Array]]
 
@@ -77,8 +77,10 @@ class Payload:
         """Return the elements in memory order; writable only if nobody else needs them.
 
         Raises:
+            SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
         """
+        self.capture.raise_failure()
         with self._lock:
             data, loading, self._loading = self._data, self._loading, None
         try:
@@ -87,18 +89,24 @@ class Payload:
             if data is None:
                 data = self.capture.decode()
         except BaseException:
-            self._let_go()
+            if self._loading is None:
+                self._let_go()
             raise
         return self._hand_out(data)
 
     def _result(self, loading: Future[Array]) -> Array:
         try:
-            return loading.result(self._timeout_s)
+            failure = loading.exception(self._timeout_s)
         except TimeoutError as error:
+            self._loading = loading  # still under way, and still in the budget
             raise StoreError(
                 f"{self.capture.pipeline.store_place}: reading {self.nbytes} bytes took longer than "
                 f"{self._timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             ) from error
+        if isinstance(failure, TensorStashError):
+            # Raised as it is, it would refer to this frame, which refers to it through the future.
+            raise failure.again()
+        return loading.result()
 
     def _hand_out(self, data: Array) -> Array:
         with self._lock:

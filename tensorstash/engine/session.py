@@ -88,7 +88,9 @@ class Session(Generic[T]):
         return self._state.ledger.snapshot()
 
     def drain(self) -> None:
-        """Wait until the bytes of everything saved so far are captured.
+        """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
+
+        For the thread that has saved them, outside of any in-place operation.
 
         Raises:
             StoreError: they were not within the session's ``timeout_s``.
@@ -98,6 +100,8 @@ class Session(Generic[T]):
                 f"{self._in_flight.used} bytes are still on their way after {self.limits.timeout_s} seconds"
             )
         self._in_flight.release(self._in_flight.limit)
+        for payload in self._tape.payloads():
+            payload.capture.settle()
 
     def pack(self, tensor: T) -> Handle:
         """Return the handle that the graph holds in place of ``tensor``.
@@ -163,6 +167,7 @@ class Session(Generic[T]):
         if nbytes > self._in_flight.limit:
             payload.capture.run()
             payload.capture.raise_failure()
+            payload.capture.settle()
             return
         if not self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s):
             raise StoreError(

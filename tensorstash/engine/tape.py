@@ -39,6 +39,10 @@ class Tape:
         self._payloads.append(known)
         self.signature = hash((self.signature, payload.capture.pipeline.spec))
 
+    def payloads(self) -> Iterator[Payload]:
+        """Give the payloads that are live."""
+        return filter(None, (known() for known in self._payloads))
+
     def __len__(self) -> int:
         return len(self._payloads)
 

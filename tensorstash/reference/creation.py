@@ -55,7 +55,8 @@ def from_buffer(
     """Give a tensor of any layout over raw bytes.
 
     Args:
-        buffer: flat, writable uint8 array. Adopted as the storage on the host, copied once to an accelerator.
+        buffer: flat, writable uint8 array. Adopted as the storage on the host, copied once to an accelerator, there
+            at the same address modulo 64.
         shape: extents.
         strides: steps in elements.
         offset: position of the first element in bytes.
@@ -69,7 +70,7 @@ def from_buffer(
     if space.is_host:
         storage = Storage(buffer, space)
     else:
-        storage = Storage.allocate(buffer.nbytes, space)
+        storage = Storage.allocate(buffer.nbytes, space, phase=buffer.ctypes.data % 64)
         storage.buffer[...] = buffer
     return Tensor(storage, Layout(tuple(shape), tuple(strides), offset, kind.itemsize), kind)
 

@@ -30,6 +30,9 @@ class Edge(NamedTuple, Generic[T]):
 class Node(Generic[T]):
     """One recorded operation; owns its saved tensors and, through its edges, all that was recorded before it.
 
+    A chain of any length is freed without deep recursion: every link is an object that CPython's deferred
+    deallocation ("trashcan") covers.
+
     Args:
         edges: one per differentiable input, None where no gradient is wanted.
         outputs: one per output.

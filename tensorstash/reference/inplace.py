@@ -52,7 +52,7 @@ def update(target: Tensor, operation: str, *operands: Any) -> Tensor:
     root = target._root
     history = value if root is None or not recorded else call("with_region", root, value, target.layout)
     target.carriers()[...] = value.carriers()
-    target.storage.version += 1
+    target.storage.counter.value += 1
     if recorded:
         (target if root is None else root).set_history(history.edge)
     return target

@@ -90,6 +90,15 @@ def memory(device: str) -> MemorySpace:
     return _SPACES[device]
 
 
+class VersionCounter:
+    """How often memory has been written to by in-place operations."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
 class Storage:
     """A block of bytes in one memory space, with the version counter that all tensors over it share.
 
@@ -99,14 +108,15 @@ class Storage:
     Args:
         buffer: flat, writable ``uint8`` array; adopted, not copied.
         space: the memory space that is charged ``buffer.nbytes``.
+        counter: the version counter to share; by default a new one.
 
     Raises:
         OutOfMemoryError: the space has no room.
     """
 
-    __slots__ = ("__weakref__", "buffer", "nbytes", "space", "version")
+    __slots__ = ("__weakref__", "buffer", "counter", "nbytes", "space")
 
-    def __init__(self, buffer: Array, space: MemorySpace) -> None:
+    def __init__(self, buffer: Array, space: MemorySpace, counter: VersionCounter | None = None) -> None:
         self.nbytes = 0
         self.space = space
         if buffer.dtype != np.uint8 or buffer.ndim != 1 or not (buffer.flags.c_contiguous and buffer.flags.writeable):
@@ -116,16 +126,21 @@ class Storage:
         space.reserve(buffer.nbytes)
         self.nbytes = buffer.nbytes
         self.buffer = buffer
-        self.version = 0
+        self.counter = VersionCounter() if counter is None else counter
+
+    @property
+    def version(self) -> int:
+        """How often the memory has been written to by an in-place operation."""
+        return self.counter.value
 
     def __del__(self) -> None:
         self.space.release(self.nbytes)
 
     @classmethod
-    def allocate(cls, nbytes: int, space: MemorySpace) -> Storage:
-        """Give uninitialised bytes whose address is a multiple of 64."""
+    def allocate(cls, nbytes: int, space: MemorySpace, phase: int = 0) -> Storage:
+        """Give uninitialised bytes whose address modulo 64 is `phase`."""
         block: Array = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
-        start = -block.ctypes.data % _ALIGNMENT_BYTES
+        start = (phase - block.ctypes.data) % _ALIGNMENT_BYTES
         return cls(block[start : start + nbytes], space)
 
     def window(self, layout: Layout, dtype: DType) -> Array:

@@ -198,7 +198,7 @@ def _record(layer: type[PyLayer], ctx: PyLayerContext, inputs: Sequence[Tensor],
     written = [x for x in returned if _among(x, inputs) and not _among(x, ctx._not_inplace)]
     for tensor in written:
         _refuse_inplace(layer, tensor)
-        tensor.storage.version += 1
+        tensor.storage.counter.value += 1
     node = PyLayerNode(layer, ctx, inputs, returned)
     edges: dict[int, Edge[Tensor]] = {}
     for index, tensor in enumerate(returned):

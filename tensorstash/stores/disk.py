@@ -5,9 +5,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
@@ -107,11 +105,11 @@ class _Piece:
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """A slot; equal only to itself."""
+    """A slot; equal only to itself. Its space is free when it is dropped and nobody uses it."""
 
     nbytes: int
     pieces: list[_Piece]
-    readers: int = 0
+    users: int = 1
 
 
 class DiskStore:
@@ -137,7 +135,7 @@ class DiskStore:
         share = None if config.budget is None else parse_bytes(config.budget, path="disk.budget") // len(directories)
         self._slabs: list[Slab] = []
         self._pool = PagePool(parse_bytes(config.pool, path="disk.pool"))
-        self._helpers = 2 * len(directories) - 1
+        self._helpers = 2 * len(directories)
         self._executor = ThreadPoolExecutor(2 * self._helpers, thread_name_prefix="tensorstash-disk")
         self._release = weakref.finalize(self, _release, self._slabs, self._executor, self._pool, self._pid)
         try:
@@ -172,22 +170,20 @@ class DiskStore:
             StoreError: a device refused, or this process is a fork of the one that opened the store.
             SlotGoneError: the store is closed.
         """
-        with self._using():
-            with self._lock:
-                self._settle()
-                pieces = self._allocate(data.size)
-            record = _Record(data.size, pieces)
+        record = self._begin_put(data.size)
 
-            def write(piece: _Piece) -> None:
-                piece.digest = piece.slab.write(data[piece.start : piece.stop], piece.extent)
+        def write(piece: _Piece) -> None:
+            piece.digest = piece.slab.write(data[piece.start : piece.stop], piece.extent)
 
-            try:
-                for_each(write, pieces, self._executor, self._helpers)
-            except BaseException:
-                self._dropped.append(record)
-                raise
+        try:
+            for_each(write, record.pieces, self._executor, self._helpers)
             self._live.add(record)
             return record
+        except BaseException:
+            self._dropped.append(record)
+            raise
+        finally:
+            self._end(record)
 
     def get(self, slot: Slot, /) -> Array:
         """Return a private, writable, page-aligned copy of the bytes that were put.
@@ -197,7 +193,8 @@ class DiskStore:
             CorruptDataError: the bytes are not those that were put.
             StoreError: a device refused, or this process is a fork of the one that opened the store.
         """
-        with self._using(), self._reading(slot) as record:
+        record = self._begin_get(slot)
+        try:
             out = self._pool.take(round_up(record.nbytes))
 
             def read(piece: _Piece) -> None:
@@ -211,6 +208,8 @@ class DiskStore:
 
             for_each(read, record.pieces, self._executor, self._helpers)
             return out[: record.nbytes]
+        finally:
+            self._end(record)
 
     def delete(self, slot: Slot, /) -> None:
         """Free the slot; idempotent, never blocks.
@@ -228,50 +227,54 @@ class DiskStore:
     def close(self) -> None:
         """Close the files, which are gone with that; idempotent. Calls that are running end first."""
         self._closed = True
-        if os.getpid() == self._pid:
-            self._release_if_idle()
-        else:
-            self._release()  # without the lock: another thread of the parent may have held it at the fork
-
-    @contextmanager
-    def _using(self) -> Iterator[None]:
-        """Keep the files open; the last one out closes them if :meth:`close` came meanwhile."""
         if os.getpid() != self._pid:
-            raise StoreError(f"{self._config!r} was opened by process {self._pid}; open another after a fork")
+            self._release()  # without the lock: another thread of the parent may have held it at the fork
+            return
         with self._lock:
-            if self._closed:
-                raise SlotGoneError(f"{self._config!r} is closed")
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-            self._release_if_idle()
+            if not self._users:
+                self._release()
 
-    def _release_if_idle(self) -> None:
+    def _begin_put(self, nbytes: int) -> _Record:
+        """Return a record with space, which stays in use, as the files stay open, until :meth:`_end`."""
+        self._refuse_fork()
         with self._lock:
+            self._refuse_closed()
+            self._settle()
+            record = _Record(nbytes, self._allocate(nbytes))
+            self._users += 1
+        return record
+
+    def _begin_get(self, slot: Slot) -> _Record:
+        """Return a record that is held, which stays in use, as the files stay open, until :meth:`_end`."""
+        self._refuse_fork()
+        with self._lock:
+            self._refuse_closed()
+            if not isinstance(slot, _Record) or slot not in self._live:
+                raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted")
+            slot.users += 1
+            self._users += 1
+        return slot
+
+    def _end(self, record: _Record) -> None:
+        with self._lock:
+            record.users -= 1
+            self._users -= 1
             if self._closed and not self._users:
                 self._release()
 
-    @contextmanager
-    def _reading(self, slot: Slot) -> Iterator[_Record]:
-        """Keep the extents of a slot from being used again."""
-        with self._lock:
-            if not isinstance(slot, _Record) or slot not in self._live:
-                raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted")
-            slot.readers += 1
-        try:
-            yield slot
-        finally:
-            with self._lock:
-                slot.readers -= 1
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreError(f"{self._config!r} was opened by process {self._pid}; open another after a fork")
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise SlotGoneError(f"{self._config!r} is closed")
 
     def _settle(self) -> None:
-        """Take back the space of dropped records, but of those that are being read."""
+        """Take back the space of dropped records, but of those that are in use."""
         for _ in range(len(self._dropped)):
             record = self._dropped.popleft()
-            if record.readers:
+            if record.users:
                 self._dropped.append(record)
                 continue
             for piece in record.pieces:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -18,22 +19,23 @@ def for_each(job: Callable[[T], None], items: Sequence[T], executor: Executor, h
     if len(items) == 1:
         job(items[0])
         return
-    todo = deque(items)
+    todo = deque(partial(job, item) for item in items)
     done: SimpleQueue[None] = SimpleQueue()
     errors: list[BaseException] = []
 
     def work() -> None:
         while todo:
             try:
-                item = todo.popleft()
+                call = todo.popleft()
             except IndexError:
                 return
             try:
                 if not errors:
-                    job(item)
+                    call()
             except BaseException as error:
                 errors.append(error)
             finally:
+                del call  # a helper that has yet to return, or to start, must not keep the caller's buffers
                 done.put(None)
 
     for _ in range(min(helpers, len(items) - 1)):

@@ -73,12 +73,11 @@ def remove_stale(directory: str) -> None:
     """
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX) and _is_own_directory(entry):
+            if entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX):
                 try:
                     _remove_if_stale(entry.path)
                 except OSError:
-                    # Another process is at it, or its owner is alive: it is that process's to remove.
-                    continue
+                    continue  # its owner is alive, or another process is removing it: theirs to remove
 
 
 def _create(directory: str, calls: Syscalls) -> PrivateFile | None:
@@ -92,7 +91,7 @@ def _create(directory: str, calls: Syscalls) -> PrivateFile | None:
     except FileNotFoundError:
         return None
     except OSError:
-        os.rmdir(private)
+        _remove_names(private)
         raise
     if not _lock(fd) or os.fstat(fd).st_nlink == 0:
         os.close(fd)
@@ -115,20 +114,14 @@ def _remove_names(private: str) -> None:
             continue  # taken for stale by another process, or deleted by the system when it was closed
 
 
-def _is_own_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether it is no link and belongs to this user: others may write here, and must not choose what is removed."""
-    if not entry.is_dir(follow_symlinks=False):
-        return False
-    return sys.platform == "win32" or entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-
-
 if sys.platform == "win32":
 
     def _lock(fd: int) -> bool:
         return True
 
     def _remove_if_stale(private: str) -> None:
-        os.rmdir(private)  # fails while its file is open; the system deletes the file with the process
+        if not os.path.islink(private):
+            os.rmdir(private)  # fails while its file is open; the system deletes the file with the process
 
 else:
 
@@ -143,8 +136,11 @@ else:
         return True
 
     def _remove_if_stale(private: str) -> None:
+        # Others may write here too, and must not choose what is removed: no links, nobody else's directories.
         inside = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
+            if os.fstat(inside).st_uid != os.geteuid():
+                return
             fd = os.open(_NAME, os.O_RDWR | os.O_NOFOLLOW, dir_fd=inside)
         except FileNotFoundError:
             os.rmdir(private)

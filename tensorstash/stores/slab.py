@@ -5,9 +5,9 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import NamedTuple
 
 from tensorstash.buffers import Array
 from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
@@ -17,16 +17,15 @@ from tensorstash.stores.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligne
 from tensorstash.stores.private_file import open_private_file
 from tensorstash.stores.syscalls import FULL, Syscalls
 
-PIECE = 4 * 2**20
-"""Most bytes of one write or read."""
+PIECE = 2 * 2**20
+"""Most bytes of one write or read: one huge page, so that the device sees one run of memory."""
 
 _GROWTH = 256 * 2**20
 _STALLS = 8
 _SCATTERED = 64 * 2**10
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """A run of blocks of one slab.
 
     Args:
@@ -135,9 +134,12 @@ class Slab:
         """
         if self.direct and _SCATTERED <= out.size < HUGE_PAGE:
             # Pages far from one another cost the device more than copying costs the processor.
-            with self._bounce() as bounce:
+            bounce = self._take_bounce()
+            try:
                 self._read_all(bounce[: out.size], extent.offset)
                 out[:] = bounce[: out.size]
+            finally:
+                self._bounces.append(bounce)
         else:
             self._read_all(out, extent.offset)
 
@@ -148,26 +150,23 @@ class Slab:
 
     def _write_bounced(self, data: Array, offset: int) -> int:
         """Write from an aligned buffer; each block is copied and summed while the cache has it."""
-        digest = 0
-        with self._bounce() as bounce:
+        digest, bounce = 0, self._take_bounce()
+        try:
             for start in range(0, data.size, CHECKSUM_BLOCK):
                 block = bounce[start : min(start + CHECKSUM_BLOCK, data.size)]
                 block[:] = data[start : start + CHECKSUM_BLOCK]
                 digest = checksum(block, digest)
             self._write_all(bounce[: round_up(data.size)], offset)
-        return digest
-
-    @contextmanager
-    def _bounce(self) -> Iterator[Array]:
-        """Lend a buffer of huge pages; there are as many as were ever needed at once."""
-        try:
-            bounce = self._bounces.pop()
-        except IndexError:
-            bounce = mapped_pages(PIECE)
-        try:
-            yield bounce
+            return digest
         finally:
             self._bounces.append(bounce)
+
+    def _take_bounce(self) -> Array:
+        """Return a buffer of one huge page, to be put back; there are as many as were ever needed at once."""
+        try:
+            return self._bounces.pop()
+        except IndexError:
+            return mapped_pages(PIECE)
 
     def _write_all(self, data: Array, offset: int) -> None:
         done = self._transfer("writing", self._calls.write, data, offset)
@@ -201,19 +200,26 @@ class Slab:
         step = max(need, min(self.size, room, _GROWTH))
         refusal = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for size in dict.fromkeys((step, need)):
-            # The step is tried only where it fits: a refused reservation keeps every free block until it is cut off.
-            if self._calls.available(self._file.fd, self.directory) < size:
-                continue
             try:
+                # Tried only where it fits: a refused reservation holds every free block until it is cut off.
+                if self._calls.available(self._file.fd, self.directory) < size:
+                    continue
                 self._calls.reserve(self._file.fd, self.size, size)
             except OSError as error:
-                self._calls.truncate(self._file.fd, self.size)
+                self._cut()
                 refusal = error
                 continue
             self._space.give(self.size, size)
             self.size += size
             return
         raise _failed(f"growing the slab in {self.directory!r} by {need} bytes", refusal) from refusal
+
+    def _cut(self) -> None:
+        """Give back what a refused reservation took."""
+        try:
+            self._calls.truncate(self._file.fd, self.size)
+        except OSError as error:
+            raise _failed(f"cutting the slab in {self.directory!r} to {self.size} bytes", error) from error
 
 
 def _failed(doing: str, error: OSError) -> StoreError:

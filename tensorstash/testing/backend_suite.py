@@ -3,8 +3,9 @@
 from tensorstash.testing.calls import AnyOrderAnyNumber, InPlaceSafety
 from tensorstash.testing.failures import Bounded, NothingLostQuietly
 from tensorstash.testing.fidelity import SameTensor, SameTraining
-from tensorstash.testing.ownership import NeverStashed, OneCopy, Ownership
+from tensorstash.testing.ownership import Ownership
 from tensorstash.testing.scopes import FailClosed, NothingLeftBehind
+from tensorstash.testing.sharing import NeverStashed, OneCopy
 
 
 class BackendSuite(

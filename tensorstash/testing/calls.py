@@ -217,7 +217,7 @@ class InPlaceSafety(Harness):
     def test_line04_the_next_step_works_after_a_refusal(self, device: str) -> None:
         lab = self.lab
         stash = self.stash(Keep())
-        leaf, inner = square(lab, device)
+        _, inner = square(lab, device)
         with stash:
             loss = lab.sum(lab.mul(inner, inner))
         lab.add_(inner, 1.0)

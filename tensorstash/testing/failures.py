@@ -1,5 +1,7 @@
 """Contract lines 8 and 9: nothing is lost quietly, and budgets hold."""
 
+from typing import Any
+
 import pytest
 
 from tensorstash.api import Stash
@@ -62,7 +64,7 @@ class NothingLostQuietly(Harness):
         for fault in ("put_error", "get_error"):
             with reference_counting_only():
                 tap = Tap()
-                store = FaultyStore(fault=fault, at=3, inner=Watched(tap=tap))  # type: ignore[arg-type]
+                store = FaultyStore(fault=fault, at=3, inner=Watched(tap=tap))
                 stash = self.stash(StoreIn(store))
                 self._fail(stash, device)
                 assert tap.live == 0, f"{tap.live} payloads are left after {fault}"
@@ -85,7 +87,7 @@ class NothingLostQuietly(Harness):
         lab = self.lab
         for fault in ("put_error", "get_error"):
             expected = attention(lab, device)
-            self._fail(self.stash(StoreIn(FaultyStore(fault=fault))), device)  # type: ignore[arg-type]
+            self._fail(self.stash(StoreIn(FaultyStore(fault=fault))), device)
             assert_same_arrays(attention(lab, device), expected, f"plain training after {fault}")
 
     def _assert_step_fails_and_the_next_works(self, policy: HookPolicy, device: str, kind: type[StashError]) -> str:
@@ -159,10 +161,14 @@ class Bounded(Harness):
         lab = self.lab
         budget = next(plan.store for plan in policy.alternatives() if plan.store is not None).budget  # type: ignore[attr-defined]
         with self.stash(policy, limits=AT_ONCE) as session:
-            handles = []
-            with pytest.raises(StoreFullError, match="budget"):
+            handles: list[Any] = []
+
+            def fill() -> None:
                 for n in range(100):
                     handles.append(session.pack(lab.tensor(floats(32, seed=n), device=device)))
+
+            with pytest.raises(StoreFullError, match="budget"):
+                fill()
             assert handles, "the budget has room for one payload"
             assert session.stats().peak_bytes_by_tier[tier] <= budget
             for n in range(len(handles)):

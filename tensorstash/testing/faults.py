@@ -120,23 +120,28 @@ class _FaultyStore:
 
 
 class Gate:
-    """Holds back every put of the stores opened with it until it is opened. Thread-safe."""
+    """Holds back every put of the stores opened with it until it is opened. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        timeout_s: how long a put waits before it gives up with a :class:`TimeoutError`, in seconds.
+    """
+
+    def __init__(self, timeout_s: float = 60.0) -> None:
+        self._timeout_s = timeout_s
         self._opened = threading.Event()
 
     def open(self) -> None:
         """Let everything through from now on; idempotent."""
         self._opened.set()
 
-    def wait(self, timeout_s: float = 60.0) -> None:
+    def wait(self) -> None:
         """Return when the gate is open.
 
         Raises:
-            TimeoutError: nobody has opened it within ``timeout_s`` seconds.
+            TimeoutError: nobody has opened it in time.
         """
-        if not self._opened.wait(timeout_s):
-            raise TimeoutError(f"the gate has not been opened for {timeout_s} seconds")
+        if not self._opened.wait(self._timeout_s):
+            raise TimeoutError(f"the gate has not been opened for {self._timeout_s} seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

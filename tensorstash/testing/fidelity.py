@@ -58,7 +58,7 @@ class SameTraining(Harness):
         attention(lab, device)
         expected = lab.draw()
         with scratch_directory() as directory:
-            for name, policy in (lossless_policies(directory) | lossy_policies(directory)).items():
+            for name, policy in {**lossless_policies(directory), **lossy_policies(directory)}.items():
                 lab.seed(5)
                 attention(lab, device, scope=partial(self.stash, policy))
                 assert lab.draw() == expected, f"{name} has drawn from the user's random state"

@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import paddle
-from paddle import Tensor
 from paddle.autograd import PyLayer
 
 from tensorstash.buffers import Array
 from tensorstash.spec import ALIGNMENT, DTYPES
-from tensorstash.testing.lab import Lab, Layout, Sink
+from tensorstash.testing.lab import Lab, Layout, Sink, Tensor
 from tensorstash.testing.layouts import floats
 
 _SIGNED = {"uint16": "int16", "uint32": "int32", "uint64": "int64", "uint8": "uint8", "bool": "bool"}
@@ -38,13 +37,14 @@ class PaddleLab(Lab):
         carrier = _SIGNED.get(bits.dtype.name, bits.dtype.name)
         tensor = paddle.to_tensor(bits.copy(order="C").view(carrier), place=_place(device))
         if str(tensor.dtype) != f"paddle.{name}":
-            tensor = tensor.view(name) if tensor.ndim else tensor.reshape([1]).view(name).reshape([])
+            element = getattr(paddle, name)
+            tensor = tensor.view(element) if tensor.ndim else tensor.reshape([1]).view(element).reshape([])
         tensor = tensor.detach()
         tensor.stop_gradient = not requires_grad
         return tensor
 
     def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> Tensor:
-        parameter = paddle.create_parameter(list(values.shape), values.dtype.name)
+        parameter = paddle.create_parameter(list(values.shape), getattr(paddle, values.dtype.name))
         parameter.set_value(self.tensor(values, device=device))
         parameter.stop_gradient = not trainable
         return parameter
@@ -111,14 +111,14 @@ class PaddleLab(Lab):
         return paddle.gather(tensor, rows)
 
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
-        observed: Tensor = _Observe.apply(tensor, _Saved(saved), sink)
-        return observed
+        return _Observe.apply(tensor, _Saved(saved), sink)  # type: ignore[no-untyped-call]
 
     def seed(self, seed: int) -> None:
         paddle.seed(seed)
 
     def draw(self) -> float:
-        return float(paddle.rand([1]).item())
+        drawn: Any = paddle.rand([1]).item()
+        return float(drawn)
 
     def grad(self, output: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
         return list(paddle.grad(output, list(inputs), create_graph=create_graph))
@@ -145,7 +145,7 @@ class _Saved:
         self.tensors = tuple(tensors)
 
 
-class _Observe(PyLayer):  # type: ignore[misc]
+class _Observe(PyLayer):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, saved: _Saved, sink: Sink) -> Tensor:
         ctx.sink = sink

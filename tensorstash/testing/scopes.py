@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tensorstash.api import Stash
 from tensorstash.errors import BackendError, ConfigError, StoreError
 from tensorstash.policies import Compress, DiskSpill, Keep, Route, Rule, StoreIn
 from tensorstash.selectors import ModuleNames
@@ -31,9 +32,8 @@ class NothingLeftBehind(Harness):
 
     def test_line10_hooks_are_gone_after_a_body_that_raises(self, device: str) -> None:
         stash = self.stash(StoreIn(Memory()))
-        with pytest.raises(KeyboardInterrupt), stash:
-            save_one(self.lab, device)
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            self._interrupted(stash, device)
         save_one(self.lab, device)
         assert stash.stats().seen.tensors == 1
 
@@ -41,9 +41,8 @@ class NothingLeftBehind(Harness):
         outer, inner = self.stash(Keep()), self.stash(StoreIn(Memory()))
         with outer:
             save_one(self.lab, device)
-            with pytest.raises(KeyboardInterrupt), inner:
-                save_one(self.lab, device)
-                raise KeyboardInterrupt
+            with pytest.raises(KeyboardInterrupt):
+                self._interrupted(inner, device)
             save_one(self.lab, device)
             with outer:
                 save_one(self.lab, device)
@@ -108,6 +107,11 @@ class NothingLeftBehind(Harness):
             for policy in (DiskSpill(directory), Compress() | DiskSpill(directory)):
                 attention(self.lab, device, scope=partial(self.stash, policy))
             assert os.listdir(directory) == []
+
+    def _interrupted(self, stash: Stash, device: str) -> None:
+        with stash:
+            save_one(self.lab, device)
+            raise KeyboardInterrupt
 
     def _gradients(self, model: Model, device: str) -> dict[str, Any]:
         lab = self.lab

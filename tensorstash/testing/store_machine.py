@@ -30,7 +30,8 @@ def machine_over(config: StoreConfig) -> type[RuleBasedStateMachine]:
         @rule(slot=slots)
         def get(self, slot: Slot) -> None:
             found = self.store.get(slot)
-            assert (found.dtype, found.ndim) == (np.uint8, 1)
+            assert found.dtype == np.uint8
+            assert found.ndim == 1
             assert found.tobytes() == self.model[slot]
 
         @rule(slot=slots)

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from tensorstash.buffers import Array
 from tensorstash.config import from_dict, to_dict
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
-from tensorstash.errors import CorruptDataError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
 from tensorstash.policies import StoreIn
 from tensorstash.protocols import Store, StoreConfig
 from tensorstash.testing.layouts import assert_same_bits
@@ -49,9 +51,13 @@ class StoreSuite:
 
     Attributes:
         is_registered: whether configurations know the store by name.
+        refused: fields, by name, with values that must be refused when the description is built.
+        patience_s: how long a deadlock is waited for, in seconds.
     """
 
-    is_registered = True
+    is_registered: ClassVar[bool] = True
+    refused: ClassVar[tuple[Mapping[str, object], ...]] = ()
+    patience_s: ClassVar[float] = 60.0
 
     def config(self, directory: str) -> StoreConfig:
         """Return the description under test; ``directory`` is empty, and removed after the test."""
@@ -75,18 +81,25 @@ class StoreSuite:
         store.close()
 
     def test_it_is_described_by_a_frozen_dataclass(self, tmp_path: os.PathLike[str]) -> None:
-        config = self.config(os.fspath(tmp_path))
+        config, again = self.config(os.fspath(tmp_path)), self.config(os.fspath(tmp_path))
         assert isinstance(config, StoreConfig)
         assert config.tier in ("memory", "disk")
-        assert dataclasses.is_dataclass(config)
-        for field in dataclasses.fields(config):
+        assert config == again
+        assert hash(config) == hash(again)
+        with pytest.raises(TypeError):
+            type(config)(no_such_field=1)  # type: ignore[call-arg]
+        described: Any = config
+        for field in dataclasses.fields(described):
             assert field.kw_only, f"the field {field.name} is not keyword-only"
             with pytest.raises(dataclasses.FrozenInstanceError):
-                setattr(config, field.name, getattr(config, field.name))
-        with pytest.raises(TypeError):
-            type(config)(**{"no_such_field": 1})
-        assert config == self.config(os.fspath(tmp_path))
-        assert hash(config) == hash(self.config(os.fspath(tmp_path)))
+                setattr(described, field.name, getattr(described, field.name))
+
+    def test_a_value_that_cannot_be_is_refused_with_its_path(self, tmp_path: os.PathLike[str]) -> None:
+        config = self.config(os.fspath(tmp_path))
+        kind: Any = type(config)
+        for fields in self.refused:
+            with pytest.raises(ConfigError, match=rf"^{config.name}\.({'|'.join(fields)}): got "):
+                kind(**fields)
 
     def test_its_configuration_round_trips_and_opens_nothing(self, tmp_path: os.PathLike[str]) -> None:
         config = self.config(os.fspath(tmp_path))
@@ -166,7 +179,10 @@ class StoreSuite:
         second.close()
 
     def test_threads_do_not_disturb_one_another(self, store: Store) -> None:
+        together = threading.Barrier(4)
+
         def work(worker: int) -> None:
+            together.wait(self.patience_s)
             rng = np.random.default_rng(worker)
             held: list[tuple[object, Array]] = []
             for step in range(60):
@@ -183,24 +199,20 @@ class StoreSuite:
                 done.result()
 
     def test_delete_may_run_inside_any_other_method(self, store: Store) -> None:
+        slot = store.put(payload(500))
+        doomed = iter([store.put(payload(500)) for _ in range(1000)])
+
         def work() -> None:
-            threshold = gc.get_threshold()
-            gc.set_threshold(1)
-            try:
-                for step in range(200):
-                    _Cycle(store.put(payload(500)), store.delete)
-                    if step % 3 == 0:
-                        slot = store.put(payload(500))
-                        store.get(slot)
-                        store.delete(slot)
-            finally:
-                gc.set_threshold(*threshold)
+            for call in (lambda: store.delete(store.put(payload(500))), lambda: store.get(slot)):
+                line = 0
+                while _interrupt(call, lambda: store.delete(next(doomed)), at_line=line):
+                    line += 1 + line // 20
 
         worker = threading.Thread(target=work, daemon=True)
         worker.start()
-        worker.join(60)
+        worker.join(self.patience_s)
         assert not worker.is_alive(), "a delete that came from a finalizer blocks for ever"
-        assert_same_bits(store.get(store.put(payload(500))), payload(500), "a record after that")
+        assert_same_bits(store.get(slot), payload(500), "the record beside those that finalizers deleted")
 
     def test_a_budget_holds_and_freed_room_is_used_again(self, tmp_path: os.PathLike[str]) -> None:
         size, budget = 8192, 8 * 8192
@@ -208,10 +220,14 @@ class StoreSuite:
         if config is None:
             pytest.skip("the store has no budget")
         store = config.open()
-        slots = []
-        with pytest.raises(StoreFullError):
+        slots: list[Any] = []
+
+        def fill() -> None:
             for n in range(100):
-                slots.append(store.put(payload(size, seed=n)))  # noqa: PERF401
+                slots.append(store.put(payload(size, seed=n)))
+
+        with pytest.raises(StoreFullError):
+            fill()
         assert len(slots) * size <= budget, f"{len(slots)} records of {size} bytes in a budget of {budget}"
         assert len(slots) >= 4, f"only {len(slots)} records of {size} bytes in a budget of {budget}"
         for round_ in range(30):
@@ -282,16 +298,26 @@ def payload(size: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, size]).integers(0, 256, size, np.uint8)
 
 
-class _Cycle:
-    """Garbage that only the cyclic collector finds, and that deletes a slot when it does."""
+def _interrupt(call: Callable[[], object], finalizer: Callable[[], None], *, at_line: int) -> bool:
+    """Run ``call``, and ``finalizer`` inside it before its n-th line, as the collector may; tell whether it has one."""
+    lines = 0
 
-    def __init__(self, slot: object, delete: Callable[[object], None]) -> None:
-        self._slot = slot
-        self._delete = delete
-        self._self = self
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal lines
+        if event == "line":
+            lines += 1
+            if lines == at_line + 1:
+                sys.settrace(None)
+                finalizer()
+        return trace
 
-    def __del__(self) -> None:
-        self._delete(self._slot)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return lines > at_line
 
 
 def _open_files() -> int:

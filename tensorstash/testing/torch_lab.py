@@ -106,7 +106,7 @@ class TorchLab(Lab):
         return torch.cat(list(tensors), axis)
 
     def split(self, tensor: torch.Tensor, size: int, axis: int) -> Sequence[torch.Tensor]:
-        parts: Sequence[torch.Tensor] = torch.split(tensor, size, axis)  # type: ignore[no-untyped-call]
+        parts: Sequence[torch.Tensor] = torch.split(tensor, size, axis)
         return parts
 
     def gather(self, tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

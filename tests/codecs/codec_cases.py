@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorstash.buffers import Array
-from tensorstash.codecs import Affine, Cast, Exponents, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
+from tensorstash.codecs import Affine, Cast, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
@@ -19,6 +19,8 @@ CODECS: tuple[Codec, ...] = (
     Narrow(),
     Exponents(),
     Exponents(level=6),
+    Lossless(),
+    Lossless(level=5, min_ratio=1),
     Sparse(),
     Sparse(exponents=True),
     Affine(),

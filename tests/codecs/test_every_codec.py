@@ -105,7 +105,7 @@ def test_array_codecs_run_behind_one_another(codec: Codec) -> None:
         spec = spec_of((3, 50), dtype)
         for following in CODECS:
             between = codec.encoded_spec(spec)
-            if not following.accepts(between) or codec.kind == "array->bytes" and following.kind == "array->array":
+            if not following.accepts(between) or (codec.kind, following.kind) == ("array->bytes", "array->array"):
                 continue
             for _, data in contents(spec.shape, dtype):
                 first = codec.encode(data, spec)
@@ -130,7 +130,9 @@ def test_configuration_is_the_codec(codec: Codec) -> None:
         assert field.kw_only
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(codec, field.name, getattr(codec, field.name))
-        for wrong in (None, object(), [], -(10**9), "no such", True, 2.5, float("nan")):
+        wrongs = [None, object(), [], -(10**9), "no such", float("nan")]
+        wrongs += [0, 1] if isinstance(getattr(codec, field.name), bool) else [True]
+        for wrong in wrongs:
             with pytest.raises(ConfigError, match=rf"^{codec.name}\.{field.name}: got "):
                 dataclasses.replace(codec, **{field.name: wrong})
 
@@ -174,14 +176,16 @@ def test_damaged_payload_is_refused_or_gives_an_array_of_the_right_kind(codec: C
             for _, data in contents(shape, dtype):
                 payload = codec.encode(data, spec)
                 for altered in damaged_payloads(payload, rng):
+                    refusal = None
                     try:
                         back = codec.decode(borrowed(altered), spec)
                     except CodecError as error:
-                        assert repr(codec) in str(error)
-                    else:
+                        refusal = str(error)
+                    if refusal is None:
                         assert (back.dtype, back.shape) == (np.dtype(spec.carrier), spec.shape)
-                        same_size = altered.nbytes == payload.nbytes
-                        assert same_size, "a payload of another length was taken"
+                        assert altered.nbytes == payload.nbytes, "a payload of another length was taken"
+                    else:
+                        assert repr(codec) in refusal
 
 
 @every_codec

@@ -4,9 +4,11 @@ from hypothesis import strategies as st
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.exponents import Exponents
+from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.narrow import Narrow
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.policies import (
@@ -67,8 +69,14 @@ lossy = st.one_of(
     st.builds(Cast, st.sampled_from(["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])),
     st.builds(Encode, st.builds(Affine, bits=bits)),
 )
-rearranged = st.sampled_from([Encode(Planes()), Encode(Narrow()), Encode(TwoValued()), Encode(Exponents(level=3))])
-lossless = st.builds(Compress, level=levels) | st.builds(Encode, st.builds(Zstd, level=levels))
+rearranged = st.sampled_from(
+    [Encode(codec) for codec in (Planes(), Narrow(), TwoValued(), Sparse(), Exponents(level=3))],
+)
+lossless = st.one_of(
+    st.builds(Compress, level=levels),
+    st.builds(Encode, st.builds(Zstd, level=levels)),
+    st.builds(Encode, st.builds(Lossless, level=st.integers(1, 22), min_ratio=st.floats(1, 100))),
+)
 memories = st.builds(Memory, budget=budgets)
 in_memory = st.just(CpuOffload()) | st.builds(StoreIn, memories)
 directories = st.none() | texts | st.lists(texts, min_size=2, max_size=3, unique=True).map(tuple)

@@ -27,9 +27,10 @@ from tensorstash.policies import (
     Route,
     Rule,
     StoreIn,
+    append,
 )
 from tensorstash.selectors import Dtypes, MinBytes
-from tensorstash.spec import TensorSpec
+from tensorstash.spec import TensorSpec, opaque_bytes
 from tensorstash.stores.disk import Disk
 from tensorstash.stores.memory import Memory
 
@@ -72,6 +73,18 @@ def test_a_codec_sees_the_dtype_an_earlier_step_made():
     assert Encode(OnlyBfloat16()).plan(spec()).keeps
 
 
+def test_codecs_of_one_step_see_what_those_before_them_made():
+    codecs = Cast("bfloat16").plan(spec()).codecs
+    assert append(Plan(), spec(), codecs=(*codecs, OnlyBfloat16())).codecs == (*codecs, OnlyBfloat16())
+    assert append(Plan(), spec("bfloat16"), codecs=(OnlyBfloat16(), OnlyBfloat16())).codecs == (OnlyBfloat16(),)
+
+
+def test_array_codecs_skip_what_has_become_bytes():
+    chain = Encode(FloatsToBytes()) | Encode(AnyArray())
+    assert chain.plan(spec()).codecs == (FloatsToBytes(),)
+    assert chain.plan(spec("int8")).codecs == (AnyArray(),)
+
+
 def test_selectors_see_the_tensor_as_it_was_saved():
     chain = Quantize() | Route((Rule(Dtypes("float32") & MinBytes(512), DiskSpill("/x")),), otherwise=CpuOffload())
     assert chain.plan(spec()).store == Disk(directory="/x")
@@ -86,12 +99,31 @@ def test_reasons_of_steps_that_did_nothing_are_told_together():
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlyBfloat16:
-    """A codec that takes one dtype."""
+class AnyArray:
+    """A codec that takes every array."""
 
-    name: ClassVar[str] = "only_bfloat16"
+    name: ClassVar[str] = "any_array"
     lossless: ClassVar[bool] = True
     kind: ClassVar[str] = "array->array"
+
+    def accepts(self, spec, /):
+        return True
+
+    def encoded_spec(self, spec, /):
+        return spec
+
+    def encode(self, data, spec, /):
+        return data.copy()
+
+    def decode(self, data, spec, /):
+        return data.copy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlyBfloat16(AnyArray):
+    """A codec that takes one dtype, and makes another of it."""
+
+    name: ClassVar[str] = "only_bfloat16"
 
     def accepts(self, spec, /):
         return spec.dtype == "bfloat16"
@@ -99,11 +131,19 @@ class OnlyBfloat16:
     def encoded_spec(self, spec, /):
         return replace(spec, dtype="uint16")
 
-    def encode(self, data, spec, /):
-        return data.copy()
 
-    def decode(self, data, spec, /):
-        return data.copy()
+@dataclass(frozen=True, kw_only=True)
+class FloatsToBytes(AnyArray):
+    """A codec that takes floating-point arrays, and makes bytes of them."""
+
+    name: ClassVar[str] = "floats_to_bytes"
+    kind: ClassVar[str] = "array->bytes"
+
+    def accepts(self, spec, /):
+        return spec.kind == "float"
+
+    def encoded_spec(self, spec, /):
+        return opaque_bytes(spec)
 
 
 IMPOSSIBLE = [

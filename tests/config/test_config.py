@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from policy_strategies import policies, texts
 
+import tensorstash.codecs
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.config import from_dict, load, parse, to_dict, walk
 from tensorstash.errors import ConfigError
@@ -116,6 +117,8 @@ def test_names_of_codecs_and_stores_stand_for_policies():
 
 def test_a_policy_comes_before_a_codec_of_the_same_name():
     assert parse("cast:dtype=float16") == Cast("float16")
+    codec = Encode(tensorstash.codecs.Cast(dtype="float16"))
+    assert parse("encode:codec='cast:dtype=float16'") == codec == from_dict(to_dict(codec))
 
 
 def test_text_stands_for_a_component_anywhere():

@@ -134,7 +134,7 @@ class Odd(Policy):
     mode: Literal["a", 1, True] = "a"
     limits: tuple[int, ...] = ()
     codec: Codec | None = None
-    either: bool | int | str = "x"
+    either: str | int | bool = "x"
     lookup: dict | None = None
     missing_is_one: int | None = 1
 

@@ -1,4 +1,5 @@
-from tensorstash.codecs import Affine, Cast, PackBits, Planes, Zstd
+from tensorstash import registry
+from tensorstash.codecs import Affine, Cast, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
 from tensorstash.testing import CodecSuite
 
 
@@ -8,14 +9,36 @@ class TestPlanes(CodecSuite):
 
 class TestZstd(CodecSuite):
     codec = Zstd(level=3)
+    refused = ({"level": 99}, {"level": "fast"}, {"level": True})
 
 
 class TestPackBits(CodecSuite):
     codec = PackBits()
 
 
+class TestTwoValued(CodecSuite):
+    codec = TwoValued()
+
+
+class TestNarrow(CodecSuite):
+    codec = Narrow()
+
+
+class TestExponents(CodecSuite):
+    codec = Exponents()
+
+
+class TestSparse(CodecSuite):
+    codec = Sparse()
+
+
+class TestLossless(CodecSuite):
+    codec = Lossless()
+
+
 class TestAffine8(CodecSuite):
     codec = Affine(bits=8)
+    refused = ({"bits": 3}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1})
 
 
 class TestAffine2Stochastic(CodecSuite):
@@ -24,7 +47,13 @@ class TestAffine2Stochastic(CodecSuite):
 
 class TestCastBfloat16(CodecSuite):
     codec = Cast(dtype="bfloat16")
+    refused = ({"dtype": "float64"}, {"dtype": None})
 
 
 class TestCastFloat8(CodecSuite):
     codec = Cast(dtype="float8_e5m2")
+
+
+def test_every_registered_codec_is_here() -> None:
+    tested = {suite.codec.name for suite in CodecSuite.__subclasses__() if suite.__module__ == __name__}
+    assert tested == set(registry.names("codecs"))

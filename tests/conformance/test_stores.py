@@ -1,22 +1,18 @@
-from tensorstash.buffers import Array
+from pathlib import Path
+
+from altering_calls import AlteringCalls
+
+from tensorstash import registry
 from tensorstash.protocols import Store, StoreConfig
 from tensorstash.stores.disk import Disk, DiskStore
 from tensorstash.stores.memory import Memory
-from tensorstash.stores.syscalls import Syscalls
 from tensorstash.stores.tiered import Tiered
 from tensorstash.testing import StoreSuite, Watched
 
 
-class AlteringCalls(Syscalls):
-    """Flips one bit in the first byte of everything read."""
-
-    def read(self, fd: int, out: Array, offset: int) -> int:
-        count = super().read(fd, out, offset)
-        out[:1] ^= 1
-        return count
-
-
 class TestMemory(StoreSuite):
+    refused = ({"budget": -1}, {"budget": "plenty"}, {"budget": 1.5})
+
     def config(self, directory: str) -> StoreConfig:
         return Memory()
 
@@ -25,6 +21,8 @@ class TestMemory(StoreSuite):
 
 
 class TestDisk(StoreSuite):
+    refused = ({"budget": "plenty"}, {"directory": 3}, {"directory": ""}, {"direct": "yes"})
+
     def config(self, directory: str) -> StoreConfig:
         return Disk(directory=directory)
 
@@ -41,6 +39,8 @@ class TestBufferedDisk(TestDisk):
 
 
 class TestTiered(StoreSuite):
+    refused = ({"first": 3, "then": Memory()}, {"first": Memory, "then": Memory()})
+
     def config(self, directory: str) -> StoreConfig:
         return Tiered(first=Memory(budget=20_000), then=Disk(directory=directory))
 
@@ -57,3 +57,8 @@ class TestWatched(StoreSuite):
 
     def config(self, directory: str) -> StoreConfig:
         return self.watched
+
+
+def test_every_registered_store_is_here(tmp_path: Path) -> None:
+    suites = (TestMemory, TestDisk, TestTiered)
+    assert {suite().config(str(tmp_path)).name for suite in suites} == set(registry.names("stores"))

@@ -1,5 +1,6 @@
 import gc
 
+import hypothesis
 import pytest
 
 
@@ -10,3 +11,10 @@ def no_gc():
     gc.disable()
     yield
     gc.enable()
+
+
+hypothesis.settings.register_profile(
+    "default", max_examples=15, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
+hypothesis.settings.register_profile("long", parent=hypothesis.settings.get_profile("default"), max_examples=1200)
+hypothesis.settings.load_profile("default")

@@ -74,5 +74,6 @@ def test_conv_net_gradients_agree(conv_net: tuple[nn.Module, np.ndarray, np.ndar
     x = F.conv2d(paddle.to_tensor(images), w["first.weight"], w["first.bias"], stride=2, padding=1)
     x = F.batch_norm(x, *buffers, w["norm.weight"], w["norm.bias"], training=True)
     x = F.conv2d(F.max_pool2d(F.relu(x), 2), w["second.weight"], w["second.bias"])
-    x = F.avg_pool2d(F.gelu(x, approximate=True), 3).flatten(1) @ w["head.weight"].T + w["head.bias"]
+    # Not avg_pool2d: in its backward Paddle 3.3.1 rounds 1/9 to single precision.
+    x = F.gelu(x, approximate=True).mean([2, 3]) @ w["head.weight"].T + w["head.bias"]
     assert_gradients_agree(model, loss, w, F.cross_entropy(x, paddle.to_tensor(labels)))

@@ -79,6 +79,22 @@ def test_grad_of_intermediate_and_leaf_at_once() -> None:
     assert itself.item() == 1.0
 
 
+def test_nodes_that_lead_to_no_wanted_input_do_not_run() -> None:
+    a, b = scalar(2.0), scalar(3.0)
+    ran = []
+
+    def unpack(t: Tensor) -> Tensor:
+        ran.append(t.item())
+        return t
+
+    with saved_tensors_hooks(lambda t: t.detach(), unpack):
+        middle = a.exp()
+        y = middle * b.exp()
+    grad(y, middle)
+    assert np.exp(2.0) in ran
+    assert len(ran) == 2
+
+
 def test_unused_input_raises_unless_allowed() -> None:
     a, b = scalar(2.0), scalar(3.0)
     y = a * a

@@ -138,6 +138,8 @@ def test_any_layout_can_be_built_over_raw_bytes(device: str) -> None:
     assert (x.offset, x.strides, x.storage.nbytes, x.device) == (6, (5, 1), 64, device)
     np.testing.assert_array_equal(x.host_bits(), buffer.view(np.uint16)[3:].reshape(-1)[[[0, 1, 2], [5, 6, 7]]])
     assert np.shares_memory(x.storage.buffer, buffer) == (device == "cpu")
+    skewed = np.empty(200, np.uint8)[24:]
+    assert from_buffer(skewed, (2,), (1,), 4, "uint16", device).data_ptr() % 64 == (skewed.ctypes.data + 4) % 64
     with pytest.raises(ValueError, match="ends at byte 66 of a storage of 64 bytes"):
         from_buffer(buffer, (30,), (1,), 6, "uint16", device)
     with pytest.raises(ValueError, match="flat, writable uint8"):

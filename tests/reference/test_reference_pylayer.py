@@ -118,6 +118,42 @@ def test_returning_the_input_counts_as_an_inplace_operation() -> None:
         square.backward()
 
 
+def test_returning_the_input_counts_as_a_write_however_it_was_written() -> None:
+    class Unseen(PyLayer):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            x.carriers()[...] = 7.0
+            return x
+
+    x = tensor([3.0], requires_grad=True)
+    a = x * 1
+    square = a * a
+    Unseen.apply(a)
+    with pytest.raises(InplaceError):
+        square.backward()
+
+
+def test_input_written_in_place_and_marked_not_inplace_keeps_its_own_history() -> None:
+    class Exp(PyLayer):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.mark_not_inplace(x)
+            ctx.save_for_backward(x.exp_())
+            return x
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            (y,) = ctx.saved_tensor()
+            return g * y
+
+    x = tensor([1.0], requires_grad=True)
+    y = Exp.apply(x)
+    y.backward()
+    assert y is not x
+    assert x.is_leaf
+    np.testing.assert_allclose([y.item(), x.grad.item()], np.e, rtol=1e-6)
+
+
 @pytest.mark.parametrize("view", [False, True])
 def test_returning_an_unmarked_leaf_or_view_is_refused(view: bool) -> None:
     x = tensor([3.0], requires_grad=True)

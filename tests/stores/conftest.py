@@ -27,22 +27,29 @@ def store(open_store: Callable[..., Store]) -> Iterator[Store]:
         yield opened
 
 
+def open_descriptors() -> int:
+    """Return the number of open file descriptors; 0 where the system has no list of them."""
+    gc.collect()
+    return len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else 0
+
+
 @pytest.fixture(autouse=True)
 def no_leaked_descriptors() -> Iterator[None]:
     """Every test gives back the file descriptors it took."""
-    if not os.path.isdir("/proc/self/fd"):
-        yield
-        return
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     yield
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert open_descriptors() <= before
 
 
 def payload(nbytes: int, seed: int = 0) -> Array:
     """Return private random bytes."""
     return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+@pytest.fixture(name="open_descriptors")
+def open_descriptors_fixture() -> Callable[[], int]:
+    """Return the number of open file descriptors."""
+    return open_descriptors
 
 
 @pytest.fixture(name="payload")

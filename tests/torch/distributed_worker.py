@@ -1,6 +1,6 @@
-"""One rank of a two-process run; started by the tests, prints one JSON line.
+"""One rank of a two-process run; prints one JSON line for each way to parallelize.
 
-    python distributed_worker.py KIND RANK WORLD_SIZE STORE_FILE
+Started by the tests as ``python distributed_worker.py RANK WORLD_SIZE STORE_FILE``.
 """
 
 import json
@@ -137,28 +137,32 @@ def bits(tensor: torch.Tensor | None) -> bytes:
     return local.detach().numpy().tobytes()
 
 
-def main(kind: str, rank: int, world_size: int, store_file: str) -> None:
+def report(parallelize: Callable[[nn.Sequential], nn.Module]) -> dict[str, object]:
+    plain = list(gradients(parallelize, nullcontext))
+    pair = CopyingPair()
+    stash = ts.stash(ts.Compress(), min_bytes=0)
+    return {
+        "kind": parallelize.__name__,
+        "gradients": len(plain),
+        "repeatable": list(gradients(parallelize, nullcontext)) == plain,
+        "copied_equal": list(gradients(parallelize, pair.hooks)) == plain,
+        "stashed_equal": list(gradients(parallelize, lambda: stash)) == plain,
+        "wrapped_equal": list(gradients(parallelize, nullcontext, wrap=True)) == plain,
+        "stashed": stash.stats().stashed.tensors,
+        "copied": sorted(set(pair.copied)),
+        "reasons": sorted(pair.reasons),
+    }
+
+
+def main(rank: int, world_size: int, store_file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store_file, world_size), rank=rank, world_size=world_size)
     try:
-        parallelize = next(k for k in KINDS if k.__name__ == kind)
-        plain = list(gradients(parallelize, nullcontext))
-        pair = CopyingPair()
-        stash = ts.stash(ts.Compress(), min_bytes=0)
-        report = {
-            "gradients": len(plain),
-            "repeatable": list(gradients(parallelize, nullcontext)) == plain,
-            "copied_equal": list(gradients(parallelize, pair.hooks)) == plain,
-            "stashed_equal": list(gradients(parallelize, lambda: stash)) == plain,
-            "wrapped_equal": list(gradients(parallelize, nullcontext, wrap=True)) == plain,
-            "stashed": stash.stats().stashed.tensors,
-            "copied": sorted(set(pair.copied)),
-            "reasons": sorted(pair.reasons),
-        }
-        print(json.dumps(report))
+        for parallelize in KINDS:
+            print(json.dumps(report(parallelize)), flush=True)
     finally:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

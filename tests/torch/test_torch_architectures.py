@@ -24,7 +24,12 @@ def gpt2():
 
 def llama():
     config = transformers.LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, **TOKENS
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **TOKENS,
     )
     ids = tokens()
     return transformers.LlamaForCausalLM(config), lambda model: model(ids, labels=ids).loss

@@ -198,22 +198,24 @@ class Square(torch.autograd.Function):
 
 @pytest.mark.parametrize("function", [torch.square, Square.apply], ids=["operator", "custom function"])
 @pytest.mark.parametrize("create_graph", [False, True])
-def test_hooks_run_without_gradient_recording_and_autocast(backend, function, create_graph):
-    seen = []
+def test_what_is_rebuilt_is_part_of_no_graph_whatever_is_on(pair, function, create_graph):
+    rebuilt = []
 
-    def observe(value):
-        product = torch.ones(2, 2) @ torch.ones(2, 2)
-        seen.append((torch.is_grad_enabled(), product.dtype))
-        return value.detach()
+    def unpack(packed):
+        rebuilt.append((pair.unpack(packed), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return rebuilt[-1][0]
 
     x = torch.randn(3, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16), backend.hooks(observe, observe):
-        y = function(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pair.backend.hooks(pair.pack, unpack):
+        y = function(x * 1)
         torch.autograd.grad(y.sum(), x, create_graph=create_graph)
-        assert torch.is_grad_enabled()
-        assert torch.is_autocast_enabled("cpu")
-    assert len(seen) >= 2
-    assert set(seen) == {(False, torch.float32)}
+    assert rebuilt
+    for tensor, recording, autocast in rebuilt:
+        assert recording is create_graph
+        assert autocast
+        assert tensor.dtype is torch.float32
+        assert not tensor.requires_grad
+        assert torch.equal(tensor, x)
 
 
 def test_what_pack_returns_is_dropped_when_backward_is_done_with_it(backend):

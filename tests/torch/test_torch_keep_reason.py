@@ -34,6 +34,16 @@ def test_parameters_and_their_views_are_kept(backend, requires_grad):
     assert backend.keep_reason(weight * 1) is None
 
 
+def test_views_of_parameters_of_any_class_are_kept(backend):
+    class FlatWeight(nn.Parameter):
+        pass
+
+    weight = FlatWeight(torch.randn(4, 4), requires_grad=False)
+    assert backend.keep_reason(weight) == "parameter"
+    assert type(weight.t()) is torch.Tensor
+    assert backend.keep_reason(weight.t()) == "view of a parameter"
+
+
 @pytest.mark.parametrize("requires_grad", [True, False], ids=["trained", "frozen"])
 def test_weights_saved_by_linear_conv_and_embedding_are_recognised(backend, pair, requires_grad):
     linear, tied = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)

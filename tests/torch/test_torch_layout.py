@@ -1,10 +1,12 @@
 """Every layout of every element type goes to the host and comes back as it was."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensorstash.backends.torch_layout import DTYPE_NAMES
@@ -76,6 +78,19 @@ def test_every_layout_of_every_dtype_comes_back(backend, dtype, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_every_layout_is_rebuilt_in_memory_of_a_device(backend, layout):
+    for dtype in (torch.bfloat16, torch.float8_e5m2, torch.complex64):
+        tensor = filled(dtype, *layout)
+        spec = replace(backend.spec(tensor), device="cpu:0")  # a device as any other that torch.empty knows
+        host = backend.to_host(tensor, spec).wait()
+        for data in (borrowed(host), host.copy()):
+            back = backend.from_host(data, spec)
+            assert layout_of(back) == layout_of(tensor)
+            assert raw_bits(back) == raw_bits(tensor)
+            assert back.untyped_storage().nbytes() > host.nbytes  # made by torch.empty, with room to align
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_conj_and_neg_flags_come_back(backend, layout):
     for dtype in (torch.complex32, torch.complex64, torch.complex128):
         conjugated = filled(dtype, *layout).conj()
@@ -129,6 +144,14 @@ def test_gaps_are_left_out(backend):
     assert not np.shares_memory(host, tensor.numpy())
 
 
+def test_freed_memory_is_an_error_and_no_crash(backend):
+    tensor = torch.randn(100, 100)
+    spec = backend.spec(tensor)
+    tensor.untyped_storage().resize_(0)  # as FSDP does with gathered weights
+    with pytest.raises(RuntimeError, match="out of bounds for storage of size 0"):
+        backend.to_host(tensor, spec).wait()
+
+
 def test_expanded_dimensions_are_left_out(backend):
     tensor = torch.randn(5).expand(1000, 5)
     assert backend.to_host(tensor, backend.spec(tensor)).wait().shape == (5,)
@@ -170,7 +193,7 @@ def test_spec_says_what_the_tensor_is(backend):
     assert type(spec.shape) is tuple
 
 
-class Recorder(TorchDispatchMode):
+class DispatchRecorder(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.seen = []
@@ -180,13 +203,24 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_nothing_is_seen_by_dispatch_modes_default_devices_or_grad_recording(backend):
+class FunctionRecorder(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_seen_by_modes_default_devices_or_grad_recording(backend):
     tensor = torch.randn(6, 4, requires_grad=True).mul(2)[:, ::2]
     spec = backend.spec(tensor)
-    with Recorder() as recorder, torch.device("meta"), torch.enable_grad():
+    dispatched, called = DispatchRecorder(), FunctionRecorder()
+    with torch.enable_grad(), torch.device("meta"), dispatched, called:
         data = backend.to_host(tensor, spec).wait()
         back = backend.from_host(data, spec)
-    assert recorder.seen == []
+    assert dispatched.seen == called.seen == []
     assert back.device.type == "cpu"
     assert back.grad_fn is None
     assert torch.equal(back, tensor)
@@ -265,7 +299,9 @@ def test_alias_of_a_leaf_is_the_leaf(backend):
     assert backend.alias(weight) is weight
 
 
-def test_inference_tensors_have_version_zero(backend):
+def test_inference_tensors_never_reach_the_hooks(pair):
     with torch.inference_mode():
         tensor = torch.zeros(3)
-    assert backend.version(tensor) == 0
+    with pair.hooks(), pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        torch.ones(3, requires_grad=True) * tensor
+    assert not pair.copied

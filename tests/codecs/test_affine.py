@@ -1,0 +1,215 @@
+"""Quantization: what the codes mean, what comes back exactly, and what rounding does on average."""
+
+import numpy as np
+import pytest
+from codec_cases import float_bits, spec_of, special_floats, to_float64
+
+from tensorstash.buffers import Array
+from tensorstash.codecs import Affine
+from tensorstash.codecs.groups import Groups, extremes
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def there_and_back(codec: Affine, data: Array, dtype: str) -> Array:
+    spec = spec_of(data.shape, dtype)
+    return codec.decode(codec.encode(data, spec), spec)
+
+
+def same(a: Array, b: Array) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+def test_payload_holds_scales_lows_and_codes_with_the_first_in_the_lowest_bits() -> None:
+    data = np.array([[10, 11, 12, 13, 25], [-1, -1, 0.5, 1, 2]], np.float32)
+    payload = Affine(bits=4, group_size=4).encode(data, spec_of(data.shape, "float32"))
+    assert payload[:16].tobytes() == b"AFF1" + bytes([1, 4, 0, 0]) + (10).to_bytes(8, "little")
+    np.testing.assert_array_equal(payload[16:32].view("f4"), np.array([3 / 15, 0, 2 / 15, 0], np.float32))
+    np.testing.assert_array_equal(payload[32:48].view("f4"), [10, 25, -1, 2])
+    codes = [0, 5, 10, 15, 0, 0, 0, 11, 15, 0]
+    assert payload[48:].tolist() == [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)]
+
+
+def test_rounding_to_nearest_breaks_ties_to_even() -> None:
+    data = np.array([0, 0.5, 1.5, 2.5, 3], np.float32)
+    assert there_and_back(Affine(bits=2), data, "float32").tolist() == [0, 0, 2, 2, 3]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_bound_is_kept_and_is_hardly_more_than_what_rounding_loses(dtype: str, bits: int, rounding: str) -> None:
+    codec = Affine(bits=bits, rounding=rounding)
+    data = float_bits(np.random.default_rng(1).standard_normal((300, 128)), dtype)
+    spec = spec_of(data.shape, dtype)
+    value, back = to_float64(data, dtype), to_float64(there_and_back(codec, data, dtype), dtype)
+    bound = codec.error_bound(data, spec)
+    worst = (np.abs(value - back) / bound).max()
+    assert 0.8 < worst <= 1
+    step = np.ptp(value, axis=1, keepdims=True) / (2**bits - 1)
+    rounded = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, 0) * np.abs(value).max(axis=1, keepdims=True)
+    assert (bound <= 1.01 * (step * (0.5 if rounding == "nearest" else 1) + rounded)).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_constant_groups_come_back_exactly(dtype: str) -> None:
+    values = np.random.default_rng(2).standard_normal((50, 1)) * 10.0 ** np.arange(-3, 2).repeat(10)[:, None]
+    data = float_bits(np.repeat(values, 40, axis=1), dtype)
+    spec = spec_of(data.shape, dtype)
+    assert same(there_and_back(Affine(bits=2, group_size=8), data, dtype), data)
+    assert not Affine(bits=2, group_size=8).error_bound(data, spec).any()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("group_size", [28, 64])
+def test_groups_of_specials_come_back_bit_for_bit_and_the_others_stay_small(
+    dtype: str, bits: int, group_size: int
+) -> None:
+    rng = np.random.default_rng(3)
+    data = float_bits(rng.standard_normal((64, 448)), dtype)
+    raw = data.view(f"u{data.itemsize}")
+    exponent = to_float64(special_floats(dtype), dtype)
+    specials = special_floats(dtype)[~np.isfinite(exponent)]
+    for k, special in enumerate(specials):
+        raw[k, 64 * (k % 7) + k] = special
+    spec = spec_of(data.shape, dtype)
+    payload = Affine(bits=bits, group_size=group_size).encode(data, spec)
+    back = Affine(bits=bits, group_size=group_size).decode(payload, spec)
+    hit = ~np.isfinite(to_float64(data, dtype))
+    assert hit.sum() == specials.size
+    groups = hit.reshape(64, 448 // group_size, group_size).any(axis=2).repeat(group_size, axis=1)
+    assert same(back[groups], data[groups])
+    assert not same(back[~groups], data[~groups])
+    ordinary = Affine(bits=bits, group_size=group_size).encode(np.zeros_like(data), spec)
+    assert payload.nbytes == ordinary.nbytes + groups.sum() * data.itemsize
+
+
+def test_tensor_of_specials_alone_is_stored_as_it_is() -> None:
+    data = np.full((100, 128), np.nan, np.float32)
+    payload = Affine().encode(data, spec_of(data.shape, "float32"))
+    assert payload.nbytes == 16 + data.nbytes
+    assert same(there_and_back(Affine(), data, "float32"), data)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-3e38, 3e38), (0, 3.4e38), (0, 1e-45), (1e-40, 3e-39), (-1e-38, 1e-38), (1.0, np.nextafter(np.float32(1), 2))],
+)
+def test_ranges_that_would_overflow_or_underflow_lose_nothing(low: float, high: float) -> None:
+    rng = np.random.default_rng(4)
+    data = np.where(rng.random((20, 64)) < 0.5, np.float32(low), np.float32(high))
+    assert same(there_and_back(Affine(bits=8, group_size=64), data, "float32"), data)
+
+
+def test_a_group_never_crosses_a_row_that_holds_one() -> None:
+    data = np.random.default_rng(5).standard_normal((4, 300)).astype(np.float32)
+    data *= np.float32([[1e-6], [1e6], [1e-3], [1]])
+    back = there_and_back(Affine(bits=8, group_size=128), data, "float32")
+    error = np.abs(back - data).max(axis=1)
+    assert (error <= np.ptp(data, axis=1) / 255).all()
+
+
+@pytest.mark.parametrize("shape", [(4000, 4), (500, 4, 8), (64, 10, 5, 5), (16000,), (1, 16000, 1)])
+def test_short_rows_are_joined_so_that_scales_take_little_room(shape: tuple[int, ...]) -> None:
+    data = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
+    assert data.nbytes / Affine().encode(data, spec_of(shape, "float32")).nbytes > 3.6
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (129,), (3, 300), (5, 70_000), (700, 300), (2, 3, 4), (40, 2, 65_537)])
+@pytest.mark.parametrize("size", [1, 3, 128, 65_536, 10**6])
+def test_runs_cover_every_group_once(shape: tuple[int, ...], size: int) -> None:
+    groups = Groups.of(shape, size)
+    place = number = 0
+    sizes = []
+    for run in groups.runs():
+        assert (run.start, run.first) == (place, number)
+        assert run.length <= groups.longest
+        assert (run.sizes == np.diff(np.append(run.starts, run.length))).all()
+        assert not run.size or (run.sizes == run.size).all()
+        sizes += run.sizes.tolist()
+        place += run.length
+        number += run.starts.size
+    assert (place, number) == (int(np.prod(shape)), groups.count)
+    rows = np.array(sizes).reshape(groups.rows, groups.per_row)
+    assert (rows[:, :-1] == size).all()
+    assert (rows.sum(axis=1) == groups.length).all()
+
+
+def test_extremes_are_those_of_the_floats() -> None:
+    rng = np.random.default_rng(7)
+    for signs in ([1], [-1], [-1, 1], [0, 1], [-1, 0], [0.0, -0.0]):
+        values = (rng.choice(signs, (50, 9)) * rng.random((50, 9)) * 10.0 ** rng.integers(-44, 38, (50, 9))).ravel()
+        for dtype in (np.float32, np.float64):
+            flat = values.astype(dtype)
+            low, high = extremes(flat, np.arange(0, 450, 9))
+            np.testing.assert_array_equal(low, flat.reshape(50, 9).min(axis=1))
+            np.testing.assert_array_equal(high, flat.reshape(50, 9).max(axis=1))
+
+
+@pytest.mark.parametrize("nan", [0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("rest", [1.0, -1.0])
+def test_no_nan_hides_from_the_extremes(nan: int, rest: float) -> None:
+    values = np.full(16, rest, np.float32)
+    values.view(np.uint32)[5] = nan
+    low, high = extremes(values, np.array([0, 8]))
+    assert np.isnan([low[0], high[0]]).any()
+    assert not np.isnan([low[1], high[1]]).any()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_stochastic_rounding_is_right_on_average(bits: int) -> None:
+    data = np.random.default_rng(8).standard_normal((8, 128)).astype(np.float32)
+    step = np.ptp(data, axis=1, keepdims=True) / (2**bits - 1)
+    trials = 400
+    backs = [
+        there_and_back(Affine(bits=bits, rounding="stochastic", seed=seed), data, "float32") for seed in range(trials)
+    ]
+    mean = np.mean(backs, axis=0, dtype=np.float64)
+    # The error of one rounding is at most a step, with a variance of at most a quarter of its square.
+    deviation = (mean - data) / (step * 0.5 / np.sqrt(trials))
+    assert np.abs(deviation).max() < 4.5
+    assert np.abs(deviation.mean()) < 4.5 / np.sqrt(data.size)
+    nearest = there_and_back(Affine(bits=bits), data, "float32")
+    assert np.abs((nearest - data) / (step * 0.5 / np.sqrt(trials))).max() > 4.5
+
+
+def test_stochastic_rounding_is_a_function_of_seed_and_tensor() -> None:
+    rng = np.random.default_rng(9)
+    data = rng.standard_normal((1000, 128)).astype(np.float32)
+    spec = spec_of(data.shape, "float32")
+    before = np.random.get_state()[1].tolist()
+    first = Affine(rounding="stochastic").encode(data, spec)
+    assert same(first, Affine(rounding="stochastic").encode(data.copy(), spec))
+    assert not same(first, Affine(rounding="stochastic", seed=1).encode(data, spec))
+    assert np.random.get_state()[1].tolist() == before
+
+
+def test_tensors_are_not_rounded_by_the_same_random_bits() -> None:
+    ramp = np.linspace(0, 1, 128 * 1000, dtype=np.float32).reshape(128, 1000).T.copy()
+    spec = spec_of(ramp.shape, "float32")
+    ups = []
+    for k in (1.0, 1.5):
+        back = Affine(bits=2, rounding="stochastic").decode(
+            Affine(bits=2, rounding="stochastic").encode(ramp * np.float32(k), spec), spec
+        )
+        ups.append(back > ramp * np.float32(k))
+    assert 0.2 < (ups[0] != ups[1]).mean() < 0.8
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_the_largest_element_is_never_carried_beyond_the_last_code(bits: int) -> None:
+    rng = np.random.default_rng(10)
+    low = rng.standard_normal((2000, 1)).astype(np.float32)
+    high = low + np.float32(10) ** rng.uniform(-3, 3, (2000, 1)).astype(np.float32)
+    data = np.where(np.arange(128) % 16 == 0, low, high)
+    back = there_and_back(Affine(bits=bits, rounding="stochastic"), data, "float32")
+    assert (np.abs(back - data) <= (high - low) * 1e-3 + np.abs(high) * 1e-6 + (high - low) / (2**bits - 1)).all()
+    assert (np.abs(back - data) > (high - low) / (2**bits - 1) / 2).mean() < 1e-3
+
+
+def test_float64_is_computed_in_float64() -> None:
+    data = 1.0 + 1e-12 * np.random.default_rng(11).random((10, 128))
+    back = there_and_back(Affine(bits=8), data, "float64")
+    assert np.abs(back - data).max() < 0.51e-12 / 255 + 4e-16
+    assert len(np.unique(back)) > 100

@@ -1,0 +1,250 @@
+"""What lossless codecs find in tensors, how small that makes them, and how much memory it takes meanwhile."""
+
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from codec_cases import CODECS, float_bits, spec_of
+
+from tensorstash.buffers import Array, borrowed
+from tensorstash.codecs import Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
+from tensorstash.codecs.entropy import contiguous_sample
+from tensorstash.codecs.fields import field_widths, join_fields, take_field
+from tensorstash.protocols import Codec
+from tensorstash.spec import opaque_bytes
+
+
+def normal(size: int, dtype: str = "float32") -> Array:
+    return float_bits(np.random.default_rng(0).standard_normal(size), dtype)
+
+
+def ratio(codec: Codec, data: Array, dtype: str) -> float:
+    return data.nbytes / codec.encode(data, spec_of(data.shape, dtype)).nbytes
+
+
+def test_planes_hold_byte_k_of_every_element_in_row_k() -> None:
+    data = np.array([[0x04030201, 0x40302010]], np.uint32)
+    planes = Planes().encode(data, spec_of(data.shape, "uint32"))
+    assert planes.tolist() == [[0x01, 0x10], [0x02, 0x20], [0x03, 0x30], [0x04, 0x40]]
+
+
+def test_zstd_stores_rows_that_do_not_compress_as_they_are() -> None:
+    data = normal(1 << 18)
+    spec = spec_of(data.shape, "float32")
+    planes = Planes().encode(data, spec)
+    payload = Zstd().encode(planes, Planes().encoded_spec(spec))
+    lengths = payload[16:48].view("<u8").tolist()
+    assert lengths[:2] == [1 << 18] * 2
+    assert payload[48:][: 2 << 18].tobytes() == planes[:2].tobytes()
+    assert lengths[3] < (1 << 18) * 0.36
+    assert Zstd().encode(data, spec).nbytes > payload.nbytes
+
+
+@pytest.mark.parametrize("level", [-7, 1, 3, 9, 19])
+@pytest.mark.parametrize("size", [0, 1, 1000, 1 << 17])
+def test_zstd_adds_a_header_to_what_does_not_compress_and_no_more(level: int, size: int) -> None:
+    data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    assert Zstd(level=level).encode(data, spec_of(data.shape, "uint8")).nbytes == size + 16
+
+
+def test_zstd_brings_back_runs_of_bytes_whose_length_it_is_not_told() -> None:
+    spec = opaque_bytes(spec_of((), "uint8"))
+    for data in (np.zeros(0, np.uint8), np.zeros(99_999, np.uint8), np.random.default_rng(0).bytes(99_999)):
+        run = np.frombuffer(data, np.uint8)
+        for codec in (Zstd(), Lossless()):
+            assert codec.decode(codec.encode(run, spec), spec).tobytes() == run.tobytes()
+
+
+def test_higher_levels_are_smaller() -> None:
+    words = np.random.default_rng(0).integers(0, 50, 1 << 16)
+    text = np.concatenate([np.frombuffer(b"saved tensor number %d " % word, np.uint8) for word in words.tolist()])
+    spec = spec_of(text.shape, "uint8")
+    sizes = [Zstd(level=level).encode(text, spec).nbytes for level in (-5, 1, 19)]
+    assert sizes[2] < sizes[1] < sizes[0] / 1.5
+
+
+@pytest.mark.parametrize("byte", [2, 0x80, 0xFF])
+@pytest.mark.parametrize("place", [0, 600_000, 999_999])
+def test_pack_bits_keeps_booleans_that_are_neither_0_nor_1(byte: int, place: int) -> None:
+    flags = np.random.default_rng(0).integers(0, 2, 1_000_000, np.uint8)
+    codec, spec = PackBits(), spec_of(flags.shape, "bool")
+    assert codec.encode(flags.view(np.bool_), spec).nbytes == 16 + 125_000
+    flags[place] = byte
+    payload = codec.encode(flags.view(np.bool_), spec)
+    assert payload.nbytes == 16 + 1_000_000
+    assert codec.decode(payload, spec).tobytes() == flags.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(0, 0x80000000), (0x7F800001, 0x7FC00000), (0, 0x3FA00000), (5, 5), (0xFFFFFFFF, 0)]
+)
+@pytest.mark.parametrize("third", [None, 0, 65_535, 65_536, 199_999])
+def test_two_valued_compares_every_element_as_bits(first: int, second: int, third: int | None) -> None:
+    flags = np.random.default_rng(0).random(200_000) < 0.3
+    bits = np.where(flags, np.uint32(second), np.uint32(first))
+    if third is not None:
+        bits[third] = 0x00000001
+    codec, spec = TwoValued(), spec_of(bits.shape, "float32")
+    payload = codec.encode(bits.view(np.float32), spec)
+    assert codec.decode(payload, spec).tobytes() == bits.tobytes()
+    packed = len(np.unique(bits)) <= 2
+    assert payload.nbytes == 16 + (8 + 25_000 if packed else 800_000)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint64", "int16"])
+@pytest.mark.parametrize("span", [0, 1, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63 - 1, 2**64 - 1])
+def test_narrow_needs_the_bytes_of_the_range_wherever_that_lies(dtype: str, span: int) -> None:
+    info = np.iinfo(dtype)
+    for low in {int(info.min), -1, 0, 40, int(info.max) - span}:
+        if not info.min <= low <= low + span <= info.max:
+            continue
+        data = np.full(70_000, low, dtype)
+        data[-1] = low + span
+        codec, spec = Narrow(), spec_of(data.shape, dtype)
+        payload = codec.encode(data, spec)
+        assert codec.decode(payload, spec).tobytes() == data.tobytes()
+        width = next(width for width in (0, 1, 2, 4, 8) if span < 2 ** (8 * width))
+        prefix = 16 if width == data.itemsize else 16 + data.itemsize
+        assert payload.nbytes == prefix + width * data.size
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+def test_fields_join_to_what_they_were_taken_from(itemsize: int) -> None:
+    floats = np.random.default_rng(0).integers(0, 256, 4096 * itemsize, np.uint8).view(f"u{itemsize}")
+    fields = [take_field(floats, k) for k in range(len(field_widths(itemsize)))]
+    assert tuple(field.itemsize for field in fields) == field_widths(itemsize)
+    joined = np.empty_like(floats)
+    join_fields(fields, joined)
+    np.testing.assert_array_equal(joined, floats)
+    exponents = (floats >> np.array(8 * itemsize - 9, floats.dtype)).astype(np.uint8)
+    np.testing.assert_array_equal(fields[-1], exponents)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 1.19), ("bfloat16", 1.48), ("float16", 1.17)])
+def test_exponents_come_near_the_entropy_of_ordinary_floats(dtype: str, least: float) -> None:
+    assert ratio(Exponents(), normal(1 << 20, dtype), dtype) > least
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_sparse_takes_a_bit_for_a_zero(dtype: str) -> None:
+    data = np.where(np.random.default_rng(0).random(100_000) < 0.9, 0, normal(100_000) * 100 + 1000).astype("f4")
+    data = data.astype("i8") if dtype == "int64" else float_bits(data, dtype)
+    payload = Sparse().encode(data, spec_of(data.shape, dtype))
+    assert payload.nbytes <= 16 + 24 + np.count_nonzero(data) * data.itemsize + 12_500
+
+
+def test_sparse_compresses_a_mask_of_runs() -> None:
+    causal = np.tril(np.abs(normal(1 << 20)).reshape(-1, 256, 256) + np.float32(0.1))
+    assert ratio(Sparse(), causal, "float32") > 1.95
+    assert ratio(Sparse(exponents=True), causal, "float32") > 2.2
+
+
+def test_negative_zero_is_not_zero() -> None:
+    data = np.zeros(10_000, np.float32)
+    data[7] = -0.0
+    spec = spec_of(data.shape, "float32")
+    for codec in (Sparse(), TwoValued(), Lossless()):
+        assert codec.decode(codec.encode(data, spec), spec).tobytes() == data.tobytes()
+
+
+def kinds() -> dict[str, tuple[Array, str, bytes]]:
+    rng = np.random.default_rng(0)
+    size = 1 << 18
+    mask = rng.random(size) < 0.1
+    noise = rng.integers(0, 256, 4 * size, np.uint8)
+    return {
+        "boolean mask": (mask, "bool", b"PBT1"),
+        "dropout scales": (np.where(mask, np.float32(0), np.float32(1 / 0.9)), "float32", b"TWO1"),
+        "integer mask": (mask.astype(np.int64), "int64", b"TWO1"),
+        "token numbers": (rng.integers(0, 50_000, size), "int64", b"NRW1"),
+        "rectified": (np.maximum(normal(size), 0), "float32", b"SPR1"),
+        "activations": (normal(size), "float32", b"EXP1"),
+        "bfloat16 activations": (normal(size, "bfloat16"), "bfloat16", b"EXP1"),
+        "float16 activations": (normal(size, "float16"), "float16", b"EXP1"),
+        "bytes of text": (np.frombuffer(b"saved tensors " * 20_000, np.uint8).copy(), "uint8", b"ZST1"),
+        "noise": (noise.view(np.float32), "float32", b""),
+        "random integers": (noise.view(np.int32), "int32", b""),
+        "random bytes": (noise, "uint8", b""),
+    }
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_lossless_chooses_by_content(kind: str) -> None:
+    data, dtype, magic = kinds()[kind]
+    spec = spec_of(data.shape, dtype)
+    payload = Lossless().encode(borrowed(data), spec)
+    assert Lossless().decode(payload, spec).tobytes() == data.tobytes()
+    if magic:
+        assert payload[:4].tobytes() == magic
+        assert payload.nbytes * 1.1 <= data.nbytes
+    else:
+        assert np.shares_memory(payload, data)
+        assert not payload.flags.writeable
+        assert payload.nbytes == data.nbytes
+
+
+def test_lossless_looks_again_where_the_sample_misled_it() -> None:
+    data = np.where(np.random.default_rng(0).random(1 << 18) < 0.5, np.float32(0), np.float32(2))
+    data[100_000:100_003] = 1, 3, 5
+    spec = spec_of(data.shape, "float32")
+    payload = Lossless().encode(data, spec)
+    assert Lossless().decode(payload, spec).tobytes() == data.tobytes()
+    assert payload.nbytes < 0.6 * data.nbytes
+
+
+def test_lossless_passes_on_what_does_not_reach_the_ratio() -> None:
+    data = normal(1 << 18)
+    spec = spec_of(data.shape, "float32")
+    assert Lossless(min_ratio=1.15).encode(data, spec).nbytes < data.nbytes / 1.15
+    assert np.shares_memory(Lossless(min_ratio=1.3).encode(data, spec), data)
+
+
+def test_lossless_is_smaller_at_higher_levels() -> None:
+    data = np.maximum(normal(1 << 18), 0)
+    spec = spec_of(data.shape, "float32")
+    assert Lossless(level=2).encode(data, spec).nbytes < 0.85 * Lossless(level=1).encode(data, spec).nbytes
+
+
+def test_lossless_gives_an_aligned_array_from_a_payload_anywhere() -> None:
+    data = np.random.default_rng(0).integers(0, 256, 8008, np.uint8)[:8000].view(np.float64)
+    spec = spec_of(data.shape, "float64")
+    anywhere = np.empty(8001, np.uint8)[1:]
+    anywhere[:] = Lossless().encode(data, spec)
+    back = Lossless().decode(anywhere, spec)
+    assert back.flags.aligned
+    assert back.tobytes() == data.tobytes()
+
+
+def test_sample_is_of_neighbours_from_all_over() -> None:
+    sample = contiguous_sample(np.arange(10_000), 400, runs=4)
+    assert sample.reshape(4, 100)[:, 0].tolist() == [0, 3300, 6600, 9900]
+    assert (np.diff(sample.reshape(4, 100), axis=1) == 1).all()
+    assert contiguous_sample(np.arange(10), 400, runs=4).tolist() == list(range(10))
+
+
+def traced(call: Callable[[], Array]) -> tuple[Array, int]:
+    """Return what a call returns, and the most memory that it had allocated at one time, in bytes."""
+    tracemalloc.start()
+    try:
+        return call(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_no_temporary_is_larger_than_the_payload_and_a_block(codec: Codec) -> None:
+    rng = np.random.default_rng(0)
+    size = 1 << 22
+    mask = rng.random(size) < 0.5
+    tensors = [(mask, "bool"), (np.where(mask, normal(size), 0).astype("f4"), "float32"), (normal(size), "float32")]
+    tensors += [(rng.integers(0, 200, size), "int64"), (normal(size, "bfloat16"), "bfloat16")]
+    spare = 16 * 8 << 16
+    for data, dtype in tensors:
+        spec = spec_of(data.shape, dtype)
+        if not codec.accepts(spec):
+            continue
+        payload, most = traced(lambda codec=codec, data=data, spec=spec: codec.encode(borrowed(data), spec))
+        assert most <= 2 * payload.nbytes + spare, dtype
+        _, most = traced(lambda codec=codec, payload=payload, spec=spec: codec.decode(borrowed(payload), spec))
+        assert most <= data.nbytes + payload.nbytes + spare, dtype

@@ -1,0 +1,146 @@
+"""How a fault is planted into what a suite tests, and how it is found out whether a check notices."""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import pytest
+
+from tensorstash import api
+from tensorstash.api import Stash, Wrapped
+from tensorstash.backends.paddle import PaddleBackend
+from tensorstash.backends.reference import ReferenceBackend
+from tensorstash.backends.torch import TorchBackend
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.session import Session
+from tensorstash.errors import BackendError
+from tensorstash.testing import BackendSuite
+from tensorstash.testing.paddle_lab import PaddleLab
+from tensorstash.testing.reference_lab import ReferenceLab
+from tensorstash.testing.torch_lab import TorchLab
+
+NOTICED = (AssertionError, pytest.fail.Exception)
+"""How a check fails."""
+
+
+class Planted(BackendSuite):
+    """The suite over a backend and a session of choice, with the public entry points in between."""
+
+    lab = ReferenceLab()
+    Backend: ClassVar[Callable[[], Any]] = ReferenceBackend
+    session: ClassVar[type[Session[Any]]] = Session
+
+    def stash(self, policy: Any, *, min_bytes: Any = 0, limits: Limits | None = None) -> Stash:
+        with self._planted():
+            return super().stash(policy, min_bytes=min_bytes, limits=limits)
+
+    def wrap(self, model: Any, policy: Any, *, min_bytes: Any = 0, limits: Limits | None = None) -> Wrapped:
+        with self._planted():
+            return super().wrap(model, policy, min_bytes=min_bytes, limits=limits)
+
+    @contextmanager
+    def _planted(self) -> Iterator[None]:
+        backend = self.Backend()
+
+        def backend_of(model: object) -> Any:
+            if not backend.owns(model):
+                raise BackendError(f"got {model!r}")
+            return backend
+
+        with (
+            patch.object(api, "backend_named", lambda name: backend),
+            patch.object(api, "backend_of", backend_of),
+            patch.object(api, "Session", self.session),
+        ):
+            yield
+
+
+class PlantedTorch(Planted):
+    """The same over PyTorch."""
+
+    lab = TorchLab()
+    Backend = TorchBackend
+
+
+class PlantedPaddle(Planted):
+    """The same over Paddle."""
+
+    lab = PaddleLab()
+    Backend = PaddleBackend
+
+
+class Box:
+    """What planted sessions put around a handle."""
+
+    def __init__(self, handle: Any, tensor: Any) -> None:
+        self.handle = handle
+        self.like = tensor.shape, tensor.dtype, tensor.device
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted fault.
+
+    Args:
+        suite: what carries it.
+        checks: which must notice it.
+        arguments: of the checks.
+        raises: how the fault may show besides a failed assertion.
+        control: the same without the fault.
+    """
+
+    suite: type
+    checks: tuple[str, ...]
+    arguments: dict[str, Any]
+    raises: tuple[type[BaseException], ...]
+    control: type
+
+
+def note(
+    faults: list[Fault],
+    *checks: str,
+    raises: tuple[type[BaseException], ...] = (),
+    control: type = Planted,
+    **arguments: Any,
+) -> Callable[[type], type]:
+    """Return a decorator that adds a suite with a fault to ``faults``."""
+
+    def add(suite: type) -> type:
+        faults.append(Fault(suite, checks, arguments, raises, control))
+        return suite
+
+    return add
+
+
+def failure_of(suite: type, check: str, directory: Path, arguments: dict[str, Any]) -> BaseException | None:
+    """Run one check on a thread of its own, whose hooks and modes end with it, and return what it raised."""
+    instance = suite()
+    method = getattr(instance, check)
+    wanted = inspect.signature(method).parameters
+    directory.mkdir()
+    offered = {"device": "cpu", "tmp_path": directory} | arguments
+    if "store" in wanted:
+        offered["store"] = instance.config(str(directory)).open()
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            method(**{name: offered[name] for name in wanted})
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(120)
+    assert not thread.is_alive(), f"{check} hangs"
+    return raised[0] if raised else None
+
+
+def checks_of(suite: type) -> set[str]:
+    """Return the names of a suite's checks."""
+    return {name for name in dir(suite) if name.startswith("test_")}

@@ -1,0 +1,74 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import broken_codecs
+import broken_failures
+import broken_ownership
+import broken_stores
+import broken_training
+import pytest
+from planted import NOTICED, Fault, checks_of, failure_of
+
+from tensorstash.testing import BackendSuite, CodecSuite, StoreSuite
+
+OF_BACKENDS = [*broken_training.FAULTS, *broken_ownership.FAULTS, *broken_failures.FAULTS]
+KITS = ((BackendSuite, OF_BACKENDS), (CodecSuite, broken_codecs.FAULTS), (StoreSuite, broken_stores.FAULTS))
+PLANTED = [
+    pytest.param(fault, check, id=f"{fault.suite.__name__}-{check.removeprefix('test_')}")
+    for _, faults in KITS
+    for fault in faults
+    for check in fault.checks
+]
+
+
+@pytest.mark.parametrize(("fault", "check"), PLANTED)
+def test_planted_fault_is_noticed(fault: Fault, check: str, tmp_path: Path) -> None:
+    arguments = fault.arguments
+    sound = failure_of(fault.control, check, tmp_path / "sound", arguments)
+    assert sound is None, f"the check fails without the fault: {sound!r}"
+    failure = failure_of(fault.suite, check, tmp_path / "faulty", arguments)
+    assert failure is not None, f"{check} does not notice {fault.suite.__name__}"
+    assert isinstance(failure, (*NOTICED, *fault.raises)), f"noticed by accident: {failure!r}"
+
+
+@pytest.mark.parametrize(("suite", "faults"), KITS, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_check_has_a_planted_fault(suite: type, faults: list[Fault]) -> None:
+    planted = {check for fault in faults for check in fault.checks}
+    assert planted == checks_of(suite)
+
+
+def test_every_contract_line_has_a_planted_fault() -> None:
+    lines = {check.split("_")[1] for fault in OF_BACKENDS for check in fault.checks}
+    assert {f"line{number:02}" for number in range(1, 12)} <= lines
+
+
+GAPS = """
+from tensorstash.testing.harness import Harness
+from tensorstash.testing.reference_lab import ReferenceLab
+
+
+class LabWithGaps(ReferenceLab):
+    gaps = {"test_passes": "it does not", "test_fails": "it does", "test_each[sim:0]": "only there"}
+
+
+class TestGaps(Harness):
+    lab = LabWithGaps()
+
+    def test_passes(self):
+        pass
+
+    def test_fails(self):
+        raise AssertionError
+
+    def test_each(self, device):
+        assert device == "cpu"
+"""
+
+
+def test_declared_gaps_are_strict(tmp_path: Path) -> None:
+    (tmp_path / "test_gaps.py").write_text(GAPS)
+    command = [sys.executable, "-m", "pytest", "-q", "-rxX", "-p", "no:cacheprovider", "test_gaps.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert "1 failed, 1 passed, 2 xfailed" in done.stdout, done.stdout + done.stderr
+    assert "XPASS(strict)] it does not" in done.stdout

@@ -1,0 +1,146 @@
+"""Random programs, layouts, policies, budgets, threads and faults, in every framework.
+
+State a seed and a number of examples to repeat or to lengthen a run::
+
+    python -m pytest tests/engine/test_random_programs.py --hypothesis-profile long --hypothesis-seed 1
+"""
+
+import contextlib
+import tempfile
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_programs import LOSSLESS, forward, limits, programs
+
+import tensorstash as ts
+from tensorstash.errors import SavedTensorModifiedError, StashError
+from tensorstash.policies import StoreIn
+from tensorstash.testing.faults import FaultyCodec, FaultyStore
+from tensorstash.testing.lab import Lab
+
+FAULTS = ["full", "put_error", "get_error", "gone", "corrupt", "short_read"]
+
+
+def labs() -> list[Lab]:
+    from tensorstash.testing.paddle_lab import PaddleLab
+    from tensorstash.testing.reference_lab import ReferenceLab
+    from tensorstash.testing.torch_lab import TorchLab
+
+    return [ReferenceLab(), TorchLab(), PaddleLab()]
+
+
+@pytest.fixture(scope="module")
+def directory():
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
+def gradient(lab, device, program, scope=contextlib.nullcontext):
+    with scope():
+        leaf, loss, _ = forward(lab, device, program)
+    lab.backward(loss)
+    return lab.gradient(leaf)
+
+
+@pytest.mark.parametrize("lab", labs(), ids=lambda lab: lab.name)
+class TestRandomPrograms:
+    @given(data=st.data(), program=programs(), policy=st.sampled_from(sorted(LOSSLESS)), limits=limits())
+    def test_gradients_are_those_without_hooks_and_no_slot_is_left(self, lab, directory, data, program, policy, limits):
+        device = data.draw(st.sampled_from(lab.devices))
+        threads = data.draw(st.sampled_from([1, 1, 1, 3]))
+        plain = gradient(lab, device, program)
+        stash = ts.stash(LOSSLESS[policy](directory), framework=lab.name, min_bytes=0, limits=limits)
+        found = []
+
+        def run():
+            for _ in range(2):
+                found.append(gradient(lab, device, program, lambda: stash))
+
+        workers = [threading.Thread(target=run) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert len(found) == 2 * threads
+        assert all(np.array_equal(plain, grad, equal_nan=True) for grad in found)
+        session = stash._session
+        session.drain()
+        assert stash.stats().live.tensors == 0
+        assert session._in_flight.used == session._state.ahead.budget.used == 0
+        assert session._in_flight.peak <= limits.in_flight_bytes
+        assert session._state.ahead.budget.peak <= limits.ahead_bytes
+
+    @given(program=programs(modified=True), policy=st.sampled_from(sorted(LOSSLESS)), limits=limits())
+    def test_a_value_changed_in_place_gives_the_saved_gradient_or_autograds_error(
+        self, lab, directory, program, policy, limits
+    ):
+        device = lab.devices[-1]
+
+        def run(scope):
+            with scope:
+                leaf, loss, values = forward(lab, device, program)
+            lab.add_(values[program.modified % len(values)], 1.0)
+            lab.backward(loss)
+            return lab.gradient(leaf)
+
+        untouched = gradient(lab, device, program)
+        try:
+            natively = run(contextlib.nullcontext())
+        except RuntimeError:
+            natively = None
+        stash = ts.stash(LOSSLESS[policy](directory), framework=lab.name, min_bytes=0, limits=limits)
+        try:
+            found = run(stash)
+        except SavedTensorModifiedError:
+            assert natively is None, "a program that trains without hooks was refused"
+        else:
+            assert np.array_equal(found, untouched, equal_nan=True)
+        # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
+        gradient(lab, device, program)
+        stash._session.drain()
+        assert stash.stats().live.tensors == 0
+
+    @given(
+        program=programs(),
+        fault=st.sampled_from(FAULTS),
+        at=st.integers(1, 8),
+        times=st.integers(1, 3),
+        in_codec=st.sampled_from([None, None, "encode_error", "decode_error", "encode_wrong_size", "decode_wrong_size"]),
+        numel=st.sampled_from([None, 4, 6, 12]),
+        limits=limits(),
+    )
+    def test_a_fault_ends_in_a_named_error_or_the_right_gradient_and_the_next_step_works(
+        self, lab, program, fault, at, times, in_codec, numel, limits
+    ):
+        device = lab.devices[-1]
+        plain = gradient(lab, device, program)
+        policy = StoreIn(FaultyStore(fault=fault, at=at, times=times))
+        if in_codec is not None:
+            policy = ts.policies.Encode(FaultyCodec(fault=in_codec, numel=numel)) | policy
+        stash = ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
+        for _ in range(times + 9):
+            try:
+                found = gradient(lab, device, program, lambda: stash)
+            except StashError as error:
+                assert "stage" in str(error)
+                assert "tensor " in str(error)
+                del error
+            else:
+                assert np.array_equal(found, plain, equal_nan=True)
+        found = gradient(lab, device, program)
+        assert np.array_equal(found, plain, equal_nan=True)
+        session = stash._session
+        session.drain()
+        assert stash.stats().live.tensors == 0
+        assert session._in_flight.used == session._state.ahead.budget.used == 0
+
+
+@given(program=programs())
+def test_a_program_means_the_same_in_every_framework(program):
+    found = [gradient(lab, "cpu", program) for lab in labs()]
+    tolerance = 1e-4 if program.dtype == "float32" else 1e-10
+    assert np.allclose(found[0], found[1], rtol=tolerance, atol=tolerance)
+    assert np.allclose(found[0], found[2], rtol=tolerance, atol=tolerance)

@@ -1,0 +1,190 @@
+"""What a hook raises reaches the user as it was raised, and the next step works."""
+
+import paddle
+import pytest
+from conftest import bits, leaf, noise
+from paddle.autograd import PyLayer, saved_tensors_hooks
+
+from tensorstash.errors import BackendError, StashError
+
+RAISED = [KeyError("a slot"), KeyboardInterrupt(), SystemExit(3), type("Odd", (BaseException,), {})("odd")]
+
+
+class Doubled(PyLayer):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.saved_tensor()
+        return grad * 2
+
+
+def raising(error):
+    def hook(value):
+        raise error from ValueError("the cause")
+
+    return hook
+
+
+def same(value):
+    return value
+
+
+def assert_the_next_step_works():
+    assert paddle.is_grad_enabled()
+    x = leaf([3.0])
+    (x * x).backward()
+    assert x.grad.item() == 6
+
+
+@pytest.fixture(params=["operation", "layer"])
+def program(request):
+    return paddle.exp if request.param == "operation" else Doubled.apply
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+def test_an_exception_in_pack_leaves_the_scope_unchanged(backend, program, error):
+    with pytest.raises(type(error)) as caught, backend.hooks(raising(error), same):
+        program(leaf(noise(3)) * 1.0)
+    assert caught.value is error
+    assert isinstance(error.__cause__, ValueError)
+    assert_the_next_step_works()
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("how", ["Tensor.backward", "paddle.autograd.backward", "paddle.grad"])
+def test_an_exception_in_unpack_leaves_backward_unchanged(backend, program, error, how):
+    x = leaf(noise(3))
+    with backend.hooks(same, raising(error)):
+        loss = program(x * 1.0).sum()
+    with pytest.raises(type(error)) as caught:
+        if how == "Tensor.backward":
+            loss.backward()
+        elif how == "paddle.autograd.backward":
+            paddle.autograd.backward([loss])
+        else:
+            paddle.grad(loss, x)
+    assert caught.value is error
+    assert isinstance(error.__cause__, ValueError)
+    assert_the_next_step_works()
+
+
+def test_a_foreign_pair_inside_a_scope_raises_its_own_exceptions(backend):
+    error = KeyError("foreign")
+    with backend.hooks(same, same):
+        with pytest.raises(KeyError, match="foreign"), saved_tensors_hooks(raising(error), same):
+            paddle.exp(leaf([1.0]))
+        with saved_tensors_hooks(same, raising(error)):
+            y = paddle.exp(leaf([1.0]))
+    with pytest.raises(KeyError, match="foreign"):
+        y.backward()
+
+
+def test_an_exception_of_the_body_comes_first_and_carries_a_note(backend):
+    with pytest.raises(ValueError, match="body") as caught, backend.hooks(raising(KeyError("a slot")), same):
+        paddle.exp(leaf([1.0]))
+        raise ValueError("body")
+    assert any("KeyError" in note for note in caught.value.__notes__)
+
+
+def test_nothing_more_is_packed_after_a_failure(backend):
+    calls = []
+
+    def pack(tensor):
+        calls.append(tensor)
+        raise KeyError
+
+    with pytest.raises(KeyError), backend.hooks(pack, same):
+        paddle.exp(paddle.exp(leaf([1.0])))
+    assert len(calls) == 1
+
+
+def test_backward_inside_the_scope_raises_what_pack_raised(backend):
+    with pytest.raises(KeyError, match="a slot"), backend.hooks(raising(KeyError("a slot")), same):
+        y = paddle.exp(leaf([1.0]))
+        with pytest.raises(KeyError, match="a slot"):
+            y.backward()
+    with pytest.raises(StashError, match="could not be packed.*a slot"):
+        y.backward()
+
+
+def test_a_failed_unpack_can_be_tried_again_on_a_retained_graph(backend):
+    failures = [OSError("once")]
+
+    def unpack(array):
+        if failures:
+            raise failures.pop()
+        return paddle.to_tensor(array)
+
+    x = leaf(noise(3))
+    with backend.hooks(lambda tensor: tensor.numpy(), unpack):
+        loss = (x * x).sum()
+    with pytest.raises(OSError, match="^once$"):
+        loss.backward(retain_graph=True)
+    loss.backward()
+    assert bits(x.grad) == bits(x.detach() * 2)
+
+
+def test_an_exception_of_the_users_own_layer_is_left_alone(backend):
+    class Broken(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise KeyError("the layer's own")
+
+    with backend.hooks(same, same):
+        y = Broken.apply(leaf([1.0]))
+    with pytest.raises(OSError, match="the layer's own"):
+        y.backward()
+    assert_the_next_step_works()
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "returned a NoneType"),
+        (noise(4, 6), "returned a ndarray"),
+        (paddle.zeros([4, 6], "float64"), r"returned float64\(4, 6\) on cpu, expected float32\(4, 6\) on cpu"),
+        (paddle.zeros([4, 6], "float16"), "returned float16"),
+        (paddle.zeros([24]), r"returned float32\(24,\)"),
+        (paddle.zeros([1, 6]), r"returned float32\(1, 6\)"),
+        (paddle.zeros([8, 6]), r"returned float32\(8, 6\)"),
+    ],
+    ids=["None", "array", "float64", "float16", "flat", "one row", "too many rows"],
+)
+def test_what_unpack_must_not_return_is_a_named_error(backend, returned, message):
+    x = leaf(noise(4, 6))
+    with backend.hooks(same, lambda packed: returned):
+        y = paddle.exp(x)
+    with pytest.raises(StashError, match=message):
+        y.sum().backward()
+
+
+def test_a_tensor_that_needs_grad_and_a_slice_of_a_larger_one_are_fine(backend):
+    x, plain = leaf(noise(4, 6)), leaf(noise(4, 6))
+
+    def unpack(array):
+        larger = paddle.concat([paddle.zeros_like(paddle.to_tensor(array)), paddle.to_tensor(array)])
+        larger.stop_gradient = False
+        return larger[4:]
+
+    with backend.hooks(lambda tensor: tensor.numpy(), unpack):
+        y = paddle.exp(x)
+    y.sum().backward()
+    paddle.exp(plain).sum().backward()
+    assert bits(x.grad) == bits(plain.grad)
+
+
+def test_a_released_tensor_of_another_thread_says_so(backend):
+    from tensorstash.backends.paddle_packed import Unhooked
+
+    saved = Unhooked(leaf([1.0]))
+    saved.restore()
+    with pytest.raises(BackendError, match="released"):
+        saved.restore()

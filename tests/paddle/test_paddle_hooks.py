@@ -1,0 +1,326 @@
+"""Pairs of hooks nest, belong to a thread, and leave Paddle as it was."""
+
+import contextlib
+import threading
+
+import paddle
+import pytest
+from conftest import bits, gradients, leaf, noise
+from paddle.autograd import PyLayer, saved_tensors_hooks
+from paddle.autograd.py_layer import PyLayerContext
+from paddle.base import core
+
+from tensorstash.errors import BackendError, SavedTensorModifiedError
+
+
+def same(value):
+    return value
+
+
+def noting(notes, name):
+    def pack(tensor):
+        notes.append(name)
+        return tensor.numpy()
+
+    return pack, paddle.to_tensor
+
+
+def save_one():
+    """Run an operation that saves one tensor."""
+    return paddle.exp(leaf([1.0, 2.0]))
+
+
+def in_thread(work):
+    raised = []
+
+    def run():
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+
+
+def test_the_innermost_pair_runs_and_the_outer_one_is_restored(backend):
+    notes = []
+    with backend.hooks(*noting(notes, "outer")):
+        with backend.hooks(*noting(notes, "inner")):
+            save_one()
+        save_one()
+    save_one()
+    assert notes == ["inner", "outer"]
+
+
+def test_each_pair_unpacks_what_it_packed(pair, backend):
+    other = type(pair)(backend)
+    x = leaf(noise(3, 3))
+    with pair.hooks():
+        y = x * 2.0 * x
+        with other.hooks():
+            y = paddle.exp(y)
+        y = paddle.tanh(y)
+    y.sum().backward()
+    assert (pair.unpacked, other.unpacked) == (pair.copied.total() + pair.kept.total(), 1)
+    plain = leaf(noise(3, 3))
+    paddle.tanh(paddle.exp(plain * 2.0 * plain)).sum().backward()
+    assert bits(x.grad) == bits(plain.grad)
+
+
+def test_hooks_are_gone_after_the_body_raises(backend):
+    notes = []
+    with contextlib.suppress(KeyError), backend.hooks(*noting(notes, "ours")):
+        raise KeyError
+    save_one()
+    assert not notes
+
+
+def test_leaving_in_another_order_is_an_error_and_the_others_stay(backend):
+    notes = []
+    outer, inner = backend.hooks(*noting(notes, "outer")), backend.hooks(*noting(notes, "inner"))
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(BackendError, match="another order"):
+        outer.__exit__(None, None, None)
+    save_one()
+    inner.__exit__(None, None, None)
+    save_one()
+    assert notes == ["inner"]
+    with pytest.raises(BackendError, match="no longer in force"):
+        inner.__exit__(None, None, None)
+
+
+def test_leaving_on_another_thread_is_an_error_and_ends_the_scope(backend):
+    notes = []
+    scope = backend.hooks(*noting(notes, "ours"))
+    scope.__enter__()
+    with pytest.raises(BackendError, match="thread"):
+        in_thread(lambda: scope.__exit__(None, None, None))
+    save_one()
+    assert not notes
+
+
+def test_another_threads_operations_are_not_packed(backend):
+    notes, grads = [], []
+
+    def other():
+        x = leaf(noise(3, 3))
+        paddle.exp(x * 1.0).sum().backward()
+        grads.append(bits(x.grad))
+
+    with backend.hooks(*noting(notes, "ours")):
+        in_thread(other)
+    other()
+    assert not notes
+    assert grads[0] == grads[1]
+
+
+def test_another_threads_graph_keeps_the_inplace_check(backend):
+    def other():
+        y = paddle.exp(leaf(noise(3, 3)) * 1.0)
+        loss = (y * y).sum()
+        y.add_(paddle.ones([3, 3]))
+        loss.backward()
+
+    with backend.hooks(same, same), pytest.raises(SavedTensorModifiedError, match="inplace"):
+        in_thread(other)
+
+
+def test_another_threads_layers_may_save_anything(backend):
+    class Layer(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x, None, [x, 3])
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            _, nothing, (_, three) = ctx.saved_tensor()
+            assert nothing is None
+            return grad * (three - 1)
+
+    def other():
+        x = leaf([1.0])
+        Layer.apply(x).backward()
+        assert x.grad.item() == 2
+
+    with backend.hooks(same, same):
+        in_thread(other)
+
+
+def test_two_threads_have_a_pair_each(backend):
+    notes, ready, done = [], threading.Event(), threading.Event()
+
+    def first():
+        with backend.hooks(*noting(notes, "first")):
+            ready.set()
+            assert done.wait(30)
+            save_one()
+
+    def second():
+        assert ready.wait(30)
+        with backend.hooks(*noting(notes, "second")):
+            y = save_one()
+            done.set()
+        y.sum().backward()
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(notes) == ["first", "second"]
+
+
+def test_many_threads_train_at_once_each_under_its_own_pair(pair, backend):
+    expected = gradients(lambda a: paddle.exp(a @ a.t()) @ a, [noise(4, 4)])
+    pairs = [type(pair)(backend) for _ in range(4)]
+    found = [[] for _ in pairs]
+
+    def train(index):
+        for _ in range(20):
+            found[index].append(gradients(lambda a: paddle.exp(a @ a.t()) @ a, [noise(4, 4)], pairs[index].hooks()))
+
+    threads = [threading.Thread(target=train, args=(index,)) for index in range(len(pairs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(grads == expected for each in found for grads in each)
+    assert all(len(each) == 20 for each in found)
+    assert len({each.copied.total() for each in pairs}) == 1
+
+
+def test_hooks_run_without_gradient_recording(backend):
+    modes = []
+
+    def noted(value):
+        modes.append(paddle.is_grad_enabled())
+        return value
+
+    class Layer(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.saved_tensor()[0]
+
+    x = leaf([3.0])
+    with backend.hooks(noted, noted):
+        y = Layer.apply(paddle.exp(x))
+        paddle.grad(y, x, create_graph=True)
+    assert len(modes) >= 4
+    assert not any(modes)
+
+
+def test_operations_inside_pack_are_not_packed(backend):
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor)
+        with paddle.enable_grad():
+            return (tensor * tensor.detach()).numpy()
+
+    with backend.hooks(pack, paddle.to_tensor):
+        save_one()
+    assert len(packed) == 1
+
+
+def test_operations_of_a_worker_inside_pack_are_not_packed(backend):
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor)
+        in_thread(lambda: paddle.exp(leaf([1.0])))
+        return tensor.numpy()
+
+    with backend.hooks(pack, paddle.to_tensor):
+        save_one()
+    assert len(packed) == 1
+
+
+def test_foreign_hooks_nest_inside_and_outside(backend):
+    notes = []
+    with saved_tensors_hooks(*noting(notes, "outermost")):
+        with backend.hooks(*noting(notes, "ours")):
+            with saved_tensors_hooks(*noting(notes, "inner")):
+                y = save_one()
+                with backend.hooks(*noting(notes, "innermost")):
+                    z = save_one()
+            u = save_one()
+        v = save_one()
+    save_one()
+    assert notes == ["inner", "innermost", "ours", "outermost"]
+    for out in (y, z, u, v):
+        out.sum().backward()
+
+
+def test_a_foreign_pair_that_cannot_be_told_is_an_error_and_stays_in_force(backend):
+    notes = []
+    unused = saved_tensors_hooks(same, same)
+    with saved_tensors_hooks(*noting(notes, "foreign")):
+        with pytest.raises(BackendError, match="2 such objects"):
+            backend.hooks(same, same).__enter__()
+        save_one()
+    assert notes == ["foreign"]
+    del unused
+
+
+def test_foreign_hooks_left_out_of_order_are_an_error(backend):
+    foreign = saved_tensors_hooks(same, same)
+    with backend.hooks(same, same):
+        foreign.__enter__()
+        inner = backend.hooks(same, same)
+        inner.__enter__()
+        with pytest.raises(BackendError, match="another order"):
+            foreign.__exit__(None, None, None)
+        inner.__exit__(None, None, None)
+
+
+def test_backward_may_run_under_other_hooks_than_forward(pair, backend):
+    notes = []
+    x = leaf(noise(3, 3))
+    with pair.hooks():
+        y = paddle.exp(x * x)
+    with backend.hooks(*noting(notes, "backward")), saved_tensors_hooks(*noting(notes, "foreign")):
+        y.sum().backward()
+    assert not notes
+    assert pair.unpacked == 3
+
+
+def replaced():
+    return (
+        vars(saved_tensors_hooks)["__enter__"],
+        vars(saved_tensors_hooks)["__exit__"],
+        vars(PyLayerContext)["save_for_backward"],
+        vars(PyLayer).get("apply"),
+        core.eager.run_backward,
+        core.eager.run_partial_grad,
+    )
+
+
+def test_paddle_is_as_it_was_once_the_graph_is_gone(pair, counting_only):
+    before = replaced()
+    with pair.hooks():
+        y = save_one()
+        inside = replaced()
+    assert all(now is not then for now, then in zip(inside, before, strict=True))
+    assert replaced() == inside
+    y.sum().backward()
+    del y
+    assert replaced() == before
+
+
+def test_an_inplace_change_is_noticed_by_the_version_that_views_share(backend):
+    x = paddle.rand([4, 6])
+    view = x[1:].t()
+    assert backend.version(view) == backend.version(x)
+    x.add_(paddle.ones([4, 6]))
+    assert backend.version(view) == backend.version(x) == backend.version(backend.alias(view)) == 1

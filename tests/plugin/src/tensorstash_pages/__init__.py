@@ -1,0 +1,1 @@
+"""A codec and a store for tensorstash."""

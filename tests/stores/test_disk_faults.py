@@ -1,0 +1,405 @@
+"""Every way in which storage fails ends in a named error, leaks nothing, and leaves the store usable."""
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
+from tensorstash.stores import Disk
+from tensorstash.stores.disk import DiskStore
+from tensorstash.stores.pages import round_up
+from tensorstash.stores.slab import PIECE
+from tensorstash.stores.syscalls import Syscalls
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reaches the unlinked file through /proc/self/fd")
+
+
+@dataclass(frozen=True)
+class Faulty(Syscalls):
+    """System calls that consult a fault before they run."""
+
+    faults: dict[str, Callable[[], None]] = field(default_factory=dict)
+    most: int = sys.maxsize
+
+    def write(self, fd, data, offset):
+        self.faults.get("write", lambda: None)()
+        return min(self.most, super().write(fd, data[: round_up(self.most)], offset))
+
+    def read(self, fd, out, offset):
+        self.faults.get("read", lambda: None)()
+        return min(self.most, super().read(fd, out[: round_up(self.most)], offset))
+
+    def reserve(self, fd, start, length):
+        self.faults.get("reserve", lambda: None)()
+        super().reserve(fd, start, length)
+
+    def available(self, fd, directory):
+        return self.faults.get("available", lambda: super(Faulty, self).available(fd, directory))()
+
+
+def failing(number: int) -> Callable[[], None]:
+    def fail() -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.fixture(params=[True, False], ids=["direct", "buffered"])
+def config(request, tmp_path):
+    return Disk(directory=str(tmp_path), direct=request.param)
+
+
+def check_usable(store, payload):
+    """A store that failed has leaked nothing and works on."""
+    assert store.used_bytes == 0
+    for nbytes in (100, 2 * PIECE + 1):
+        slot = store.put(payload(nbytes))
+        assert np.array_equal(store.get(slot), payload(nbytes))
+        store.delete(slot)
+    assert store.used_bytes == 0
+    store.close()
+
+
+@pytest.mark.parametrize("nbytes", [1_000, 3 * PIECE])
+@pytest.mark.parametrize("call", ["write", "reserve"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV])
+def test_a_device_that_refuses_is_named(config, payload, call, number, nbytes):
+    faults = {call: failing(number)}
+    store = DiskStore(config, Faulty(faults=faults))
+    expected = StoreError if number in (errno.EIO, errno.ENODEV) else StoreFullError
+    with pytest.raises(expected, match=errno.errorcode[number]) as caught:
+        store.put(payload(nbytes))
+    assert type(caught.value) is expected
+    assert config.directory in str(caught.value)
+    faults.clear()
+    check_usable(store, payload)
+
+
+def test_a_device_that_fills_up_in_the_middle_of_a_record_takes_nothing(config, payload):
+    writes = iter(range(10_000))
+
+    def fail_later() -> None:
+        if next(writes) >= 3:
+            failing(errno.ENOSPC)()
+
+    faults = {"write": fail_later}
+    store = DiskStore(config, Faulty(faults=faults))
+    with pytest.raises(StoreFullError):
+        store.put(payload(6 * PIECE))
+    faults.clear()
+    check_usable(store, payload)
+
+
+def test_no_more_than_the_device_has_left_is_asked_for(config, payload):
+    asked = []
+    faults = {"available": lambda: 3 * 4096, "reserve": lambda: asked.append(1)}
+    store = DiskStore(config, Faulty(faults=faults))
+    slot = store.put(payload(2 * 4096))
+    with pytest.raises(StoreFullError, match="ENOSPC"):
+        store.put(payload(4 * 4096))
+    assert len(asked) == 1
+    store.delete(slot)
+    del faults["available"]
+    check_usable(store, payload)
+
+
+def test_what_a_refused_reservation_took_is_given_back(config, payload):
+    class TakesAndRefuses(Syscalls):
+        def reserve(self, fd, start, length):
+            super().reserve(fd, start, length)
+            if start:
+                failing(errno.ENOSPC)()
+
+    store = DiskStore(config, TakesAndRefuses())
+    slot = store.put(payload(4096))
+    with pytest.raises(StoreFullError):
+        store.put(payload(PIECE))
+    (slab,) = store._slabs
+    assert os.fstat(slab._file.fd).st_size == store.file_bytes == 4096
+    assert np.array_equal(store.get(slot), payload(4096))
+    store.close()
+
+
+@pytest.mark.parametrize("method", ["available", "truncate"])
+def test_no_call_fails_without_a_name(config, payload, method):
+    calls = Faulty(faults={"reserve": failing(errno.ENOSPC)})
+    broken = type("Broken", (Faulty,), {method: lambda *_: failing(errno.EIO)()})(faults=calls.faults)
+    store = DiskStore(config, broken)
+    with pytest.raises(StoreError, match="EIO"):
+        store.put(payload(4096))
+    assert store.used_bytes == 0
+    store.close()
+
+
+@pytest.mark.parametrize("most", [4097, 4096 + 512, 100_000, PIECE - 1])
+def test_short_transfers_are_carried_on(config, payload, most):
+    store = DiskStore(config, Faulty(most=most))
+    for nbytes in (100, 300_000, PIECE + 5):
+        slot = store.put(payload(nbytes))
+        assert np.array_equal(store.get(slot), payload(nbytes))
+        store.delete(slot)
+    check_usable(store, payload)
+
+
+def test_a_device_that_takes_nothing_is_named(config, payload):
+    store = DiskStore(config, Faulty(most=0))
+    with pytest.raises(StoreError, match="took 0 of"):
+        store.put(payload(5_000))
+    assert store.used_bytes == 0
+    store.close()
+
+
+@pytest.mark.parametrize("nbytes", [1_000, 3 * PIECE])
+def test_a_read_that_fails_is_named_and_can_be_tried_again(config, payload, nbytes):
+    faults = {"read": failing(errno.EIO)}
+    store = DiskStore(config, Faulty(faults=faults))
+    slot = store.put(payload(nbytes))
+    with pytest.raises(StoreError, match=r"reading .* EIO"):
+        store.get(slot)
+    faults.clear()
+    assert np.array_equal(store.get(slot), payload(nbytes))
+    store.delete(slot)
+    check_usable(store, payload)
+
+
+def test_an_interrupt_leaves_nothing_behind(config, payload):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    faults = {"write": interrupt}
+    store = DiskStore(config, Faulty(faults=faults))
+    for nbytes in (1_000, 3 * PIECE):
+        with pytest.raises(KeyboardInterrupt):
+            store.put(payload(nbytes))
+    faults.clear()
+    check_usable(store, payload)
+
+
+@dataclass(frozen=True)
+class SlowReads(Syscalls):
+    """Reads that begin, and end when they are told to."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+    def read(self, fd, out, offset):
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return super().read(fd, out, offset)
+
+
+@pytest.mark.parametrize("nbytes", [5_000, 3 * PIECE])
+def test_a_record_that_is_being_read_keeps_its_place(config, payload, nbytes):
+    slow = SlowReads()
+    store = DiskStore(config, slow)
+    slot = store.put(payload(nbytes))
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(store.get, slot)
+        assert slow.begun.wait(60)
+        store.delete(slot)
+        store.put(payload(nbytes, 1))
+        slow.go_on.set()
+        assert np.array_equal(reading.result(), payload(nbytes))
+    assert store.used_bytes == round_up(nbytes)
+    store.close()
+
+
+def test_a_store_that_is_being_read_closes_when_the_read_is_done(config, payload):
+    slow = SlowReads()
+    store = DiskStore(config, slow)
+    (slab,) = store._slabs
+    slot = store.put(payload(5_000))
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(store.get, slot)
+        assert slow.begun.wait(60)
+        store.close()
+        os.fstat(slab._file.fd)
+        slow.go_on.set()
+        assert np.array_equal(reading.result(), payload(5_000))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(slab._file.fd)
+
+
+def slab_on_disk(store) -> int:
+    """Return a second descriptor of the slab, through the back door."""
+    (slab,) = store._slabs
+    return os.open(f"/proc/self/fd/{slab._file.fd}", os.O_RDWR)
+
+
+@linux_only
+@pytest.mark.parametrize("nbytes", [1_000, 50_000, PIECE, 3 * PIECE + 8])
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_a_flipped_bit_is_found(config, payload, nbytes, where):
+    store = config.open()
+    slot = store.put(payload(nbytes))
+    fd = slab_on_disk(store)
+    at = {"first": 0, "middle": nbytes // 2, "last": nbytes - 1}[where]
+    (byte,) = os.pread(fd, 1, at)
+    os.pwrite(fd, bytes([byte ^ 0x10]), at)
+    with pytest.raises(CorruptDataError, match=r"got checksum 0x[0-9a-f]{8}, expected 0x[0-9a-f]{8}"):
+        store.get(slot)
+    os.pwrite(fd, bytes([byte]), at)
+    os.close(fd)
+    assert np.array_equal(store.get(slot), payload(nbytes))
+    store.delete(slot)
+    check_usable(store, payload)
+
+
+@linux_only
+@pytest.mark.parametrize("damage", ["torn", "stale", "swapped", "zeroed", "cut"])
+def test_a_record_that_is_not_the_one_written_is_found(config, payload, damage):
+    nbytes = PIECE
+    store = config.open()
+    slot = store.put(payload(nbytes))
+    fd = slab_on_disk(store)
+    half = nbytes // 2
+    match damage:
+        case "torn":
+            os.pwrite(fd, payload(half, 1), half)
+        case "stale":
+            os.pwrite(fd, payload(512, 2), 512 * 77)
+        case "swapped":
+            one, other = os.pread(fd, 4096, 0), os.pread(fd, 4096, half)
+            os.pwrite(fd, other, 0)
+            os.pwrite(fd, one, half)
+        case "zeroed":
+            os.pwrite(fd, bytes(4096), half)
+        case "cut":
+            os.ftruncate(fd, half)
+    with pytest.raises(CorruptDataError):
+        store.get(slot)
+    os.pwrite(fd, payload(nbytes), 0)
+    os.close(fd)
+    assert np.array_equal(store.get(slot), payload(nbytes))
+    store.delete(slot)
+    check_usable(store, payload)
+
+
+@pytest.mark.parametrize("place", ["missing", "a file", "missing, second of two"])
+def test_a_directory_that_is_none_is_found_at_open(tmp_path, place):
+    (tmp_path / "file").touch()
+    directory = {
+        "missing": str(tmp_path / "none"),
+        "a file": str(tmp_path / "file"),
+        "missing, second of two": (str(tmp_path), str(tmp_path / "none")),
+    }[place]
+    config = Disk(directory=directory)
+    with pytest.raises(StoreError, match=r"none|file"):
+        config.open()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX permissions")
+def test_a_directory_without_permission_is_found_at_open(tmp_path):
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    user = os.geteuid()
+    if user == 0:
+        os.chown(tmp_path, 65534, 65534)
+        os.seteuid(65534)
+    try:
+        with pytest.raises(StoreError, match=r"EACCES|EPERM"):
+            Disk(directory=str(tmp_path)).open()
+    finally:
+        os.seteuid(user)
+        tmp_path.chmod(stat.S_IRWXU)
+
+
+def test_a_directory_that_is_removed_meanwhile_does_not_matter(tmp_path, payload):
+    directory = tmp_path / "scratch"
+    directory.mkdir()
+    store = Disk(directory=str(directory)).open()
+    slot = store.put(payload(PIECE))
+    directory.rmdir()
+    assert np.array_equal(store.get(slot), payload(PIECE))
+    store.delete(slot)
+    check_usable(store, payload)
+
+
+def run(script: str, *arguments: str) -> str:
+    """Run a script in a fresh process and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_out_of_descriptors_is_named_and_passes(tmp_path):
+    script = """
+import resource, sys
+from tensorstash.errors import StoreError
+from tensorstash.stores import Disk
+stores = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 4096))
+try:
+    while True:
+        stores.append(Disk(directory=sys.argv[1]).open())
+except StoreError as error:
+    print(error)
+stores.pop().close()
+Disk(directory=sys.argv[1]).open().close()
+"""
+    assert "EMFILE" in run(script, str(tmp_path))
+
+
+def test_a_limit_on_file_size_is_a_full_store(tmp_path):
+    script = """
+import resource, sys
+import numpy as np
+from tensorstash.errors import StoreFullError
+from tensorstash.stores import Disk
+from tensorstash.stores.disk import DiskStore
+from tensorstash.stores.syscalls import Syscalls
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY))
+for preallocate in (True, False):
+    store, slots = DiskStore(Disk(directory=sys.argv[1]), Syscalls(preallocate=preallocate)), []
+    try:
+        while True:
+            slots.append(store.put(np.full(100_000, len(slots), np.uint8)))
+    except StoreFullError as error:
+        print(len(slots), error)
+    assert all((store.get(slot) == value).all() for value, slot in enumerate(slots))
+    store.delete(slots.pop())
+    slots.append(store.put(np.zeros(100_000, np.uint8)))
+"""
+    first, second = run(script, str(tmp_path)).splitlines()
+    assert first.startswith("10 ")
+    assert second.startswith("10 ")
+    assert "EFBIG" in first
+    assert "EFBIG" in second
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs the right to mount a file system")
+@pytest.mark.parametrize("preallocate", [True, False])
+def test_a_full_file_system_is_a_full_store(tmp_path, payload, preallocate):
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)], check=False).returncode:
+        pytest.skip("may not mount a file system")
+    try:
+        store = DiskStore(Disk(directory=str(tmp_path)), Syscalls(preallocate=preallocate))
+        slots = [store.put(payload(100_000, seed)) for seed in range(10)]
+        with pytest.raises(StoreFullError, match="ENOSPC"):
+            store.put(payload(100_000))
+        assert all(np.array_equal(store.get(slot), payload(100_000, seed)) for seed, slot in enumerate(slots))
+        store.delete(slots.pop())
+        assert np.array_equal(store.get(store.put(payload(100_000))), payload(100_000))
+        store.close()
+        assert os.statvfs(tmp_path).f_bfree == os.statvfs(tmp_path).f_blocks
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_helper_threads_are_not_needed(config, payload):
+    """Where no thread can be started, the caller does all pieces."""
+    store = config.open()
+    store._executor.shutdown()
+    slot = store.put(payload(3 * PIECE))
+    assert np.array_equal(store.get(slot), payload(3 * PIECE))
+    store.close()

@@ -1,0 +1,128 @@
+"""What a disk store takes of its device."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from tensorstash.stores import Disk
+from tensorstash.stores.disk import DiskStore
+from tensorstash.stores.slab import PIECE
+from tensorstash.stores.syscalls import Syscalls
+
+MIB = 2**20
+
+
+def blocks_on_disk(store) -> int:
+    return sum(os.fstat(slab._file.fd).st_blocks * 512 for slab in store._slabs)
+
+
+def test_the_file_is_flat_over_steps_of_changing_shapes(tmp_path, payload):
+    """Records live from forward to backward, some longer; the file stops growing within ten steps."""
+    store, order = Disk(directory=str(tmp_path)).open(), random.Random(0)
+    shapes = [[order.randint(1, 3 * MIB) for _ in range(12)] for _ in range(3)]
+    source, sizes, kept = payload(3 * MIB), [], []
+    for step in range(120):
+        slots = [store.put(source[:nbytes]) for nbytes in shapes[step % 3]]
+        if step % 7 == 0:
+            kept.append(slots.pop(order.randrange(len(slots))))
+            if len(kept) > 3:
+                store.delete(kept.pop(0))
+        order.shuffle(slots)
+        for slot in slots:
+            store.delete(slot)
+        sizes.append(store.file_bytes)
+    assert sizes[10] == sizes[-1]
+    assert sizes[-1] <= 2 * (max(map(sum, shapes)) + 9 * MIB)
+    store.close()
+
+
+def test_space_in_scraps_is_used_before_a_store_is_full(tmp_path, payload):
+    store = Disk(directory=str(tmp_path), budget=64 * 4096).open()
+    slots = [store.put(payload(4096, seed)) for seed in range(64)]
+    for slot in slots[::2]:
+        store.delete(slot)
+    whole = store.put(payload(32 * 4096))
+    assert np.array_equal(store.get(whole), payload(32 * 4096))
+    assert store.used_bytes == store.file_bytes == 64 * 4096
+    store.close()
+
+
+@pytest.mark.parametrize("preallocate", [True, False])
+def test_blocks_are_there_before_they_are_written_and_never_above_the_budget(tmp_path, payload, preallocate):
+    budget = 10 * MIB + 123
+    store = DiskStore(Disk(directory=str(tmp_path), budget=budget), Syscalls(preallocate=preallocate))
+    slots = [store.put(payload(MIB + 1)) for _ in range(9)]
+    assert store.used_bytes <= store.file_bytes <= budget
+    assert blocks_on_disk(store) >= store.file_bytes
+    assert blocks_on_disk(store) <= store.file_bytes + 64 * 1024
+    for slot in slots:
+        store.delete(slot)
+    assert store.used_bytes == 0
+    store.close()
+
+
+def test_records_are_striped_over_the_directories(tmp_path, payload):
+    directories = tuple(str(tmp_path / name) for name in "abc")
+    for directory in directories:
+        os.mkdir(directory)
+    store = Disk(directory=directories, budget=90 * MIB).open()
+    slot = store.put(payload(6 * PIECE))
+    assert [slab.used_bytes for slab in store._slabs] == [2 * PIECE] * 3
+    small = [store.put(payload(4096)) for _ in range(3)]
+    assert [slab.used_bytes for slab in store._slabs] == [2 * PIECE + 4096] * 3
+    assert np.array_equal(store.get(slot), payload(6 * PIECE))
+    assert len(small) == 3
+    store.close()
+
+
+def test_a_full_directory_passes_its_part_to_the_others(tmp_path, payload):
+    directories = tuple(str(tmp_path / name) for name in "ab")
+    for directory in directories:
+        os.mkdir(directory)
+
+    class FirstIsFull(Syscalls):
+        def available(self, fd, directory):
+            return 0 if directory == directories[0] else super().available(fd, directory)
+
+    store = DiskStore(Disk(directory=directories), FirstIsFull())
+    slot = store.put(payload(3 * PIECE))
+    assert [slab.used_bytes for slab in store._slabs] == [0, 3 * PIECE]
+    assert np.array_equal(store.get(slot), payload(3 * PIECE))
+    store.close()
+
+
+def test_direct_io_is_used_where_it_works_and_only_there(tmp_path):
+    class Refuses(Syscalls):
+        def enable_direct(self, fd):
+            return 0
+
+    config = Disk(directory=str(tmp_path))
+    direct, off, refused = (
+        config.open(),
+        Disk(directory=str(tmp_path), direct=False).open(),
+        DiskStore(config, Refuses()),
+    )
+    if not direct.direct:
+        pytest.skip("the file system has no direct I/O")
+    assert not off.direct
+    assert not refused.direct
+    for store in (direct, off, refused):
+        assert store.file_bytes == blocks_on_disk(store) == 0
+        store.close()
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a file system that takes any address")
+def test_aligned_sources_are_written_from_where_they_are(payload):
+    from tensorstash.buffers import aligned_empty
+
+    store = Disk(directory="/dev/shm").open()
+    if store._slabs[0]._address_unit != 64:
+        pytest.skip("direct I/O takes whole pages only")
+    for nbytes in (100, 4096, 3 * MIB + 5):
+        data = aligned_empty(nbytes)
+        data[:] = payload(nbytes)
+        assert np.array_equal(store.get(store.put(data)), payload(nbytes))
+    assert not store._slabs[0]._bounces
+    store.close()

@@ -1,0 +1,285 @@
+"""No file, directory or descriptor outlives its process, and processes in one directory do not meet."""
+
+import errno
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorstash.errors import StoreError
+from tensorstash.stores import Disk
+from tensorstash.stores.disk import DiskStore
+from tensorstash.stores.private_file import open_private_file, remove_stale
+from tensorstash.stores.syscalls import Syscalls
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals, modes and locks of POSIX")
+
+LEVELS = {
+    "unnamed": Syscalls(),
+    "unlinked": Syscalls(unnamed=False),
+    "named": Syscalls(unnamed=False, unlink_open=False),
+}
+
+OPEN = """
+import os, sys
+import numpy as np
+from tensorstash.stores import Disk
+from tensorstash.stores.disk import DiskStore
+from tensorstash.stores.syscalls import Syscalls
+LEVELS = {
+    "unnamed": Syscalls(),
+    "unlinked": Syscalls(unnamed=False),
+    "named": Syscalls(unnamed=False, unlink_open=False),
+}
+def open_store():
+    return DiskStore(Disk(directory=sys.argv[1]), LEVELS[sys.argv[2]])
+"""
+
+
+@pytest.fixture(params=LEVELS)
+def level(request):
+    return request.param
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", OPEN + script, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen) -> str:
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output
+
+
+def entries(directory: Path) -> list[str]:
+    return sorted(str(path) for path in directory.rglob("*"))
+
+
+def test_only_the_last_resort_has_a_name_and_it_is_private(tmp_path, level):
+    store = DiskStore(Disk(directory=str(tmp_path)), LEVELS[level])
+    store.put(np.zeros(10, np.uint8))
+    (slab,) = store._slabs
+    assert stat.S_IMODE(os.fstat(slab._file.fd).st_mode) == 0o600
+    assert not os.get_inheritable(slab._file.fd)
+    if level == "named":
+        directory, file = sorted(tmp_path.rglob("*"))
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    else:
+        assert entries(tmp_path) == []
+        assert os.fstat(slab._file.fd).st_nlink == 0
+    store.close()
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="no file is ever unnamed here")
+def test_a_file_system_without_unnamed_files_is_found_out(tmp_path, monkeypatch):
+    real = os.open
+
+    def open_named(path, flags, *arguments, **keywords):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+        return real(path, flags, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", open_named)
+    open_private_file(str(tmp_path), Syscalls()).close()
+    assert entries(tmp_path) == []
+
+
+def test_a_process_that_is_killed_at_any_moment_leaves_nothing_for_long(tmp_path, level):
+    script = """
+store = open_store()
+while True:
+    slots = [store.put(np.full(n, 7, np.uint8)) for n in (10, 5_000, 9_000_000)]
+    print(flush=True)
+    for slot in slots:
+        store.get(slot)
+        store.delete(slot)
+    print(flush=True)
+"""
+    moments = random.Random(0)
+    for _ in range(6):
+        process = start(script, tmp_path, level)
+        for _ in range(moments.randint(1, 9)):
+            assert process.stdout.readline() == "\n"
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert level == "named" or entries(tmp_path) == []
+        DiskStore(Disk(directory=str(tmp_path)), LEVELS[level]).close()
+        assert entries(tmp_path) == []
+
+
+def test_a_process_that_is_killed_while_it_opens_leaves_nothing_for_long(tmp_path, level):
+    """Kill at each event that the interpreter audits between the start and the end of opening and closing."""
+    script = """
+import signal
+left = int(sys.argv[3])
+def on_event(event, arguments):
+    global left
+    if armed and event.split(".")[0] in {"open", "os", "fcntl", "tempfile"}:
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+armed = False
+sys.addaudithook(on_event)
+armed = True
+open_store().close()
+armed = False
+print(left)
+"""
+    kill_at = killed = 0
+    while killed == kill_at:
+        kill_at += 1
+        process = start(script, tmp_path, level, kill_at)
+        process.communicate(timeout=60)
+        killed += process.returncode == -signal.SIGKILL
+        remove_stale(str(tmp_path))
+        assert entries(tmp_path) == []
+    assert killed >= (3 if level == "unnamed" else 6)
+
+
+def test_what_a_live_process_uses_is_not_removed(tmp_path):
+    script = """
+store = open_store()
+slot = store.put(np.full(5_000_000, 9, np.uint8))
+print(flush=True)
+sys.stdin.readline()
+assert (store.get(slot) == 9).all()
+store.close()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OPEN + script, str(tmp_path), "named"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "\n"
+    before = entries(tmp_path)
+    assert len(before) == 2
+    remove_stale(str(tmp_path))
+    Disk(directory=str(tmp_path)).open().close()
+    assert entries(tmp_path) == before
+    _, errors = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, errors
+    assert entries(tmp_path) == []
+
+
+def test_processes_that_open_and_close_in_one_directory_never_collide(tmp_path):
+    script = """
+for step in range(60):
+    value = (os.getpid() + step) % 251
+    store = open_store()
+    slots = [store.put(np.full(n, value, np.uint8)) for n in (100, 40_000)]
+    assert all((store.get(slot) == value).all() for slot in slots)
+    store.close()
+"""
+    processes = [start(script, tmp_path, level) for level in ("named", "named", "unlinked", "unnamed")]
+    for process in processes:
+        finish(process)
+    assert entries(tmp_path) == []
+
+
+def test_threads_that_open_and_sweep_at_once_never_lose_a_file(tmp_path):
+    named, lost = LEVELS["named"], []
+
+    def work() -> None:
+        for _ in range(150):
+            file = open_private_file(str(tmp_path), named)
+            if os.fstat(file.fd).st_nlink != 1:
+                lost.append(file)
+            file.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not lost
+    assert entries(tmp_path) == []
+
+
+def test_only_own_directories_of_the_right_name_are_swept(tmp_path):
+    kept = [tmp_path / name for name in ("tensorstash-notes", "other-abc.tmp", "tensorstash-full.tmp")]
+    for path in kept:
+        path.mkdir()
+    (kept[-1] / "a user's file").touch()
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "slab").touch()
+    (tmp_path / "tensorstash-link.tmp").symlink_to(target)
+    (tmp_path / "tensorstash-file.tmp").touch()
+    (tmp_path / "tensorstash-empty.tmp").mkdir()
+    before = entries(tmp_path)
+    remove_stale(str(tmp_path))
+    assert entries(tmp_path) == [path for path in before if "empty" not in path]
+    if os.geteuid() == 0:
+        others = tmp_path / "tensorstash-others.tmp"
+        others.mkdir()
+        os.chown(others, 65534, 65534)
+        remove_stale(str(tmp_path))
+        assert others.is_dir()
+
+
+def test_a_fork_is_refused_and_harms_nothing(tmp_path, level):
+    script = """
+from tensorstash.errors import StoreError
+store = open_store()
+slot = store.put(np.full(9_000_000, 3, np.uint8))
+doomed = store.put(np.full(100, 4, np.uint8))
+names = os.listdir(sys.argv[1])
+if (child := os.fork()) == 0:
+    for call in (lambda: store.put(np.zeros(5, np.uint8)), lambda: store.get(slot)):
+        try:
+            call()
+        except StoreError as error:
+            assert "fork" in str(error)
+        else:
+            os._exit(1)
+    store.delete(doomed)
+    store.close()
+    del store
+    sys.exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert os.listdir(sys.argv[1]) == names
+assert (store.get(slot) == 3).all()
+assert (store.get(doomed) == 4).all()
+store.put(np.zeros(10_000_000, np.uint8))
+assert (store.get(slot) == 3).all()
+"""
+    finish(start(script, tmp_path, level))
+    assert entries(tmp_path) == []
+
+
+def test_a_store_that_nobody_closes_leaves_nothing_at_exit(tmp_path, level):
+    script = """
+store = open_store()
+store.put(np.full(9_000_000, 3, np.uint8))
+cycle = [store]
+cycle.append(cycle)
+"""
+    finish(start(script, tmp_path, level))
+    assert entries(tmp_path) == []
+
+
+def test_opening_again_and_again_leaks_no_descriptor(tmp_path, level, open_descriptors):
+    before = open_descriptors()
+    for _ in range(50):
+        DiskStore(Disk(directory=str(tmp_path)), LEVELS[level]).close()
+        with pytest.raises(StoreError):
+            DiskStore(Disk(directory=(str(tmp_path), str(tmp_path / "none"))), LEVELS[level])
+    assert open_descriptors() == before
+    assert entries(tmp_path) == []

@@ -1,0 +1,95 @@
+"""Buffers that come back by themselves, and those that must not."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from tensorstash.stores.pages import PagePool, mapped_pages, page_aligned
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize("nbytes", [64 * 1024, MIB, 2 * MIB, 5 * MIB + 4096])
+def test_pages_are_aligned_and_writable(nbytes):
+    for pages in (mapped_pages(nbytes), page_aligned(nbytes), PagePool(0).take(nbytes)):
+        assert pages.size == nbytes
+        assert pages.ctypes.data % 4096 == 0
+        pages[:] = 1
+        assert pages.sum() == nbytes
+
+
+def test_a_buffer_is_used_again_only_when_the_last_view_is_gone():
+    pool = PagePool(8 * MIB)
+    first = pool.take(MIB)
+    address = first.ctypes.data
+    view = memoryview(first[10:20].reshape(2, 5).T)
+    del first
+    assert pool.take(MIB).ctypes.data != address
+    del view
+    assert address in {taken.ctypes.data for taken in (pool.take(MIB), pool.take(MIB))}
+
+
+def test_what_other_libraries_hold_is_not_used_again():
+    torch = pytest.importorskip("torch")
+    pool = PagePool(8 * MIB)
+    tensor = torch.from_numpy(pool.take(MIB))[100:200]
+    tensor.fill_(7)
+    other = pool.take(MIB)
+    other[:] = 9
+    assert tensor.eq(7).all()
+    del tensor
+    assert pool.idle_bytes == MIB
+
+
+def test_idle_memory_keeps_to_its_limit_and_the_unused_sizes_go_first():
+    pool = PagePool(4 * MIB)
+    old = pool.take(2 * MIB)
+    del old
+    held = [pool.take(MIB) for _ in range(6)]
+    while held:
+        held.pop()
+        assert pool.idle_bytes <= 4 * MIB
+    assert pool.idle_bytes == 4 * MIB
+    assert pool._reuse(2 * MIB) is None
+
+
+def test_a_closed_pool_keeps_nothing():
+    pool = PagePool(4 * MIB)
+    held = pool.take(MIB)
+    del held
+    held = pool.take(2 * MIB)
+    pool.close()
+    assert pool.idle_bytes == 0
+    del held
+    assert pool.idle_bytes == 0
+
+
+def test_a_buffer_that_comes_back_inside_a_call_does_not_wait():
+    pool = PagePool(4 * MIB)
+    held = pool.take(MIB)
+    with pool._lock:
+        del held
+    assert pool.idle_bytes == 0
+    assert np.array_equal(pool.take(MIB).shape, (MIB,))
+
+
+def test_threads_never_share_a_buffer():
+    pool, wrong = PagePool(4 * MIB), []
+
+    def work(value):
+        for _ in range(300):
+            taken = pool.take(128 * 1024)
+            taken[:] = value
+            if not (taken == value).all():
+                wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    gc.collect()
+    assert pool.idle_bytes <= 4 * 128 * 1024

@@ -1,0 +1,103 @@
+"""Pieces done at once: all of them, or an error, and nothing still running."""
+
+import gc
+import sys
+import threading
+import weakref
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from typing import ClassVar
+
+import pytest
+
+from tensorstash.stores.parallel import for_each
+
+
+@pytest.fixture
+def executor():
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def test_every_item_is_done_once(executor):
+    for count in (0, 1, 2, 50):
+        done = []
+        for_each(done.append, range(count), executor, 3)
+        assert sorted(done) == list(range(count))
+
+
+def test_items_really_run_at_once(executor):
+    meeting = threading.Barrier(3, timeout=30)
+    for_each(lambda _: meeting.wait(), range(3), executor, 2)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 5])
+def test_the_first_error_is_raised_when_nothing_runs_any_more(executor, failing):
+    running, meeting = [], threading.Barrier(2, timeout=30)
+
+    def job(item):
+        running.append(item)
+        try:
+            if item < 2:
+                meeting.wait()
+            if item == failing:
+                raise OSError(item)
+        finally:
+            running.remove(item)
+
+    with pytest.raises(OSError, match=str(failing)):
+        for_each(job, range(6), executor, 1)
+    assert not running
+
+
+def test_an_error_keeps_nothing_alive(executor):
+    class Buffer:
+        pass
+
+    def fail(buffers):
+        def job(item):
+            raise OSError(f"{item} of {len(buffers)}")
+
+        for_each(job, range(4), executor, 2)
+
+    gc.disable()
+    try:
+        buffer = Buffer()
+        gone = weakref.ref(buffer)
+        with pytest.raises(OSError):
+            fail([buffer])
+        sys.last_value = None
+        del buffer
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_helper_that_has_yet_to_start_keeps_nothing_alive():
+    class Never(Executor):
+        kept: ClassVar[list[object]] = []
+
+        def submit(self, work):
+            self.kept.append(work)
+
+    class Buffer:
+        pass
+
+    buffer = Buffer()
+    gone = weakref.ref(buffer)
+    done = []
+    for_each(partial(lambda kept, item: done.append((kept is not None, item)), buffer), range(3), Never(), 2)
+    del buffer
+    assert done == [(True, 0), (True, 1), (True, 2)]
+    assert len(Never.kept) == 2
+    assert gone() is None
+
+
+def test_a_busy_executor_is_not_waited_for():
+    release = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(release.wait)
+        done = []
+        for_each(done.append, range(5), threads, 1)
+        assert done == list(range(5))
+        release.set()

@@ -1,0 +1,77 @@
+"""A package of a third party, installed and used as one."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import tensorstash
+from tensorstash.errors import ConfigError
+
+PLUGIN = Path(__file__).parent / "plugin"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that has the package installed."""
+    target = tmp_path_factory.mktemp("site")
+    builder = ["--no-build-isolation"] if find_spec("hatchling") else []
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", *builder, "--target", target, PLUGIN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return os.environ | {"PYTHONPATH": os.pathsep.join((str(target), os.environ.get("PYTHONPATH", "")))}
+
+
+def run(installed: dict[str, str], *arguments: str) -> str:
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=installed, cwd=PLUGIN, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_its_own_suites_pass(installed: dict[str, str]) -> None:
+    out = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    passed = re.search(r"(\d+) passed", out)
+    assert passed is not None
+    assert int(passed[1]) > 60, out
+
+
+def test_configurations_find_it_by_name_and_import_no_framework(installed: dict[str, str]) -> None:
+    program = """
+import sys, tensorstash as ts
+policy = ts.parse("xor:distance=2 | compress | pages:budget=1MiB")
+assert ts.from_dict(ts.to_dict(policy)) == policy
+assert not {"torch", "paddle"} & set(sys.modules)
+print(policy)
+"""
+    out = run(installed, "-c", program)
+    assert "Xor(distance=2)" in out
+    assert "Pages(budget=1048576)" in out
+
+
+def test_it_trains(installed: dict[str, str]) -> None:
+    program = """
+import tensorstash as ts, tensorstash.reference as ref
+x = ref.tensor([[0.5, 2.0], [1.0, -3.0]], requires_grad=True)
+stash = ts.stash(ts.parse("xor | compress | pages"), framework="reference", min_bytes=0)
+with stash as session:
+    y = (x.exp() * x.tanh()).sum()
+session.drain()
+y.backward()
+hooked, x.grad = x.grad.tolist(), None
+(x.exp() * x.tanh()).sum().backward()
+assert hooked == x.grad.tolist()
+stats = stash.stats()
+assert stats.stages["xor"].tensors == stats.stashed.tensors > 0
+assert stats.live.tensors == 0
+"""
+    run(installed, "-c", program)
+
+
+def test_where_it_is_not_installed_its_names_are_unknown() -> None:
+    with pytest.raises(ConfigError, match="xor"):
+        tensorstash.parse("xor | compress")
