@@ -156,7 +156,7 @@ class Backend(Protocol[T]):
         ...
 
     def nbytes(self, tensor: T, /) -> int:
-        """Return numel times itemsize; 0 where the tensor has no such number."""
+        """Return numel times itemsize; raises RuntimeError where the tensor has no such number."""
         ...
 
     def spec(self, tensor: T, /) -> TensorSpec:

@@ -67,12 +67,8 @@ class TorchBackend:
             return "quantized" if tensor.is_quantized else "dtype"
         return self._dispatch_reason(_dispatch_keys(tensor).raw_repr())
 
-    def nbytes(self, tensor: Tensor, /) -> int:
-        """Return numel times itemsize; 0 where the tensor has no such number."""
-        try:
-            return tensor.nbytes
-        except RuntimeError:  # sparse tensors have none
-            return 0
+    nbytes: Callable[[Tensor], int] = staticmethod(attrgetter("nbytes"))
+    """Return numel times itemsize; raises RuntimeError for sparse tensors, which have no such number."""
 
     def spec(self, tensor: Tensor, /) -> TensorSpec:
         """Return the spec; tensors of one layout get one object."""

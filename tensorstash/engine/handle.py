@@ -1,6 +1,7 @@
 """What the autograd graph holds in place of a saved tensor."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from tensorstash.buffers import Array, borrowed
 from tensorstash.engine.capture import modified
@@ -9,38 +10,32 @@ from tensorstash.engine.state import SessionState
 from tensorstash.engine.tape import Tape
 from tensorstash.spec import TensorSpec
 
+Handle = Callable[[], Any]
+"""What ``pack`` returns: gives the saved tensor back, any number of times, from any thread.
 
-class Handle(Protocol):
-    """What ``pack`` returns. The graph owns it; it owns its share of a slot."""
-
-    def restore(self) -> Any:
-        """Return the saved tensor; repeatable, from any thread."""
-        ...
+The graph owns the handle, and the handle owns its share of a slot.
+"""
 
 
-class Kept:
-    """A tensor that stays as it is, with the version check that frameworks skip once hooks are set."""
+def kept(state: SessionState, alias: Any, version: int) -> Any:
+    """Return a tensor that stays as it is, after the version check that frameworks skip once hooks are set.
 
-    __slots__ = ("_alias", "_state", "_version")
+    As a ``partial`` this is the handle of such a tensor, the cheapest object that can be one.
 
-    def __init__(self, state: SessionState, alias: Any, version: int) -> None:
-        self._state = state
-        self._alias = alias
-        self._version = version
+    Args:
+        state: of the session that has kept it.
+        alias: what is kept.
+        version: its in-place version when it was saved.
 
-    def restore(self) -> Any:
-        """Return the tensor.
-
-        Raises:
-            SavedTensorModifiedError: it was modified in place since it was saved.
-        """
-        state, alias = self._state, self._alias
-        version = state.backend.version(alias)
-        if version != self._version:
-            raise modified(state.backend, alias, version, self._version)
-        state.was_asked = True
-        state.ledger.unpacked()
-        return alias
+    Raises:
+        SavedTensorModifiedError: it was modified in place since it was saved.
+    """
+    now = state.version(alias)
+    if now != version:
+        raise modified(state.backend, alias, now, version)
+    state.was_asked = True
+    state.count_unpacked()
+    return alias
 
 
 class Stashed:
@@ -57,7 +52,7 @@ class Stashed:
         self._tape = tape
         self._spec = spec
 
-    def restore(self) -> Any:
+    def __call__(self) -> Any:
         """Return the saved tensor: its source if the bytes have not left, else a fresh tensor.
 
         Raises:
@@ -66,7 +61,7 @@ class Stashed:
         """
         state = self._state
         state.was_asked = True
-        state.ledger.unpacked()
+        state.count_unpacked()
         state.ahead.asked(self._tape, self._payload.index)
         source = self._payload.capture.source
         if source is not None:

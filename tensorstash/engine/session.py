@@ -1,22 +1,22 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from operator import methodcaller
+from operator import call
 from typing import Generic, TypeVar
 from weakref import ref
 
 from tensorstash.engine.ahead import ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
-from tensorstash.engine.handle import Handle, Kept, Stashed
+from tensorstash.engine.handle import Handle, Stashed, kept
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.pipeline import Pipeline
 from tensorstash.engine.state import SessionState
-from tensorstash.engine.stats import Ledger, Stats
+from tensorstash.engine.stats import MOST_NOTES, Ledger, Stats
 from tensorstash.engine.tape import Tape
 from tensorstash.engine.workers import Workers
 from tensorstash.errors import StoreError
@@ -57,6 +57,13 @@ class Session(Generic[T]):
         readers = Workers("tensorstash-reader", limits.readers)
         ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers)
         self._state = SessionState(backend, Ledger(), ahead)
+        # Looked up once: these run for every tensor that is kept.
+        self._keep_notes = self._state.ledger.keep_notes
+        self._nbytes = backend.nbytes
+        self._keep_reason = backend.keep_reason
+        self._spec = backend.spec
+        self._alias = backend.alias
+        self._version = backend.version
         self._tape = Tape()
         self._lock = threading.Lock()
         self._modules = _ModuleStack()
@@ -71,7 +78,7 @@ class Session(Generic[T]):
     @contextmanager
     def scope(self) -> Iterator["Session[T]"]:
         """Install the hooks for this thread until the block ends."""
-        with self.backend.hooks(self.pack, self.unpack):
+        with self.backend.hooks(self.pack, call):
             yield self
 
     @contextmanager
@@ -109,28 +116,25 @@ class Session(Generic[T]):
         Raises:
             StashError: the tensor's bytes had to be captured at once and could not be, or a store hangs.
         """
-        backend = self.backend
-        nbytes = backend.nbytes(tensor)
-        if nbytes < self._min_bytes:
-            return self._keep(tensor, nbytes, "smaller than min_bytes")
-        if self._only_keeps:
-            return self._keep(tensor, nbytes, "policy")
-        reason = backend.keep_reason(tensor)
-        if reason is not None:
-            return self._keep(tensor, nbytes, reason)
-        spec = backend.spec(tensor)
-        pipeline = self._pipeline(spec)
-        if isinstance(pipeline, str):
-            return self._keep(tensor, nbytes, pipeline)
-        return self._stash(tensor, nbytes, spec, pipeline)
-
-    unpack: Callable[[Handle], T] = staticmethod(methodcaller("restore"))
-    """Return the tensor behind a handle."""
-
-    def _keep(self, tensor: T, nbytes: int, reason: str) -> Kept:
-        backend, state = self.backend, self._state
-        state.ledger.kept(reason, nbytes)
-        return Kept(state, backend.alias(tensor), backend.version(tensor))
+        try:
+            nbytes = self._nbytes(tensor)
+            is_small = nbytes < self._min_bytes
+        except RuntimeError:  # sparse tensors have no such number
+            nbytes, is_small = 0, False
+        if is_small:
+            reason = "smaller than min_bytes"
+        elif self._only_keeps:
+            reason = "policy"
+        else:
+            plan = self._keep_reason(tensor) or self._pipeline(spec := self._spec(tensor))
+            if not isinstance(plan, str):
+                return self._stash(tensor, nbytes, spec, plan)
+            reason = plan
+        notes = self._keep_notes[reason]
+        notes.append(nbytes)
+        if len(notes) > MOST_NOTES:
+            self._state.ledger.settle()
+        return partial(kept, self._state, self._alias(tensor), self._version(tensor))
 
     def _stash(self, tensor: T, nbytes: int, spec: TensorSpec, pipeline: Pipeline) -> Stashed:
         state = self._state

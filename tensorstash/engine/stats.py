@@ -10,7 +10,8 @@ from typing import Any
 
 from tensorstash.sizes import format_bytes
 
-_MOST_NOTES = 4096
+MOST_NOTES = 4096
+"""Notes of one kind that may wait to be added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +143,9 @@ class Ledger:
         self._snapshots = 0
         self.unpacked = self._unpackings.__next__
         """Count one request for a tensor; the cheapest call that no thread can disturb."""
-        self._keep_notes: defaultdict[str, deque[int]] = defaultdict(deque)
+        self.keep_notes: defaultdict[str, deque[int]] = defaultdict(deque)
+        """Bytes of each tensor that was kept, by reason; whoever appends settles beyond :data:`MOST_NOTES`."""
         self._release_notes: deque[tuple[str, int]] = deque()
-
-    def kept(self, reason: str, nbytes: int) -> None:
-        """Count a tensor that is kept."""
-        notes = self._keep_notes[reason]
-        notes.append(nbytes)
-        if len(notes) >= _MOST_NOTES:
-            self._settle_all()
 
     def deduplicated(self, nbytes: int) -> None:
         """Count a tensor that shares a payload."""
@@ -203,7 +198,7 @@ class Ledger:
 
     def snapshot(self) -> Stats:
         """Return the counters as they stand."""
-        self._settle_all()
+        self.settle()
         with self._lock:
             unpacked = next(self._unpackings) - self._snapshots
             self._snapshots += 1
@@ -222,10 +217,11 @@ class Ledger:
                 forwarded=self._forwardings,
             )
 
-    def _settle_all(self) -> None:
+    def settle(self) -> None:
+        """Add up the notes."""
         with self._lock:
             self._settle_releases()
-            for reason, notes in list(self._keep_notes.items()):
+            for reason, notes in list(self.keep_notes.items()):
                 tensors = len(notes)
                 before = self._kept.get(reason, Tally())
                 nbytes = before.nbytes + sum(notes.popleft() for _ in range(tensors))

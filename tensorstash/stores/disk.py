@@ -307,7 +307,7 @@ class DiskStore:
             except StoreFullError as error:
                 reasons.append(str(error))
         for slab in slabs:
-            if (extent := slab.take_largest(size)) is not None:
+            if (extent := slab.take_any(size)) is not None:
                 return slab, extent
         raise StoreFullError(
             f"{self._config!r}: a record of {record_bytes} bytes does not fit, "

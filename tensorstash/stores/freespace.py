@@ -13,8 +13,8 @@ class FreeSpace:
     >>> space.take(30), space.take(30), space.take(50)
     (0, 30, None)
     >>> space.give(0, 30)
-    >>> space.take_largest(), space.free_bytes
-    ((60, 40), 30)
+    >>> space.largest, space.free_bytes
+    (40, 70)
     """
 
     __slots__ = ("_by_size", "_end_of", "_start_of", "free_bytes")
@@ -36,13 +36,10 @@ class FreeSpace:
             self._add(start + size, start + found)
         return start
 
-    def take_largest(self) -> tuple[int, int] | None:
-        """Return offset and size of the largest extent, free no longer, or None if nothing is free."""
-        if not self._by_size:
-            return None
-        size, start = self._by_size[-1]
-        self._remove(start, start + size)
-        return start, size
+    @property
+    def largest(self) -> int:
+        """Size of the largest free extent; 0 if nothing is free."""
+        return self._by_size[-1][0] if self._by_size else 0
 
     def give(self, start: int, size: int) -> None:
         """Make ``size`` bytes at ``start`` free; they must not be free already."""

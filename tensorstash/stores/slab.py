@@ -20,7 +20,8 @@ from tensorstash.stores.syscalls import FULL, Syscalls
 PIECE = 2 * 2**20
 """Most bytes of one write or read: one huge page, so that the device sees one run of memory."""
 
-_GROWTH = 256 * 2**20
+_GROWTH = 64 * 2**20
+_SCRAP = 256 * 2**10
 _STALLS = 8
 _SCATTERED = 64 * 2**10
 
@@ -40,7 +41,7 @@ class Extent(NamedTuple):
 class Slab:
     """A private file, grown in steps and reused, read and written past the page cache where the system lets it.
 
-    :meth:`take`, :meth:`take_largest` and :meth:`give` keep the books and must not run at once; :meth:`write` and
+    :meth:`take`, :meth:`take_any` and :meth:`give` keep the books and must not run at once; :meth:`write` and
     :meth:`read` are thread-safe.
 
     Args:
@@ -82,26 +83,23 @@ class Slab:
         return self.size - self._space.free_bytes
 
     def take(self, size: int) -> Extent | None:
-        """Return an extent of ``size`` bytes, growing the file if need be, or None if it may not grow that far.
+        """Return an extent of at most ``size`` bytes, or None if there is none that is worth it and no growing.
+
+        The best fit comes first, then the largest scrap, and growing last: a file that has room enough stays as it is.
 
         Raises:
             StoreFullError: the device is full.
             StoreError: the file could not be grown for another reason.
         """
-        offset = self._space.take(size)
-        if offset is None and self.size != self._limit:
+        if self._space.largest < min(size, _SCRAP) and self.size != self._limit:
             self._grow(size - self._space.free_before(self.size))
-            offset = self._space.take(size)
-        return None if offset is None else Extent(offset, size)
+        return self.take_any(size) if self._space.largest >= min(size, _SCRAP) else None
 
-    def take_largest(self, size: int) -> Extent | None:
-        """Return the largest free extent, cut to ``size`` bytes, or None if nothing is free."""
-        if (found := self._space.take_largest()) is None:
-            return None
-        offset, length = found
-        if length > size:
-            self._space.give(offset + size, length - size)
-        return Extent(offset, min(size, length))
+    def take_any(self, size: int) -> Extent | None:
+        """Return an extent of at most ``size`` bytes, however small, or None if nothing is free."""
+        size = min(size, self._space.largest)
+        offset = self._space.take(size) if size else None
+        return None if offset is None else Extent(offset, size)
 
     def give(self, extent: Extent) -> None:
         """Make an extent free again."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from tensorstash.buffers import Array
-from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreFullError
+from tensorstash.errors import CodecError, ConfigError, CorruptDataError, SlotGoneError, StoreFullError
 from tensorstash.protocols import CodecKind, Slot, Store, StoreConfig, Tier
 from tensorstash.registry import did_you_mean
 from tensorstash.spec import TensorSpec
@@ -64,8 +64,8 @@ class FaultyStore:
     def __post_init__(self) -> None:
         _require_one_of(self.fault, (*get_args(PutFault), *get_args(GetFault)), path="faulty_store.fault")
         for label, number in (("at", self.at), ("times", self.times)):
-            if number < 1:
-                raise ConfigError(f"faulty_store.{label}: got {number}, expected 1 or more")
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ConfigError(f"faulty_store.{label}: got {number}, expected a whole number, 1 or more")
 
     def open(self) -> Store:
         """Open the inner store; the caller closes it."""
@@ -238,6 +238,8 @@ class FaultyCodec:
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return a copy, or fail."""
+        if (data.dtype.name, data.shape) != (spec.carrier, spec.shape):
+            raise CodecError(f"{self!r}: got {data.dtype}{data.shape}, expected {spec.carrier}{spec.shape}")
         return self._pass(data, spec, "decode")
 
     def _pass(self, data: Array, spec: TensorSpec, direction: str) -> Array:

@@ -1,4 +1,4 @@
-from tensorstash.testing.backend_suite import BackendSuite
+from tensorstash.testing import BackendSuite
 from tensorstash.testing.paddle_lab import PaddleLab
 
 

@@ -1,6 +1,12 @@
-from tensorstash.testing.backend_suite import BackendSuite
+from tensorstash.engine.limits import Limits
+from tensorstash.testing import BackendSuite
 from tensorstash.testing.reference_lab import ReferenceLab
 
 
 class TestReference(BackendSuite):
     lab = ReferenceLab()
+
+
+class TestReferenceWithoutWorkers(BackendSuite):
+    lab = ReferenceLab()
+    limits = Limits(in_flight=0, ahead=0)

@@ -7,7 +7,7 @@ from tensorstash.protocols import Store, StoreConfig
 from tensorstash.stores.disk import Disk, DiskStore
 from tensorstash.stores.memory import Memory
 from tensorstash.stores.tiered import Tiered
-from tensorstash.testing import StoreSuite, Watched
+from tensorstash.testing import FaultyStore, Gate, Gated, StoreSuite, Watched
 
 
 class TestMemory(StoreSuite):
@@ -50,13 +50,28 @@ class TestTiered(StoreSuite):
 
 
 class TestWatched(StoreSuite):
-    """The kit's own wrapper is a store like any other."""
-
     is_registered = False
     watched = Watched()
 
     def config(self, directory: str) -> StoreConfig:
         return self.watched
+
+
+class TestFaultyStoreWithoutItsFault(StoreSuite):
+    is_registered = False
+    refused = ({"fault": "flood"}, {"fault": "full", "at": 0}, {"fault": "full", "times": "often"})
+
+    def config(self, directory: str) -> StoreConfig:
+        return FaultyStore(fault="zeros", at=10**9)
+
+
+class TestGatedStoreWithItsGateOpen(StoreSuite):
+    is_registered = False
+    gate = Gate()
+    gate.open()
+
+    def config(self, directory: str) -> StoreConfig:
+        return Gated(gate=self.gate)
 
 
 def test_every_registered_store_is_here(tmp_path: Path) -> None:
