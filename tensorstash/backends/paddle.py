@@ -7,6 +7,7 @@ from math import prod
 from operator import methodcaller
 from typing import Any, ClassVar
 
+import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 
@@ -98,7 +99,7 @@ class PaddleBackend:
         :func:`~tensorstash.backends.paddle_storage.token_of`.
         """
         scope = _STACK.current()
-        return (object() if scope is None else token_of(tensor, scope.state.recent)), tensor._offset()
+        return (object() if scope is None else token_of(tensor, scope.recent)), tensor._offset()
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.
@@ -106,6 +107,13 @@ class PaddleBackend:
         Other leaves may yet become outputs of a ``PyLayer``; the graph would then hold its own output.
         """
         return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
+
+    def witness(self, tensor: Tensor, /) -> Tensor:
+        """Return an empty tensor that shares the version of ``tensor``: views do, and a view can let go of its memory."""
+        with paddle.no_grad():
+            witness = paddle.as_strided(tensor.detach(), [0], [1])
+        witness._clear_data()
+        return witness
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""

@@ -1,7 +1,7 @@
 """What Paddle's backward does not tell hooks: whether the graph is released, and which exception a hook raised.
 
 A packed value stays in its node until the whole graph is dropped, though the tensor it stood for is released at
-backward. And an exception of ``unpack`` turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included, and
+backward. And an exception on the way turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included, and
 leaves gradient recording off for the thread.
 """
 
@@ -89,7 +89,7 @@ def raise_original(error: BaseException | None) -> None:
     Return if ``error`` was not made from one. Either way the hook's exception is forgotten.
     """
     original, _this.error = _this.error, None
-    if original is None or type(error) is not OSError or type(original).__name__ not in str(error):
+    if original is None or not _is_made_from(error, original):
         return
     context = original.__context__
     try:
@@ -97,6 +97,12 @@ def raise_original(error: BaseException | None) -> None:
     finally:
         original.__context__ = context
         del original, error  # or the frames of the traceback and the exception hold one another
+
+
+def _is_made_from(error: BaseException | None, original: BaseException) -> bool:
+    if type(error) is ValueError:  # a hook of an operation returned no tensor
+        return "saved_tensors_hooks" in str(error)
+    return type(error) is OSError and type(original).__name__ in str(error)  # a layer asked for a saved tensor
 
 
 def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Callable[..., Any]:

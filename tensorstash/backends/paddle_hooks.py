@@ -1,8 +1,11 @@
 """Pairs of saved-tensor hooks that nest and belong to a thread, over Paddle's one pair per process.
 
 Paddle 3.3 has a single pair, which the operations of every thread go through; a second one is a ``ValueError``. Here
-each thread has a stack of scopes, and the pair that Paddle knows finds the innermost one of the calling thread.
+each thread has a stack of scopes, and the one pair that Paddle knows finds the innermost scope of the calling thread.
 Operations of a thread that has no scope save their tensors as if there were no hooks.
+
+The pair is registered with the first scope and taken back with the last one only: operations run without the
+interpreter lock, and Paddle reads the registration without one of its own.
 """
 
 import gc
@@ -12,41 +15,16 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from paddle import Tensor
 from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
 from tensorstash.backends.paddle_backward import is_recording, set_recording
-from tensorstash.backends.paddle_packed import Absent, NotPacked, Pack, Routed, ScopeState, Unhooked, Unpack, for_paddle
-from tensorstash.backends.paddle_patches import Lease, Patch, Patches
+from tensorstash.backends.paddle_packed import Pack, Scope, Unpack, pair_for_paddle
+from tensorstash.backends.paddle_patches import Patch, Patches
 from tensorstash.errors import BackendError
 
 _register: Callable[[Any, Any], None] = core.eager.register_saved_tensors_hooks
 _reset: Callable[[], None] = core.eager.reset_saved_tensors_hooks
-
-
-class Scope:
-    """One pair of hooks in force for one thread.
-
-    Args:
-        source: who entered it and will leave it.
-        pack: as the user gave it; so is ``unpack``.
-        elsewhere: packs what is not this scope's to pack.
-        lease: of the patches that hooks need for as long as anything they packed is alive.
-    """
-
-    __slots__ = ("pack", "pack_for_paddle", "source", "state", "thread", "unpack", "unpack_for_paddle")
-
-    def __init__(
-        self, source: object, pack: Pack, unpack: Unpack, elsewhere: Callable[[Tensor | None], Any], lease: Lease
-    ) -> None:
-        self.source = source
-        self.pack = pack
-        self.unpack = unpack
-        self.thread = get_ident()
-        self.state = ScopeState(lease)
-        # Neither function refers to the scope: Paddle keeps them with the graph, and a cycle would keep them for ever.
-        self.pack_for_paddle, self.unpack_for_paddle = for_paddle(pack, unpack, self.state, elsewhere)
 
 
 class HookStack:
@@ -60,14 +38,15 @@ class HookStack:
         self._patches = Patches(patches(self))
         # Leases die, and so take locks, inside garbage collections that begin anywhere.
         self._lock = threading.RLock()
-        self._scopes: dict[int, list[Scope]] = {}
+        self._scopes: list[Scope] = []
+        self._innermost: dict[int, Scope] = {}
+        self._pair = pair_for_paddle(self._innermost)
         self._native: saved_tensors_hooks | None = None
         self.entries = 0
 
     def current(self) -> Scope | None:
         """Return the innermost scope of this thread."""
-        scopes = self._scopes.get(get_ident())
-        return scopes[-1] if scopes else None
+        return self._innermost.get(get_ident())
 
     @property
     def is_empty(self) -> bool:
@@ -75,14 +54,19 @@ class HookStack:
         return not self._scopes
 
     def push(self, source: object, pack: Pack, unpack: Unpack) -> None:
-        """Put a pair in force for this thread."""
+        """Put a pair in force for this thread.
+
+        Raises:
+            BackendError: a pair is in force that was entered earlier, and it cannot be told which.
+        """
         with self._lock:
             if not self._scopes:
                 self._native = _take_native()
-            scope = Scope(source, pack, unpack, self.pack_elsewhere, self._patches.lease())
-            self._scopes.setdefault(scope.thread, []).append(scope)
+                _register(*self._pair)
+            scope = Scope(source, pack, unpack, self._patches.lease())
+            self._scopes.append(scope)
+            self._innermost[scope.thread] = scope
             self.entries += 1
-            _replace(scope)
 
     def pop(self, source: object, error: BaseException | None) -> None:
         """End the scope that ``source`` entered, and raise what its ``pack`` has raised.
@@ -95,12 +79,10 @@ class HookStack:
             BackendError: it is not the innermost scope of this thread. It is ended all the same, the others stay.
         """
         with self._lock:
-            scope = self.current()
-            in_order = scope is not None and scope.source is source
-            if in_order or (scope := self._find(source)) is not None:
-                self._remove(scope)  # type: ignore[arg-type]
-        if scope is not None:
-            _report(scope.state.end(), error)
+            scope = next((scope for scope in reversed(self._scopes) if scope.source is source), None)
+            in_order = scope is not None and scope is self.current()
+            if scope is not None:
+                self._remove(scope)
         if not in_order:
             raise BackendError(
                 "saved-tensor hooks were left in another order than they were entered; "
@@ -111,30 +93,17 @@ class HookStack:
                 )
                 + "leave `with` blocks innermost first, on the thread that entered them"
             )
-
-    def pack_elsewhere(self, tensor: Tensor | None) -> Any:
-        """Pack a tensor that the registered scope must not see: another thread's, or of an operation inside a hook."""
-        if tensor is None:
-            return Absent()
-        scope = self.current()
-        if scope is not None and scope.state.failure is not None:
-            return NotPacked(scope.state, scope.state.failure)
-        if scope is None or not scope.state.ready:
-            return Unhooked(tensor)
-        return Routed(scope.unpack_for_paddle, scope.pack_for_paddle(tensor))
-
-    def _find(self, source: object) -> Scope | None:
-        everywhere = (scope for scopes in self._scopes.values() for scope in reversed(scopes))
-        return next((scope for scope in everywhere if scope.source is source), None)
+        if scope is not None:
+            _report(scope.end(), error)
 
     def _remove(self, scope: Scope) -> None:
-        scopes = self._scopes[scope.thread]
-        scopes.remove(scope)
-        if not scopes:
-            del self._scopes[scope.thread]
-        innermost = self.current() or next((others[-1] for others in self._scopes.values()), None)
-        if innermost is not None:
-            _replace(innermost)
+        self._scopes.remove(scope)
+        of_thread = [other for other in self._scopes if other.thread == scope.thread]
+        if of_thread:
+            self._innermost[scope.thread] = of_thread[-1]
+        else:
+            del self._innermost[scope.thread]
+        if self._scopes:
             return
         _reset()
         native, self._native = self._native, None
@@ -184,23 +153,14 @@ def _report(failure: BaseException | None, error: BaseException | None) -> None:
     try:
         if failure is not None and error is None:
             raise failure
-        if failure is not None and error is not failure and error is not None:
+        if failure is not None and error is not None and error is not failure:
             error.add_note(f"Before that, a saved tensor could not be packed: {type(failure).__qualname__}: {failure}")
     finally:
         del failure, error  # or the frames of the traceback and the exception hold one another
 
 
-def _replace(scope: Scope) -> None:
-    _reset()
-    _register(scope.pack_for_paddle, scope.unpack_for_paddle)
-
-
 def _take_native() -> saved_tensors_hooks | None:
-    """Unregister the pair that was entered before any of ours and return it, if there is one.
-
-    Raises:
-        BackendError: there is one, and it cannot be told which.
-    """
+    """Unregister the pair that was entered before any of ours and return it, if there is one."""
     try:
         _register(_never, _never)
     except ValueError:  # how Paddle says that a pair is in force

@@ -1,7 +1,7 @@
 """What Paddle's graph holds in place of saved tensors, and the functions that Paddle calls."""
 
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CellType
 from typing import Any
 
@@ -15,95 +15,90 @@ Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
 
 
-class ScopeState:
-    """What the functions of one pair share; lives as long as anything they packed.
+class Scope:
+    """One pair of hooks in force for one thread; lives as long as anything it packed.
 
     Args:
+        source: who entered it and will leave it.
+        pack: called on this thread only.
+        unpack: called from any thread.
         lease: of the patches that hooks need.
     """
 
-    __slots__ = ("_lease", "failure", "ready", "recent")
+    __slots__ = ("_lease", "failure", "pack", "ready", "recent", "source", "thread", "unpack")
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+    def __init__(self, source: object, pack: Pack, unpack: Unpack, lease: Lease) -> None:
+        self.source: object = source
+        self.pack = pack
+        self.unpack = unpack
+        self.thread = get_ident()
         self.ready = True  # not inside pack, whose own operations are none of the pair's business
         self.failure: BaseException | None = None
         self.recent: list[tuple[Tensor, object]] = []
+        self._lease = lease
 
     def end(self) -> BaseException | None:
-        """Drop what only the scope needs; return what ``pack`` has raised and nobody has been told."""
+        """Drop what only the block needs; return what ``pack`` has raised and nobody has been told."""
         failure, self.failure = self.failure, None
+        self.source, self.pack = None, _ended  # they may hold what was raised, and its traceback a saved tensor
         self.recent.clear()
         return failure
 
 
-def for_paddle(
-    pack: Pack, unpack: Unpack, state: ScopeState, elsewhere: Callable[[Tensor | None], Any]
-) -> tuple[Callable[[Tensor | None], Any], Unpack]:
-    """Return the pair as Paddle calls it: from any thread, and holding on to what it packed.
+def _ended(tensor: Tensor) -> Any:
+    raise AssertionError("a scope that has ended was asked to pack")
 
-    What ``pack`` raises does not go through C++, which would leak the tensor and all of the graph behind it, switch
-    gradient recording off and make an ``OSError`` of it. The scope raises it when it ends, and unpack before that.
+
+def pair_for_paddle(
+    innermost: Mapping[int, Scope],
+) -> tuple[Callable[[Tensor | None], Any], Callable[[Any], Tensor | None]]:
+    """Return the one pair that Paddle knows, for the operations of every thread.
+
+    What a hook raises does not go through C++, which would leak what it was called with and the graph behind that,
+    switch gradient recording off and make an ``OSError`` of it. What ``pack`` raises, the scope raises when it ends,
+    and unpack before that. What ``unpack`` raises, backward raises: it refuses the None that it gets instead.
 
     Args:
-        pack: for operations of the calling thread; so is ``unpack``.
-        state: kept alive by what is packed.
-        elsewhere: packs all others' tensors, for ``unpack`` to give back.
+        innermost: by thread; looked into at every call.
     """
-    thread = get_ident()
 
     def pack_for_paddle(tensor: Tensor | None) -> Any:
-        if not state.ready or get_ident() != thread or tensor is None:
-            return elsewhere(tensor)
-        state.ready = False
+        scope = innermost.get(get_ident())
+        if scope is None or not scope.ready or tensor is None:
+            return _unhooked(tensor, scope)
+        scope.ready = False
         try:
             # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
-            packed = CellType(pack(tensor))
+            packed = CellType((scope, scope.pack(tensor)))
         except BaseException as error:
-            state.failure = error  # and never ready again
-            return NotPacked(state, error)
-        state.ready = True
+            scope.failure = error  # and never ready again
+            return _NotPacked(scope, error)
+        scope.ready = True
         return packed
 
-    def unpack_for_paddle(packed: Any) -> Tensor:
+    def unpack_for_paddle(packed: Any) -> Tensor | None:
         try:
             if type(packed) is not CellType:
                 tensor: Tensor = packed.restore()
                 return tensor
-            tensor = unpack(packed.cell_contents)
+            scope, value = packed.cell_contents
+            tensor = scope.unpack(value)
         except BaseException as error:
             hook_failed(error)
-            if backwards.release and type(packed) is CellType:
-                del packed.cell_contents  # C++ leaks the cell
-            raise
+            return None
         if backwards.release:
             del packed.cell_contents
         return tensor
 
-    unpack_for_paddle.state = state  # type: ignore[attr-defined]
     return pack_for_paddle, unpack_for_paddle
 
 
-class NotPacked:
-    """A tensor that could not be packed, or came after one that could not.
-
-    Args:
-        state: of the scope that will raise the error.
-        error: what ``pack`` has raised.
-    """
-
-    __slots__ = ("_error", "_state")
-
-    def __init__(self, state: ScopeState, error: BaseException) -> None:
-        self._state = state
-        # Its traceback holds the tensor, which may lead back here.
-        self._error = f"{type(error).__qualname__}: {error}"
-
-    def restore(self) -> Tensor:
-        """Raise what ``pack`` has raised."""
-        if self._state.failure is not None:
-            raise self._state.failure
-        raise StashError(f"a saved tensor is asked for that could not be packed ({self._error}), as was reported then")
+def _unhooked(tensor: Tensor | None, scope: Scope | None) -> Any:
+    if tensor is None:
+        return _Absent()
+    if scope is not None and scope.failure is not None:
+        return _NotPacked(scope, scope.failure)
+    return Unhooked(tensor)
 
 
 class Unhooked:
@@ -139,30 +134,27 @@ class Unhooked:
         return alias
 
 
-class Routed:
-    """What the pair of one thread packed while Paddle called that of another.
+class _NotPacked:
+    """A tensor that could not be packed, or came after one that could not."""
 
-    Args:
-        unpack: the right one.
-        packed: for it.
-    """
+    __slots__ = ("_error", "_scope")
 
-    __slots__ = ("_packed", "_unpack")
-
-    def __init__(self, unpack: Unpack, packed: Any) -> None:
-        self._unpack = unpack
-        self._packed = packed
+    def __init__(self, scope: Scope, error: BaseException) -> None:
+        self._scope = scope
+        # Its traceback holds the tensor, which may lead back here.
+        self._error = f"{type(error).__qualname__}: {error}"
 
     def restore(self) -> Tensor:
-        """Return the tensor."""
-        return self._unpack(self._packed)
+        """Raise what ``pack`` has raised."""
+        if self._scope.failure is not None:
+            raise self._scope.failure
+        raise StashError(f"a saved tensor is asked for that could not be packed ({self._error}), as was reported then")
 
 
-class Absent:
+class _Absent:
     """A ``None`` among saved tensors."""
 
     __slots__ = ()
 
     def restore(self) -> Any:
-        """Return None."""
         return None

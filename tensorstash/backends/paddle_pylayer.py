@@ -17,7 +17,8 @@ from paddle import Tensor
 from paddle.autograd.py_layer import PyLayer, PyLayerContext
 
 from tensorstash.backends.paddle_backward import hook_failed, is_recording, used_by_layer
-from tensorstash.backends.paddle_hooks import HookStack, Scope, without_recording
+from tensorstash.backends.paddle_hooks import HookStack, without_recording
+from tensorstash.backends.paddle_packed import Scope
 from tensorstash.backends.paddle_patches import Patch
 from tensorstash.errors import BackendError
 
@@ -32,7 +33,7 @@ def pylayer_patches(stack: HookStack) -> tuple[Patch, ...]:
             if stack.is_empty:
                 return original(ctx, *tensors)
             scope = stack.current()
-            if scope is None or not scope.state.ready:
+            if scope is None or not scope.ready:
                 packed: Any = tensors
             else:
                 packed = _packed(tensors, scope, forwards.running[-1] if forwards.running else [])
@@ -88,19 +89,18 @@ def _unpacked(value: Any) -> Any:
 class _PackedTensor:
     """What the hook returned for one tensor, and the tensor's place in the graph."""
 
-    __slots__ = ("_history", "_needs_grad", "_origin", "_state", "_unpack", "_value")
+    __slots__ = ("_history", "_needs_grad", "_origin", "_scope", "_value")
 
     def __init__(self, tensor: Tensor, scope: Scope) -> None:
-        self._unpack = scope.unpack
-        self._state = scope.state  # its lease is held until backward
+        self._scope = scope
         self._origin = ref(tensor)
         self._needs_grad = not tensor.stop_gradient
         self._history = _history_of(tensor) if self._needs_grad else None
-        scope.state.ready = False
+        scope.ready = False
         try:
             self._value = without_recording(scope.pack, tensor)
         finally:
-            scope.state.ready = True
+            scope.ready = True
 
     def forward_returned(self, outputs: Any) -> None:
         """Learn what the layer's forward has returned.
@@ -118,7 +118,7 @@ class _PackedTensor:
         """Return the tensor with its place in the graph."""
         used_by_layer(self)
         try:
-            tensor: Tensor = without_recording(self._unpack, self._value)
+            tensor: Tensor = without_recording(self._scope.unpack, self._value)
         except BaseException as error:
             hook_failed(error)
             raise

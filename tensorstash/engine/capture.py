@@ -67,23 +67,26 @@ class Capture:
         """Encode and store the source's bytes and let go of it; a failure is kept for whoever asks."""
         source = self._source
         try:
-            slot, stored_bytes = self.pipeline.encode(self._backend.to_host(source, self.spec).wait())
-        except StashError as error:
+            self._keep_bytes(source)
+        except TensorStashError as error:
             self._error = error.again()
         except Exception as error:
             what = f"reading {self._backend.describe(source)} raised {type(error).__name__}: {error}"
             self._error = StashError(what).again()
-        else:
-            version = self._backend.version(source)
-            if version == self._version:
-                self._witness = self._backend.witness(source)
-                self._slot, self._stored_bytes = slot, stored_bytes
-                self._ledger.stored(self.pipeline.tier, stored_bytes)
-            else:
-                self.pipeline.store.delete(slot)
-                self._error = modified(self._backend, source, version, self._version)
         # Last: a reader that sees no source takes the slot or the error.
         self._source = None
+
+    def _keep_bytes(self, source: Any) -> None:
+        witness = self._backend.witness(source)
+        slot, stored_bytes = self.pipeline.encode(self._backend.to_host(source, self.spec).wait())
+        try:
+            self.check(source)
+        except BaseException:
+            self.pipeline.store.delete(slot)
+            raise
+        self._witness = witness
+        self._slot, self._stored_bytes = slot, stored_bytes
+        self._ledger.stored(self.pipeline.tier, stored_bytes)
 
     @property
     def source(self) -> Any:

@@ -281,7 +281,7 @@ class DiskStore:
                 piece.slab.give(piece.extent)
 
     def _allocate(self, nbytes: int) -> list[_Piece]:
-        """Return pieces for a record, each in the next slab that has room; in scraps once no slab can grow."""
+        """Return pieces for a record, each in the next directory that has room; none longer than a slab writes."""
         pieces: list[_Piece] = []
         try:
             for start in range(0, nbytes, PIECE):
@@ -306,9 +306,6 @@ class DiskStore:
                     return slab, extent
             except StoreFullError as error:
                 reasons.append(str(error))
-        for slab in slabs:
-            if (extent := slab.take_any(size)) is not None:
-                return slab, extent
         raise StoreFullError(
             f"{self._config!r}: a record of {record_bytes} bytes does not fit, "
             f"{format_bytes(self.file_bytes)} are in use; " + ("; ".join(reasons) or "raise the budget")

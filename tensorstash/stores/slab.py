@@ -41,8 +41,8 @@ class Extent(NamedTuple):
 class Slab:
     """A private file, grown in steps and reused, read and written past the page cache where the system lets it.
 
-    :meth:`take`, :meth:`take_any` and :meth:`give` keep the books and must not run at once; :meth:`write` and
-    :meth:`read` are thread-safe.
+    :meth:`take` and :meth:`give` keep the books and must not run at once; :meth:`write` and :meth:`read` are
+    thread-safe.
 
     Args:
         directory: where the file is made.
@@ -83,20 +83,21 @@ class Slab:
         return self.size - self._space.free_bytes
 
     def take(self, size: int) -> Extent | None:
-        """Return an extent of at most ``size`` bytes, or None if there is none that is worth it and no growing.
+        """Return an extent of at most ``size`` bytes, or None if nothing is free and the file is at its limit.
 
-        The best fit comes first, then the largest scrap, and growing last: a file that has room enough stays as it is.
+        The best fit comes first, then the largest scrap that is worth it, then growing, and small scraps last: a file
+        that has room enough stays as it is.
 
         Raises:
-            StoreFullError: the device is full.
+            StoreFullError: nothing is free and the device is full.
             StoreError: the file could not be grown for another reason.
         """
         if self._space.largest < min(size, _SCRAP) and self.size != self._limit:
-            self._grow(size - self._space.free_before(self.size))
-        return self.take_any(size) if self._space.largest >= min(size, _SCRAP) else None
-
-    def take_any(self, size: int) -> Extent | None:
-        """Return an extent of at most ``size`` bytes, however small, or None if nothing is free."""
+            try:
+                self._grow(size - self._space.free_before(self.size))
+            except StoreFullError:
+                if not self._space.largest:
+                    raise
         size = min(size, self._space.largest)
         offset = self._space.take(size) if size else None
         return None if offset is None else Extent(offset, size)
@@ -195,7 +196,7 @@ class Slab:
         """Add ``need`` bytes of blocks or more, or as many as the limit allows."""
         room = sys.maxsize if self._limit is None else self._limit - self.size
         need = min(need, room)
-        step = max(need, min(self.size, room, _GROWTH))
+        step = max(need, min(self.size // 4 // BLOCK * BLOCK, room, _GROWTH))
         refusal = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for size in dict.fromkeys((step, need)):
             try:

@@ -126,7 +126,7 @@ class Gate:
         timeout_s: how long a put waits before it gives up with a :class:`TimeoutError`, in seconds.
     """
 
-    def __init__(self, timeout_s: float = 60.0) -> None:
+    def __init__(self, timeout_s: float = 10.0) -> None:
         self._timeout_s = timeout_s
         self._opened = threading.Event()
 

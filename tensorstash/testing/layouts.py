@@ -1,6 +1,6 @@
 """Strided layouts and bit patterns that every backend has to bring back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -108,8 +108,3 @@ def assert_same_arrays(got: Mapping[str, Array], expected: Mapping[str, Array], 
 def floats(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
     """Return reproducible values in [-1, 1)."""
     return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(dtype)
-
-
-def sizes(shape: Sequence[int]) -> str:
-    """Return a shape as it stands in messages, such as ``"(4, 8)"``."""
-    return str(tuple(shape))

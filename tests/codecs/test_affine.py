@@ -197,15 +197,13 @@ def test_tensors_are_not_rounded_by_the_same_random_bits() -> None:
     assert 0.2 < (ups[0] != ups[1]).mean() < 0.8
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_the_largest_element_is_never_carried_beyond_the_last_code(bits: int) -> None:
+def test_the_largest_element_is_never_carried_beyond_the_last_code() -> None:
     rng = np.random.default_rng(10)
-    low = rng.standard_normal((2000, 1)).astype(np.float32)
-    high = low + np.float32(10) ** rng.uniform(-3, 3, (2000, 1)).astype(np.float32)
-    data = np.where(np.arange(128) % 16 == 0, low, high)
-    back = there_and_back(Affine(bits=bits, rounding="stochastic"), data, "float32")
-    assert (np.abs(back - data) <= (high - low) * 1e-3 + np.abs(high) * 1e-6 + (high - low) / (2**bits - 1)).all()
-    assert (np.abs(back - data) > (high - low) / (2**bits - 1) / 2).mean() < 1e-3
+    low = rng.standard_normal((60_000, 1)).astype(np.float32)
+    high = low + np.float32(10) ** rng.uniform(-3, 3, (60_000, 1)).astype(np.float32)
+    data = np.where(np.arange(32) % 16 == 0, low, high)
+    back = there_and_back(Affine(bits=8, group_size=32, rounding="stochastic"), data, "float32")
+    assert (np.abs(back - data) < (high - low) / 200 + np.abs(low) * 1e-6).all()
 
 
 def test_float64_is_computed_in_float64() -> None:

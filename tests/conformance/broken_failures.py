@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-from planted import Box, Fault, Planted, note
+from planted import Answering, Fault, Planted, note
 
 from tensorstash import Compress, DiskSpill, HookPolicy, Keep, reference
 from tensorstash.api import Stash, Wrapped
@@ -32,15 +32,12 @@ caught_by = partial(note, FAULTS)
 # Line 8: nothing lost quietly
 
 
-class _LosesErrors(Session):
-    def pack(self, tensor: Any) -> Any:
-        return Box(super().pack(tensor), tensor)
-
-    def unpack(self, box: Any) -> Any:
+class _LosesErrors(Answering):
+    def answer(self, handle: Any, like: Any) -> Any:
         try:
-            return super().unpack(box.handle)
+            return handle()
         except StashError:
-            return reference.zeros(*box.like)
+            return reference.zeros(*like)
 
 
 @caught_by("test_line08_a_store_that_fails_ends_in_a_named_error", fault="full", at=1)
@@ -50,10 +47,10 @@ class AnswersWithZeros(Planted):
     session = _LosesErrors
 
 
-class _Unnamed(Session):
-    def unpack(self, handle: Any) -> Any:
+class _Unnamed(Answering):
+    def answer(self, handle: Any, like: Any) -> Any:
         try:
-            return super().unpack(handle)
+            return handle()
         except StashError as error:
             raise type(error)("something went wrong") from None
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -74,12 +75,15 @@ class PlantedPaddle(Planted):
     Backend = PaddleBackend
 
 
-class Box:
-    """What planted sessions put around a handle."""
+class Answering(Session[Any]):
+    """A session with a fault between a handle and whoever calls it."""
 
-    def __init__(self, handle: Any, tensor: Any) -> None:
-        self.handle = handle
-        self.like = tensor.shape, tensor.dtype, tensor.device
+    def pack(self, tensor: Any) -> Any:
+        return partial(self.answer, super().pack(tensor), (tensor.shape, tensor.dtype, tensor.device))
+
+    def answer(self, handle: Any, like: tuple[Any, ...]) -> Any:
+        """Give what the graph gets back."""
+        return handle()
 
 
 @dataclass(frozen=True)

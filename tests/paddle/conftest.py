@@ -1,68 +1,19 @@
-"""What the tests of the Paddle backend share: a backend, a pair of hooks that copies, and bitwise comparison."""
+"""A backend, a pair of hooks, and a check that every test leaves Paddle as it was."""
 
 import gc
 import os
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOG_minloglevel", "3")
 
-import numpy as np
 import paddle
 import pytest
-from paddle import Tensor
 from paddle.base import core
+from paddle_cases import CopyingPair
 
 from tensorstash.backends.paddle import PaddleBackend
-from tensorstash.buffers import borrowed
-
-
-class Packed:
-    """What :class:`CopyingPair` packs; a weak reference tells whether it is still there."""
-
-    def __init__(self, data: Any, spec: Any) -> None:
-        self.data = data
-        self.spec = spec
-
-
-class CopyingPair:
-    """Copies all that can be stashed through host arrays, keeps the rest; counts both."""
-
-    def __init__(self, backend: PaddleBackend) -> None:
-        self.backend = backend
-        self.copied: Counter[tuple[int, ...]] = Counter()
-        self.kept: Counter[str] = Counter()
-        self.unpacked = 0
-        self._alive: list[weakref.ref[Packed]] = []
-
-    @property
-    def live(self) -> int:
-        """How many copies are alive."""
-        return sum(packed() is not None for packed in self._alive)
-
-    def hooks(self) -> AbstractContextManager[None]:
-        return self.backend.hooks(self.pack, self.unpack)
-
-    def pack(self, tensor: Tensor) -> Any:
-        reason = self.backend.keep_reason(tensor)
-        if reason is not None:
-            self.kept[reason] += 1
-            return self.backend.alias(tensor)
-        self.copied[tuple(tensor.shape)] += 1
-        spec = self.backend.spec(tensor)
-        packed = Packed(self.backend.to_host(tensor, spec).wait().copy(), spec)
-        self._alive.append(weakref.ref(packed))
-        return packed
-
-    def unpack(self, packed: Any) -> Tensor:
-        self.unpacked += 1
-        if isinstance(packed, Tensor):
-            return packed
-        return self.backend.from_host(borrowed(packed.data), packed.spec)
 
 
 @pytest.fixture
@@ -86,9 +37,11 @@ def counting_only() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def paddle_is_left_as_it_was() -> Iterator[None]:
-    """Fail a test that leaves a hook in force or gradient recording off, and repair it for the next one."""
+    """Fail a test that leaves hooks, replaced functions or packed values behind, or gradient recording off."""
     paddle.seed(0)
     yield
+    gc.collect()
+    patched = hasattr(core.eager.run_backward, "__wrapped__")
     recording = paddle.is_grad_enabled()
     paddle.set_grad_enabled(True)
     paddle.base.framework._dygraph_tracer()._has_grad = True
@@ -100,41 +53,8 @@ def paddle_is_left_as_it_was() -> Iterator[None]:
     core.eager.reset_saved_tensors_hooks()
     assert recording, "gradient recording was left off"
     assert not hooked, "a pair of hooks was left in force"
+    assert not patched, "something that was packed is still alive"
 
 
 def _nothing(value: Any) -> Any:
     return value
-
-
-def leaf(values: Any, needs_grad: bool = True) -> Tensor:
-    return paddle.to_tensor(np.asarray(values, np.float32), stop_gradient=not needs_grad)
-
-
-def noise(*shape: int, seed: int = 0) -> Any:
-    return np.random.RandomState(seed).rand(*shape).astype(np.float32) + 0.25
-
-
-def bits(tensor: Tensor | None) -> Any:
-    """Shape and bits of a tensor, for comparison."""
-    if tensor is None:
-        return None
-    plain = tensor.detach().clone().reshape([-1])
-    if str(tensor.dtype) in ("paddle.bfloat16", "paddle.float8_e4m3fn", "paddle.float8_e5m2"):
-        plain = plain.view("uint8")
-    return tuple(tensor.shape), str(tensor.dtype), plain.numpy().tobytes()
-
-
-def gradients(
-    program: Callable[..., Tensor], arrays: Sequence[Any], hooks: AbstractContextManager[Any] | None = None
-) -> list[Any]:
-    """Run a program on inner tensors made from fresh leaves; return the bits of the leaves' gradients.
-
-    Every element of the output weighs differently, so that a transposed gradient does not go unnoticed.
-    """
-    leaves = [leaf(array) for array in arrays]
-    inner = [one * 1.0 for one in leaves]
-    with hooks or nullcontext():
-        out = program(*inner)
-    weights = paddle.arange(1, 1 + int(np.prod(out.shape)), dtype="float32").reshape(out.shape)
-    (out * weights).sum().backward()
-    return [bits(one.grad) for one in leaves]

@@ -5,10 +5,10 @@ import threading
 
 import paddle
 import pytest
-from conftest import bits, gradients, leaf, noise
 from paddle.autograd import PyLayer, saved_tensors_hooks
 from paddle.autograd.py_layer import PyLayerContext
 from paddle.base import core
+from paddle_cases import bits, gradients, leaf, noise
 
 from tensorstash.errors import BackendError, SavedTensorModifiedError
 

@@ -5,7 +5,7 @@ import weakref
 import numpy as np
 import paddle
 import pytest
-from conftest import bits, gradients, noise
+from paddle_cases import bits, gradients, noise
 
 from tensorstash.backends.paddle_layout import _DTYPES, Layout, fitted
 from tensorstash.buffers import borrowed
@@ -39,7 +39,9 @@ VIEWS = {
     "expanded": lambda a, b: a[0:1].expand([4, 6]) * b,
     "reshaped": lambda a, b: a.reshape([24]) * b.reshape([24]),
     "split and transposed": lambda a, b: paddle.split(a, 2, 1)[1].transpose([1, 0]) @ b[:, 3:],
-    "overlapping windows": lambda a, b: paddle.as_strided(a, [5, 3], [1, 1], 8) * paddle.as_strided(b, [5, 3], [1, 1], 16),
+    "overlapping windows": lambda a, b: (
+        paddle.as_strided(a, [5, 3], [1, 1], 8) * paddle.as_strided(b, [5, 3], [1, 1], 16)
+    ),
 }
 
 

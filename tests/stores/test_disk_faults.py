@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -186,14 +186,14 @@ def test_an_interrupt_leaves_nothing_behind(config, payload):
 
 @dataclass(frozen=True)
 class SlowReads(Syscalls):
-    """Reads that begin, and end when they are told to."""
+    """Reads that say when they begin, and end when they are told to."""
 
-    begun: threading.Event = field(default_factory=threading.Event)
-    go_on: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go_on: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def read(self, fd, out, offset):
-        self.begun.set()
-        assert self.go_on.wait(60)
+        self.begun.release()
+        assert self.go_on.acquire(timeout=60)
         return super().read(fd, out, offset)
 
 
@@ -204,27 +204,30 @@ def test_a_record_that_is_being_read_keeps_its_place(config, payload, nbytes):
     slot = store.put(payload(nbytes))
     with ThreadPoolExecutor(1) as threads:
         reading = threads.submit(store.get, slot)
-        assert slow.begun.wait(60)
+        assert slow.begun.acquire(timeout=60)
         store.delete(slot)
         store.put(payload(nbytes, 1))
-        slow.go_on.set()
+        slow.go_on.release(3)
         assert np.array_equal(reading.result(), payload(nbytes))
     assert store.used_bytes == round_up(nbytes)
     store.close()
 
 
-def test_a_store_that_is_being_read_closes_when_the_read_is_done(config, payload):
+def test_a_store_that_is_being_read_closes_when_the_last_read_is_done(config, payload):
     slow = SlowReads()
     store = DiskStore(config, slow)
     (slab,) = store._slabs
     slot = store.put(payload(5_000))
-    with ThreadPoolExecutor(1) as threads:
-        reading = threads.submit(store.get, slot)
-        assert slow.begun.wait(60)
+    with ThreadPoolExecutor(2) as threads:
+        reading = [threads.submit(store.get, slot) for _ in range(2)]
+        for _ in reading:
+            assert slow.begun.acquire(timeout=60)
         store.close()
-        os.fstat(slab._file.fd)
-        slow.go_on.set()
-        assert np.array_equal(reading.result(), payload(5_000))
+        for _ in reading:
+            os.fstat(slab._file.fd)
+            slow.go_on.release()
+            done, reading = wait(reading, return_when=FIRST_COMPLETED)
+            assert all(np.array_equal(read.result(), payload(5_000)) for read in done)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(slab._file.fd)
 
