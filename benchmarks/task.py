@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 BUILDERS = {"torch": "benchmarks.torch_gpt", "paddle": "benchmarks.paddle_resnet"}
 """The module that builds each framework's task, imported only by the process that runs it."""
 
-STEPS = {"torch": 12, "paddle": 9}
+STEPS = {"torch": 10, "paddle": 8}
 """Training steps of a run, unless told otherwise; enough to see the loss fall, few enough for a table in minutes."""
 
 

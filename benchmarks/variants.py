@@ -21,7 +21,7 @@ POLICIES = (
 MMAP_THRESHOLD_BYTES = 1 << 20
 """Blocks from this size on go back to the system when freed; by default glibc raises it to 32 MiB as it runs."""
 
-BUDGET = "32 MiB"
+BUDGET = "16 MiB"
 """Bytes under way in each direction; the default suits larger models, whose activations are many times as large."""
 
 ON_GLIBC = platform.libc_ver()[0] == "glibc"

@@ -142,8 +142,9 @@ class Backend(Protocol[T]):
     def hooks(self, pack: Callable[[T], Any], unpack: Callable[[Any], T], /) -> AbstractContextManager[None]:
         """Install a pair of hooks for this thread; nests, the innermost pair runs, the outer one is restored.
 
-        Both hooks run with gradient recording off and autocast off. What ``pack`` returns is opaque to the
-        framework and is dropped as soon as backward is done with it.
+        Hooks run in the state in which the framework calls them; the methods of a backend are indifferent to
+        gradient recording and autocast. What ``pack`` returns is opaque to the framework and is dropped as soon as
+        backward is done with it.
         """
         ...
 

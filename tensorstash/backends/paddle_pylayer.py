@@ -92,7 +92,7 @@ class _PackedTensor:
     __slots__ = ("_history", "_needs_grad", "_origin", "_scope", "_value")
 
     def __init__(self, tensor: Tensor, scope: Scope) -> None:
-        self._scope = scope
+        self._scope: Scope | None = scope
         self._origin = ref(tensor)
         self._needs_grad = not tensor.stop_gradient
         self._history = _history_of(tensor) if self._needs_grad else None
@@ -118,6 +118,8 @@ class _PackedTensor:
         """Return the tensor with its place in the graph."""
         used_by_layer(self)
         try:
+            if self._scope is None:
+                raise BackendError("a saved tensor was asked for after a backward without retain_graph had failed")
             tensor: Tensor = without_recording(self._scope.unpack, self._value)
         except BaseException as error:
             hook_failed(error)
@@ -142,7 +144,7 @@ class _PackedTensor:
 
     def release(self) -> None:
         """Drop what the hook returned."""
-        self._value = self._history = None
+        self._scope = self._value = self._history = None
 
     def _no_second_derivative(self) -> BackendError:
         error = BackendError(

@@ -113,7 +113,8 @@ class TorchBackend:
     def witness(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version counter of ``tensor``: ``.data`` changes memory alone."""
         witness = tensor.detach()
-        witness.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        # By way of bytes: PyTorch warns of every tensor that is made as complex32.
+        witness.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
         return witness
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:

@@ -3,11 +3,13 @@
 import threading
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from operator import call
 from typing import Generic, TypeVar
 from weakref import ref
 
+from tensorstash.allocator import returns_memory
 from tensorstash.engine.ahead import ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
@@ -28,6 +30,11 @@ from tensorstash.stores.memory import Memory
 T = TypeVar("T")
 
 _REMEMBERED_SPECS = 4096
+
+_ADVICE = (
+    "freed activations may stay with the process: glibc keeps what lies in the middle of its heap; start the program "
+    "with `python -m tensorstash SCRIPT`, or call tensorstash.allocator.return_freed_memory() first"
+)
 
 
 class Session(Generic[T]):
@@ -57,6 +64,7 @@ class Session(Generic[T]):
         readers = Workers("tensorstash-reader", limits.readers)
         ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers)
         self._state = SessionState(backend, Ledger(), ahead)
+        self._frees_host_memory = False
         # Looked up once: these run for every tensor that is kept.
         self._keep_notes = self._state.ledger.keep_notes
         self._nbytes = backend.nbytes
@@ -92,7 +100,8 @@ class Session(Generic[T]):
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
-        return self._state.ledger.snapshot()
+        stats = self._state.ledger.snapshot()
+        return replace(stats, advice=_ADVICE) if self._frees_host_memory and not returns_memory() else stats
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -196,6 +205,7 @@ class Session(Generic[T]):
         if plan.keeps:
             return plan.reason or "policy"
         config = plan.store or Memory()
+        self._frees_host_memory |= spec.device == "cpu"
         return Pipeline(plan, spec, config, self._store(config), self._state.ledger)
 
     def _store(self, config: StoreConfig) -> Store:

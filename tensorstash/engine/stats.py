@@ -68,6 +68,7 @@ class Stats:
         peak_bytes_by_tier: the same for each tier.
         unpacked: times a kept or stashed tensor was asked for.
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
+        advice: what to do so that freed memory leaves the process; empty if it does.
     """
 
     seen: Tally = Tally()
@@ -81,6 +82,7 @@ class Stats:
     peak_bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
     unpacked: int = 0
     forwarded: int = 0
+    advice: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, numbers and strings, ready for JSON."""
@@ -96,6 +98,7 @@ class Stats:
             "peak_bytes_by_tier": dict(self.peak_bytes_by_tier),
             "unpacked": self.unpacked,
             "forwarded": self.forwarded,
+            "advice": self.advice,
         }
 
     def __str__(self) -> str:
@@ -117,6 +120,8 @@ class Stats:
                 f"{s.bytes_in / max(s.bytes_out, 1):>6.2f}  {s.seconds_in:>7.3f}  {s.seconds_back:>7.3f}"
                 for name, s in self.stages.items()
             ]
+        if self.advice:
+            lines.append(self.advice)
         return "\n".join(lines)
 
 

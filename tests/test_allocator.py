@@ -1,0 +1,107 @@
+"""The allocator's settings, in processes of their own: they cannot be undone."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from tensorstash import allocator
+
+ON_GLIBC = platform.libc_ver()[0] == "glibc"
+
+FRAGMENT = """
+import sys
+import numpy as np
+from tensorstash import allocator
+
+if sys.argv[1] == "returned":
+    assert allocator.return_freed_memory()
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+import ctypes
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+libc.malloc.argtypes = [ctypes.c_size_t]
+SIZE = 4 << 20
+warm = libc.malloc(SIZE * 4)
+libc.free(warm)  # glibc raises its own threshold when a mapped block is freed
+blocks = [libc.malloc(SIZE) for _ in range(40)]
+for block in blocks:
+    ctypes.memset(block, 1, SIZE)
+full = resident()
+for block in blocks[:-1]:
+    libc.free(block)
+print((full - resident()) / (39 * SIZE))
+"""
+
+
+def run(code, *arguments, **environment):
+    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=env | environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="only glibc keeps freed blocks in its heap")
+def test_freed_blocks_leave_the_process_once_asked_and_not_before():
+    assert float(run(FRAGMENT, "as it is")) < 0.5
+    assert float(run(FRAGMENT, "returned")) > 0.9
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to advise elsewhere")
+def test_what_the_user_has_set_is_left_alone():
+    for name in ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_"):
+        assert allocator.advised_environment({name: "mine", "OTHER": "1"}) == {name: "mine", "OTHER": "1"}
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to advise elsewhere")
+def test_an_installed_allocator_is_preferred_to_the_threshold(monkeypatch):
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libtcmalloc_minimal.so.4")
+    assert allocator.advised_environment({}) == {"LD_PRELOAD": "libtcmalloc_minimal.so.4"}
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    assert allocator.advised_environment({}) == {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to see elsewhere")
+def test_a_setting_from_outside_is_seen():
+    code = "from tensorstash import allocator; print(allocator.returns_memory())"
+    assert run(code) == "False\n"
+    assert run(code, MALLOC_MMAP_THRESHOLD_="1048576") == "True\n"
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to advise elsewhere")
+def test_statistics_advise_on_the_allocator_until_it_is_set():
+    code = """
+import sys, numpy as np, tensorstash as ts, tensorstash.reference as ref
+from tensorstash import allocator
+stash = ts.stash(ts.Compress(), framework="reference", min_bytes=0)
+print(stash.stats().advice)
+with stash:
+    ref.tensor([1.0], requires_grad=True).exp().exp()
+print("python -m tensorstash" in stash.stats().advice, "python -m tensorstash" in str(stash.stats()))
+allocator.return_freed_memory()
+print(stash.stats().advice)
+"""
+    assert run(code) == "\nTrue True\n\n"
+
+
+def test_the_launcher_runs_the_program_with_its_arguments_and_exit_status(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text("import os, sys; print(sys.argv[1:]); sys.exit(3)")
+    done = subprocess.run(
+        [sys.executable, "-m", "tensorstash", str(script), "--flag", "x y"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (3, "['--flag', 'x y']\n")
+    assert done.stderr.startswith("tensorstash: ")
+
+
+def test_the_launcher_without_a_program_says_how_it_is_used():
+    done = subprocess.run([sys.executable, "-m", "tensorstash"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "python -m tensorstash SCRIPT" in done.stderr
