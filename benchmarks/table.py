@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.memory import RESETS
 from benchmarks.runner import Measurement
-from benchmarks.variants import MMAP_THRESHOLD_BYTES, ON_GLIBC
+from benchmarks.variants import BUDGET, advice
 
 HEADER = ("framework", "policy", "memory, MiB", "ratio", "step, ms", "ratio", "final loss", "first gradients")
 LEFT_ALIGNED = {"framework", "policy", "first gradients"}
@@ -39,12 +39,14 @@ def footer(measurements: Sequence[Measurement]) -> str:
     ]
     if not RESETS:
         lines.append("This system cannot reset the peak: memory is what exceeds the peak of everything before.")
-    if ON_GLIBC:
+    if settings := advice():
         lines.append(
-            f"All rows but one run with MALLOC_MMAP_THRESHOLD_={MMAP_THRESHOLD_BYTES}, so that glibc gives freed "
-            f"activations back to the system; by default it keeps most of them and what a policy frees does not show. "
-            f"'allocator as it is' is no policy without that setting: compare with it to see what the setting costs."
+            f"All rows but one run as `python -m tensorstash` starts a program, here with "
+            f"{', '.join(f'{name}={value}' for name, value in settings.items())}: without that, the C library keeps most "
+            f"freed activations, and what a policy frees does not show. 'allocator as it is' is no policy without that "
+            f"setting: compare with it to see what the setting costs."
         )
+    lines.append(f"Policies work behind the computation with {BUDGET} under way in each direction.")
     lines.append("On CPU tensors cpu_offload has nothing to do: it keeps them, and says so in its statistics.")
     return "\n".join(lines)
 

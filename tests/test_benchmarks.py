@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.runner import WorkerError, measure
+from benchmarks.variants import Variant
+
 ROOT = Path(__file__).resolve().parent.parent
 
 LOSSLESS = "compress | disk_spill"
@@ -48,8 +51,8 @@ def test_a_policy_that_does_not_exist_is_refused_before_anything_runs() -> None:
 
 
 def test_a_training_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None:
-    missing = tmp_path / "not there"
-    done = compare("--framework", "torch", "--policy", f"disk_spill:directory={missing}")
-    assert done.returncode == 1
-    assert "torch, disk_spill" in done.stderr
-    assert str(missing) in done.stderr
+    variant = Variant("torch", f"disk_spill:directory={tmp_path / 'missing'}")
+    gradients = tmp_path / "gradients.npz"
+    with pytest.raises(WorkerError, match=r"^torch, disk_spill.*: exit status 1\n") as failure:
+        measure(variant, steps=2, quick=True, gradients=gradients, reference=gradients, on_step=str)
+    assert str(tmp_path / "missing") in str(failure.value).splitlines()[-1]

@@ -23,6 +23,8 @@ RANKS = {
     "errors": 0,
     "spec": 0,
     "sizes": 0,
+    "allocator": 0,
+    "allocator": 0,
     "buffers": 1,
     "protocols": 1,
     "plan": 2,
@@ -44,6 +46,8 @@ RANKS = {
     "engine.session": 6,
     "api": 7,
     "testing": 8,
+    "__main__": 8,
+    "__main__": 8,
 }
 """The rank of each file, or of all in a folder; a file imports none of a higher one, and there are no cycles."""
 
