@@ -42,9 +42,9 @@ def footer(measurements: Sequence[Measurement]) -> str:
     if settings := advice():
         lines.append(
             f"All rows but one run as `python -m tensorstash` starts a program, here with "
-            f"{', '.join(f'{name}={value}' for name, value in settings.items())}: without that, the C library keeps most "
-            f"freed activations, and what a policy frees does not show. 'allocator as it is' is no policy without that "
-            f"setting: compare with it to see what the setting costs."
+            f"{', '.join(f'{name}={value}' for name, value in settings.items())}: without it, the C library keeps most "
+            f"freed activations, and what a policy frees does not show. 'allocator as it is' is no policy without it: "
+            f"compare with that row to see what the setting costs."
         )
     lines.append(f"Policies work behind the computation with {BUDGET} under way in each direction.")
     lines.append("On CPU tensors cpu_offload has nothing to do: it keeps them, and says so in its statistics.")

@@ -55,7 +55,7 @@ class TinyBackend:
         return f"{tensor.memory.array.dtype}{tensor.memory.array.shape}"
 
     def version(self, tensor: Tensor, /) -> int:
-        return tensor.memory.version
+        return tensor.memory.version.count
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
         return weakref.ref(tensor.memory), 0
@@ -65,6 +65,9 @@ class TinyBackend:
 
     def detached(self, tensor: Tensor, /) -> Tensor:
         return Tensor(tensor.memory)
+
+    def witness(self, tensor: Tensor, /) -> Tensor:
+        return Tensor(Memory(np.empty(0), tensor.memory.version))  # outlives the array, and tells of writes to it
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Copied:
         return Copied(tensor.memory.array.reshape(spec.dense().shape))
@@ -85,7 +88,8 @@ def main() -> None:
     ts.register("backends", "tiny", TinyBackend)  # a package does this with an entry point instead
     x = Tensor(Memory(np.linspace(-1.0, 1.0, 1 << 16)))
 
-    with ts.stash(ts.Compress(), framework="tiny") as session:
+    limits = ts.Limits(in_flight=0)  # nothing behind the computation, so that every run prints the same
+    with ts.stash(ts.Compress(), framework="tiny", limits=limits) as session:
         fourth = (x * x) * (x * x)
         loss = fourth.sum()
     del fourth

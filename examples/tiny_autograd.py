@@ -8,12 +8,18 @@ from typing import Any
 import numpy as np
 
 
-class Memory:
-    """An array, and how often it was written to in place; tensors share it."""
+class Version:
+    """How often an array was written to in place."""
 
-    def __init__(self, array: np.ndarray) -> None:
+    count = 0
+
+
+class Memory:
+    """An array and its version; tensors share it."""
+
+    def __init__(self, array: np.ndarray, version: Version | None = None) -> None:
         self.array = array
-        self.version = 0
+        self.version = version or Version()
 
 
 class Tensor:
@@ -36,7 +42,7 @@ class Tensor:
     def add_(self, number: float) -> None:
         """Write in place."""
         self.memory.array += number
-        self.memory.version += 1
+        self.memory.version.count += 1
 
     def backward(self) -> None:
         """Add to the gradients of all leaves; each operation lets go of what it saved as soon as it has run."""

@@ -24,7 +24,6 @@ RANKS = {
     "spec": 0,
     "sizes": 0,
     "allocator": 0,
-    "allocator": 0,
     "buffers": 1,
     "protocols": 1,
     "plan": 2,
@@ -46,7 +45,6 @@ RANKS = {
     "engine.session": 6,
     "api": 7,
     "testing": 8,
-    "__main__": 8,
     "__main__": 8,
 }
 """The rank of each file, or of all in a folder; a file imports none of a higher one, and there are no cycles."""

@@ -109,7 +109,7 @@ class PaddleBackend:
         return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
 
     def witness(self, tensor: Tensor, /) -> Tensor:
-        """Return an empty tensor that shares the version of ``tensor``: views do, and a view can let go of its memory."""
+        """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
         with paddle.no_grad():
             witness = paddle.as_strided(tensor.detach(), [0], [1])
         witness._clear_data()

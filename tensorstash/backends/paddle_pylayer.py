@@ -89,13 +89,13 @@ def _unpacked(value: Any) -> Any:
 class _PackedTensor:
     """What the hook returned for one tensor, and the tensor's place in the graph."""
 
-    __slots__ = ("_history", "_needs_grad", "_origin", "_scope", "_value")
+    __slots__ = ("_history", "_is_constant", "_origin", "_scope", "_value")
 
     def __init__(self, tensor: Tensor, scope: Scope) -> None:
         self._scope: Scope | None = scope
         self._origin = ref(tensor)
-        self._needs_grad = not tensor.stop_gradient
-        self._history = _history_of(tensor) if self._needs_grad else None
+        self._history = None if tensor.stop_gradient else _history_of(tensor)
+        self._is_constant = False
         scope.ready = False
         try:
             self._value = without_recording(scope.pack, tensor)
@@ -112,7 +112,8 @@ class _PackedTensor:
         returned = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         if origin is not None and any(output is origin for output in returned):
             self._history = None
-            self._needs_grad = not origin.stop_gradient
+        else:
+            self._is_constant = self._history is None
 
     def restore(self) -> Tensor:
         """Return the tensor with its place in the graph."""
@@ -120,39 +121,37 @@ class _PackedTensor:
         try:
             if self._scope is None:
                 raise BackendError("a saved tensor was asked for after a backward without retain_graph had failed")
-            tensor: Tensor = without_recording(self._scope.unpack, self._value)
+            return self._placed(without_recording(self._scope.unpack, self._value))
         except BaseException as error:
             hook_failed(error)
             raise
+
+    def _placed(self, tensor: Tensor) -> Tensor:
         origin: Tensor | None = self._origin()
         if origin is not None and origin._is_shared_underline_tensor_with(tensor):
             return origin  # it was kept; a Parameter is one again
-        if not self._needs_grad:
-            return tensor.detach()
         history = self._history
-        if history is None and origin is not None:
+        if history is None and origin is not None and not origin.stop_gradient:
             history = _history_of(origin)
         if history is not None:
-            restored: Tensor = history._new_shared_tensor()
-            restored._set_impl(tensor)
-            return restored
-        if is_recording():
-            raise self._no_second_derivative()
-        restored = tensor.detach()
-        restored.stop_gradient = False
-        return restored
+            placed: Tensor = history._new_shared_tensor()
+            placed._set_impl(tensor)
+            return placed
+        placed = tensor.detach()
+        if origin is None and not self._is_constant:
+            # Probably an output; where `apply` was taken from the class before, nobody has said so.
+            if is_recording():
+                raise BackendError(
+                    "a PyLayer saved a tensor that its forward made, and second derivatives are asked for that may "
+                    "go through it, but the tensor itself is gone; keep a reference to what the layer returned until "
+                    "backward, or save an input instead"
+                )
+            placed.stop_gradient = False
+        return placed
 
     def release(self) -> None:
         """Drop what the hook returned."""
         self._scope = self._value = self._history = None
-
-    def _no_second_derivative(self) -> BackendError:
-        error = BackendError(
-            "a PyLayer saved its own output, and second derivatives through it are asked for, but the output itself "
-            "is gone; keep a reference to what the layer returned until backward, or save an input instead"
-        )
-        hook_failed(error)
-        return error
 
 
 def _history_of(tensor: Tensor) -> Tensor:

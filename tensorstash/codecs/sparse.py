@@ -56,7 +56,7 @@ class Sparse:
     >>> spec = TensorSpec((1000,), (1,), 0, "float32", "cpu")
     >>> codec, data = Sparse(exponents=False), np.maximum(np.arange(-900, 100, dtype=np.float32), 0)
     >>> payload = codec.encode(data, spec)
-    >>> payload.size == 40 + 99 * 4 + 125, bool((codec.decode(payload, spec) == data).all())
+    >>> payload.size <= 40 + 99 * 4 + 125, bool((codec.decode(payload, spec) == data).all())
     (True, True)
     """
 

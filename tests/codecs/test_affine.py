@@ -94,7 +94,16 @@ def test_tensor_of_specials_alone_is_stored_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high"),
-    [(-3e38, 3e38), (0, 3.4e38), (0, 1e-45), (1e-40, 3e-39), (-1e-38, 1e-38), (1.0, np.nextafter(np.float32(1), 2))],
+    [
+        (-3e38, 3e38),
+        (-3.4e38, 8e37),
+        (-8e37, 3.4e38),
+        (0, 3.4e38),
+        (0, 1e-45),
+        (1e-40, 3e-39),
+        (-1e-38, 1e-38),
+        (1.0, np.nextafter(np.float32(1), 2)),
+    ],
 )
 def test_ranges_that_would_overflow_or_underflow_lose_nothing(low: float, high: float) -> None:
     rng = np.random.default_rng(4)

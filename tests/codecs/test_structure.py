@@ -5,12 +5,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import zstandard
 from codec_cases import CODECS, float_bits, spec_of
 
 from tensorstash.buffers import Array, borrowed
-from tensorstash.codecs import Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
+from tensorstash.codecs import Affine, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
 from tensorstash.codecs.entropy import contiguous_sample
 from tensorstash.codecs.fields import field_widths, join_fields, take_field
+from tensorstash.errors import CodecError
 from tensorstash.protocols import Codec
 from tensorstash.spec import opaque_bytes
 
@@ -56,6 +58,57 @@ def test_zstd_brings_back_runs_of_bytes_whose_length_it_is_not_told() -> None:
             assert codec.decode(codec.encode(run, spec), spec).tobytes() == run.tobytes()
 
 
+def test_zstd_looks_at_a_sample_and_leaves_the_row_alone_if_that_does_not_compress() -> None:
+    row = np.zeros(1 << 18, np.uint8)
+    places = contiguous_sample(np.arange(row.size), row.size // 16)
+    row[places] = np.random.default_rng(0).integers(0, 256, places.size)
+    assert Zstd().encode(row, spec_of(row.shape, "uint8")).nbytes == row.size + 16
+
+
+def frames_of(size: int) -> bytes:
+    """Return ``size`` zeros as frames of at most 1 MiB."""
+    context = zstandard.ZstdCompressor(level=1)
+    return b"".join(context.compress(bytes(min(1 << 20, size - start))) for start in range(0, size, 1 << 20))
+
+
+@pytest.mark.parametrize("size", [100_000, 3 << 20])
+def test_frames_of_another_length_are_refused(size: int) -> None:
+    spec, unknown = spec_of((size,), "uint8"), opaque_bytes(spec_of((), "uint8"))
+    header = b"ZST1" + bytes([1, 1, 0, 0]) + size.to_bytes(8, "little")
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(size))
+    good = frames_of(size)
+    payload = np.frombuffer(header + len(good).to_bytes(8, "little") + good, np.uint8)
+    assert not Zstd().decode(payload, spec).any()
+    bad = [frames_of(size - 1), frames_of(size + 1), good + frames_of(1), good[:-1], good[len(good) // 2 :], unsized]
+    for frames in bad:
+        payload = np.frombuffer(header + len(frames).to_bytes(8, "little") + frames, np.uint8)
+        for known in (spec, unknown):
+            with pytest.raises(CodecError):
+                Zstd().decode(payload, known)
+    claim = b"ZST1" + bytes([1, 1, 0, 0]) + (1 << 45).to_bytes(8, "little") + len(good).to_bytes(8, "little") + good
+    with pytest.raises(CodecError, match="do not give"):
+        Zstd().decode(np.frombuffer(claim, np.uint8), unknown)
+
+
+def test_fields_of_another_length_are_refused() -> None:
+    data = np.ones(3 << 16, np.float32)
+    codec, spec = Exponents(), spec_of(data.shape, "float32")
+    payload = codec.encode(data, spec).tobytes()
+    lengths = np.frombuffer(payload[16:40], "<u8")
+    for extra, frames in ((1, b""), (0, zstandard.ZstdCompressor().compress(bytes(5)))):
+        end = payload[: len(payload) - extra] + frames
+        changed = np.add(lengths.astype("<i8"), [0, 0, len(frames) - extra])
+        with pytest.raises(CodecError):
+            codec.decode(np.frombuffer(end[:16] + changed.tobytes() + end[40:], np.uint8), spec)
+
+
+@pytest.mark.parametrize("codec", [Exponents(), Sparse(), Sparse(exponents=True), Zstd()], ids=repr)
+@pytest.mark.parametrize("size", [1, 2, 5, 20, 100, 1000])
+def test_small_tensors_grow_by_a_header_at_most(codec: Codec, size: int) -> None:
+    for data in (normal(size), np.ones(size, np.float32), np.zeros(size, np.float32)):
+        assert codec.encode(data, spec_of(data.shape, "float32")).nbytes <= data.nbytes + 16
+
+
 def test_higher_levels_are_smaller() -> None:
     words = np.random.default_rng(0).integers(0, 50, 1 << 16)
     text = np.concatenate([np.frombuffer(b"saved tensor number %d " % word, np.uint8) for word in words.tolist()])
@@ -90,6 +143,13 @@ def test_two_valued_compares_every_element_as_bits(first: int, second: int, thir
     assert codec.decode(payload, spec).tobytes() == bits.tobytes()
     packed = len(np.unique(bits)) <= 2
     assert payload.nbytes == 16 + (8 + 25_000 if packed else 800_000)
+
+
+def test_two_valued_does_not_take_another_value_in_another_block() -> None:
+    data = np.zeros(200_000, np.float32)
+    data[10], data[100_000:100_005] = 1, 2
+    codec, spec = TwoValued(), spec_of(data.shape, "float32")
+    assert codec.decode(codec.encode(data, spec), spec).tobytes() == data.tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint64", "int16"])
@@ -200,6 +260,15 @@ def test_lossless_passes_on_what_does_not_reach_the_ratio() -> None:
     assert np.shares_memory(Lossless(min_ratio=1.3).encode(data, spec), data)
 
 
+def test_lossless_passes_on_what_only_the_sample_compressed() -> None:
+    data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8).view(np.float32)
+    ordinary = np.concatenate([contiguous_sample(np.arange(data.size), 1 << 12, 8), np.arange(1 << 17)])
+    data[ordinary] = normal(ordinary.size)
+    spec = spec_of(data.shape, "float32")
+    assert Lossless(min_ratio=1.01).encode(data, spec).nbytes < data.nbytes
+    assert np.shares_memory(Lossless(min_ratio=1.15).encode(data, spec), data)
+
+
 def test_lossless_is_smaller_at_higher_levels() -> None:
     data = np.maximum(normal(1 << 18), 0)
     spec = spec_of(data.shape, "float32")
@@ -230,6 +299,19 @@ def traced(call: Callable[[], Array]) -> tuple[Array, int]:
         return call(), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("place", [0, 3, 6, 7])
+@pytest.mark.parametrize(
+    "codec", [PackBits(), TwoValued(), Narrow(), Sparse(), Exponents(), Zstd(), Affine()], ids=repr
+)
+def test_header_of_another_format_is_refused(codec: Codec, place: int) -> None:
+    dtype = next(dtype for dtype in ("bool", "float32", "int64") if codec.accepts(spec_of((100,), dtype)))
+    spec = spec_of((100,), dtype)
+    payload = codec.encode(np.zeros(100, spec.carrier), spec)
+    payload[place] ^= 1
+    with pytest.raises(CodecError, match="it is not of this codec"):
+        codec.decode(payload, spec)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)

@@ -1,5 +1,7 @@
 """What the tests of the Paddle backend share: a pair of hooks that copies, and bitwise comparison."""
 
+import subprocess
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -56,6 +58,14 @@ class CopyingPair:
         if isinstance(packed, Tensor):
             return packed
         return self.backend.from_host(borrowed(packed.data), packed.spec)
+
+
+def run_alone(program: str) -> str:
+    """Run a program in a process of its own and return what it printed."""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def leaf(values: Any, needs_grad: bool = True) -> Tensor:

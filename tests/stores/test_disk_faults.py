@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
+from tensorstash.errors import StoreError, StoreFullError
 from tensorstash.stores import Disk
 from tensorstash.stores.disk import DiskStore
 from tensorstash.stores.pages import round_up
 from tensorstash.stores.slab import PIECE
 from tensorstash.stores.syscalls import Syscalls
-
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reaches the unlinked file through /proc/self/fd")
 
 
 @dataclass(frozen=True)
@@ -230,61 +228,6 @@ def test_a_store_that_is_being_read_closes_when_the_last_read_is_done(config, pa
             assert all(np.array_equal(read.result(), payload(5_000)) for read in done)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(slab._file.fd)
-
-
-def slab_on_disk(store) -> int:
-    """Return a second descriptor of the slab, through the back door."""
-    (slab,) = store._slabs
-    return os.open(f"/proc/self/fd/{slab._file.fd}", os.O_RDWR)
-
-
-@linux_only
-@pytest.mark.parametrize("nbytes", [1_000, 50_000, PIECE, 3 * PIECE + 8])
-@pytest.mark.parametrize("where", ["first", "middle", "last"])
-def test_a_flipped_bit_is_found(config, payload, nbytes, where):
-    store = config.open()
-    slot = store.put(payload(nbytes))
-    fd = slab_on_disk(store)
-    at = {"first": 0, "middle": nbytes // 2, "last": nbytes - 1}[where]
-    (byte,) = os.pread(fd, 1, at)
-    os.pwrite(fd, bytes([byte ^ 0x10]), at)
-    with pytest.raises(CorruptDataError, match=r"got checksum 0x[0-9a-f]{8}, expected 0x[0-9a-f]{8}"):
-        store.get(slot)
-    os.pwrite(fd, bytes([byte]), at)
-    os.close(fd)
-    assert np.array_equal(store.get(slot), payload(nbytes))
-    store.delete(slot)
-    check_usable(store, payload)
-
-
-@linux_only
-@pytest.mark.parametrize("damage", ["torn", "stale", "swapped", "zeroed", "cut"])
-def test_a_record_that_is_not_the_one_written_is_found(config, payload, damage):
-    nbytes = PIECE
-    store = config.open()
-    slot = store.put(payload(nbytes))
-    fd = slab_on_disk(store)
-    half = nbytes // 2
-    match damage:
-        case "torn":
-            os.pwrite(fd, payload(half, 1), half)
-        case "stale":
-            os.pwrite(fd, payload(512, 2), 512 * 77)
-        case "swapped":
-            one, other = os.pread(fd, 4096, 0), os.pread(fd, 4096, half)
-            os.pwrite(fd, other, 0)
-            os.pwrite(fd, one, half)
-        case "zeroed":
-            os.pwrite(fd, bytes(4096), half)
-        case "cut":
-            os.ftruncate(fd, half)
-    with pytest.raises(CorruptDataError):
-        store.get(slot)
-    os.pwrite(fd, payload(nbytes), 0)
-    os.close(fd)
-    assert np.array_equal(store.get(slot), payload(nbytes))
-    store.delete(slot)
-    check_usable(store, payload)
 
 
 @pytest.mark.parametrize("place", ["missing", "a file", "missing, second of two"])

@@ -1,0 +1,165 @@
+"""Models train bit for bit as without hooks, under every policy that loses nothing."""
+
+from contextlib import nullcontext
+
+import paddle
+import pytest
+from paddle import nn
+from paddle_cases import bits
+
+import tensorstash as ts
+
+pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")
+
+
+class Attention(nn.Layer):
+    """Hand-written, over views of one projection."""
+
+    def __init__(self, width, heads, split):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.split = heads, split
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        size = width // self.heads
+        projected = self.qkv(x)
+        if self.split:
+            parts = [part.reshape([batch, length, self.heads, size]) for part in paddle.split(projected, 3, axis=-1)]
+        else:
+            parts = list(paddle.unbind(projected.reshape([batch, length, 3, self.heads, size]), axis=2))
+        q, k, v = (part.transpose([0, 2, 1, 3]) for part in parts)
+        scores = (q @ k.transpose([0, 1, 3, 2])) * size**-0.5
+        masked = paddle.where(paddle.tril(paddle.ones([length, length], "bool")), scores, paddle.full([], -1e9))
+        y = nn.functional.dropout(nn.functional.softmax(masked, -1), 0.1, training=self.training) @ v
+        return self.out(y.transpose([0, 2, 1, 3]).reshape([batch, length, width]))
+
+
+class Block(nn.Layer):
+    def __init__(self, width, heads, split):
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, split)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate=True), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        x = x + self.attention(self.first(x))
+        return x + self.mlp(self.second(x))
+
+
+class GPT(nn.Layer):
+    def __init__(self, vocabulary=61, width=32, heads=4):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(32, width)
+        self.blocks = nn.LayerList([Block(width, heads, split) for split in (True, False)])
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.places(paddle.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.norm(x) @ self.tokens.weight.t()  # tied weights
+        return nn.functional.cross_entropy(logits[:, :-1].reshape([-1, 61]), ids[:, 1:].reshape([-1]))
+
+
+class Pooled(nn.Layer):
+    """An LSTM and a GRU over one sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.LSTM(8, 16, num_layers=2, direction="bidirect"), nn.GRU(32, 8)
+
+    def forward(self, x):
+        out, _ = self.second(self.first(x)[0])
+        return (out * out).mean()
+
+
+def gpt():
+    return GPT(), [paddle.randint(0, 61, [3, 12])]
+
+
+def resnet():
+    net = paddle.vision.models.resnet18(num_classes=10)
+    images, labels = paddle.randn([4, 3, 32, 32]), paddle.to_tensor([1, 0, 9, 4])
+
+    class Classifier(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, images):
+            return nn.functional.cross_entropy(self.net(images), labels)
+
+    return Classifier(), [images]
+
+
+def lstm():
+    return Pooled(), [paddle.randn([3, 7, 8])]
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1)
+
+    class Summed(nn.Layer):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return (self.layer(x) ** 2).mean()
+
+    return Summed(), [paddle.randn([2, 6, 16])]
+
+
+MODELS = {"gpt": gpt, "resnet18": resnet, "lstm": lstm, "encoder": encoder}
+
+
+@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
+def trained(request):
+    paddle.seed(7)
+    model, inputs = request.param()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def gradients(around):
+        paddle.seed(11)
+        model.set_state_dict(state)
+        model.clear_gradients()
+        with around:
+            loss = model(*inputs)
+        loss.backward()
+        return [bits(loss), *(bits(parameter.grad) for parameter in model.parameters())]
+
+    return model, gradients
+
+
+def test_a_copying_pair_changes_no_bit(trained, pair):
+    _, gradients = trained
+    expected = gradients(nullcontext())
+    assert gradients(nullcontext()) == expected  # or there is nothing to compare with
+    assert gradients(pair.hooks()) == expected
+    assert pair.copied
+    assert not pair.live
+    assert sum(grad is not None for grad in expected) > 10
+
+
+@pytest.mark.parametrize("policy", ["keep", "cpu_offload", "compress", "disk_spill", "compress | disk_spill"])
+def test_a_lossless_policy_changes_no_bit(trained, policy):
+    _, gradients = trained
+    expected = gradients(nullcontext())
+    stash = ts.stash(ts.parse(policy), framework="paddle", min_bytes=0)
+    assert gradients(stash) == expected
+    stats = stash.stats()
+    on_host = policy in ("keep", "cpu_offload")  # where CPU tensors already are
+    assert (stats.stashed.tensors == 0) == on_host
+    assert stats.live.tensors == 0
+
+
+def test_a_wrapped_model_changes_no_bit_and_is_left_as_it_was(trained):
+    model, gradients = trained
+    expected = gradients(nullcontext())
+    before = list(model.state_dict()), type(model), dict(vars(model))
+    handle = ts.wrap(model, ts.Compress(), min_bytes=0)
+    assert gradients(nullcontext()) == expected
+    assert handle.stats().stashed.tensors > 0
+    handle.remove()
+    assert (list(model.state_dict()), type(model), dict(vars(model))) == before

@@ -1,0 +1,68 @@
+"""Two processes over gloo: gradients are bitwise those without hooks, and the same on both ranks."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("paddle_worker.py")
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def reports():
+    endpoints = [f"127.0.0.1:{port}" for port in free_ports(2)]
+
+    def start(rank):
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOG_minloglevel": "3",
+            "PYTHONWARNINGS": "ignore",
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": "2",
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+            "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+            "PADDLE_DISTRI_BACKEND": "gloo",
+        }
+        command = [sys.executable, str(WORKER)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    ranks = [start(rank) for rank in range(2)]
+    try:
+        outputs = [rank.communicate(timeout=200) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for rank, (_, errors) in zip(ranks, outputs, strict=True):
+        assert rank.returncode == 0, errors[-4000:]
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+def test_gradients_are_bitwise_those_without_hooks(reports):
+    for report in reports:
+        assert report["repeatable"]
+        assert report["copied_equal"]
+        assert report["copied"] >= 4
+        assert not report["live"]
+        assert report["stashed_equal"]
+        assert report["stashed"] >= 4
+
+
+def test_gradients_were_reduced_and_no_weight_was_copied(reports):
+    assert reports[0]["gradient"] == reports[1]["gradient"]
+    assert not any(report["parameters_copied"] for report in reports)

@@ -1,0 +1,131 @@
+"""What cannot be rebuilt exactly, or would save nothing, is kept; and the backend says why."""
+
+import gc
+
+import numpy as np
+import paddle
+import pytest
+from paddle.base.framework import EagerParamBase
+from paddle_cases import leaf, noise
+
+
+def needing_grad(*shape):
+    x = paddle.rand(list(shape))
+    x.stop_gradient = False
+    return x
+
+
+def views(weight):
+    with paddle.no_grad():
+        silent = [weight.t(), weight[1:], weight.reshape([16]).reshape([2, 8]), weight[:, 1:3]]
+    return [weight.t(), weight[1:], weight.t()[::2], weight[2, 3], weight.reshape([16]), *silent]
+
+
+def test_plain_tensors_can_be_stashed(backend):
+    activation = needing_grad(3, 4) * 2
+    for tensor in (paddle.rand([3]), activation, activation.t(), activation[1:], activation.detach()):
+        assert backend.keep_reason(tensor) is None
+
+
+@pytest.mark.parametrize("trainable", [True, False], ids=["trained", "frozen"])
+def test_parameters_and_their_views_are_kept(backend, trainable):
+    weight = paddle.create_parameter([4, 4], "float32")
+    weight.stop_gradient = not trainable
+    with backend.hooks(lambda tensor: None, lambda packed: None):
+        assert backend.keep_reason(weight) == "parameter"
+        assert backend.keep_reason(weight.detach()) == "parameter"
+        for view in views(weight):
+            assert backend.keep_reason(view) == "view of a parameter"
+        assert backend.keep_reason(weight * 1) is None
+
+
+def test_views_of_parameters_that_come_go_and_move_are_recognised(backend):
+    class FlatWeight(EagerParamBase):
+        pass
+
+    def reason(tensor):
+        with backend.hooks(lambda tensor: None, lambda packed: None):
+            return backend.keep_reason(tensor)
+
+    assert reason(needing_grad(4, 4).t() * 1) is None
+    weight = FlatWeight([4, 4], "float32")
+    weight.set_value(np.ones((4, 4), np.float32))
+    assert reason(weight.t()) == "view of a parameter"
+    other = paddle.create_parameter([4, 4], "float32")
+    assert reason(other[1:]) == "view of a parameter"
+    paddle.rand([4, 4])._share_buffer_to(weight)
+    assert reason(weight.t()) == "view of a parameter"
+    view = other[1:]
+    del other
+    gc.collect()
+    assert reason(view) is None
+
+
+def test_weights_saved_by_layers_are_recognised(backend, pair):
+    linear, norm, conv = paddle.nn.Linear(5, 5), paddle.nn.LayerNorm(5), paddle.nn.Conv2D(5, 5, 1)
+    with pair.hooks():
+        x = needing_grad(2, 3, 5) * 1
+        y = conv((norm(linear(x)) @ linear.weight.t()).transpose([0, 2, 1]).unsqueeze(-1))
+    y.sum().backward()
+    assert pair.kept == {"parameter": 3, "view of a parameter": 1}
+    assert not {(5, 5), (5, 5, 1, 1), (5,)} & set(pair.copied)
+
+
+def test_leaves_that_require_grad_are_kept(backend):
+    x = needing_grad(3)
+    assert backend.keep_reason(x) == "leaf that requires grad"
+    assert backend.alias(x) is x
+
+
+def test_integer_masks_and_indices_that_claim_to_need_grad_are_stashed(pair):
+    x = leaf(noise(6, 4))
+    index = paddle.to_tensor([0, 2])
+    with pair.hooks():
+        inner = x * 1.0
+        values, _ = paddle.topk(paddle.nn.functional.dropout(inner, 0.5), 2)
+        y = values.sum() + inner[inner > 0.5].sum() + paddle.index_select(inner, index).sum()
+    y.backward()
+    assert not pair.kept
+    assert (2,) in pair.copied
+
+
+def test_distributed_tensors_are_kept_and_train(backend, pair):
+    import paddle.distributed as dist
+
+    mesh = dist.ProcessMesh([0], dim_names=["x"])
+    a = dist.shard_tensor(paddle.rand([4, 4]), mesh, [dist.Shard(0)])
+    a.stop_gradient = False
+    inner = a * 1.0
+    with pair.hooks():
+        y = inner * inner
+    y.sum().backward()
+    assert np.array_equal(a.grad.numpy(), 2 * a.numpy())
+    assert pair.kept["distributed"] == 2
+    assert not pair.copied
+    for tensor in (a, inner):
+        assert backend.describe(tensor).startswith("float32(4, 4)")
+        assert backend.version(tensor) == 0
+
+
+def test_sparse_tensors_and_sparse_gradients_train_under_hooks(pair):
+    values = leaf([1.0, 2.0])
+    sparse = paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], values, [4, 4], stop_gradient=False)
+    embedding = paddle.nn.Embedding(10, 3, sparse=True)
+    with pair.hooks():
+        y = paddle.sparse.sin(sparse)
+        z = embedding(paddle.to_tensor([1, 2, 3]))
+    y.to_dense().sum().backward()
+    z.sum().backward()
+    assert np.allclose(values.grad.numpy(), np.cos([1.0, 2.0]), atol=1e-6)
+    assert embedding.weight.grad.is_selected_rows()
+
+
+def test_a_sparse_tensor_is_kept(backend):
+    sparse = paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], [1.0, 2.0], [4, 4])
+    assert backend.keep_reason(sparse) == "sparse layout"
+
+
+def test_an_uninitialised_tensor_is_kept_and_described(backend):
+    nothing = paddle.Tensor()
+    assert backend.keep_reason(nothing) == "no real memory"
+    assert "no place" in backend.describe(nothing)

@@ -1,0 +1,196 @@
+"""What is packed is freed when backward is done with it, by reference counting alone."""
+
+import weakref
+
+import paddle
+import pytest
+from paddle.autograd import PyLayer
+from paddle_cases import bits, leaf, noise
+
+
+class Tanh(PyLayer):
+    @staticmethod
+    def forward(ctx, x):
+        y = paddle.tanh(x)
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        _, y = ctx.saved_tensor()
+        return grad * (1 - y * y)
+
+
+def saved_by_operations(x):
+    return (paddle.exp(x) @ x.t())[1:].sum()
+
+
+def saved_by_a_layer(x):
+    return Tanh.apply(Tanh.apply(x) * 2.0).sum()
+
+
+programs = pytest.mark.parametrize("program", [saved_by_operations, saved_by_a_layer])
+pytestmark = pytest.mark.usefixtures("counting_only")
+
+
+@programs
+def test_backward_frees_everything_while_the_loss_lives(pair, program):
+    with pair.hooks():
+        loss = program(leaf(noise(3, 4)) * 1.0)
+    assert pair.live
+    loss.backward()
+    assert not pair.live
+
+
+@programs
+def test_a_dropped_graph_frees_everything(pair, program):
+    with pair.hooks():
+        loss = program(leaf(noise(3, 4)) * 1.0)
+    assert pair.live
+    del loss
+    assert not pair.live
+    assert not pair.unpacked
+
+
+def test_a_retained_graph_keeps_everything_until_it_is_dropped(pair):
+    x = leaf(noise(3, 4))
+    with pair.hooks():
+        loss = saved_by_operations(x * 1.0)
+    live = pair.live
+    loss.backward(retain_graph=True)
+    first = bits(x.grad)
+    x.clear_gradient(False)
+    assert pair.live == live
+    loss.backward(retain_graph=True)
+    assert bits(x.grad) == first
+    assert pair.live == live
+    loss.backward()
+    assert not pair.live
+
+
+def test_a_gradient_alone_leaves_the_graph_usable_as_without_hooks(pair):
+    x = leaf(noise(3, 4))
+    with pair.hooks():
+        loss = saved_by_operations(x * 1.0)
+    (first,) = paddle.grad(loss, [x])
+    (second,) = paddle.grad(loss, [x])
+    loss.backward()
+    assert bits(first) == bits(second) == bits(x.grad)
+    assert not pair.live
+
+
+def test_what_was_used_is_freed_while_backward_goes_on(pair):
+    left = []
+
+    class Probe(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            left.append(pair.live)
+            return grad
+
+    with pair.hooks():
+        x = leaf(noise(4)) * 1.0
+        for _ in range(3):
+            x = paddle.exp(Probe.apply(x))
+    x.sum().backward()
+    assert left == [2, 1, 0]
+
+
+def test_a_nested_retained_backward_does_not_lose_what_the_outer_one_needs(pair):
+    class Twice(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            with paddle.enable_grad():
+                y = leaf([2.0])
+                with pair.hooks():
+                    z = y * y
+                z.backward(retain_graph=True)
+                z.backward()
+            assert y.grad.item() == 8
+            return grad
+
+    x = leaf(noise(3))
+    with pair.hooks():
+        loss = paddle.exp(Twice.apply(x * 1.0)).sum()
+    loss.backward()
+    assert bits(x.grad) == bits(paddle.exp(x.detach()))
+    assert not pair.live
+
+
+def test_an_exception_in_forward_frees_everything(pair, backend):
+    def pack(tensor):
+        if len(pair.copied) == 2:
+            raise KeyError
+        return pair.pack(tensor)
+
+    def forward():
+        x = leaf(noise(6)) * 1.0
+        with backend.hooks(pack, pair.unpack):
+            for size in range(6, 2, -1):
+                x = paddle.exp(x[:size])
+
+    with pytest.raises(KeyError):
+        forward()
+    assert pair.copied.total() == 2
+    assert not pair.live
+
+
+@programs
+def test_an_exception_in_backward_frees_everything_with_the_loss(pair, backend, program):
+    def unpack(packed):
+        if pair.unpacked == 1:
+            raise KeyError
+        return pair.unpack(packed)
+
+    def train():
+        with backend.hooks(pair.pack, unpack):
+            loss = program(leaf(noise(3, 4)) * 1.0)
+        loss.backward()
+
+    with pytest.raises(KeyError):
+        train()
+    assert pair.copied.total() > 1
+    assert not pair.live
+
+
+def test_a_kept_tensor_is_let_go_at_backward(backend):
+    kept = []
+
+    class Kept:
+        def __init__(self, tensor):
+            self.alias = backend.alias(tensor)
+            kept.append(self)
+
+    with backend.hooks(Kept, lambda packed: packed.alias):
+        loss = paddle.exp(leaf(noise(3)) * 1.0).sum()
+    witness = weakref.ref(kept.pop())
+    assert witness() is not None
+    loss.backward()
+    assert witness() is None
+
+
+def test_backward_of_cross_entropy_twice_is_right_both_times(pair):
+    # Without hooks the second gradient is wrong: the first backward overwrites the saved softmax. So the reference
+    # is a graph of its own.
+    labels = paddle.to_tensor([0, 2, 1])
+
+    def fresh():
+        x = leaf(noise(3, 4))
+        paddle.nn.functional.cross_entropy(x * 1.0, labels).backward()
+        return bits(x.grad)
+
+    x = leaf(noise(3, 4))
+    with pair.hooks():
+        loss = paddle.nn.functional.cross_entropy(x * 1.0, labels)
+    for retain in (True, False):
+        loss.backward(retain_graph=retain)
+        assert bits(x.grad) == fresh()
+        x.clear_gradient(False)

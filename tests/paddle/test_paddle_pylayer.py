@@ -1,0 +1,333 @@
+"""``PyLayer`` under hooks behaves as it does without: what may be saved, what comes back, second derivatives."""
+
+import numpy as np
+import paddle
+import pytest
+from paddle.autograd import PyLayer
+from paddle_cases import bits, gradients, leaf, noise, run_alone
+
+
+def layer(forward, backward):
+    kind = type("Layer", (PyLayer,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+    return lambda *args: kind.apply(*args)
+
+
+def saved_inputs_forward(ctx, x, y):
+    ctx.save_for_backward(x, y)
+    return x * y
+
+
+def saved_inputs_backward(ctx, grad):
+    x, y = ctx.saved_tensor()
+    return grad * y, grad * x
+
+
+product = layer(saved_inputs_forward, saved_inputs_backward)
+
+
+def square_forward(ctx, x):
+    ctx.save_for_backward(x)
+    return x * x
+
+
+def square_backward(ctx, grad):
+    (x,) = ctx.saved_tensor()
+    return grad * 2 * x
+
+
+square = layer(square_forward, square_backward)
+
+
+def tanh_forward(ctx, x):
+    y = paddle.tanh(x)
+    ctx.save_for_backward(y)
+    return y
+
+
+def tanh_backward(ctx, grad):
+    (y,) = ctx.saved_tensor()
+    return grad * (1 - paddle.square(y))
+
+
+tanh = layer(tanh_forward, tanh_backward)
+
+
+def saving(*what):
+    """A layer that saves ``what(x)`` and hands what it gets back to a list."""
+    found = []
+
+    def forward(ctx, x):
+        ctx.save_for_backward(*(item(x) if callable(item) else item for item in what))
+        return x * 2
+
+    def backward(ctx, grad):
+        found.append(ctx.saved_tensor())
+        return grad * 2
+
+    return layer(forward, backward), found
+
+
+def test_the_examples_of_the_documentation_give_the_documented_gradients(pair):
+    x = leaf([0.5, 1.0])
+    with pair.hooks():
+        y = tanh(x)
+    y.sum().backward()
+    assert np.allclose(x.grad.numpy(), [0.786448, 0.419974], atol=1e-6)
+    assert gradients(product, [noise(3), noise(3, seed=1)], pair.hooks()) == gradients(
+        product, [noise(3), noise(3, seed=1)]
+    )
+
+
+def test_what_is_no_tensor_is_given_back_as_it_was(pair):
+    array = np.ones(3)
+    apply, found = saving(lambda x: x, None, 3, array, "text", lambda x: [x, None, 2], lambda x: (x, [x]))
+    x = leaf(noise(4))
+    with pair.hooks():
+        y = apply(x * 1.0)
+    y.sum().backward()
+    ((first, nothing, three, same, text, as_list, as_tuple),) = found
+    assert (nothing, three, text) == (None, 3, "text")
+    assert same is array
+    assert type(as_list) is list
+    assert type(as_tuple) is tuple
+    assert as_list[1:] == [None, 2]
+    for tensor in (first, as_list[0], as_tuple[0], as_tuple[1][0]):
+        assert bits(tensor) == bits(x)
+    assert pair.copied.total() == 4
+
+
+def test_a_list_of_tensors_as_the_only_argument(pair):
+    apply, found = saving(lambda x: [x, x * 2])
+    x = leaf(noise(4))
+    with pair.hooks():
+        y = apply(x * 1.0)
+    y.sum().backward()
+    ((tensors,),) = found
+    assert [bits(one) for one in tensors] == [bits(x), bits(x * 2)]
+
+
+def test_nothing_saved_and_never_saved(pair):
+    empty, found = saving()
+    with pair.hooks():
+        y = empty(leaf([1.0]))
+        z = layer(lambda ctx, x: x * 2, lambda ctx, grad: (found.append(ctx.saved_tensor()), grad)[1])(leaf([1.0]))
+    y.backward()
+    z.backward()
+    assert found == [(), None]
+
+
+def test_the_last_of_two_saves_wins(pair):
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x)
+        ctx.save_for_backward(x * 3)
+        return x * 2
+
+    found = []
+    apply = layer(forward, lambda ctx, grad: (found.append(ctx.saved_tensor()), grad * 2)[1])
+    x = leaf(noise(3))
+    with pair.hooks():
+        y = apply(x * 1.0)
+    y.sum().backward()
+    ((one,),) = found
+    assert bits(one) == bits(x * 3)
+
+
+def test_two_reads_are_two_rounds_of_unpack(pair):
+    def backward(ctx, grad):
+        first, second = ctx.saved_tensor()[0], ctx.saved_tensor()[0]
+        assert bits(first) == bits(second)
+        first.zero_()
+        assert bits(ctx.saved_tensor()[0]) == bits(second)
+        return grad
+
+    with pair.hooks():
+        y = layer(square_forward, backward)(leaf(noise(3)) * 1.0)
+    y.sum().backward()
+    assert pair.unpacked == 3
+
+
+def test_a_packed_tuple_or_list_is_opaque(backend):
+    given = []
+
+    def unpack(packed):
+        given.append(type(packed))
+        return paddle.to_tensor(packed[0])
+
+    for kind in (tuple, list):
+        x = leaf(noise(3))
+        with backend.hooks(lambda tensor, kind=kind: kind((tensor.numpy(), "note")), unpack):
+            y = square(x * 1.0)
+        y.sum().backward()
+        assert bits(x.grad) == bits(x.detach() * 2)
+    assert given == [tuple, list]
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_stop_gradient_comes_back(pair, needs_grad):
+    other = leaf([1.0, 2.0])
+    x = leaf(noise(2), needs_grad) * 1.0
+    seen = []
+
+    def forward(ctx, x, other):
+        ctx.save_for_backward(x)
+        return x * other
+
+    def backward(ctx, grad):
+        seen.append(ctx.saved_tensor()[0].stop_gradient)
+        return grad if needs_grad else None, grad
+
+    with pair.hooks():
+        y = layer(forward, backward)(x, other)
+    y.sum().backward()
+    assert seen == [not needs_grad]
+
+
+def second_derivative(program, hooks=None):
+    x = leaf(noise(5))
+    inner = x * 1.0
+    if hooks is None:
+        y = program(inner)
+    else:
+        with hooks:
+            y = program(inner)
+    (first,) = paddle.grad(y.sum(), [x], create_graph=True)
+    (second,) = paddle.grad((first * first).sum(), [x])
+    return bits(first), bits(second)
+
+
+@pytest.mark.parametrize("program", [square, tanh, lambda x: product(x, x), lambda x: square(paddle.exp(x))])
+def test_second_derivatives_are_bitwise_equal(pair, program):
+    assert second_derivative(program, pair.hooks()) == second_derivative(program)
+    assert pair.copied
+
+
+def test_second_derivatives_of_a_layer_whose_apply_was_taken_before(pair):
+    kind = type("Tanh", (PyLayer,), {"forward": staticmethod(tanh_forward), "backward": staticmethod(tanh_backward)})
+    apply = kind.apply
+    assert second_derivative(apply, pair.hooks()) == second_derivative(apply)
+
+
+def test_a_constant_made_in_forward_is_one_in_second_derivatives(pair):
+    def forward(ctx, x):
+        ctx.save_for_backward(x, paddle.full_like(x, 2.0))
+        return x * x
+
+    def backward(ctx, grad):
+        x, two = ctx.saved_tensor()
+        assert two.stop_gradient
+        return grad * two * x
+
+    program = layer(forward, backward)
+    assert second_derivative(program, pair.hooks()) == second_derivative(program)
+
+
+def test_second_derivatives_with_a_users_pair_that_forgets_the_history(backend):
+    recipe = backend.hooks(lambda tensor: tensor.numpy(), lambda array: paddle.to_tensor(array))
+    assert second_derivative(square, recipe) == second_derivative(square)
+
+
+OUTPUT_IS_GONE = """
+import paddle
+from paddle.autograd import PyLayer
+from tensorstash.backends.paddle import PaddleBackend
+from tensorstash.errors import BackendError
+
+class Tanh(PyLayer):
+    @staticmethod
+    def forward(ctx, x):
+        y = paddle.tanh(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensor()
+        return grad * (1 - y * y)
+
+early = Tanh.apply
+x = paddle.rand([5])
+x.stop_gradient = False
+for apply in (lambda x: Tanh.apply(x), early):
+    with PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor):
+        loss = (apply(x * 1.0) * 2.0).sum()
+    try:
+        paddle.grad(loss, [x], create_graph=True)
+    except BackendError as error:
+        print(error)
+"""
+
+
+def test_a_second_derivative_through_an_output_that_is_gone_is_an_error():
+    # Alone, since Paddle leaks the context of a layer whose backward raises.
+    printed = run_alone(OUTPUT_IS_GONE)
+    assert printed.count("the tensor itself is gone; keep a reference") == 2
+
+
+def test_a_first_derivative_through_an_output_that_is_gone(pair):
+    program = lambda x: tanh(tanh(x) * 2.0)  # noqa: E731
+    assert gradients(program, [noise(5)], pair.hooks()) == gradients(program, [noise(5)])
+
+
+def test_a_kept_parameter_is_the_parameter_itself(pair):
+    weight = paddle.create_parameter([3], "float32")
+    apply, found = saving(lambda x: weight)
+    with pair.hooks():
+        y = apply(leaf(noise(3)))
+    y.sum().backward()
+    assert found[0][0] is weight
+    assert pair.kept == {"parameter": 1}
+
+
+def test_an_inplace_layer_and_a_layer_with_several_outputs(pair):
+    def forward(ctx, x):
+        out = x.tanh_()
+        ctx.save_for_backward(out)
+        return out, x * 2
+
+    def backward(ctx, grad, other):
+        (out,) = ctx.saved_tensor()
+        return grad * (1 - out * out) + other * 2
+
+    program = lambda x: sum(layer(forward, backward)(x))  # noqa: E731
+    assert gradients(program, [noise(4)], pair.hooks()) == gradients(program, [noise(4)])
+
+
+def test_layers_inside_layers_keep_their_own(pair):
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        with paddle.enable_grad():
+            inner = x.detach()
+            inner.stop_gradient = False
+            y = square(inner)
+        ctx.inner, ctx.y = inner, y
+        return y.detach()
+
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensor()
+        (inner,) = paddle.grad(ctx.y, [ctx.inner], [grad])
+        return inner + 0 * x
+
+    program = layer(forward, backward)
+    assert gradients(program, [noise(4)], pair.hooks()) == gradients(program, [noise(4)])
+
+
+def test_marks_and_materialised_gradients_still_work(pair):
+    seen = []
+
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        a, b = x + x, x + x + x
+        ctx.mark_non_differentiable(a)
+        return a, b
+
+    def backward(ctx, grad_a, grad_b):
+        seen.append(grad_a.tolist())
+        return grad_b
+
+    x = leaf([1.0])
+    with pair.hooks():
+        a, b = layer(forward, backward)(x)
+    b.sum().backward()
+    assert seen == [[0.0]]
+    assert a.stop_gradient
+    assert x.grad.tolist() == [1.0]

@@ -1,0 +1,80 @@
+"""Tokens of storages are equal only where the storage is provably the same one."""
+
+import gc
+import os
+
+import paddle
+import pytest
+
+import tensorstash as ts
+from tensorstash.backends.paddle_storage import _REMEMBERED
+
+
+@pytest.fixture
+def scope(backend):
+    with backend.hooks(lambda tensor: None, lambda packed: None):
+        yield
+
+
+def test_views_of_one_storage_have_one_token_and_their_offsets(backend, scope):
+    x = paddle.rand([4, 6])
+    token, start = backend.storage(x)
+    assert start == 0
+    assert backend.storage(x[1:].t()) == (token, 24)
+    assert backend.storage(x.detach()) == (token, 0)
+    assert backend.storage(x.clone())[0] != token
+
+
+def test_a_later_storage_at_the_same_address_has_another_token(backend, scope):
+    tokens, addresses = [], []
+    for _ in range(50):
+        x = paddle.rand([1 << 18])
+        tokens.append(backend.storage(x)[0])
+        addresses.append(x.data_ptr())
+        del x
+    assert len(set(addresses)) < 50  # memory was given out again
+    assert len(set(tokens)) == 50
+
+
+def test_memory_that_was_swapped_under_a_tensor_has_another_token(backend, scope):
+    x, y = paddle.rand([4]), paddle.rand([4])
+    token, _ = backend.storage(x)
+    y._share_buffer_to(x)
+    assert backend.storage(x)[0] != token
+    assert backend.storage(x)[0] == backend.storage(y)[0]
+
+
+def test_no_more_than_the_last_few_storages_are_held_and_none_after_the_scope(backend):
+    def resident() -> int:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    nbytes = 32 << 20
+    scope = backend.hooks(lambda tensor: None, lambda packed: None)
+    gc.collect()
+    before = resident()
+    scope.__enter__()
+    for _ in range(_REMEMBERED + 8):
+        backend.storage(paddle.ones([nbytes // 4]))
+    held = resident() - before
+    scope.__exit__(None, None, None)
+    assert held < (_REMEMBERED + 1.5) * nbytes
+    assert resident() - before < nbytes
+
+
+def test_outside_a_scope_every_token_is_new(backend):
+    x = paddle.rand([4])
+    assert backend.storage(x)[0] != backend.storage(x)[0]
+
+
+def test_content_that_several_operations_save_is_stashed_once():
+    x = paddle.rand([8, 16])
+    x.stop_gradient = False
+    weights = [paddle.create_parameter([16, 16], "float32") for _ in range(3)]
+    with ts.stash(ts.Compress(), framework="paddle", min_bytes=0) as session:
+        inner = x * 1.0
+        query, key, value = (inner @ weight for weight in weights)
+        y = paddle.nn.functional.softmax(query @ key.t()) @ value
+    y.sum().backward()
+    assert session.stats().deduplicated.tensors >= 2
+    assert x.grad is not None
