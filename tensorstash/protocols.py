@@ -57,7 +57,11 @@ Slot = Hashable
 
 
 class Store(Protocol):
-    """Where payloads live. Thread-safe."""
+    """Where payloads live. Thread-safe.
+
+    A store that proves on its own that ``get`` returns the bytes that were put says so by ``verifies = True``; for all
+    others the engine keeps a checksum of each payload.
+    """
 
     retains: ClassVar[bool]
     """Whether ``put`` keeps the array itself; if so it is only ever given private arrays."""

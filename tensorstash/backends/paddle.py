@@ -40,9 +40,12 @@ class PaddleBackend:
     does instead and how it is repaired. While hooks are in force, or anything they packed is alive, a few functions
     of Paddle are replaced by ones that call them; then the originals are put back.
 
-    What cannot be helped: backward twice through a ``PyLayer`` with ``retain_graph=True`` and ``recompute`` with a
-    dropped ``stop_gradient`` are segmentation faults of Paddle 3.3.1 without any hooks. An exception that ``pack``
-    raises inside an operation is an ``OSError`` until it leaves the scope, which raises the original.
+    What ``pack`` raises inside an operation is raised when the scope ends, and nothing more is packed until then.
+
+    What cannot be helped, in Paddle 3.3.1 and without any hooks, too: backward twice through a ``PyLayer`` with
+    ``retain_graph=True`` is a segmentation fault, since the first one frees the layer's context; the context of a
+    layer whose backward raises is leaked; ``paddle.grad`` never releases its graph; and entering the first scope, or
+    leaving the last, while another thread runs operations is a race inside Paddle.
     """
 
     name: ClassVar[str] = "paddle"

@@ -109,13 +109,11 @@ def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Call
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         outer, _this.error, _this.used = (_this.error, _this.used), None, []
-        recording = is_recording()
         retaining = bool(retains(*args, **kwargs))
         backwards.retaining(+retaining)
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            set_recording(recording)
             if not retaining:
                 for saved in _this.used:
                     saved.release()

@@ -4,10 +4,12 @@ Paddle 3.3 has a single pair, which the operations of every thread go through; a
 each thread has a stack of scopes, and the one pair that Paddle knows finds the innermost scope of the calling thread.
 Operations of a thread that has no scope save their tensors as if there were no hooks.
 
-The pair is registered with the first scope and taken back with the last one only: operations run without the
-interpreter lock, and Paddle reads the registration without one of its own.
+Operations run without the interpreter lock, and Paddle reads the registration without one of its own: taking it back
+while another thread saves a tensor is a crash. So it is done as seldom as can be, after the last scope of all threads
+that use scopes.
 """
 
+import atexit
 import gc
 import threading
 from _thread import get_ident
@@ -20,7 +22,7 @@ from paddle.base import core
 
 from tensorstash.backends.paddle_backward import is_recording, set_recording
 from tensorstash.backends.paddle_packed import Pack, Scope, Unpack, pair_for_paddle
-from tensorstash.backends.paddle_patches import Patch, Patches
+from tensorstash.backends.paddle_patches import Lease, Patch, Patches
 from tensorstash.errors import BackendError
 
 _register: Callable[[Any, Any], None] = core.eager.register_saved_tensors_hooks
@@ -40,18 +42,22 @@ class HookStack:
         self._lock = threading.RLock()
         self._scopes: list[Scope] = []
         self._innermost: dict[int, Scope] = {}
-        self._pair = pair_for_paddle(self._innermost)
+        self._pair = pair_for_paddle(self._innermost, self._tidy)
+        self._registration: Lease | None = None
+        self._threads: set[threading.Thread] = set()
         self._native: saved_tensors_hooks | None = None
         self.entries = 0
+        # What is registered then, Paddle frees after the interpreter is gone, and waits for its lock for ever.
+        atexit.register(self._reset_at_exit)
 
     def current(self) -> Scope | None:
         """Return the innermost scope of this thread."""
         return self._innermost.get(get_ident())
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no thread is inside a scope."""
-        return not self._scopes
+    def is_registered(self) -> bool:
+        """Whether Paddle calls the pair."""
+        return self._registration is not None
 
     def push(self, source: object, pack: Pack, unpack: Unpack) -> None:
         """Put a pair in force for this thread.
@@ -60,10 +66,11 @@ class HookStack:
             BackendError: a pair is in force that was entered earlier, and it cannot be told which.
         """
         with self._lock:
-            if not self._scopes:
-                self._native = _take_native()
-                _register(*self._pair)
             scope = Scope(source, pack, unpack, self._patches.lease())
+            if self._registration is None:
+                self._native = _registered_over(*self._pair)
+                self._registration = self._patches.lease()
+            self._threads.add(threading.current_thread())
             self._scopes.append(scope)
             self._innermost[scope.thread] = scope
             self.entries += 1
@@ -103,12 +110,24 @@ class HookStack:
             self._innermost[scope.thread] = of_thread[-1]
         else:
             del self._innermost[scope.thread]
-        if self._scopes:
-            return
-        _reset()
-        native, self._native = self._native, None
-        if native is not None:
-            _register(native.pack_hook, native.unpack_hook)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Take the registration back if nobody needs it."""
+        with self._lock:
+            this = threading.current_thread()
+            self._threads = {thread for thread in self._threads if thread is this or thread.is_alive()}
+            if self._scopes or self._registration is None or self._threads - {this}:
+                return
+            _reset()
+            native, self._native = self._native, None
+            if native is not None:
+                _register(native.pack_hook, native.unpack_hook)
+            self._registration = None
+
+    def _reset_at_exit(self) -> None:
+        if self.is_registered:
+            _reset()
 
 
 class HookScope:
@@ -159,10 +178,10 @@ def _report(failure: BaseException | None, error: BaseException | None) -> None:
         del failure, error  # or the frames of the traceback and the exception hold one another
 
 
-def _take_native() -> saved_tensors_hooks | None:
-    """Unregister the pair that was entered before any of ours and return it, if there is one."""
+def _registered_over(pack: Any, unpack: Any) -> saved_tensors_hooks | None:
+    """Register the pair, in place of one that was entered before any of ours; return that, if there is one."""
     try:
-        _register(_never, _never)
+        _register(pack, unpack)
     except ValueError:  # how Paddle says that a pair is in force
         candidates = [found for found in gc.get_referrers(saved_tensors_hooks) if type(found) is saved_tensors_hooks]
         if len(candidates) != 1:
@@ -172,10 +191,6 @@ def _take_native() -> saved_tensors_hooks | None:
                 f"Enter the tensorstash scope first, or drop the objects that are not in use"
             ) from None
         _reset()
+        _register(pack, unpack)
         return candidates[0]
-    _reset()
     return None
-
-
-def _never(value: Any) -> Any:
-    raise AssertionError("registered and taken back at once")

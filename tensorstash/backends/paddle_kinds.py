@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from weakref import ref
 
@@ -20,6 +21,7 @@ class Kinds:
 
     def __init__(self, entries: Callable[[], int]) -> None:
         self._entries = entries
+        self._lock = threading.Lock()
         self._known = Parameters([]), (-1, -1)  # one value, for threads to replace as a whole
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
@@ -50,12 +52,16 @@ class Kinds:
 
     def _parameters(self) -> "Parameters":
         # Instances hold a reference to their class, so that its count tells when parameters have come or gone.
-        seen = self._entries(), sys.getrefcount(EagerParamBase)
-        known, known_when = self._known
-        if seen != known_when:
-            known = known.updated(rescan=seen[1] != known_when[1])
-            self._known = known, seen
-        return known
+        if self._known[1] != self._seen():
+            with self._lock:  # a search under way holds references, too
+                seen = self._seen()
+                known, known_when = self._known
+                if seen != known_when:
+                    self._known = known.updated(rescan=seen[1] != known_when[1]), seen
+        return self._known[0]
+
+    def _seen(self) -> tuple[int, int]:
+        return self._entries(), sys.getrefcount(EagerParamBase)
 
 
 class Parameters:

@@ -50,7 +50,7 @@ def _ended(tensor: Tensor) -> Any:
 
 
 def pair_for_paddle(
-    innermost: Mapping[int, Scope],
+    innermost: Mapping[int, Scope], tidy: Callable[[], None]
 ) -> tuple[Callable[[Tensor | None], Any], Callable[[Any], Tensor | None]]:
     """Return the one pair that Paddle knows, for the operations of every thread.
 
@@ -60,11 +60,14 @@ def pair_for_paddle(
 
     Args:
         innermost: by thread; looked into at every call.
+        tidy: called where a tensor is saved outside of every scope.
     """
 
     def pack_for_paddle(tensor: Tensor | None) -> Any:
         scope = innermost.get(get_ident())
         if scope is None or not scope.ready or tensor is None:
+            if not innermost:
+                tidy()
             return _unhooked(tensor, scope)
         scope.ready = False
         try:

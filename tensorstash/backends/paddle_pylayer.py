@@ -30,7 +30,7 @@ def pylayer_patches(stack: HookStack) -> tuple[Patch, ...]:
     def save(original: Callable[..., None]) -> Callable[..., None]:
         @wraps(original)
         def save_for_backward(ctx: PyLayerContext, *tensors: Any) -> None:
-            if stack.is_empty:
+            if not stack.is_registered:
                 return original(ctx, *tensors)
             scope = stack.current()
             if scope is None or not scope.ready:

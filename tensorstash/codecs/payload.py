@@ -119,16 +119,17 @@ def check_count(codec: Codec, count: int, spec: TensorSpec) -> None:
 
 
 def empty_array(codec: Codec, count: int, spec: TensorSpec) -> Array:
-    """Return fresh aligned memory for ``count`` elements, shaped as ``spec`` says.
+    """Return fresh aligned memory shaped as ``spec`` says, or of ``count`` bytes where that is a run of any length.
 
     Raises:
-        CodecError: there is no such amount of memory, which is what an altered header asks for.
+        CodecError: there is not as much memory as a run, whose length only the payload knows, asks for.
     """
-    shape = (count,) if spec.shape == (-1,) else spec.shape
+    if spec.shape != (-1,):
+        return aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
     try:
-        return aligned_empty(count * spec.itemsize).view(spec.carrier).reshape(shape)
+        return aligned_empty(count)
     except (MemoryError, ValueError, OverflowError) as error:
-        raise damaged(codec, f"the payload asks for {count} elements of {spec.dtype}: {error}") from error
+        raise damaged(codec, f"the payload asks for {count} bytes: {error}") from error
 
 
 def unsigned(array: Array) -> Array:

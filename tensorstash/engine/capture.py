@@ -3,10 +3,10 @@
 from typing import Any
 
 from tensorstash.buffers import Array
-from tensorstash.engine.pipeline import Pipeline
+from tensorstash.engine.pipeline import Pipeline, Stored
 from tensorstash.engine.stats import Ledger
 from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError
-from tensorstash.protocols import Backend, Slot
+from tensorstash.protocols import Backend
 from tensorstash.spec import TensorSpec
 
 
@@ -34,9 +34,8 @@ class Capture:
         "_backend",
         "_error",
         "_ledger",
-        "_slot",
         "_source",
-        "_stored_bytes",
+        "_stored",
         "_version",
         "_witness",
         "pipeline",
@@ -59,15 +58,19 @@ class Capture:
         self._version = version
         self._witness: Any = None
         self._ledger = ledger
-        self._slot: Slot | None = None
-        self._stored_bytes = 0
+        self._stored: Stored | None = None
         self._error: TensorStashError | None = None
 
     def run(self) -> None:
-        """Encode and store the source's bytes and let go of it; a failure is kept for whoever asks."""
+        """Encode and store the source's bytes and let go of it; a failure is kept for whoever asks.
+
+        A source that does not shrink is kept.
+        """
         source = self._source
         try:
-            self._keep_bytes(source)
+            if not self._keep_bytes(source):
+                self._ledger.declined(self.spec.nbytes)
+                return
         except TensorStashError as error:
             self._error = error.again()
         except Exception as error:
@@ -76,21 +79,25 @@ class Capture:
         # Last: a reader that sees no source takes the slot or the error.
         self._source = None
 
-    def _keep_bytes(self, source: Any) -> None:
+    def _keep_bytes(self, source: Any) -> bool:
+        """Return whether the bytes are in the store; False if the source itself is the best place for them."""
         witness = self._backend.witness(source)
-        slot, stored_bytes = self.pipeline.encode(self._backend.to_host(source, self.spec).wait())
+        stored = self.pipeline.encode(self._backend.to_host(source, self.spec).wait())
+        if stored is None:
+            return False
         try:
             self.check(source)
         except BaseException:
-            self.pipeline.store.delete(slot)
+            self.pipeline.delete(stored)
             raise
         self._witness = witness
-        self._slot, self._stored_bytes = slot, stored_bytes
-        self._ledger.stored(self.pipeline.tier, stored_bytes)
+        self._stored = stored
+        self._ledger.stored(self.pipeline.tier, stored.nbytes)
+        return True
 
     @property
     def source(self) -> Any:
-        """The alias of the saved tensor, or None once the bytes are captured.
+        """The alias of the saved tensor; None once the bytes are captured.
 
         Raises:
             SavedTensorModifiedError: it was modified in place since it was saved.
@@ -113,7 +120,7 @@ class Capture:
     @property
     def is_stored(self) -> bool:
         """Whether the bytes are in the store."""
-        return self._slot is not None
+        return self._stored is not None
 
     def raise_failure(self) -> None:
         """Raise what has kept the bytes from being captured as they were saved, if anything has.
@@ -139,12 +146,13 @@ class Capture:
         Raises:
             StashError: the bytes could not be loaded or decoded.
         """
-        return self.pipeline.decode(self._slot)
+        assert self._stored is not None, "asked to decode what was never stored"
+        return self.pipeline.decode(self._stored)
 
     def __del__(self) -> None:
-        if self._slot is not None:
-            self.pipeline.store.delete(self._slot)
-            self._ledger.released(self.pipeline.tier, self._stored_bytes)
+        if self._stored is not None:
+            self.pipeline.delete(self._stored)
+            self._ledger.released(self.pipeline.tier, self._stored.nbytes)
 
 
 def modified(backend: Backend[Any], tensor: Any, version: int, expected: int) -> SavedTensorModifiedError:

@@ -1,6 +1,7 @@
 """One plan for one kind of tensor, run both ways: codecs in order and into the store, and back."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -8,10 +9,26 @@ import numpy as np
 
 from tensorstash.buffers import Array, as_bytes, is_private
 from tensorstash.engine.stats import Ledger
-from tensorstash.errors import CodecError, StashError, StoreError
+from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
 from tensorstash.plan import Plan
 from tensorstash.protocols import Codec, Slot, Store, StoreConfig
 from tensorstash.spec import TensorSpec
+from tensorstash.stores.checksum import checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a payload is.
+
+    Args:
+        slot: the store's own name for it.
+        nbytes: bytes in the slot.
+        digest: checksum of them, where the store does not verify what it gives back.
+    """
+
+    slot: Slot
+    nbytes: int
+    digest: int | None
 
 
 class Pipeline:
@@ -25,13 +42,26 @@ class Pipeline:
         ledger: where stages are counted.
     """
 
-    __slots__ = ("_ledger", "_places", "_steps", "is_costly", "plan", "result", "spec", "store", "store_place", "tier")
+    __slots__ = (
+        "_ledger",
+        "_places",
+        "_steps",
+        "_trusts_store",
+        "is_costly",
+        "plan",
+        "result",
+        "spec",
+        "store",
+        "store_place",
+        "tier",
+    )
 
     def __init__(self, plan: Plan, spec: TensorSpec, config: StoreConfig, store: Store, ledger: Ledger) -> None:
         self.plan = plan
         self.spec = spec.dense()
         self.store = store
         self.tier = config.tier
+        self._trusts_store = getattr(store, "verifies", False)
         self.is_costly = bool(plan.codecs) or not store.retains
         self._ledger = ledger
         steps: list[tuple[Codec, TensorSpec]] = []
@@ -47,14 +77,15 @@ class Pipeline:
         )
         self.store_place = f"stage {stages} of {stages} ({config!r}), tensor {spec}"
 
-    def encode(self, data: Array) -> tuple[Slot, int]:
+    def encode(self, data: Array) -> Stored | None:
         """Run the codecs and put the result into the store.
 
         Args:
             data: elements in memory order; borrowed (read-only) or private (writable).
 
         Returns:
-            The slot and the bytes in it.
+            Where the payload is; None if the codecs have passed on borrowed memory as it is and a copy of it
+            would only take more memory.
 
         Raises:
             CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
@@ -68,12 +99,15 @@ class Pipeline:
         started = perf_counter()
         payload = as_bytes(data)
         if self.store.retains and not is_private(payload):
+            if self.plan.codecs:
+                return None
             payload = payload.copy()
+        digest = None if self._trusts_store else checksum(payload)
         slot = self._ask_store(self.store.put, payload)
         self._ledger.stage_in(self.tier, payload.nbytes, payload.nbytes, perf_counter() - started)
-        return slot, payload.nbytes
+        return Stored(slot, payload.nbytes, digest)
 
-    def decode(self, slot: Slot) -> Array:
+    def decode(self, stored: Stored) -> Array:
         """Return the elements again, in memory order; writable if the array is private to the caller.
 
         Raises:
@@ -81,8 +115,9 @@ class Pipeline:
             StoreError: the store could not give the payload back.
         """
         started = perf_counter()
-        data: Array = self._ask_store(self.store.get, slot)
-        data = _shaped(data, self.result, self.store_place)
+        data: Array = self._ask_store(self.store.get, stored.slot)
+        self._verify(data, stored)
+        data = _shaped(data, self.result)
         self._ledger.stage_back(self.tier, perf_counter() - started)
         for (codec, spec), place in zip(reversed(self._steps), reversed(self._places), strict=True):
             started = perf_counter()
@@ -90,6 +125,19 @@ class Pipeline:
             _check(data, spec, place, "decode")
             self._ledger.stage_back(codec.name, perf_counter() - started)
         return data
+
+    def delete(self, stored: Stored) -> None:
+        """Free the slot; idempotent, never blocks, may be called from a finalizer."""
+        self.store.delete(stored.slot)
+
+    def _verify(self, data: object, stored: Stored) -> None:
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (stored.nbytes,):
+            got = f"{data.dtype.name}{data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+            raise CorruptDataError(f"{self.store_place}: the store gave back {got}, expected uint8({stored.nbytes},)")
+        if stored.digest is not None and checksum(data) != stored.digest:
+            raise CorruptDataError(
+                f"{self.store_place}: {stored.nbytes} bytes came back altered"
+            )
 
     def _ask_store(self, method: Callable[[Any], Any], argument: object) -> Any:
         try:
@@ -120,9 +168,5 @@ def _check(data: object, spec: TensorSpec, place: str, verb: str) -> None:
         )
 
 
-def _shaped(data: Array, spec: TensorSpec, place: str) -> Array:
-    if spec.shape == (-1,):
-        return data
-    if data.nbytes != spec.nbytes:
-        raise StoreError(f"{place}: got {data.nbytes} bytes back, expected {spec.nbytes}")
-    return data.view(spec.carrier).reshape(spec.shape)
+def _shaped(data: Array, spec: TensorSpec) -> Array:
+    return data if spec.shape == (-1,) else data.view(spec.carrier).reshape(spec.shape)

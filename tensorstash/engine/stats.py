@@ -61,6 +61,7 @@ class Stats:
         kept: tensors left as they are, by reason.
         deduplicated: tensors whose content was stashed already; they share its payload.
         stashed: tensors whose content went through the plan.
+        declined: those of them that are kept after all, since their content does not shrink.
         stages: codecs and stores by name, in the order they were first used.
         stored: payloads put, by tier, as bytes after encoding.
         live: payloads that exist now, as bytes after encoding.
@@ -75,6 +76,7 @@ class Stats:
     kept: Mapping[str, Tally] = field(default_factory=dict)
     deduplicated: Tally = Tally()
     stashed: Tally = Tally()
+    declined: Tally = Tally()
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     stored: Mapping[str, Tally] = field(default_factory=dict)
     live: Tally = Tally()
@@ -91,6 +93,7 @@ class Stats:
             "kept": {reason: asdict(tally) for reason, tally in self.kept.items()},
             "deduplicated": asdict(self.deduplicated),
             "stashed": asdict(self.stashed),
+            "declined": asdict(self.declined),
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
             "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},
             "live": asdict(self.live),
@@ -103,6 +106,7 @@ class Stats:
 
     def __str__(self) -> str:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
+        rows += [("kept: does not shrink", self.declined)] if self.declined.tensors else []
         rows += [(f"kept: {reason}", tally) for reason, tally in self.kept.items()]
         rows += [(f"in {tier}", tally) for tier, tally in self.stored.items()]
         rows += [("live now", self.live)]
@@ -138,6 +142,7 @@ class Ledger:
         self._kept: dict[str, Tally] = {}
         self._deduplicated = Tally()
         self._stashed = Tally()
+        self._declined = Tally()
         self._stages: dict[str, StageStats] = {}
         self._stored: dict[str, Tally] = {}
         self._live: dict[str, Tally] = {}
@@ -161,6 +166,11 @@ class Ledger:
         """Count a tensor whose content goes through the plan."""
         with self._lock:
             self._stashed = self._stashed.plus(nbytes)
+
+    def declined(self, nbytes: int) -> None:
+        """Count a stashed tensor that is kept after all, since its content does not shrink."""
+        with self._lock:
+            self._declined = self._declined.plus(nbytes)
 
     def forwarded(self) -> None:
         """Count a request that was answered with the source, before its bytes were captured."""
@@ -213,6 +223,7 @@ class Ledger:
                 kept=MappingProxyType(dict(self._kept)),
                 deduplicated=self._deduplicated,
                 stashed=self._stashed,
+                declined=self._declined,
                 stages=MappingProxyType(dict(self._stages)),
                 stored=MappingProxyType(dict(self._stored)),
                 live=Tally(sum(t.tensors for t in self._live.values()), sum(t.nbytes for t in self._live.values())),

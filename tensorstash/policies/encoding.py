@@ -5,9 +5,8 @@ from typing import ClassVar, Literal
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.cast import Cast as CastCodec
+from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.planes import Planes
-from tensorstash.codecs.zstd import Zstd
 from tensorstash.errors import ConfigError
 from tensorstash.plan import Plan
 from tensorstash.policies.placement import memory_of
@@ -28,6 +27,7 @@ class Encode(Policy):
     Raises:
         ConfigError: it is not a codec.
 
+    >>> from tensorstash.codecs import Planes, Zstd
     >>> Encode(Planes()) | Encode(Zstd(level=9))
     Chain(steps=(Encode(codec=Planes()), Encode(codec=Zstd(level=9))))
     """
@@ -47,27 +47,30 @@ class Encode(Policy):
 class Compress(Policy):
     """Payloads are compressed without loss and held in host memory.
 
-    Booleans become one bit per element; the bytes of wider elements are regrouped so that like lies beside like; all
-    is then compressed with Zstandard.
+    How is chosen by content, tensor by tensor: masks and two-valued numbers become one bit per element, integers get
+    the narrowest width, zeros are left out, floating-point numbers have their exponents compressed. What does not
+    shrink is kept as it is.
 
     Args:
         level: of Zstandard; higher is smaller and slower, and 1 is already the best trade for activations.
+        min_ratio: how many times smaller a payload has to be, 1 or more; tensors that shrink less are kept.
 
     Raises:
-        ConfigError: Zstandard has no such level.
+        ConfigError: Zstandard has no such level, or the ratio is below 1.
     """
 
     name: ClassVar[str] = "compress"
     level: int = 1
+    min_ratio: float = 1.1
 
     def __post_init__(self) -> None:
-        self._codecs()
+        self._codec()
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
-        return append(plan, spec, codecs=self._codecs(), store=memory_of(plan))
+        return append(plan, spec, codecs=(self._codec(),), store=memory_of(plan))
 
-    def _codecs(self) -> tuple[Codec, ...]:
-        return PackBits(), Planes(), built(self.name, lambda: Zstd(level=self.level))
+    def _codec(self) -> Codec:
+        return built(self.name, lambda: Lossless(level=self.level, min_ratio=self.min_ratio))
 
 
 @dataclass(frozen=True)

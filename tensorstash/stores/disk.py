@@ -121,6 +121,7 @@ class DiskStore:
     """
 
     retains: ClassVar[bool] = False
+    verifies: ClassVar[bool] = True
 
     def __init__(self, config: Disk, calls: Syscalls | None = None) -> None:
         self._config = config

@@ -46,6 +46,7 @@ class MemoryStore:
     """The live store of :class:`Memory`. Thread-safe; keeps the arrays it is given and hands out read-only views."""
 
     retains: ClassVar[bool] = True
+    verifies: ClassVar[bool] = True
 
     def __init__(self, config: Memory) -> None:
         self._config = config

@@ -72,6 +72,7 @@ class TieredStore:
 
     def __init__(self, config: Tiered, first: Store, then: Store) -> None:
         self._config = config
+        self.verifies = getattr(first, "verifies", False) and getattr(then, "verifies", False)
         self._stores = (first, then)
 
     def put(self, data: Array, /) -> Slot:

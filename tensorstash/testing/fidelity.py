@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from tensorstash.buffers import Array
+from tensorstash.codecs.zstd import Zstd
 from tensorstash.plan import HookPolicy
-from tensorstash.policies import Compress, DiskSpill, Quantize, StoreIn
+from tensorstash.policies import Compress, DiskSpill, Encode, Quantize, StoreIn
 from tensorstash.protocols import SupportsErrorBound
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.harness import Harness, scratch_directory
@@ -161,7 +162,7 @@ class SameTensor(Harness):
     def test_line02_every_unpack_is_fresh_private_and_writable(self, device: str) -> None:
         lab = self.lab
         with scratch_directory() as directory:
-            for policy in (StoreIn(Memory()), Compress(), DiskSpill(directory)):
+            for policy in (StoreIn(Memory()), Encode(Zstd()) | StoreIn(Memory()), DiskSpill(directory)):
                 source = lab.tensor(floats(5, 4), device=device)
                 bits = lab.bits(source)
                 with self.scope(policy) as session:

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from tensorstash.buffers import Array
+from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.zstd import Zstd
 from tensorstash.plan import HookPolicy
-from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, Keep, Quantize, StoreIn
+from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, Encode, Keep, Quantize, StoreIn
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.lab import Lab, Tensor
 from tensorstash.testing.layouts import floats
@@ -23,6 +25,7 @@ def lossless_policies(directory: str) -> Mapping[str, HookPolicy]:
         "cpu_offload": CpuOffload(),
         "memory": StoreIn(Memory()),
         "compress": Compress(),
+        "planes | zstd": Encode(Planes()) | Encode(Zstd()),
         "disk": DiskSpill(directory),
         "compress | disk": Compress() | DiskSpill(directory),
         "cpu_offload | disk": CpuOffload() | DiskSpill(directory),

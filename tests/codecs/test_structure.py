@@ -8,6 +8,7 @@ import pytest
 import zstandard
 from codec_cases import CODECS, float_bits, spec_of
 
+import tensorstash.codecs.payload as payload_module
 from tensorstash.buffers import Array, borrowed
 from tensorstash.codecs import Affine, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
 from tensorstash.codecs.entropy import contiguous_sample
@@ -88,6 +89,18 @@ def test_frames_of_another_length_are_refused(size: int) -> None:
     claim = b"ZST1" + bytes([1, 1, 0, 0]) + (1 << 45).to_bytes(8, "little") + len(good).to_bytes(8, "little") + good
     with pytest.raises(CodecError, match="do not give"):
         Zstd().decode(np.frombuffer(claim, np.uint8), unknown)
+
+
+def test_payload_that_asks_for_more_memory_than_there_is_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = opaque_bytes(spec_of((), "uint8"))
+    payload = Zstd().encode(np.zeros(1000, np.uint8), unknown)
+
+    def nothing_left(nbytes: int) -> Array:
+        raise MemoryError(f"{nbytes} bytes")
+
+    monkeypatch.setattr(payload_module, "aligned_empty", nothing_left)
+    with pytest.raises(CodecError, match="asks for 1000 bytes"):
+        Zstd().decode(payload, unknown)
 
 
 def test_fields_of_another_length_are_refused() -> None:

@@ -73,7 +73,7 @@ rearranged = st.sampled_from(
     [Encode(codec) for codec in (Planes(), Narrow(), TwoValued(), Sparse(), Exponents(level=3))],
 )
 lossless = st.one_of(
-    st.builds(Compress, level=levels),
+    st.builds(Compress, level=st.integers(1, 22), min_ratio=st.floats(1, 100)),
     st.builds(Encode, st.builds(Zstd, level=levels)),
     st.builds(Encode, st.builds(Lossless, level=st.integers(1, 22), min_ratio=st.floats(1, 100))),
 )

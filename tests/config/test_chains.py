@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from policy_strategies import chains, policies, single, specs
 
 from tensorstash.codecs.affine import Affine
+from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.planes import Planes
 from tensorstash.codecs.zstd import Zstd
@@ -46,17 +47,17 @@ def spec(dtype="float32", device="cpu"):
         (Quantize() | CpuOffload(), "float32", "cpu", Plan((Affine(),))),
         (Quantize() | CpuOffload(), "int64", "cuda:0", Plan((), Memory())),
         (CpuOffload() | Quantize(), "float32", "cuda:0", Plan((Affine(),), Memory())),
-        (Quantize() | Compress(), "float32", "cpu", Plan((Affine(), Zstd()), Memory())),
-        (Quantize() | Compress(), "int64", "cpu", Plan((Planes(), Zstd()), Memory())),
+        (Quantize() | Compress(), "float32", "cpu", Plan((Affine(), Lossless()), Memory())),
+        (Quantize() | Compress(), "int64", "cpu", Plan((Lossless(),), Memory())),
         (Quantize() | DiskSpill("/x"), "int64", "cpu", Plan((), Disk(directory="/x"))),
-        (PackMasks() | Compress(), "bool", "cpu", Plan((PackBits(), Zstd()), Memory())),
+        (PackMasks() | Compress(), "bool", "cpu", Plan((PackBits(), Lossless()), Memory())),
         (PackMasks() | Quantize(), "bool", "cpu", Plan((PackBits(),))),
         (PackMasks() | Quantize(), "float16", "cpu", Plan((Affine(),))),
-        (Compress() | CpuOffload(), "int8", "cuda:0", Plan((Zstd(),), Memory())),
-        (Compress() | DiskSpill("/x"), "int8", "cpu", Plan((Zstd(),), Disk(directory="/x"))),
+        (Compress() | CpuOffload(), "int8", "cuda:0", Plan((Lossless(),), Memory())),
+        (Compress() | DiskSpill("/x"), "int8", "cpu", Plan((Lossless(),), Disk(directory="/x"))),
         (CpuOffload() | DiskSpill("/x"), "int8", "cuda:0", Plan((), Disk(directory="/x"))),
-        (Compress() | StoreIn(Memory(budget=9)), "int8", "cpu", Plan((Zstd(),), Memory(budget=9))),
-        (StoreIn(Memory(budget=9)) | Compress(), "int8", "cpu", Plan((Zstd(),), Memory(budget=9))),
+        (Compress() | StoreIn(Memory(budget=9)), "int8", "cpu", Plan((Lossless(),), Memory(budget=9))),
+        (StoreIn(Memory(budget=9)) | Compress(), "int8", "cpu", Plan((Lossless(),), Memory(budget=9))),
         (StoreIn(Memory(budget=9)) | CpuOffload(), "int8", "cuda:0", Plan((), Memory(budget=9))),
         (DiskSpill("/x") | DiskSpill("/x"), "int8", "cpu", Plan((), Disk(directory="/x"))),
         (Encode(Planes()) | Encode(Zstd()), "float32", "cpu", Plan((Planes(), Zstd()))),
@@ -187,7 +188,7 @@ def test_impossible_order_is_refused_at_construction_and_names_both_steps(first,
 
 
 def test_the_step_in_the_way_is_named_even_if_it_is_not_the_one_before():
-    with pytest.raises(PlanError, match=r"Quantize\(.*\) cannot follow Compress\(level=1\)"):
+    with pytest.raises(PlanError, match=r"Quantize\(.*\) cannot follow Compress\(.*\)"):
         Chain((PackMasks(), Compress(), CpuOffload(), Quantize()))
 
 
@@ -216,7 +217,7 @@ class Foreign:
 
 def test_foreign_policies_chain_on_either_side():
     assert (Foreign(Quantize()) | DiskSpill("/x")).plan(spec()) == Plan((Affine(),), Disk(directory="/x"))
-    assert (Quantize() | Foreign(Compress())).plan(spec()) == Plan((Affine(), Zstd()), Memory())
+    assert (Quantize() | Foreign(Compress())).plan(spec()) == Plan((Affine(), Lossless()), Memory())
     assert (Keep() | Foreign(Quantize())).plan(spec("int8")).reason == "int8 is never quantized"
 
 

@@ -136,7 +136,7 @@ def test_text_stands_for_a_component_anywhere():
         ("  quantize :  bits = 4 ,seed=7|compress ", Quantize(4, seed=7) | Compress()),
         ("quantize:bits=4 | compress | disk_spill:budget=2GiB", Quantize(4) | Compress() | DiskSpill(budget=2 * 2**30)),
         ("quantize:rounding=stochastic", Quantize(rounding="stochastic")),
-        ("compress:level=-3", Compress(level=-3)),
+        ("compress:level=3", Compress(level=3)),
         ("disk_spill:budget=4096,directory=/x", DiskSpill("/x", budget=4096)),
         ("disk_spill:directory=4", DiskSpill("4")),
         (r"disk_spill:directory=C:\scratch", DiskSpill(r"C:\scratch")),

@@ -97,7 +97,7 @@ def test_wrong_text(text, message):
 
 
 def test_impossible_chain_stays_a_plan_error():
-    with pytest.raises(PlanError, match=r"policy.rules\[0\].use: Quantize\(.*\) cannot follow Compress\(level=1\)"):
+    with pytest.raises(PlanError, match=r"policy.rules\[0\].use: Quantize\(.*\) cannot follow Compress\(.*\)"):
         from_dict(rule(use="compress | quantize"))
 
 

@@ -62,7 +62,7 @@ LIMITS: Mapping[str, ts.Limits] = {
 PATIENCE_S = 0.05
 """How long a session waits that has to find out that a device hangs, in seconds."""
 
-ANSWERS_S = 20 * PATIENCE_S
+ANSWERS_S = 4 * PATIENCE_S
 """When a device that hangs answers after all, so that a test ends, in seconds."""
 
 NO_DEVICE = {"memory": "it has no device: what is put is kept as the array it is"}
@@ -162,6 +162,27 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
+_UNBOUNDED = "a call that hangs on the thread that asks is not bounded by timeout_s"
+
+_NOT_REPLACED = "a thread that has died is not replaced"
+
+GAPS: Mapping[tuple[str, str], str] = {
+    ("hangs at put", "synchronous"): _UNBOUNDED,
+    ("hangs at get", "synchronous"): _UNBOUNDED,
+    ("hangs at get", "asynchronous"): _UNBOUNDED,
+    ("no thread can be started", "asynchronous"): "work that was done at once is done again, and its bytes given back",
+    ("writer killed while it waits", "asynchronous"): _NOT_REPLACED,
+    ("reader killed while it waits", "asynchronous"): _NOT_REPLACED,
+    ("reader killed at work", "asynchronous"): "what ends a reader is raised as it is",
+    **{
+        (fault, limits): "the error of a refused reservation refers to itself, and so keeps the step and the file"
+        for fault in ("device full at growth 1", "quota used up")
+        for limits in LIMITS
+    },
+}
+"""Cells that are known not to end as they should, and why."""
+
+
 class Cell(NamedTuple):
     fault: str
     store: str
@@ -181,3 +202,8 @@ def impossible(cell: Cell) -> str | None:
     """Say why there is no such cell, or return None if there is."""
     reasons = FAULTS[cell.fault].impossible
     return reasons.get(cell.store) or reasons.get(cell.limits)
+
+
+def gap(cell: Cell) -> str | None:
+    """Say why a cell is known not to end as it should, or return None if it does."""
+    return GAPS.get((cell.fault, cell.limits))

@@ -256,7 +256,7 @@ def held(name: str, *, thread: str = "", opens: bool = False, longest_s: float =
         name: of the calls.
         thread: only on threads whose names begin so.
         opens: let them go as soon as the first has come, as a slow device does; else when the fault is lifted.
-        longest_s: let each go after this many seconds, so that nothing hangs for ever.
+        longest_s: let them go after this many seconds, so that nothing hangs for ever.
     """
 
     @contextmanager
@@ -267,7 +267,8 @@ def held(name: str, *, thread: str = "", opens: bool = False, longest_s: float =
         def behave(call: Behaviour, *arguments: Any) -> Any:
             if threading.current_thread().name.startswith(thread):
                 arrived.set()
-                gate.wait(longest_s)
+                if not gate.wait(longest_s):
+                    gate.set()
             return call(*arguments)
 
         opener = threading.Thread(target=lambda: (arrived.wait(60), gate.set()))

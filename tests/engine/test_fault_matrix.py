@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_matrix import BACKENDS, FAULTS, LIMITS, SHAPE, STORES, Cell, cells, impossible
+from _pytest.mark import ParameterSet
+from fault_matrix import BACKENDS, FAULTS, LIMITS, SHAPE, STORES, Cell, cells, gap, impossible
 from planted_faults import Faulty, Site
 
 import tensorstash as ts
@@ -36,7 +37,9 @@ def lab_of(backend: str) -> Lab:
     return {"reference": ReferenceLab, "torch": TorchLab, "paddle": PaddleLab}[backend]()
 
 
-def step(lab: Lab, shape: tuple[int, int], scope: AbstractContextManager[object] | None = None) -> Array:
+def step(
+    lab: Lab, shape: tuple[int, int], scope: AbstractContextManager[object] | None = None, *, patience_s: float = 60
+) -> Array:
     """Return the gradient of a program that saves six contents, the last of them twice."""
     leaf = lab.tensor(floats(*shape), device=lab.devices[0], requires_grad=True)
     with scope or nullcontext():
@@ -45,7 +48,7 @@ def step(lab: Lab, shape: tuple[int, int], scope: AbstractContextManager[object]
             x = lab.tanh(x)
         loss = lab.sum(lab.mul(x, x))
     if isinstance(scope, ts.Stash):
-        settle(scope)
+        settle(scope, patience_s)
     lab.backward(loss)
     return lab.gradient(leaf)
 
@@ -55,21 +58,22 @@ def expected(backend: str, shape: tuple[int, int]) -> Array:
     return step(lab_of(backend), shape)
 
 
-def settle(stash: ts.Stash) -> None:
-    """Wait until all bytes are captured, and have patience with a busy machine from then on."""
+def settle(stash: ts.Stash, patience_s: float) -> None:
+    """Wait until nothing is written and nothing is read."""
     session = stash._session
-    session.limits = replace(session.limits, timeout_s=60)
+    session.limits = replace(session.limits, timeout_s=patience_s)
     session.drain()
+    session._state.ahead._readers.submit(lambda: None).result(patience_s)
 
 
 def descriptors() -> int:
     return len(os.listdir("/dev/fd"))
 
 
-def assert_nothing_is_held(stash: ts.Stash, store: Faulty, lab: Lab) -> None:
+def assert_nothing_is_held(stash: ts.Stash, store: Faulty, lab: Lab, patience_s: float) -> None:
     # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
     step(lab, (1, 1))
-    settle(stash)
+    settle(stash, patience_s)
     session = stash._session
     assert stash.stats().live.tensors == 0
     assert store.used_bytes == 0
@@ -81,6 +85,7 @@ def run(cell: Cell, first: Path, last: Path) -> None:
     right = expected(cell.backend, SHAPE)
     store = Faulty(STORES[cell.store](str(first), str(last)))
     policy, limits = fault.policy(store), fault.limits(cell.limits)
+    patience_s = 60 if gap(cell) is None else 0.2
 
     def stash() -> ts.Stash:
         return ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
@@ -97,21 +102,21 @@ def run(cell: Cell, first: Path, last: Path) -> None:
         under_test = stash()
         with fault.plant(Site(store, last, under_test._session)):
             if fault.ends is None:
-                assert np.array_equal(step(lab, SHAPE, under_test), right)
+                assert np.array_equal(step(lab, SHAPE, under_test, patience_s=patience_s), right)
             else:
-                assert_fails(cell, under_test)
-    assert_nothing_is_held(under_test, store, lab)
+                assert_fails(cell, under_test, patience_s)
+    assert_nothing_is_held(under_test, store, lab, patience_s)
     for _ in range(2):
-        got = step(lab, fault.next_shape, under_test)
+        got = step(lab, fault.next_shape, under_test, patience_s=patience_s)
         assert np.array_equal(got, expected(cell.backend, fault.next_shape)), "the step after the fault"
-    assert_nothing_is_held(under_test, store, lab)
+    assert_nothing_is_held(under_test, store, lab, patience_s)
     assert under_test.stats().stored
 
 
-def assert_fails(cell: Cell, stash: ts.Stash) -> None:
+def assert_fails(cell: Cell, stash: ts.Stash, patience_s: float) -> None:
     fault = FAULTS[cell.fault]
     with pytest.raises(StashError) as caught:
-        step(lab_of(cell.backend), SHAPE, stash)
+        step(lab_of(cell.backend), SHAPE, stash, patience_s=patience_s)
     stage = r"stage 1 of 2 \(FaultyCodec" if fault.codec else r"stage (\d) of \1 \(Faulty\(inner=(Memory|Disk|Tiered)"
     place = rf"^{stage}.*\), tensor float32\(48, 64\) on \S*cpu\S*: "
     kind, message = caught.type, str(caught.value)
@@ -121,7 +126,12 @@ def assert_fails(cell: Cell, stash: ts.Stash) -> None:
     assert re.search(fault.says, message), message
 
 
-@pytest.mark.parametrize("cell", RUN, ids=str)
+def marked(cell: Cell) -> ParameterSet:
+    reason = gap(cell)
+    return pytest.param(cell, marks=[pytest.mark.xfail(strict=True, reason=reason)] if reason else [])
+
+
+@pytest.mark.parametrize("cell", [marked(cell) for cell in RUN], ids=str)
 def test_a_fault_ends_in_a_named_error_or_the_right_gradients_and_the_next_step_trains_on(cell):
     with scratch_directory() as scratch, reference_counting_only():
         Path(scratch).chmod(0o755)

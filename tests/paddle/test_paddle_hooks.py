@@ -8,7 +8,7 @@ import pytest
 from paddle.autograd import PyLayer, saved_tensors_hooks
 from paddle.autograd.py_layer import PyLayerContext
 from paddle.base import core
-from paddle_cases import bits, gradients, leaf, noise
+from paddle_cases import bits, gradients, leaf, noise, run_alone
 
 from tensorstash.errors import BackendError, SavedTensorModifiedError
 
@@ -195,6 +195,52 @@ def test_many_threads_train_at_once_each_under_its_own_pair(pair, backend):
     assert len({each.copied.total() for each in pairs}) == 1
 
 
+def test_hooks_stay_registered_until_no_thread_that_uses_scopes_is_left(backend):
+    def is_registered():
+        try:
+            core.eager.register_saved_tensors_hooks(same, same)
+        except ValueError:
+            return True
+        core.eager.reset_saved_tensors_hooks()
+        return False
+
+    entered, may_end = threading.Event(), threading.Event()
+
+    def other():
+        with backend.hooks(same, same):
+            pass
+        entered.set()
+        assert may_end.wait(30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert entered.wait(30)
+    with backend.hooks(same, same):
+        pass
+    save_one()
+    assert is_registered()  # the other thread may be saving a tensor at this moment
+    may_end.set()
+    thread.join()
+    save_one()
+    assert not is_registered()
+
+
+def test_a_process_may_end_inside_a_scope_and_with_a_graph_alive():
+    program = """
+import paddle, threading
+from tensorstash.backends.paddle import PaddleBackend
+scope = PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor)
+threading.Thread(target=scope.__enter__).start()
+inner = PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor)
+inner.__enter__()
+x = paddle.rand([3])
+x.stop_gradient = False
+y = paddle.exp(x)
+print("done")
+"""
+    assert run_alone(program) == "done\n"
+
+
 def test_hooks_run_without_gradient_recording(backend):
     modes = []
 
@@ -209,7 +255,8 @@ def test_hooks_run_without_gradient_recording(backend):
     class Layer(PyLayer):
         @staticmethod
         def forward(ctx, x):
-            ctx.save_for_backward(x)
+            with paddle.enable_grad():
+                ctx.save_for_backward(x)
             return x * 2
 
         @staticmethod

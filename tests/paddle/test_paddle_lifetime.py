@@ -29,7 +29,24 @@ def saved_by_a_layer(x):
     return Tanh.apply(Tanh.apply(x) * 2.0).sum()
 
 
-programs = pytest.mark.parametrize("program", [saved_by_operations, saved_by_a_layer])
+class TanhInPlace(PyLayer):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.tanh_()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensor()
+        return grad * (1 - y * y)
+
+
+def saved_by_a_layer_in_place(x):
+    return TanhInPlace.apply(TanhInPlace.apply(x) * 2.0).sum()
+
+
+programs = pytest.mark.parametrize("program", [saved_by_operations, saved_by_a_layer, saved_by_a_layer_in_place])
 pytestmark = pytest.mark.usefixtures("counting_only")
 
 
