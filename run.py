@@ -14,29 +14,26 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-PLUGIN = ROOT / "tests" / "plugin"
 VENV = ROOT / ".venv"
 STAMP = VENV / "installed"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def fingerprint() -> str:
-    """Return a digest of all that decides what is installed: Python, the place, and the project files."""
-    digest = hashlib.sha256(f"{sys.version} {ROOT}".encode())
-    for project in (ROOT, PLUGIN):
-        digest.update((project / "pyproject.toml").read_bytes())
-    return digest.hexdigest()
+    """Return a digest of what decides what is installed: Python, the place, and what the project asks for."""
+    project = (ROOT / "pyproject.toml").read_bytes()
+    return hashlib.sha256(f"{sys.version} {ROOT}".encode() + project).hexdigest()
 
 
 def set_up() -> None:
-    """Make the virtual environment, unless the one that is there was made from the same files."""
+    """Make the virtual environment, unless the one that is there was made for the same."""
     wanted = fingerprint()
     if STAMP.exists() and STAMP.read_text() == wanted:
         return
     print(f"Setting up {VENV}; this happens once.", file=sys.stderr, flush=True)
     venv.create(VENV, with_pip=True, clear=True)
     # Its report goes to standard error: standard output is for the table.
-    run("pip", "install", "-e", f"{ROOT}[test]", "-e", PLUGIN, output=sys.stderr.fileno())
+    run("pip", "install", "-e", f"{ROOT}[test]", output=sys.stderr.fileno())
     STAMP.write_text(wanted)
 
 

@@ -22,7 +22,8 @@ class Kinds:
     def __init__(self, entries: Callable[[], int]) -> None:
         self._entries = entries
         self._lock = threading.Lock()
-        self._known = Parameters([]), (-1, -1)  # one value, for threads to replace as a whole
+        self._deaths = 0
+        self._known = Parameters([]), (-1, -1, -1)  # one value, for threads to replace as a whole
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         """Say why the tensor must be kept as it is, or return None if it can be stashed.
@@ -51,17 +52,21 @@ class Kinds:
         return None
 
     def _parameters(self) -> "Parameters":
-        # Instances hold a reference to their class, so that its count tells when parameters have come or gone.
+        # Instances hold a reference to their class, so that its count tells when parameters have come or gone; one
+        # that came as another went is told by the death.
         if self._known[1] != self._seen():
             with self._lock:  # a search under way holds references, too
                 seen = self._seen()
                 known, known_when = self._known
                 if seen != known_when:
-                    self._known = known.updated(rescan=seen[1] != known_when[1]), seen
+                    self._known = known.updated(self._died, rescan=seen[1:] != known_when[1:]), seen
         return self._known[0]
 
-    def _seen(self) -> tuple[int, int]:
-        return self._entries(), sys.getrefcount(EagerParamBase)
+    def _seen(self) -> tuple[int, int, int]:
+        return self._entries(), sys.getrefcount(EagerParamBase), self._deaths
+
+    def _died(self, _: object) -> None:
+        self._deaths += 1  # deaths that are counted as one are still told from none
 
 
 class Parameters:
@@ -83,14 +88,19 @@ class Parameters:
             if alive is not None and not alive.is_dist() and alive._is_initialized():
                 self._at[alive.data_ptr() - alive._offset()] = parameter
 
-    def updated(self, *, rescan: bool) -> "Parameters":
-        """Return where they begin now; with ``rescan``, of those that have come meanwhile, too."""
+    def updated(self, died: "Callable[[ref[Tensor]], None]", *, rescan: bool) -> "Parameters":
+        """Return where they begin now; with ``rescan``, of those that have come meanwhile, too.
+
+        Args:
+            died: called when one of them goes.
+            rescan: whether to search for parameters.
+        """
         if not rescan:
             return Parameters(self._parameters)
         # Instances refer to their class. This search holds the interpreter lock and gives out nothing else, unlike
         # gc.get_objects(), whose list breaks tuples that other threads are just building.
         referrers = [found for kind in _classes(EagerParamBase) for found in gc.get_referrers(kind)]
-        return Parameters([ref(found) for found in referrers if isinstance(found, EagerParamBase)])
+        return Parameters([ref(found, died) for found in referrers if isinstance(found, EagerParamBase)])
 
     def own(self, tensor: Tensor) -> bool:
         """Whether the tensor's memory is a parameter's."""

@@ -135,9 +135,7 @@ class Pipeline:
             got = f"{data.dtype.name}{data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
             raise CorruptDataError(f"{self.store_place}: the store gave back {got}, expected uint8({stored.nbytes},)")
         if stored.digest is not None and checksum(data) != stored.digest:
-            raise CorruptDataError(
-                f"{self.store_place}: {stored.nbytes} bytes came back altered"
-            )
+            raise CorruptDataError(f"{self.store_place}: {stored.nbytes} bytes came back altered")
 
     def _ask_store(self, method: Callable[[Any], Any], argument: object) -> Any:
         try:

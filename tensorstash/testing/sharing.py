@@ -117,7 +117,8 @@ class NeverStashed(Harness):
         self._assert_kept((self.lab.parameter(floats(6, 4), device=device, trainable=False),), "parameter")
 
     def test_line07_views_of_frozen_parameters_are_kept(self, device: str) -> None:
-        self._assert_kept(self._views(self.lab.parameter(floats(6, 4), device=device, trainable=False)), "parameter")
+        weight = self.lab.parameter(floats(6, 4), device=device, trainable=False)
+        self._assert_kept(self._views(weight), "parameter")
 
     def test_line07_leaves_that_require_grad_are_kept(self, device: str) -> None:
         leaf = self.lab.tensor(floats(6, 4), device=device, requires_grad=True)

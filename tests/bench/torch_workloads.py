@@ -63,7 +63,9 @@ class Residual(nn.Module):
         return F.relu(x + self.body(x))
 
 
-def build(workload: str, *, recompute: bool, threads: int) -> tuple[Step, Callable[[], None], Callable[[], Iterator[Any]]]:
+def build(
+    workload: str, *, recompute: bool, threads: int
+) -> tuple[Step, Callable[[], None], Callable[[], Iterator[Any]]]:
     """Return a step, a tiny step that brings everything but activations into memory, and the gradients."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)

@@ -123,7 +123,9 @@ def main() -> None:
                     print(".", end="", flush=True, file=sys.stderr)
     print(file=sys.stderr)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    print("| workload | threads | allocator | method | step s | ratio | activations MiB | ratio | removed seen | grads |")
+    print(
+        "| workload | threads | allocator | method | step s | ratio | activations MiB | ratio | removed seen | grads |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for (workload, threads, method, allocator), results in rows.items():
         base = rows[workload, threads, "none", "default"]

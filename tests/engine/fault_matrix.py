@@ -122,9 +122,13 @@ FAULTS: Mapping[str, Fault] = {
     "device full at write 3": _of_a_device(calls("write", refuse(errno.ENOSPC), at=3), StoreFullError, "ENOSPC"),
     "quota used up": _of_a_device(calls("reserve", refuse(errno.EDQUOT)), StoreFullError, "EDQUOT"),
     "short writes": _of_a_device(calls("write", move_one_block), None),
-    "short write, and no more": _of_a_device(calls("write", move_one_block_and_no_more), StoreError, "and then no more"),
+    "short write, and no more": _of_a_device(
+        calls("write", move_one_block_and_no_more), StoreError, "and then no more"
+    ),
     "short reads": _of_a_device(calls("read", move_one_block), None),
-    "short read, and no more": _of_a_device(calls("read", move_one_block_and_no_more), CorruptDataError, "ends at byte"),
+    "short read, and no more": _of_a_device(
+        calls("read", move_one_block_and_no_more), CorruptDataError, "ends at byte"
+    ),
     "torn record": _of_a_device(calls("write", tear), CorruptDataError, "checksum"),
     "flipped bit": _of_a_device(calls("write", flip_a_bit, at=3), CorruptDataError, "checksum"),
     "lost write": _of_a_device(calls("write", lose), CorruptDataError, "checksum"),

@@ -108,7 +108,9 @@ class TestRandomPrograms:
         fault=st.sampled_from(FAULTS),
         at=st.integers(1, 8),
         times=st.integers(1, 3),
-        in_codec=st.sampled_from([None, None, "encode_error", "decode_error", "encode_wrong_size", "decode_wrong_size"]),
+        in_codec=st.sampled_from(
+            [None, None, "encode_error", "decode_error", "encode_wrong_size", "decode_wrong_size"]
+        ),
         numel=st.sampled_from([None, 4, 6, 12]),
         limits=limits(),
     )
