@@ -37,6 +37,7 @@ def main() -> None:
         scope = ts.stash(ts.parse(options.policy), framework=options.framework, limits=limits)
     task.warm_up()
     gc.collect()
+    memory.release_free()
     memory.reset_peak()
     floor = peak = memory.peak_bytes()
     seconds: list[float] = []

@@ -27,13 +27,15 @@ class Workers:
         self._start()
 
     def submit(self, work: Callable[[], R]) -> Future[R]:
-        """Run ``work`` later, or now where no thread can be started any more: the interpreter is exiting."""
+        """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits."""
         if self._pid != os.getpid():
             self._start()
+        # An executor that can start no thread has queued the work all the same, and may yet come to it.
+        once = [work]
         try:
-            return self._executor.submit(work)
+            return self._executor.submit(lambda: once.pop()())
         except RuntimeError:
-            return _run_now(work)
+            return _run_now(once.pop())
 
     def _start(self) -> None:
         self._pid = os.getpid()

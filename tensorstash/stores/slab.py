@@ -206,7 +206,8 @@ class Slab:
                 self._calls.reserve(self._file.fd, self.size, size)
             except OSError as error:
                 self._cut()
-                refusal = error
+                # Without its traceback, which refers to this frame and so to the error itself.
+                refusal = error.with_traceback(None)
                 continue
             self._space.give(self.size, size)
             self.size += size

@@ -7,25 +7,21 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple, get_args
 
+from failing_process import killed, no_descriptor, no_directory, no_new_thread, no_permission, shut_down
 from planted_faults import (
     Faulty,
     Plant,
+    alter_a_byte,
     calls,
     end_the_thread,
     flip_a_bit,
     held,
-    killed,
     lack_a_byte,
     lose,
     lose_the_slot,
     move_one_block,
     move_one_block_and_no_more,
-    no_descriptor,
-    no_directory,
-    no_new_thread,
-    no_permission,
     refuse,
-    shut_down,
     tear,
     used_up,
 )
@@ -67,6 +63,7 @@ ANSWERS_S = 4 * PATIENCE_S
 
 NO_DEVICE = {"memory": "it has no device: what is put is kept as the array it is"}
 NO_FILES = {"memory": "it has no directory and no file"}
+NOT_READ_AHEAD = dict.fromkeys(("memory", "tiered"), "what a store may keep in memory is not read ahead of backward")
 NO_WORKERS = {"synchronous": "no worker runs: all is done inside pack and unpack"}
 
 
@@ -82,6 +79,7 @@ class Fault:
         at_open: the error comes before there is a session, and so names no stage and no tensor.
         hangs: the session has little patience.
         codec: what is in front of the store.
+        verifies: whether the store checks what it gives back, or leaves that to the engine.
     """
 
     plant: Plant
@@ -91,6 +89,7 @@ class Fault:
     at_open: bool = False
     hangs: Literal["put", "get"] | None = None
     codec: CodecFault | None = None
+    verifies: bool = True
 
     @property
     def next_shape(self) -> tuple[int, int]:
@@ -139,19 +138,25 @@ FAULTS: Mapping[str, Fault] = {
     "hangs at put": _of_a_device(held("write", longest_s=ANSWERS_S), StoreError, "hangs", hangs="put"),
     "hangs at get": _of_a_device(held("read", longest_s=ANSWERS_S), StoreError, "hangs", hangs="get"),
     "hangs at reading ahead": Fault(
-        held("read", thread="tensorstash-reader"), StoreError, "hangs", NO_DEVICE | NO_WORKERS, hangs="get"
+        held("read", prefix="tensorstash-reader"), StoreError, "hangs", NOT_READ_AHEAD | NO_WORKERS, hangs="get"
     ),
     "a store's own exception at put": Fault(calls("put", refuse(errno.ENXIO), at=2), StoreError, "OSError"),
     "a store's own exception at get": Fault(calls("get", refuse(errno.ENXIO), at=2), StoreError, "OSError"),
-    "a store that returns a byte too few": Fault(calls("get", lack_a_byte), StoreError, "bytes back, expected"),
+    "a store that returns a byte too few": Fault(calls("get", lack_a_byte), CorruptDataError, "gave back"),
+    "a store that alters a byte": Fault(calls("get", alter_a_byte), CorruptDataError, "altered", verifies=False),
     "a store that has lost the slot": Fault(calls("get", lose_the_slot), SlotGoneError, "deleted"),
     "no thread can be started": Fault(no_new_thread, None, impossible=NO_WORKERS),
     "executors are shut down": Fault(shut_down, None, impossible=NO_WORKERS),
     "writer killed while it waits": Fault(killed("writer"), None, impossible=NO_WORKERS),
-    "writer killed at work": Fault(calls("put", end_the_thread("tensorstash-writer")), None, impossible=NO_WORKERS),
+    "writer killed at work": Fault(
+        calls("put", end_the_thread, prefix="tensorstash-writer"), None, impossible=NO_WORKERS
+    ),
     "reader killed while it waits": Fault(killed("reader"), None, impossible=NO_WORKERS),
     "reader killed at work": Fault(
-        calls("get", end_the_thread("tensorstash-reader")), StoreError, "reading", NO_WORKERS
+        calls("get", end_the_thread, prefix="tensorstash-reader"),
+        StoreError,
+        "reading",
+        NOT_READ_AHEAD | NO_WORKERS,
     ),
     "no directory at open": Fault(no_directory, StoreError, "ENOENT", NO_FILES, at_open=True),
     "no permission at open": Fault(no_permission, StoreError, "EACCES", NO_FILES, at_open=True),
@@ -174,15 +179,9 @@ GAPS: Mapping[tuple[str, str], str] = {
     ("hangs at put", "synchronous"): _UNBOUNDED,
     ("hangs at get", "synchronous"): _UNBOUNDED,
     ("hangs at get", "asynchronous"): _UNBOUNDED,
-    ("no thread can be started", "asynchronous"): "work that was done at once is done again, and its bytes given back",
     ("writer killed while it waits", "asynchronous"): _NOT_REPLACED,
     ("reader killed while it waits", "asynchronous"): _NOT_REPLACED,
     ("reader killed at work", "asynchronous"): "what ends a reader is raised as it is",
-    **{
-        (fault, limits): "the error of a refused reservation refers to itself, and so keeps the step and the file"
-        for fault in ("device full at growth 1", "quota used up")
-        for limits in LIMITS
-    },
 }
 """Cells that are known not to end as they should, and why."""
 

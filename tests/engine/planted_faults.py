@@ -1,21 +1,15 @@
 """Faults planted under real stores: what a faulty call does, where it is planted, and when it is lifted."""
 
-import ctypes
-import errno
 import os
-import resource
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-from unittest import mock
+from typing import Any, ClassVar
 
 from tensorstash.buffers import Array
 from tensorstash.engine.session import Session
-from tensorstash.engine.workers import Workers
 from tensorstash.errors import StoreFullError
 from tensorstash.protocols import Slot, Store, StoreConfig, Tier
 from tensorstash.stores import Disk, Tiered
@@ -77,12 +71,20 @@ class FaultyCalls(Syscalls):
 
 @dataclass(frozen=True, eq=False)
 class Faulty:
-    """Opens the real store of a configuration over faulty system calls; its ``put`` and ``get`` take faults too."""
+    """Opens the real store of a configuration over faulty system calls; its ``put`` and ``get`` take faults too.
+
+    Args:
+        inner: what to open.
+        board: where faults are planted.
+        opened: the stores in memory and on disk that were opened.
+        verifies: whether to leave the checksums to stores that have their own.
+    """
 
     name: ClassVar[str] = "faulty"
     inner: StoreConfig
     board: Board = field(default_factory=Board, repr=False)
     opened: list[MemoryStore | DiskStore] = field(default_factory=list, repr=False)
+    verifies: bool = field(default=True, repr=False)
 
     @property
     def tier(self) -> Tier:
@@ -93,7 +95,7 @@ class Faulty:
         return sum(store.used_bytes for store in self.opened)
 
     def open(self) -> "FaultyStore":
-        return FaultyStore(self.board, self._open(self.inner))
+        return FaultyStore(self, self._open(self.inner))
 
     def _open(self, config: StoreConfig) -> Any:
         if isinstance(config, Tiered):
@@ -107,9 +109,10 @@ class Faulty:
 class FaultyStore:
     """The live store of :class:`Faulty`."""
 
-    def __init__(self, board: Board, inner: Store) -> None:
+    def __init__(self, config: Faulty, inner: Any) -> None:
         self.retains = inner.retains
-        self._board = board
+        self.verifies = config.verifies and inner.verifies
+        self._board = config.board
         self._inner = inner
 
     def put(self, data: Array, /) -> Slot:
@@ -139,10 +142,6 @@ class Site:
     store: Faulty
     directory: Path
     session: Session[Any] | None = None
-
-    def workers(self, which: Literal["writer", "reader"]) -> Workers:
-        assert self.session is not None
-        return self.session._writers if which == "writer" else self.session._state.ahead._readers
 
 
 Plant = Callable[[Site], AbstractContextManager[None]]
@@ -193,30 +192,38 @@ def lack_a_byte(call: Behaviour, slot: Slot) -> Array:
     return call(slot)[:-1]
 
 
+def alter_a_byte(call: Behaviour, slot: Slot) -> Array:
+    data = call(slot).copy()
+    data[data.size // 2] ^= 1
+    return data
+
+
 def lose_the_slot(call: Any, slot: Slot) -> Array:
     call.__self__.delete(slot)
     return call(slot)
 
 
-def end_the_thread(prefix: str) -> Behaviour:
-    def behave(call: Behaviour, *arguments: Any) -> Any:
-        if threading.current_thread().name.startswith(prefix):
-            raise SystemExit
-        return call(*arguments)
-
-    return behave
+def end_the_thread(call: Behaviour, *arguments: Any) -> Any:
+    raise SystemExit
 
 
 # Where it is planted
 
 
-def calls(name: str, behaviour: Behaviour, *, at: int = 1) -> Plant:
-    """Let the calls of a name misbehave from the ``at``-th on."""
+def calls(name: str, behaviour: Behaviour, *, at: int = 1, prefix: str = "") -> Plant:
+    """Let calls misbehave.
+
+    Args:
+        name: of the calls.
+        behaviour: what they do.
+        at: the first of them that does.
+        prefix: of the names of the threads on which they do; calls on others wait until one of those has come.
+    """
 
     @contextmanager
     def plant(site: Site) -> Iterator[None]:
         board = site.store.board
-        board.plant(name, behaviour, at)
+        board.plant(name, _only_on(prefix, behaviour) if prefix else behaviour, at)
         try:
             yield
             assert board.struck, "the fault has never struck"
@@ -224,6 +231,19 @@ def calls(name: str, behaviour: Behaviour, *, at: int = 1) -> Plant:
             board.lift()
 
     return plant
+
+
+def _only_on(prefix: str, behaviour: Behaviour) -> Behaviour:
+    came = threading.Event()
+
+    def behave(call: Behaviour, *arguments: Any) -> Any:
+        if threading.current_thread().name.startswith(prefix):
+            came.set()
+            return behaviour(call, *arguments)
+        assert came.wait(60)
+        return call(*arguments)
+
+    return behave
 
 
 def used_up(*, at: int) -> Plant:
@@ -249,12 +269,12 @@ def used_up(*, at: int) -> Plant:
     return plant
 
 
-def held(name: str, *, thread: str = "", opens: bool = False, longest_s: float = 60.0) -> Plant:
+def held(name: str, *, prefix: str = "", opens: bool = False, longest_s: float = 60.0) -> Plant:
     """Hold calls back.
 
     Args:
         name: of the calls.
-        thread: only on threads whose names begin so.
+        prefix: of the names of the threads on which they are held, as in :func:`calls`.
         opens: let them go as soon as the first has come, as a slow device does; else when the fault is lifted.
         longest_s: let them go after this many seconds, so that nothing hangs for ever.
     """
@@ -264,20 +284,18 @@ def held(name: str, *, thread: str = "", opens: bool = False, longest_s: float =
         gate = threading.Event()
         arrived = threading.Event()
 
-        def behave(call: Behaviour, *arguments: Any) -> Any:
-            if threading.current_thread().name.startswith(thread):
-                arrived.set()
-                if not gate.wait(longest_s):
-                    gate.set()
+        def wait(call: Behaviour, *arguments: Any) -> Any:
+            arrived.set()
+            if not gate.wait(longest_s):
+                gate.set()
             return call(*arguments)
 
         opener = threading.Thread(target=lambda: (arrived.wait(60), gate.set()))
         if opens:
             opener.start()
-        with calls(name, behave)(site):
+        with calls(name, wait, prefix=prefix)(site):
             try:
                 yield
-                assert arrived.is_set(), "no call was held back"
             finally:
                 gate.set()
                 arrived.set()
@@ -285,93 +303,3 @@ def held(name: str, *, thread: str = "", opens: bool = False, longest_s: float =
             opener.join()
 
     return plant
-
-
-def killed(which: Literal["writer", "reader"]) -> Plant:
-    """Kill threads that wait for work."""
-
-    @contextmanager
-    def plant(site: Site) -> Iterator[None]:
-        workers = site.workers(which)
-        workers.submit(lambda: None).result(60)
-        victims = list(workers._executor._threads)
-        for victim in victims:
-            ident, error = ctypes.c_ulong(victim.ident or 0), ctypes.py_object(SystemExit)
-            assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error) == 1
-        yield
-        for victim in victims:
-            victim.join(60)
-            assert not victim.is_alive()
-
-    return plant
-
-
-@contextmanager
-def shut_down(site: Site) -> Iterator[None]:
-    """No work is accepted any more, as while the interpreter exits."""
-    for which in ("writer", "reader"):
-        site.workers(which)._executor.shutdown()
-    yield
-
-
-@contextmanager
-def no_new_thread(site: Site) -> Iterator[None]:
-    """The system has no room for another thread."""
-    start, refused = threading.Thread.start, []
-
-    def refuse_ours(thread: threading.Thread) -> None:
-        if thread.name.startswith("tensorstash-"):
-            refused.append(thread.name)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with mock.patch.object(threading.Thread, "start", refuse_ours):
-        yield
-    assert refused
-
-
-@contextmanager
-def no_directory(site: Site) -> Iterator[None]:
-    site.directory.rmdir()
-    try:
-        yield
-    finally:
-        site.directory.mkdir()
-
-
-@contextmanager
-def no_permission(site: Site) -> Iterator[None]:
-    """This user, who is not the superuser, may read the directory and not write to it."""
-    user, mode, owner = os.geteuid(), stat.S_IRUSR | stat.S_IXUSR, site.directory.stat().st_uid
-    if user == 0:
-        os.chown(site.directory, 65534, -1)
-    site.directory.chmod(mode)
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        assert not os.access(site.directory, os.W_OK, effective_ids=True)
-        yield
-    finally:
-        os.seteuid(user)
-        site.directory.chmod(stat.S_IRWXU)
-        os.chown(site.directory, owner, -1)
-
-
-@contextmanager
-def no_descriptor(site: Site) -> Iterator[None]:
-    """The process has every file open that it may; the limit is put back afterwards."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = [os.open(os.devnull, os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, hard))
-    try:
-        while True:
-            try:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-            except OSError as error:
-                assert error.errno == errno.EMFILE
-                break
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for fd in taken:
-            os.close(fd)
