@@ -2,7 +2,7 @@
 
 >>> import tensorstash as ts
 >>> ts.Quantize(bits=4) | ts.Compress()
-Chain(steps=(Quantize(bits=4, group_size=128, rounding='nearest', seed=0), Compress(level=1)))
+Chain(steps=(Quantize(bits=4, group_size=128, rounding='nearest', seed=0), Compress(level=1, min_ratio=1.1)))
 """
 
 from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, wrap

@@ -140,7 +140,7 @@ def bits(tensor: torch.Tensor | None) -> bytes:
 def report(parallelize: Callable[[nn.Sequential], nn.Module]) -> dict[str, object]:
     plain = list(gradients(parallelize, nullcontext))
     pair = CopyingPair()
-    stash = ts.stash(ts.Compress(), min_bytes=0)
+    stash = ts.stash(ts.Compress(), framework="torch", min_bytes=0)
     return {
         "kind": parallelize.__name__,
         "gradients": len(plain),

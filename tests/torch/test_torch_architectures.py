@@ -139,7 +139,7 @@ def test_gradients_are_bitwise_those_without_hooks(build, tmp_path, same_bits):
     assert same_bits(plain, run())  # else the comparison says nothing
     stashed = {}
     for name, policy in policies(tmp_path).items():
-        stash = ts.stash(policy, min_bytes=0)
+        stash = ts.stash(policy, framework="torch", min_bytes=0)
         assert same_bits(plain, run(lambda stash=stash: stash)), name
         stashed[name] = stash.stats().stashed.tensors
     assert stashed["keep"] == stashed["cpu_offload"] == 0  # these tensors are in host memory already
@@ -172,6 +172,6 @@ def test_checkpointing_of_a_transformer_composes(same_bits, use_reentrant):
     model, loss_of = gpt2()
     model.train()
     model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
-    stash = ts.stash(ts.Compress(), min_bytes=0)
+    stash = ts.stash(ts.Compress(), framework="torch", min_bytes=0)
     assert same_bits(gradients(model, loss_of), gradients(model, loss_of, lambda: stash))
     assert stash.stats().stashed.tensors > 0
