@@ -114,7 +114,7 @@ class PaddleBackend:
     def witness(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
         with paddle.no_grad():
-            witness = paddle.as_strided(tensor.detach(), [0], [1])
+            witness: Tensor = paddle.as_strided(tensor.detach(), [0], [1])
         witness._clear_data()
         return witness
 

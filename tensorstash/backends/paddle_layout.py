@@ -185,7 +185,8 @@ def _on_host(memory: Array, spec: TensorSpec) -> Tensor:
     whole.get_tensor().set(shifted, paddle.CPUPlace(), True)
     if exchanged != spec.dtype:
         whole = whole.view(_DTYPES[spec.dtype])
-    return paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
+    view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
+    return view
 
 
 def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
@@ -200,7 +201,8 @@ def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
 def _on_device(spec: TensorSpec, order: MemoryOrder) -> Tensor:
     # Device allocations are aligned alike, so that the same offset is the same alignment.
     whole = _uninitialised((spec.offset // spec.itemsize + order.span,), spec)
-    return paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
+    view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
+    return view
 
 
 def _uninitialised(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:

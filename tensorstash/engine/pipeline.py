@@ -62,7 +62,7 @@ class Pipeline:
         self.store = store
         self.tier = config.tier
         self._trusts_store = getattr(store, "verifies", False)
-        self.is_costly = bool(plan.codecs) or not store.retains
+        self.is_costly = bool(plan.codecs) or config.tier != "memory"
         self._ledger = ledger
         steps: list[tuple[Codec, TensorSpec]] = []
         current = self.spec
