@@ -202,10 +202,11 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
         thread.join(120)
         if thread.is_alive():
             raise TimeoutError(f"a thread hangs under {plan}")
-    # PyTorch's queue of a thread holds what a failed backward left in it until the next backward.
-    gradient(lab, 1, False, None)
+    # Frameworks hold what a failed call left in them: PyTorch until the thread's next backward, paddle.grad until the
+    # next paddle.grad.
+    gradient(lab, 1, plan.nested, None)
     session.drain()
-    session._state.ahead._readers.submit(lambda: None).result(60)
+    _wait_for_readers(session._state.ahead._readers.submit, plan.limits.readers)
     peaks = {
         "in flight": (session._in_flight, plan.limits.in_flight_bytes),
         "ahead": (session._state.ahead.budget, plan.limits.ahead_bytes),
@@ -217,3 +218,11 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
         done.wrong.append(f"left: {store.used_bytes} bytes, {stash.stats().live}")
     done.wrong += auditor.excess
     return done
+
+
+def _wait_for_readers(submit: Callable[[Callable[[], int]], object], readers: int) -> None:
+    """Return when no reader holds a payload any more, because each has come to other work."""
+    idle = threading.Barrier(readers + 1, timeout=60)
+    for _ in range(readers):
+        submit(idle.wait)
+    idle.wait()

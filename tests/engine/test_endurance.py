@@ -1,6 +1,5 @@
 """What must hold over many steps and many schedules: nothing grows, no budget is exceeded, nothing waits for ever."""
 
-import json
 import subprocess
 import sys
 import threading
@@ -9,26 +8,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gates import Gated
 from planted_faults import Faulty
-from schedules import Auditor, TellingBudget, gradient, run, schedule
+from schedules import WIDTH, TellingBudget, gradient, run, schedule
 from test_fault_matrix import lab_of
 
 import tensorstash as ts
 from tensorstash.buffers import Array
 from tensorstash.policies import StoreIn
-from tensorstash.stores import Memory
+from tensorstash.stores import Disk
 from tensorstash.testing.layouts import floats
+
+FRAMEWORKS = ["reference", "torch", "paddle"]
 
 SCRIPT = Path(__file__).resolve().parents[1] / "bench" / "endurance.py"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("policy", ["disk_spill", "compress | disk_spill"])
-@pytest.mark.parametrize("framework", ["reference", "torch", "paddle"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_what_a_process_holds_is_flat_after_ten_steps(framework, policy, tmp_path):
-    command = [sys.executable, str(SCRIPT), "--framework", framework, "--policy", policy, "--steps", "40"]
-    command += ["--rows", "1024", "--tolerance-mib", "8", "--directory", str(tmp_path)]
+    command = [sys.executable, str(SCRIPT), "--framework", framework, "--policy", policy, "--steps", "100"]
+    command += ["--tolerance-mib", "8", "--directory", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -44,3 +44,70 @@ def test_no_budget_is_exceeded_by_one_byte_and_no_schedule_hangs(seed, tmp_path)
     done = run(plan, lab_of(plan.framework), partial(right, plan.framework))
     assert done.wrong == [], plan
     assert done.trained + done.refused == sum(map(len, plan.steps))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_full_budget_a_blocked_writer_and_an_unpack_inside_the_forward_do_not_deadlock(framework, tmp_path):
+    """The forward differentiates: it unpacks while the writer is blocked, and packs until no more may be in flight."""
+    store = Faulty(Disk(directory=str(tmp_path)))
+    nbytes = 8 * WIDTH * 4
+    limits = ts.Limits(in_flight=10 * nbytes, ahead=nbytes, timeout_s=60)
+    stash = ts.stash(StoreIn(store), framework=framework, min_bytes=0, limits=limits)
+    gate = threading.Event()
+    budget = stash._session._in_flight = TellingBudget(10 * nbytes, gate)
+    asked_meanwhile = []
+
+    def put(call, data):
+        assert gate.wait(60)
+        asked_meanwhile.append(stash.stats().unpacked)
+        return call(data)
+
+    store.board.plant("put", put, 1)
+    got = gradient(lab_of(framework), 8, True, stash)
+    assert np.array_equal(got, right(framework, 8, True))
+    assert budget.waits > 0, "the budget was never full"
+    assert asked_meanwhile[0] > 0, "nothing was unpacked while the writer was blocked"
+    assert budget.peak <= 10 * nbytes
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_backward_inside_a_backward_gets_on_while_the_reader_is_blocked_and_its_budget_is_full(framework, tmp_path):
+    lab = lab_of(framework)
+    store = Faulty(Disk(directory=str(tmp_path)))
+    nbytes = 8 * WIDTH * 4
+    limits = ts.Limits(ahead=nbytes, timeout_s=60)
+    stash = ts.stash(StoreIn(store), framework=framework, min_bytes=0, limits=limits)
+    gate, reading = threading.Event(), threading.Event()
+
+    def chain(x):
+        for _ in range(4):
+            x = lab.tanh(x)
+        return x
+
+    inner_leaf, outer_leaf = (lab.tensor(floats(8, WIDTH, seed=seed), requires_grad=True) for seed in range(2))
+
+    def differentiate_inner(saved) -> None:
+        assert reading.wait(60), "the reader has nothing to do"
+        assert stash._session._state.ahead.budget.used == nbytes, "the budget of the reader is not full"
+        lab.backward(inner_loss)
+        gate.set()
+
+    def get(call, slot):
+        if threading.current_thread().name.startswith("tensorstash-reader"):
+            reading.set()
+            assert gate.wait(20)
+        return call(slot)
+
+    store.board.plant("get", get, 1)
+    with stash as session:
+        inner_loss = lab.sum(chain(inner_leaf))
+        middle = chain(outer_leaf)
+        outer_loss = lab.sum(lab.tanh(lab.observe(middle, [], differentiate_inner)))
+    session.drain()
+    lab.backward(outer_loss)
+    plain_inner, plain_outer = (lab.tensor(floats(8, WIDTH, seed=seed), requires_grad=True) for seed in range(2))
+    lab.backward(lab.sum(chain(plain_inner)))
+    lab.backward(lab.sum(lab.tanh(chain(plain_outer))))
+    assert np.array_equal(lab.gradient(inner_leaf), lab.gradient(plain_inner))
+    assert np.array_equal(lab.gradient(outer_leaf), lab.gradient(plain_outer))
+    assert session._state.ahead.budget.peak <= nbytes

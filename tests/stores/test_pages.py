@@ -92,4 +92,4 @@ def test_threads_never_share_a_buffer():
         thread.join()
     assert not wrong
     gc.collect()
-    assert pool.idle_bytes <= 4 * 128 * 1024
+    assert pool.idle_bytes <= 2 * 4 * 128 * 1024  # each thread holds one while it takes the next
