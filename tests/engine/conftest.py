@@ -1,4 +1,5 @@
 import gc
+import os
 
 import hypothesis
 import pytest
@@ -14,7 +15,11 @@ def no_gc():
 
 
 hypothesis.settings.register_profile(
-    "default", max_examples=15, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    "default",
+    max_examples=15,
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.register_profile("long", parent=hypothesis.settings.get_profile("default"), max_examples=1200)
 hypothesis.settings.load_profile("default")
