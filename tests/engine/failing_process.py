@@ -2,8 +2,8 @@
 
 import ctypes
 import os
-import resource
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +13,9 @@ from unittest import mock
 from planted_faults import Plant, Site
 
 from tensorstash.engine.workers import Workers
+
+if sys.platform != "win32":
+    import resource
 
 Role = Literal["writer", "reader"]
 

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, Literal, NamedTuple, get_args
 
 from failing_process import killed, no_descriptor, no_directory, no_new_thread, no_permission, shut_down
+from labs import BACKENDS
 from planted_faults import (
     Faulty,
     Plant,
@@ -38,8 +39,6 @@ SHAPE = (48, 64)
 """Of every payload: three blocks of a disk in float32, so that there is a middle."""
 
 NBYTES = 3 * BLOCK
-
-BACKENDS = ("reference", "torch", "paddle")
 
 STORES: Mapping[str, Callable[[str, str], StoreConfig]] = {
     "memory": lambda first, last: Memory(budget=8 * NBYTES),
@@ -170,9 +169,7 @@ FAULTS: Mapping[str, Fault] = {
     },
 }
 
-
 _UNBOUNDED = "a call that hangs on the thread that asks is not bounded by timeout_s"
-
 _NOT_REPLACED = "a thread that has died is not replaced"
 
 GAPS: Mapping[tuple[str, str], str] = {

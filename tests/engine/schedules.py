@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from labs import BACKENDS
 from planted_faults import Faulty
 
 import tensorstash as ts
@@ -19,11 +20,11 @@ from tensorstash.protocols import Slot, StoreConfig
 from tensorstash.stores import Disk, Memory, Tiered
 from tensorstash.stores.disk import DiskStore
 from tensorstash.stores.memory import MemoryStore
+from tensorstash.stores.pages import BLOCK
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.layouts import floats
 
 WIDTH = 32
-BLOCK = 4096
 
 
 class TellingBudget(ByteBudget):
@@ -111,7 +112,7 @@ def schedule(seed: int, directory: str) -> Schedule:
     memory = Memory(budget=choose.choice([4096, 20_000, 100_000, None]))
     disk = Disk(directory=directory, budget=choose.choice([4 * BLOCK, 20 * BLOCK, 100 * BLOCK, None]))
     budgets = [0, 1000, WIDTH * 4 * 64, WIDTH * 4 * 150, 10**6]
-    framework = choose.choice(["reference", "torch", "paddle"])
+    framework = choose.choice(BACKENDS)
     nested = choose.random() < 0.4
     # paddle.grad keeps its state in one object of the process, and crashes on two threads at once; and where unpack
     # fails on one thread while others train, Paddle's own ValueError can arrive in place of the original error.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from labs import BACKENDS, lab_of
 from planted_faults import Faulty
 from schedules import WIDTH, TellingBudget, gradient, run, schedule
-from test_fault_matrix import lab_of
 
 import tensorstash as ts
 from tensorstash.buffers import Array
@@ -18,14 +18,12 @@ from tensorstash.policies import StoreIn
 from tensorstash.stores import Disk
 from tensorstash.testing.layouts import floats
 
-FRAMEWORKS = ["reference", "torch", "paddle"]
-
 SCRIPT = Path(__file__).resolve().parents[1] / "bench" / "endurance.py"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("policy", ["disk_spill", "compress | disk_spill"])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", BACKENDS)
 def test_what_a_process_holds_is_flat_after_ten_steps(framework, policy, tmp_path):
     command = [sys.executable, str(SCRIPT), "--framework", framework, "--policy", policy, "--steps", "100"]
     command += ["--tolerance-mib", "8", "--directory", str(tmp_path)]
@@ -46,7 +44,7 @@ def test_no_budget_is_exceeded_by_one_byte_and_no_schedule_hangs(seed, tmp_path)
     assert done.trained + done.refused == sum(map(len, plan.steps))
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", BACKENDS)
 def test_a_full_budget_a_blocked_writer_and_an_unpack_inside_the_forward_do_not_deadlock(framework, tmp_path):
     """The forward differentiates: it unpacks while the writer is blocked, and packs until no more may be in flight."""
     store = Faulty(Disk(directory=str(tmp_path)))
@@ -70,7 +68,7 @@ def test_a_full_budget_a_blocked_writer_and_an_unpack_inside_the_forward_do_not_
     assert budget.peak <= 10 * nbytes
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", BACKENDS)
 def test_a_backward_inside_a_backward_gets_on_while_the_reader_is_blocked_and_its_budget_is_full(framework, tmp_path):
     lab = lab_of(framework)
     store = Faulty(Disk(directory=str(tmp_path)))

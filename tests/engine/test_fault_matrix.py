@@ -7,6 +7,7 @@ trains on.
 import gc
 import os
 import re
+import sys
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
-from fault_matrix import BACKENDS, FAULTS, GAPS, LIMITS, SHAPE, STORES, Cell, cells, gap, impossible
+from fault_matrix import FAULTS, GAPS, LIMITS, SHAPE, STORES, Cell, cells, gap, impossible
+from labs import BACKENDS, lab_of
 from planted_faults import Faulty, Site
 
 import tensorstash as ts
@@ -27,16 +29,9 @@ from tensorstash.testing.harness import scratch_directory
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.layouts import floats
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the faults are those of POSIX")
+
 RUN = [cell for cell in cells() if impossible(cell) is None]
-
-
-@cache
-def lab_of(backend: str) -> Lab:
-    from tensorstash.testing.paddle_lab import PaddleLab
-    from tensorstash.testing.reference_lab import ReferenceLab
-    from tensorstash.testing.torch_lab import TorchLab
-
-    return {"reference": ReferenceLab, "torch": TorchLab, "paddle": PaddleLab}[backend]()
 
 
 def step(
