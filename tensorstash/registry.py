@@ -65,7 +65,7 @@ _BUILT_IN = {
         "zstd": "codecs.zstd:Zstd",
         "pack_bits": "codecs.pack_bits:PackBits",
         "affine": "codecs.affine:Affine",
-        "cast": "codecs.cast:Cast",
+        "astype": "codecs.astype:AsType",
         "narrow": "codecs.narrow:Narrow",
         "two_valued": "codecs.two_valued:TwoValued",
         "exponents": "codecs.exponents:Exponents",

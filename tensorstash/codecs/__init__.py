@@ -1,7 +1,7 @@
 """Codecs: reversible, or bounded-error, transforms of one buffer, as frozen values. NumPy defines their meaning."""
 
 from tensorstash.codecs.affine import Affine
-from tensorstash.codecs.cast import Cast
+from tensorstash.codecs.astype import AsType
 from tensorstash.codecs.exponents import Exponents
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.narrow import Narrow
@@ -11,4 +11,4 @@ from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 
-__all__ = ["Affine", "Cast", "Exponents", "Lossless", "Narrow", "PackBits", "Planes", "Sparse", "TwoValued", "Zstd"]
+__all__ = ["Affine", "AsType", "Exponents", "Lossless", "Narrow", "PackBits", "Planes", "Sparse", "TwoValued", "Zstd"]

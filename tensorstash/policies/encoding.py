@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 from tensorstash.codecs.affine import Affine
-from tensorstash.codecs.cast import Cast as CastCodec
+from tensorstash.codecs.astype import AsType
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.errors import ConfigError
@@ -130,8 +130,8 @@ class Cast(Policy):
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
         return append(plan, spec, codecs=(self._codec(),), reason=f"{spec.dtype} is not cast to {self.dtype}")
 
-    def _codec(self) -> CastCodec:
-        return built(self.name, lambda: CastCodec(dtype=self.dtype))
+    def _codec(self) -> AsType:
+        return built(self.name, lambda: AsType(dtype=self.dtype))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorstash.buffers import Array
-from tensorstash.codecs import Affine, Cast, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
+from tensorstash.codecs import Affine, AsType, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
@@ -28,10 +28,10 @@ CODECS: tuple[Codec, ...] = (
     Affine(bits=2, group_size=5, rounding="stochastic", seed=7),
     Affine(bits=4, group_size=100_000, rounding="stochastic"),
     Affine(bits=8, group_size=1),
-    Cast(dtype="bfloat16"),
-    Cast(dtype="float16"),
-    Cast(dtype="float8_e4m3fn"),
-    Cast(dtype="float8_e5m2"),
+    AsType(dtype="bfloat16"),
+    AsType(dtype="float16"),
+    AsType(dtype="float8_e4m3fn"),
+    AsType(dtype="float8_e5m2"),
 )
 
 SHAPES = ((), (0,), (4, 0, 3), (1,), (7,), (3, 1, 5), (2, 300), (129, 33), (70_001,))

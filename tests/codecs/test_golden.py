@@ -13,7 +13,7 @@ from codec_cases import float_bits, spec_of
 from tensorstash.buffers import Array
 from tensorstash.codecs import (
     Affine,
-    Cast,
+    AsType,
     Exponents,
     Lossless,
     Narrow,
@@ -62,10 +62,10 @@ CASES: dict[str, tuple[Codec, Array, str]] = {
         "float32",
     ),
     "affine, stochastic": (Affine(bits=4, rounding="stochastic", seed=3), wave(200), "float32"),
-    "cast bfloat16": (Cast(dtype="bfloat16"), wave(9) * np.float32(1.01), "float32"),
-    "cast float16": (Cast(dtype="float16"), wave(9) * np.float32(1.01), "float32"),
-    "cast float8_e4m3fn": (Cast(dtype="float8_e4m3fn"), wave(9), "float32"),
-    "cast float8_e5m2": (Cast(dtype="float8_e5m2"), wave(9, "bfloat16"), "bfloat16"),
+    "astype bfloat16": (AsType(dtype="bfloat16"), wave(9) * np.float32(1.01), "float32"),
+    "astype float16": (AsType(dtype="float16"), wave(9) * np.float32(1.01), "float32"),
+    "astype float8_e4m3fn": (AsType(dtype="float8_e4m3fn"), wave(9), "float32"),
+    "astype float8_e5m2": (AsType(dtype="float8_e5m2"), wave(9, "bfloat16"), "bfloat16"),
 }
 
 COMPRESSED = {"sparse, exponents", "exponents", "zstd"}

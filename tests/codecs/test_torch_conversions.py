@@ -7,7 +7,7 @@ import pytest
 import torch
 from codec_cases import CODECS, FLOAT_FIELDS, contents, spec_of, special_floats
 
-from tensorstash.codecs import Affine, Cast
+from tensorstash.codecs import Affine, AsType
 from tensorstash.codecs.floats import FORMATS
 from tensorstash.spec import DTYPES
 
@@ -22,8 +22,8 @@ def hard_floats() -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("source", ["float32", "float64", "bfloat16", "float16"])
-def test_cast_rounds_as_torch_does(dtype: str, source: str) -> None:
-    codec = Cast(dtype=dtype)
+def test_astype_rounds_as_torch_does(dtype: str, source: str) -> None:
+    codec = AsType(dtype=dtype)
     values = torch.from_numpy(hard_floats())
     if source == "float64":
         values = values.double() * (1 + 1e-9)
@@ -52,7 +52,7 @@ def test_cast_rounds_as_torch_does(dtype: str, source: str) -> None:
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_the_bound_of_a_cast_is_hardly_more_than_what_rounding_loses(dtype: str) -> None:
-    codec = Cast(dtype=dtype)
+    codec = AsType(dtype=dtype)
     data = hard_floats()
     data = data[np.isfinite(data) & (np.abs(data) > 2.0**-20) & (np.abs(data) < 400)]
     spec = spec_of(data.shape, "float32")
@@ -64,7 +64,9 @@ def test_the_bound_of_a_cast_is_hardly_more_than_what_rounding_loses(dtype: str)
 def test_too_large_for_the_format() -> None:
     data = np.array([448, 464, 465, 57344, 61440, 65519, 65520, 3.4e38, np.inf, -np.inf], np.float32)
     spec = spec_of(data.shape, "float32")
-    backs = {dtype: Cast(dtype=dtype).decode(Cast(dtype=dtype).encode(data, spec), spec).tolist() for dtype in FORMATS}
+    backs = {
+        dtype: AsType(dtype=dtype).decode(AsType(dtype=dtype).encode(data, spec), spec).tolist() for dtype in FORMATS
+    }
     inf = float("inf")
     assert backs["float8_e4m3fn"] == [448.0] * 9 + [-448.0]
     assert backs["float8_e5m2"] == [448.0, 448.0, 448.0, 57344.0, inf, inf, inf, inf, inf, -inf]

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from tensorstash.codecs.affine import Affine
+from tensorstash.codecs.astype import AsType
 from tensorstash.codecs.exponents import Exponents
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.narrow import Narrow
@@ -68,6 +69,7 @@ lossy = st.one_of(
     ),
     st.builds(Cast, st.sampled_from(["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])),
     st.builds(Encode, st.builds(Affine, bits=bits)),
+    st.builds(Encode, st.builds(AsType, dtype=st.sampled_from(["bfloat16", "float8_e5m2"]))),
 )
 rearranged = st.sampled_from(
     [Encode(codec) for codec in (Planes(), Narrow(), TwoValued(), Sparse(), Exponents(level=3))],

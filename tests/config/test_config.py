@@ -115,10 +115,11 @@ def test_names_of_codecs_and_stores_stand_for_policies():
     )
 
 
-def test_a_policy_comes_before_a_codec_of_the_same_name():
+def test_policies_and_codecs_have_names_of_their_own():
     assert parse("cast:dtype=float16") == Cast("float16")
-    codec = Encode(tensorstash.codecs.Cast(dtype="float16"))
-    assert parse("encode:codec='cast:dtype=float16'") == codec == from_dict(to_dict(codec))
+    assert parse("astype:dtype=float16") == Encode(tensorstash.codecs.AsType(dtype="float16"))
+    codec = Encode(tensorstash.codecs.AsType(dtype="float16"))
+    assert parse("encode:codec='astype:dtype=float16'") == codec == from_dict(to_dict(codec))
 
 
 def test_text_stands_for_a_component_anywhere():

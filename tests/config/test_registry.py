@@ -65,6 +65,12 @@ def test_every_component_of_the_package_has_a_name(group, package, protocol):
     assert components <= {lookup(group, name) for name in names(group)}
 
 
+def test_no_two_built_ins_share_a_name():
+    groups = ["codecs", "policies", "selectors", "stores"]
+    every = [(name, lookup(group, name).__name__) for group in groups for name in names(group)]
+    assert len({name for name, _ in every}) == len({kind for _, kind in every}) == len(every)
+
+
 def test_names_are_sorted():
     assert list(names("codecs")) == sorted(names("codecs"))
 

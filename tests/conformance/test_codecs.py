@@ -1,5 +1,5 @@
 from tensorstash import registry
-from tensorstash.codecs import Affine, Cast, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
+from tensorstash.codecs import Affine, AsType, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
 from tensorstash.testing import CodecSuite, FaultyCodec
 
 
@@ -45,13 +45,13 @@ class TestAffine2Stochastic(CodecSuite):
     codec = Affine(bits=2, group_size=5, rounding="stochastic", seed=7)
 
 
-class TestCastBfloat16(CodecSuite):
-    codec = Cast(dtype="bfloat16")
+class TestAsTypeBfloat16(CodecSuite):
+    codec = AsType(dtype="bfloat16")
     refused = ({"dtype": "float64"}, {"dtype": None})
 
 
-class TestCastFloat8(CodecSuite):
-    codec = Cast(dtype="float8_e5m2")
+class TestAsTypeFloat8(CodecSuite):
+    codec = AsType(dtype="float8_e5m2")
 
 
 class TestFaultyCodecWithoutItsFault(CodecSuite):

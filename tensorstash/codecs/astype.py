@@ -16,7 +16,7 @@ _SOURCES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cast:
+class AsType:
     """Store floats rounded to a narrower format, to nearest even, as frameworks round.
 
     ``float64`` is rounded to ``float32`` first, as frameworks do. NaNs stay NaN, infinities stay infinite, and what
@@ -31,19 +31,19 @@ class Cast:
 
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((3,), (1,), 0, "float32", "cpu")
-    >>> codec = Cast(dtype="float8_e5m2")
+    >>> codec = AsType(dtype="float8_e5m2")
     >>> codec.decode(codec.encode(np.array([1, 1.2, 1e6], np.float32), spec), spec).tolist()
     [1.0, 1.25, inf]
     """
 
-    name: ClassVar[str] = "cast"
+    name: ClassVar[str] = "astype"
     lossless: ClassVar[bool] = False
     kind: ClassVar[CodecKind] = "array->array"
 
     dtype: Literal["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"] = "bfloat16"
 
     def __post_init__(self) -> None:
-        check_choice("cast.dtype", self.dtype, FORMATS)
+        check_choice("astype.dtype", self.dtype, FORMATS)
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are ordinary floats, wider than the target."""
