@@ -37,6 +37,18 @@ def borrowed(array: Array) -> Array:
     return view
 
 
+def adopted(array: Array) -> Array:
+    """Return a writable view of memory that was borrowed and whose owner has left it to the caller.
+
+    >>> mine = adopted(borrowed(np.zeros(3)))
+    >>> is_private(mine)
+    True
+    """
+    view = array.view()
+    view.flags.writeable = True
+    return view
+
+
 def is_private(array: Array) -> bool:
     """Whether the array's memory can be kept: nobody else writes to it.
 

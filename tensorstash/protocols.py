@@ -223,3 +223,63 @@ class Backend(Protocol[T]):
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
         ...
+
+
+class Kernel(Protocol[T]):
+    """A codec that runs where the tensor is, for tensors of one spec. Thread-safe, stateless.
+
+    It means what the codec means, within the codec's bound; its payloads are its own and are only ever decoded by an
+    equal kernel. Where a device has streams it launches on the current one, without waiting for the device, and it is
+    indifferent to gradient recording, autocast and the user's random state.
+    """
+
+    def encode(self, dense: T, /) -> T:
+        """Return a payload in fresh memory, contiguous, of the shape and dtype of the codec's ``encoded_spec``.
+
+        Args:
+            dense: the distinct elements in memory order; borrowed: neither written to nor kept.
+        """
+        ...
+
+    def decode(self, payload: T, /) -> T:
+        """Return the distinct elements again in fresh memory, contiguous; never writes to ``payload``."""
+        ...
+
+
+@runtime_checkable
+class SupportsKernels(Protocol[T]):
+    """A backend, some of whose codecs run where the tensor is."""
+
+    def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[T] | None:
+        """Return what runs ``codec`` on the device of ``spec``, or None if only the codec itself can.
+
+        Asked once per codec and spec.
+
+        Args:
+            codec: it accepts ``spec``.
+            spec: of the dense elements, or of the payload of the kernel before.
+        """
+        ...
+
+    def dense(self, tensor: T, spec: TensorSpec, /) -> T:
+        """Return the distinct elements in memory order, contiguous, on the tensor's device, without lazy flags.
+
+        Args:
+            tensor: a saved tensor, whose memory the result may share.
+            spec: its spec.
+        """
+        ...
+
+    def restored(self, dense: T, spec: TensorSpec, /, *, adopt: bool) -> T:
+        """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device.
+
+        Args:
+            dense: the distinct elements in memory order, contiguous, of any shape.
+            spec: the layout.
+            adopt: whether the memory of ``dense`` may be used for the result.
+        """
+        ...
+
+    def payload(self, data: Array, spec: TensorSpec, /) -> T:
+        """Return a contiguous tensor of ``spec`` for :meth:`Kernel.decode`; it may share the memory of ``data``."""
+        ...

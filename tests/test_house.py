@@ -36,6 +36,8 @@ RANKS = {
     "config": 3,
     "engine": 4,
     "engine.pipeline": 5,
+    "engine.kernels": 5,
+    "engine.passage": 5,
     "engine.capture": 5,
     "engine.payload": 5,
     "engine.tape": 5,

@@ -7,10 +7,11 @@ from weakref import ref
 
 import numpy as np
 
+from tensorstash.backends import reference_kernels
 from tensorstash.backends.forward import replace_forward
 from tensorstash.buffers import Array, aligned_empty, borrowed
 from tensorstash.errors import BackendError
-from tensorstash.protocols import Undo
+from tensorstash.protocols import Codec, Kernel, Undo
 from tensorstash.reference import HookError, Parameter, Tensor, from_buffer, saved_tensors_hooks
 from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
@@ -107,6 +108,22 @@ class ReferenceBackend:
         strides = tuple(stride * spec.itemsize for stride in order.strides)
         np.ndarray(order.shape, spec.carrier, memory, start, strides)[...] = data.reshape(order.shape)
         return from_buffer(memory, spec.shape, spec.strides, start, spec.dtype, spec.device)
+
+    def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
+        """Return what runs ``codec`` on a simulated accelerator, or None."""
+        return reference_kernels.kernel(codec, spec)
+
+    def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
+        """Return the distinct elements in memory order, on the tensor's device."""
+        return reference_kernels.dense(tensor, spec, memory_order(spec.shape, spec.strides))
+
+    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
+        """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
+        return reference_kernels.restored(dense, spec, memory_order(spec.shape, spec.strides), adopt=adopt)
+
+    def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a contiguous tensor of ``spec``, a copy of ``data``."""
+        return reference_kernels.contiguous(data.reshape(spec.shape), spec)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

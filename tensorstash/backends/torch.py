@@ -14,10 +14,11 @@ from torch.nn import Module, Parameter
 
 from tensorstash.backends.forward import replace_forward
 from tensorstash.backends.torch_hooks import HookScope
+from tensorstash.backends.torch_kernels import kernel
 from tensorstash.backends.torch_kinds import dispatch_reason, is_tracing, subclass_reason
-from tensorstash.backends.torch_layout import DTYPE_NAMES, CopiedArray, elements, rebuilt
+from tensorstash.backends.torch_layout import DTYPE_NAMES, CopiedArray, dense, elements, payload, rebuilt, restored
 from tensorstash.buffers import Array
-from tensorstash.protocols import PendingArray, Undo
+from tensorstash.protocols import Codec, Kernel, PendingArray, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
 _REMEMBERED_LAYOUTS = 4096
@@ -124,6 +125,22 @@ class TorchBackend:
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
         return rebuilt(data, spec, self._order(spec.shape, spec.strides))
+
+    def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
+        """Return what runs ``codec`` on the device of ``spec``, or None."""
+        return kernel(codec, spec)
+
+    def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
+        """Return the distinct elements in memory order, on the tensor's device."""
+        return dense(tensor, spec, self._order(spec.shape, spec.strides))
+
+    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
+        """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
+        return restored(dense, spec, self._order(spec.shape, spec.strides), adopt=adopt)
+
+    def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a contiguous tensor of ``spec``; on the CPU it shares the memory of ``data``."""
+        return payload(data, spec)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

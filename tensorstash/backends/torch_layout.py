@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
-from tensorstash.buffers import Array, aligned_empty, as_bytes, borrowed
+from tensorstash.buffers import Array, adopted, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec
 
 DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
@@ -46,12 +46,7 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
         A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
     """
     with DisableTorchFunction(), _DisableTorchDispatch():  # unseen by dispatch modes and default devices
-        plain = tensor.detach()
-        if spec.conj:
-            plain = plain.conj()
-        if spec.neg:
-            plain = torch._neg_view(plain)
-        run = plain.view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
+        run = _plain(tensor, spec).view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
         on_host = run.device.type == "cpu"
         if not order.is_dense:
             run = run.clone(memory_format=torch.contiguous_format)
@@ -72,13 +67,67 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
             memory = torch.from_numpy(_host_memory(data, spec, order))
         else:
             memory = _device_memory(data, spec, order)
-        memory = memory.view(getattr(torch, spec.dtype))
-        tensor = memory.as_strided(spec.shape, spec.strides, memory.storage_offset())
-        if spec.conj:
-            tensor = tensor.conj()
-        if spec.neg:
-            tensor = torch._neg_view(tensor)
-        return tensor.detach()
+        return _laid_out(memory, spec)
+
+
+def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    """Return the distinct elements of a tensor in memory order, on its device, without lazy flags.
+
+    Args:
+        tensor: any strided tensor with memory of its own device.
+        spec: its spec.
+        order: ``memory_order(spec.shape, spec.strides)``.
+
+    Returns:
+        A contiguous view of the tensor's live memory where that is one run, else a private copy.
+    """
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        run = _plain(tensor, spec).as_strided(order.shape, order.strides)
+        return run if order.is_dense else run.clone(memory_format=torch.contiguous_format)
+
+
+def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool) -> Tensor:
+    """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device.
+
+    Args:
+        dense: distinct elements in memory order, contiguous.
+        spec: the layout.
+        order: ``memory_order(spec.shape, spec.strides)``.
+        adopt: whether the memory of ``dense`` may be used where it fits.
+    """
+    with DisableTorchFunction(), _DisableTorchDispatch(), torch.no_grad():
+        run = dense.reshape(-1).view(torch.uint8)
+        if not (adopt and order.is_dense and run.data_ptr() % ALIGNMENT == spec.alignment):
+            memory = _empty_on_device(spec, order)
+            target = memory.view(dense.dtype)
+            target.as_strided(order.shape, order.strides, target.storage_offset()).copy_(dense.reshape(order.shape))
+            run = memory
+        return _laid_out(run, spec)
+
+
+def payload(data: Array, spec: TensorSpec) -> Tensor:
+    """Return a contiguous tensor of ``spec`` over carrier bits, which it may share and must not be written to."""
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        # PyTorch warns of arrays that it could write to.
+        carrier = torch.from_numpy(data if data.flags.writeable else adopted(data))
+        return carrier.to(spec.device).view(getattr(torch, spec.dtype)).reshape(spec.shape)
+
+
+def _plain(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    plain = tensor.detach()
+    if spec.conj:
+        plain = plain.conj()
+    return torch._neg_view(plain) if spec.neg else plain
+
+
+def _laid_out(memory: Tensor, spec: TensorSpec) -> Tensor:
+    memory = memory.view(getattr(torch, spec.dtype))
+    tensor = memory.as_strided(spec.shape, spec.strides, memory.storage_offset())
+    if spec.conj:
+        tensor = tensor.conj()
+    if spec.neg:
+        tensor = torch._neg_view(tensor)
+    return tensor.detach()
 
 
 def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
@@ -93,10 +142,14 @@ def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
 def _device_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     if not data.flags.writeable:  # PyTorch warns of arrays that it could write to
         data = data.copy()
-    nbytes = order.span * spec.itemsize
-    raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
-    start = (spec.alignment - raw.data_ptr()) % ALIGNMENT
-    memory = raw[start : start + nbytes]
+    memory = _empty_on_device(spec, order)
     run = memory.view(_CARRIERS[spec.dtype])
     run.as_strided(order.shape, order.strides, run.storage_offset()).copy_(torch.from_numpy(data.reshape(order.shape)))
     return memory
+
+
+def _empty_on_device(spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    nbytes = order.span * spec.itemsize
+    raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
+    start = (spec.alignment - raw.data_ptr()) % ALIGNMENT
+    return raw[start : start + nbytes]

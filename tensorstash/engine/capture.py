@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tensorstash.buffers import Array
-from tensorstash.engine.pipeline import Pipeline, Stored
+from tensorstash.engine.passage import Passage
+from tensorstash.engine.pipeline import Stored
 from tensorstash.engine.stats import Ledger
 from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError
 from tensorstash.protocols import Backend
@@ -21,7 +21,7 @@ class Capture:
     Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
 
     Args:
-        pipeline: how the bytes are encoded, and where they go.
+        passage: how the bytes are encoded, and where they go.
         backend: the framework's adapter.
         source: an alias of the saved tensor, part of no graph.
         spec: the source's spec.
@@ -38,20 +38,20 @@ class Capture:
         "_stored",
         "_version",
         "_witness",
-        "pipeline",
+        "passage",
         "spec",
     )
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        passage: Passage[Any],
         backend: Backend[Any],
         source: Any,
         spec: TensorSpec,
         version: int,
         ledger: Ledger,
     ) -> None:
-        self.pipeline = pipeline
+        self.passage = passage
         self._backend = backend
         self._source = source
         self.spec = spec
@@ -82,17 +82,17 @@ class Capture:
     def _keep_bytes(self, source: Any) -> bool:
         """Return whether the bytes are in the store; False if the source itself is the best place for them."""
         witness = self._backend.witness(source)
-        stored = self.pipeline.encode(self._backend.to_host(source, self.spec).wait())
+        stored = self.passage.encode(source, self.spec)
         if stored is None:
             return False
         try:
             self.check(source)
         except BaseException:
-            self.pipeline.delete(stored)
+            self.passage.delete(stored)
             raise
         self._witness = witness
         self._stored = stored
-        self._ledger.stored(self.pipeline.tier, stored.nbytes)
+        self._ledger.stored(self.passage.tier, stored.nbytes)
         return True
 
     @property
@@ -140,19 +140,19 @@ class Capture:
         if witness is not None and self._backend.version(witness) == self._version:
             self._witness = None
 
-    def decode(self) -> Array:
-        """Return the elements in memory order; writable if the array is private to the caller.
+    def decode(self) -> Any:
+        """Return what the passage rebuilds tensors from; writable if it is an array that is private to the caller.
 
         Raises:
             StashError: the bytes could not be loaded or decoded.
         """
         assert self._stored is not None, "asked to decode what was never stored"
-        return self.pipeline.decode(self._stored)
+        return self.passage.decode(self._stored)
 
     def __del__(self) -> None:
         if self._stored is not None:
-            self.pipeline.delete(self._stored)
-            self._ledger.released(self.pipeline.tier, self._stored.nbytes)
+            self.passage.delete(self._stored)
+            self._ledger.released(self.passage.tier, self._stored.nbytes)
 
 
 def modified(backend: Backend[Any], tensor: Any, version: int, expected: int) -> SavedTensorModifiedError:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from tensorstash.buffers import Array, borrowed
 from tensorstash.engine.capture import modified
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.state import SessionState
@@ -67,15 +66,12 @@ class Stashed:
         if source is not None:
             state.ledger.forwarded()
             return self._forward(source)
-        return self._rebuild(self._payload.load())
+        return self._payload.capture.passage.rebuild(self._payload.load(), self._spec)
 
     def _forward(self, source: Any) -> Any:
         capture, backend = self._payload.capture, self._state.backend
         if self._spec == capture.spec and not backend.backward_writes:
             return source
-        tensor = self._rebuild(borrowed(backend.to_host(source, capture.spec).wait()))
+        tensor = capture.passage.copy(source, capture.spec, self._spec)
         capture.check(source)
         return tensor
-
-    def _rebuild(self, data: Array) -> Any:
-        return self._state.backend.from_host(data.reshape(self._spec.dense().shape), self._spec)

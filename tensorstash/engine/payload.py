@@ -4,14 +4,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 from weakref import ref
 
-from tensorstash.buffers import Array, borrowed
+from tensorstash.buffers import borrowed
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
 from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
 
-Submit = Callable[[Callable[[], Array]], Future[Array]]
+Submit = Callable[[Callable[[], Any]], Future[Any]]
 
 
 class Payload:
@@ -47,20 +48,20 @@ class Payload:
         self._ahead = ahead
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._loading: Future[Array] | None = None
-        self._data: Array | None = None
+        self._loading: Future[Any] | None = None
+        self._data: Any = None
         self._holds = False
         self._uses = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the content, before encoding."""
-        return self.capture.pipeline.spec.nbytes
+        return self.capture.passage.spec.nbytes
 
     @property
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
-        return self.capture.is_stored and not self._holds and self.capture.pipeline.is_costly
+        return self.capture.is_stored and not self._holds and self.capture.passage.is_costly
 
     def read_ahead(self, submit: Submit) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
@@ -73,8 +74,8 @@ class Payload:
                 self._loading = submit(partial(_decode, ref(self.capture)))
         return True
 
-    def load(self) -> Array:
-        """Return the elements in memory order; writable only if nobody else needs them.
+    def load(self) -> Any:
+        """Return what the passage rebuilds tensors from; writable only if nobody else needs it.
 
         Raises:
             SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
@@ -94,13 +95,13 @@ class Payload:
             raise
         return self._hand_out(data)
 
-    def _result(self, loading: Future[Array]) -> Array:
+    def _result(self, loading: Future[Any]) -> Any:
         try:
             failure = loading.exception(self._timeout_s)
         except TimeoutError as error:
             self._loading = loading  # still under way, and still in the budget
             raise StoreError(
-                f"{self.capture.pipeline.store_place}: reading {self.nbytes} bytes took longer than "
+                f"{self.capture.passage.store_place}: reading {self.nbytes} bytes took longer than "
                 f"{self._timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             ) from error
         if isinstance(failure, TensorStashError):
@@ -108,11 +109,16 @@ class Payload:
             raise failure.again()
         return loading.result()
 
-    def _hand_out(self, data: Array) -> Array:
+    def _hand_out(self, data: Any) -> Any:
         with self._lock:
             self._uses += 1
             needed = self._uses % self.users != 0
-            if needed and (self._holds or self._ahead.try_acquire(self.nbytes)):
+            # What stays on its device is at hand as it is.
+            if (
+                needed
+                and self.capture.passage.tier != "device"
+                and (self._holds or self._ahead.try_acquire(self.nbytes))
+            ):
                 self._data, self._holds = data, True
                 return borrowed(data)
         self._let_go()
@@ -130,7 +136,7 @@ class Payload:
             self._ahead.drop(self.nbytes)
 
 
-def _decode(capture: ref[Capture]) -> Array:
+def _decode(capture: ref[Capture]) -> Any:
     wanted = capture()
     if wanted is None:
         raise SlotGoneError("the graph that needed this payload was dropped before it was read")

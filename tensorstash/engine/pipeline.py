@@ -1,6 +1,6 @@
 """One plan for one kind of tensor, run both ways: codecs in order and into the store, and back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -32,14 +32,15 @@ class Stored:
 
 
 class Pipeline:
-    """Encodes dense payloads of one spec into one store, and decodes them. Thread-safe, holds no payload.
+    """What of a plan runs on the host: encodes arrays of one spec into one store, and decodes them. Thread-safe.
 
     Args:
-        plan: codecs to run; its store is ``config``, or memory where the plan names none.
-        spec: the tensor's spec; payloads have ``spec.dense()``.
+        plan: codecs to run here.
+        spec: of the arrays; of what the last kernel returns where some codecs have run on the device.
         config: what ``store`` was opened from.
         store: the live store.
         ledger: where stages are counted.
+        places: a name for each codec in messages, and for the store.
     """
 
     __slots__ = (
@@ -50,32 +51,33 @@ class Pipeline:
         "is_costly",
         "plan",
         "result",
-        "spec",
         "store",
         "store_place",
         "tier",
     )
 
-    def __init__(self, plan: Plan, spec: TensorSpec, config: StoreConfig, store: Store, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        spec: TensorSpec,
+        config: StoreConfig,
+        store: Store,
+        ledger: Ledger,
+        places: Sequence[str],
+    ) -> None:
         self.plan = plan
-        self.spec = spec.dense()
         self.store = store
         self.tier = config.tier
         self._trusts_store = getattr(store, "verifies", False)
         self.is_costly = bool(plan.codecs) or config.tier != "memory"
         self._ledger = ledger
         steps: list[tuple[Codec, TensorSpec]] = []
-        current = self.spec
         for codec in plan.codecs:
-            steps.append((codec, current))
-            current = codec.encoded_spec(current)
+            steps.append((codec, spec))
+            spec = codec.encoded_spec(spec)
         self._steps = tuple(steps)
-        self.result = current
-        stages = len(steps) + 1
-        self._places = tuple(
-            f"stage {i} of {stages} ({codec!r}), tensor {spec}" for i, (codec, _) in enumerate(steps, start=1)
-        )
-        self.store_place = f"stage {stages} of {stages} ({config!r}), tensor {spec}"
+        self.result = spec
+        *self._places, self.store_place = places
 
     def encode(self, data: Array) -> Stored | None:
         """Run the codecs and put the result into the store.

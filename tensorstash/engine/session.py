@@ -15,8 +15,8 @@ from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
 from tensorstash.engine.handle import Handle, Stashed, kept
 from tensorstash.engine.limits import Limits
+from tensorstash.engine.passage import Passage
 from tensorstash.engine.payload import Payload
-from tensorstash.engine.pipeline import Pipeline
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import MOST_NOTES, Ledger, Stats
 from tensorstash.engine.tape import Tape
@@ -81,7 +81,7 @@ class Session(Generic[T]):
         for plan in alternatives:
             if not plan.keeps:
                 self._store(plan.store or Memory())
-        self._remembered: dict[TensorSpec | tuple[str, TensorSpec], Pipeline | str] = {}
+        self._remembered: dict[TensorSpec | tuple[str, TensorSpec], Passage[T] | str] = {}
 
     @contextmanager
     def scope(self) -> Iterator["Session[T]"]:
@@ -135,7 +135,7 @@ class Session(Generic[T]):
         elif self._only_keeps:
             reason = "policy"
         else:
-            plan = self._keep_reason(tensor) or self._pipeline(spec := self._spec(tensor))
+            plan = self._keep_reason(tensor) or self._passage(spec := self._spec(tensor))
             if not isinstance(plan, str):
                 return self._stash(tensor, nbytes, spec, plan)
             reason = plan
@@ -145,17 +145,17 @@ class Session(Generic[T]):
             self._state.ledger.settle()
         return partial(kept, self._state, self._alias(tensor), self._version(tensor))
 
-    def _stash(self, tensor: T, nbytes: int, spec: TensorSpec, pipeline: Pipeline) -> Stashed:
+    def _stash(self, tensor: T, nbytes: int, spec: TensorSpec, passage: Passage[T]) -> Stashed:
         state = self._state
         version = self.backend.version(tensor)
-        content = self._content(tensor, spec, version, pipeline)
+        content = self._content(tensor, spec, version, passage)
         with self._lock:
             tape = self._current_tape()
             payload = tape.find(content)
             is_new = payload is None
             if payload is None:
                 source = self.backend.detached(tensor)
-                capture = Capture(pipeline, self.backend, source, spec, version, state.ledger)
+                capture = Capture(passage, self.backend, source, spec, version, state.ledger)
                 payload = Payload(capture, state.ahead.budget, self.limits.timeout_s)
                 tape.add(content, payload)
             payload.users += 1
@@ -184,13 +184,13 @@ class Session(Generic[T]):
             return
         if not self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s):
             raise StoreError(
-                f"{payload.capture.pipeline.store_place}: {self._in_flight.used} bytes have been on their way into the "
+                f"{payload.capture.passage.store_place}: {self._in_flight.used} bytes have been on their way into the "
                 f"store for {self.limits.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         # Weakly: a handle that is dropped before its turn takes its work with it.
         self._writers.submit(partial(_capture, ref(payload), nbytes, self._in_flight))
 
-    def _pipeline(self, spec: TensorSpec) -> Pipeline | str:
+    def _passage(self, spec: TensorSpec) -> Passage[T] | str:
         module = self._modules.name
         key = (module, spec) if module else spec
         known = self._remembered.get(key)
@@ -200,13 +200,13 @@ class Session(Generic[T]):
             known = self._remembered[key] = self._plan(spec.inside(module) if module else spec)
         return known
 
-    def _plan(self, spec: TensorSpec) -> Pipeline | str:
+    def _plan(self, spec: TensorSpec) -> Passage[T] | str:
         plan = self.policy.plan(spec)
         if plan.keeps:
             return plan.reason or "policy"
         config = plan.store or Memory()
         self._frees_host_memory |= spec.device == "cpu"
-        return Pipeline(plan, spec, config, self._store(config), self._state.ledger)
+        return Passage(plan, spec, self.backend, config, self._store(config), self._state.ledger)
 
     def _store(self, config: StoreConfig) -> Store:
         store = self._stores.get(config)
@@ -214,9 +214,9 @@ class Session(Generic[T]):
             store = self._stores[config] = config.open()
         return store
 
-    def _content(self, tensor: T, spec: TensorSpec, version: int, pipeline: Pipeline) -> Hashable:
+    def _content(self, tensor: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Hashable:
         token, start = self.backend.storage(tensor)
-        return token, start, memory_block(spec.shape, spec.strides), spec.dtype, version, pipeline.plan
+        return token, start, memory_block(spec.shape, spec.strides), spec.dtype, version, passage.plan
 
 
 def _capture(payload: ref[Payload], nbytes: int, in_flight: ByteBudget) -> None:

@@ -37,7 +37,7 @@ class Tape:
         payload.index = len(self._payloads)
         known = self._contents[content] = ref(payload)
         self._payloads.append(known)
-        self.signature = hash((self.signature, payload.capture.pipeline.spec))
+        self.signature = hash((self.signature, payload.capture.passage.spec))
 
     def payloads(self) -> Iterator[Payload]:
         """Give the payloads that are live."""

@@ -1,0 +1,187 @@
+"""Codecs that run where the tensor is: the same meaning, a small crossing, and payloads that stay on their device."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gates import Gated
+
+import tensorstash as ts
+import tensorstash.reference as ref
+from tensorstash.backends.reference import ReferenceBackend
+from tensorstash.backends.reference_kernels import NumpyKernel
+from tensorstash.engine.session import Session
+from tensorstash.errors import CodecError
+from tensorstash.policies import Encode, StoreIn
+from tensorstash.testing.faults import FaultyCodec
+from tensorstash.testing.harness import AT_ONCE, reference_counting_only
+
+SIM = ref.memory("sim:0")
+N = 1024
+POLICIES = {
+    "stays": ts.Quantize(bits=4),
+    "memory": ts.Quantize(bits=4) | ts.CpuOffload(),
+    "cast": ts.Cast("bfloat16") | ts.CpuOffload(),
+    "two kernels": ts.Cast("bfloat16") | ts.Quantize(bits=8),
+    "compressed": ts.Quantize(bits=4) | ts.Compress(),
+}
+
+
+class HostOnly(ReferenceBackend):
+    """A backend without kernels."""
+
+    def kernel(self, codec: Any, spec: Any) -> None:
+        return None
+
+
+class WithKernel(ReferenceBackend):
+    """A backend that also has kernels for the codecs of the tests."""
+
+    def kernel(self, codec: Any, spec: Any) -> Any:
+        return NumpyKernel(codec, spec) if spec.device != "cpu" else None
+
+
+def session(policy: Any, backend: Any = None, limits: ts.Limits = ts.Limits()) -> Session[Any]:  # noqa: B008
+    return Session(policy, backend or ReferenceBackend(), min_bytes=0, limits=limits)
+
+
+def leaf() -> Any:
+    values = np.random.default_rng(3).standard_normal((8, N // 8)).astype(np.float32)
+    return ref.tensor(values, device="sim:0", requires_grad=True)
+
+
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("limits", [ts.Limits(), AT_ONCE], ids=["workers", "at once"])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_kernels_give_the_gradients_of_the_codecs_they_stand_for(policy: Any, limits: ts.Limits, view: bool) -> None:
+    on_host, on_device = session(policy, HostOnly(), limits), session(policy, None, limits)
+    gradients = []
+    for one in (on_host, on_device):
+        with one.scope():
+            x = leaf()
+            y = x * 1.0
+            loss = ((y.swap_last() if view else y) ** 2.0).exp().tanh().sum()
+        one.drain()
+        loss.backward()
+        gradients.append(x.grad.host_bits())
+    assert np.array_equal(*gradients)
+
+
+def test_a_payload_that_stays_is_counted_and_freed_by_reference_counting() -> None:
+    with reference_counting_only():
+        before = SIM.allocated_bytes
+        x = leaf()
+        here = session(ts.Quantize(bits=8))
+        with here.scope():
+            loss = (x * 1.0).exp().exp().sum()
+        here.drain()
+        stats = here.stats()
+        assert set(stats.stored) == {"device"}
+        assert stats.stored["device"].tensors == 2
+        assert stats.live.nbytes == SIM.allocated_bytes - before - x.nbytes - loss.nbytes
+        assert stats.live.nbytes < 2 * 1.2 * N
+        assert set(stats.stages) == {"affine"}
+        del loss
+        assert here.stats().live.tensors == 0
+        assert SIM.allocated_bytes == before + x.nbytes
+
+
+def test_a_payload_that_stays_answers_any_number_of_requests_with_private_memory() -> None:
+    here = session(ts.Quantize(bits=8))
+    tensor = leaf() * 1.0
+    with here.scope():
+        handle, twin = here.pack(tensor), here.pack(tensor)
+    here.drain()
+    first = handle()
+    bits = first.host_bits()
+    with ref.no_grad():
+        first.mul_(0.0)
+    for again in (handle, twin, handle):
+        assert np.array_equal(again().host_bits(), bits)
+
+
+@pytest.mark.parametrize("name", ["memory", "compressed"])
+def test_only_the_small_payload_crosses(name: str) -> None:
+    here = session(POLICIES[name])
+    with here.scope():
+        handle = here.pack(leaf() * 1.0)
+    here.drain()
+    stats = here.stats()
+    after_kernel = stats.stages["affine"].bytes_out
+    assert stats.stages["affine"].bytes_in == 4 * N
+    assert after_kernel < 4 * N / 6
+    behind = stats.stages["memory" if name == "memory" else "lossless"]
+    assert behind.bytes_in == after_kernel
+    handle()
+    assert here.stats().stages["affine"].loads == 1
+
+
+@pytest.mark.parametrize(
+    "fault", ["encode_error", "encode_wrong_size", "encode_wrong_dtype", "decode_error", "decode_wrong_size"]
+)
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_kernel_that_fails_ends_in_an_error_that_names_it(fault: Any, stored: bool) -> None:
+    policy = Encode(FaultyCodec(fault=fault)) | (StoreIn(Gated()) if stored else ts.Keep())
+    here = session(policy, WithKernel())
+    of = 2
+    with here.scope():
+        handle = here.pack(leaf() * 1.0)
+    here.drain()
+    verb = fault.partition("_")[0]
+    with pytest.raises(CodecError, match=rf"stage 1 of {of} \(FaultyCodec.*tensor float32\(8, 128\) on sim:0: {verb}"):
+        handle()
+
+
+def test_a_kernel_that_returns_no_tensor_ends_in_an_error_that_names_it() -> None:
+    class NoTensor:
+        def encode(self, dense: Any) -> Any:
+            return dense.host_bits()
+
+    class Backend(ReferenceBackend):
+        def kernel(self, codec: Any, spec: Any) -> Any:
+            return NoTensor()
+
+    here = session(ts.Quantize(), Backend(), AT_ONCE)
+    with here.scope(), pytest.raises(CodecError, match=r"stage 1 of 2 .*encode returned ndarray, expected a tensor"):
+        here.pack(leaf() * 1.0)
+
+
+def test_in_host_memory_the_payload_goes_to_the_memory_store_without_a_copy() -> None:
+    class Backend(ReferenceBackend):
+        def kernel(self, codec: Any, spec: Any) -> Any:
+            return Remembering(NumpyKernel(codec, spec))
+
+    class Remembering:
+        def __init__(self, kernel: Any) -> None:
+            self.decode = kernel.decode
+            self._encode = kernel.encode
+
+        def encode(self, dense: Any) -> Any:
+            payload = self._encode(dense)
+            made.append(payload.data_ptr())
+            return payload
+
+    made: list[int] = []
+    here = session(ts.Quantize(), Backend(), AT_ONCE)
+    x = leaf().to("cpu").detach()
+    with here.scope():
+        handle = here.pack(x)
+    (store,) = here._stores.values()
+    (array,) = store._arrays.values()
+    assert array.ctypes.data == made[0]
+    assert set(here.stats().stored) == {"memory"}
+    spec = here.backend.spec(x)
+    assert np.all(np.abs(handle().numpy() - x.numpy()) <= ts.codecs.Affine().error_bound(x.numpy(), spec))
+
+
+def test_a_request_before_the_kernels_have_run_gets_the_source() -> None:
+    gate = Gated()
+    gate.puts.clear()
+    here = session(ts.Quantize(bits=2) | StoreIn(gate), None, ts.Limits(timeout_s=60))
+    tensor = leaf() * 1.0
+    with here.scope():
+        handle = here.pack(tensor)
+    assert np.array_equal(handle().host_bits(), tensor.host_bits())
+    gate.puts.set()
+    here.drain()
+    assert not np.array_equal(handle().host_bits(), tensor.host_bits())
