@@ -9,6 +9,7 @@ from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.bits import pack_codes, packed_nbytes, unpack_codes
 from tensorstash.codecs.floats import FORMATS, narrow, widen
 from tensorstash.codecs.groups import Groups
+from tensorstash.codecs.noise import seed_word
 from tensorstash.codecs.payload import (
     HEADER_NBYTES,
     Header,
@@ -42,8 +43,9 @@ class Affine:
     stored as they are and come back bit for bit. Payloads are at most 16 bytes larger than the data.
 
     Stochastic rounding rounds x up with the probability of its distance from the lower code, so that the expectation
-    is x to within 2**-12 of a scale. The random bits are a function of ``seed``, the number of elements and the
-    extremes of the groups: the same tensor has the same payload, and no generator of the user is touched.
+    is x to within 2**-12 of a scale. The random bits are a function of ``seed``, the place of the element and the
+    extremes of its group: the same tensor has the same payload on every device, and no generator of the user is
+    touched.
 
     Payload: header (mode 0 plain, 1 coded; param bits, count elements), then the bytes; or the scale of every group,
     NaN for a group stored as it is, the lows of the groups, the codes (first in the lowest bits), and the elements of
@@ -106,7 +108,7 @@ class Affine:
         Header(MAGIC, _CODED, self.bits, spec.numel).write(payload)
         scale, low, packed = split_sections(self, payload[HEADER_NBYTES:], *sizes)
         scales, lows = scale.view(arithmetic.dtype), low.view(arithmetic.dtype)
-        seed = (self.seed, spec.numel) if self.rounding == "stochastic" else None
+        seed = seed_word(self.seed) if self.rounding == "stochastic" else None
         quantizer = Quantizer(self.bits, groups.longest, arithmetic, seed)
         whole: list[Array] = []
         with np.errstate(all="ignore"):

@@ -1,13 +1,13 @@
 """The arithmetic of affine quantization, on one run of groups at a time."""
 
 from dataclasses import dataclass
-from zlib import crc32
 
 import numpy as np
 
 from tensorstash.buffers import Array
 from tensorstash.codecs.floats import FloatFormat
 from tensorstash.codecs.groups import Run, extremes
+from tensorstash.codecs.noise import group_keys, noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +69,20 @@ class Grid:
 
 
 class Quantizer:
-    """The memory, and the random generator, of one call.
+    """The memory of one call.
 
     Args:
         bits: of a code.
         longest: elements of the longest run.
-        seed: of stochastic rounding; None for rounding to nearest.
+        seed: word of :func:`~tensorstash.codecs.noise.seed_word` for stochastic rounding; None for rounding to nearest.
     """
 
-    def __init__(self, bits: int, longest: int, arithmetic: Arithmetic, seed: tuple[int, ...] | None) -> None:
+    def __init__(self, bits: int, longest: int, arithmetic: Arithmetic, seed: int | None) -> None:
         self._levels = 2**bits - 1
         self._arithmetic = arithmetic
         self._work = np.empty((2, longest), arithmetic.dtype)
         self._codes = np.empty(longest, np.uint8)
-        self._random = None if seed is None else np.random.PCG64DXSM(seed)
+        self._seed = seed
 
     def quantize(self, values: Array, run: Run) -> tuple[Grid, Array]:
         """Return the grids and the codes of a run; the codes are overwritten by the next call."""
@@ -92,7 +92,7 @@ class Quantizer:
         codes = self._codes[: run.length]
         run.spread(grid.low, work)
         np.subtract(values, work, out=work)
-        if self._random is None:
+        if self._seed is None:
             run.spread(grid.inverse, factor)
             work *= factor
             work += values.dtype.type(self._arithmetic.magic)
@@ -104,7 +104,7 @@ class Quantizer:
             work *= factor
             fixed = factor.view(f"i{work.itemsize}")
             np.copyto(fixed, work, casting="unsafe")
-            fixed += self._noise(grid, run.length)
+            fixed += noise(group_keys(grid.low, grid.scale, self._seed), run)
             fixed >>= 16
             np.copyto(codes, fixed, casting="unsafe")
         if grid.unusable is not None:
@@ -121,15 +121,6 @@ class Quantizer:
         run.spread(low, factor)
         work += factor
         return work
-
-    def _noise(self, grid: Grid, count: int) -> Array:
-        assert self._random is not None
-        # The place in the random sequence depends on what has been quantized so far, so that two tensors, or one
-        # tensor at two steps, are not rounded by the same bits; jumping costs less than a microsecond.
-        self._random.advance(crc32(grid.low.data, crc32(grid.scale.data)))
-        words = self._random.random_raw(-(-count // 4))
-        noise: Array = words.astype("<u8", copy=False).view("<u2")[:count]
-        return noise
 
 
 def error_bounds(
