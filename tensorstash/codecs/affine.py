@@ -24,7 +24,7 @@ from tensorstash.codecs.payload import (
 from tensorstash.codecs.quantizer import Arithmetic, Quantizer, error_bounds
 from tensorstash.codecs.settings import check_choice, check_integer
 from tensorstash.protocols import CodecKind
-from tensorstash.spec import TensorSpec, opaque_bytes
+from tensorstash.spec import TensorSpec
 
 MAGIC = b"AFF1"
 _PLAIN, _CODED = 0, 1
@@ -39,17 +39,21 @@ class Affine:
     dimension, the last of a row shorter. A group from ``low`` to ``high`` has ``scale = (high - low) / (2**bits - 1)``;
     element x becomes the code ``round((x - low) / scale)`` and comes back as ``low + code * scale``, computed in
     ``float32`` (``float64`` for ``float64``) and rounded to the dtype of the tensor. Constant groups come back equal;
-    the sign of a zero is lost. Groups that hold a NaN or an infinity, or whose range would overflow or underflow, are
-    stored as they are and come back bit for bit. Payloads are at most 16 bytes larger than the data.
+    the sign of a zero is lost. NaNs and infinities come back as such: a group that holds one gives up its last three
+    codes for them, which leaves a single code, for the middle of its range, where there are four. What is beyond
+    2**126 comes back as that, and a range below 2**-100 as its lower end (``float64``: 2**1022 and 2**-1000).
+
+    The size of a payload is a function of the spec alone, so that a device can make one without being waited for; it is
+    at most 16 bytes more than that of the data.
 
     Stochastic rounding rounds x up with the probability of its distance from the lower code, so that the expectation
     is x to within 2**-12 of a scale. The random bits are a function of ``seed``, the place of the element and the
     extremes of its group: the same tensor has the same payload on every device, and no generator of the user is
     touched.
 
-    Payload: header (mode 0 plain, 1 coded; param bits, count elements), then the bytes; or the scale of every group,
-    NaN for a group stored as it is, the lows of the groups, the codes (first in the lowest bits), and the elements of
-    the groups stored as they are.
+    Payload: header (mode 0 plain, 1 coded; param bits, count elements), then the bytes, where coding saves nothing; or
+    the scale of every group, its sign bit set where codes are given up, the lows of the groups, and the codes, first in
+    the lowest bits.
 
     Args:
         bits: 2, 4 or 8 per element.
@@ -87,8 +91,10 @@ class Affine:
         return spec.dtype in _DTYPES
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return a run of bytes, whose length depends on what the tensor holds."""
-        return opaque_bytes(spec)
+        """Return a run of bytes."""
+        coded = sum(self._sizes(Groups.of(spec.shape, self.group_size), spec))
+        nbytes = HEADER_NBYTES + min(coded, spec.nbytes)
+        return TensorSpec((nbytes,), (1,), 0, "uint8", spec.device, module=spec.module)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the payload in fresh memory.
@@ -101,29 +107,21 @@ class Affine:
         groups = Groups.of(spec.shape, self.group_size)
         arithmetic = Arithmetic.of(spec.dtype)
         sizes = self._sizes(groups, spec)
-        plain = Header(MAGIC, _PLAIN, self.bits, spec.numel)
         if sum(sizes) >= spec.nbytes:
-            return plain_payload(plain, data)
+            return plain_payload(Header(MAGIC, _PLAIN, self.bits, spec.numel), data)
         payload = aligned_empty(HEADER_NBYTES + sum(sizes))
         Header(MAGIC, _CODED, self.bits, spec.numel).write(payload)
         scale, low, packed = split_sections(self, payload[HEADER_NBYTES:], *sizes)
         scales, lows = scale.view(arithmetic.dtype), low.view(arithmetic.dtype)
         seed = seed_word(self.seed) if self.rounding == "stochastic" else None
         quantizer = Quantizer(self.bits, groups.longest, arithmetic, seed)
-        whole: list[Array] = []
         with np.errstate(all="ignore"):
             for run in groups.runs():
                 source = flat[run.elements]
                 grid, codes = quantizer.quantize(_widened(source, spec), run)
                 scales[run.groups], lows[run.groups] = grid.scale, grid.low
                 pack_codes(codes, self.bits, packed, run.start)
-                if grid.unusable is not None:
-                    whole.append(as_bytes(source[np.repeat(grid.unusable, run.sizes)]))
-        if not whole:
-            return payload
-        if sum(sizes) + sum(part.size for part in whole) >= spec.nbytes:
-            return plain_payload(plain, data)
-        return np.concatenate([payload, *whole])
+        return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the elements in fresh memory.
@@ -143,7 +141,7 @@ class Affine:
         groups = Groups.of(spec.shape, self.group_size)
         arithmetic = Arithmetic.of(spec.dtype)
         sizes = self._sizes(groups, spec)
-        scale, low, packed, rest = split_sections(self, body, *sizes, max(body.size - sum(sizes), 0))
+        scale, low, packed = split_sections(self, body, *sizes)
         scales, lows = scale.view(arithmetic.dtype), low.view(arithmetic.dtype)
         quantizer = Quantizer(self.bits, groups.longest, arithmetic, None)
         flat = array.reshape(-1)
@@ -153,17 +151,12 @@ class Affine:
                 values = quantizer.dequantize(codes, scales[run.groups], lows[run.groups], run)
                 target = flat[run.elements]
                 target[:] = narrow(values, spec.dtype) if spec.dtype in FORMATS else values
-                kept = np.isnan(scales[run.groups])
-                if kept.any():
-                    rest = self._put_kept(rest, target, np.repeat(kept, run.sizes))
-        if rest.size:
-            raise damaged(self, f"{rest.size} bytes too many")
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the largest absolute error of each element: half a scale to nearest, one in stochastic rounding.
 
-        On top comes what the arithmetic and the dtype of the result lose; 0 for groups that come back exactly.
+        On top comes what the arithmetic and the dtype of the result lose; 0 for constant groups, NaNs and infinities.
 
         Raises:
             CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
@@ -175,20 +168,12 @@ class Affine:
         with np.errstate(all="ignore"):
             for run in Groups.of(spec.shape, self.group_size).runs():
                 values = _widened(flat[run.elements], spec)
-                bounds = error_bounds(values, run.starts, self.bits, share, arithmetic, FORMATS.get(spec.dtype))
-                bound[run.elements] = np.repeat(bounds, run.sizes)
+                bound[run.elements] = error_bounds(values, run, self.bits, share, arithmetic, FORMATS.get(spec.dtype))
         return bound.reshape(spec.shape)
 
     def _sizes(self, groups: Groups, spec: TensorSpec) -> tuple[int, int, int]:
         table_nbytes = groups.count * np.dtype(Arithmetic.of(spec.dtype).dtype).itemsize
         return table_nbytes, table_nbytes, packed_nbytes(spec.numel, self.bits)
-
-    def _put_kept(self, rest: Array, target: Array, kept: Array) -> Array:
-        nbytes = int(np.count_nonzero(kept)) * target.itemsize
-        if rest.size < nbytes:
-            raise damaged(self, f"{nbytes - rest.size} bytes of the groups stored as they are do not follow")
-        target[kept] = rest[:nbytes].view(target.dtype)
-        return rest[nbytes:]
 
 
 def _widened(source: Array, spec: TensorSpec) -> Array:

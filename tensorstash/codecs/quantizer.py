@@ -18,10 +18,10 @@ class Arithmetic:
         dtype: its NumPy name.
         roundoff: largest relative error of an operation.
         magic: adding it rounds to a whole number, whose bits are then the lowest of the sum.
-        limit: a group that reaches beyond it, up or down, is stored as it is; its range, or an element rebuilt at the
-            end of the range, could overflow otherwise.
-        least: a group with a smaller range, but for 0, is stored as it is; its scale, or the inverse of it, would
-            not be a normal number otherwise.
+        limit: finite elements beyond it, up or down, become it; the range of a group, or an element rebuilt at the end
+            of the range, could overflow otherwise.
+        least: a group with a smaller range is taken as constant; its scale, or the inverse of it, would not be a
+            normal number otherwise.
     """
 
     dtype: str
@@ -38,34 +38,72 @@ class Arithmetic:
         return cls("float32", 2.0**-24, 1.5 * 2.0**23, 2.0**126, 2.0**-100)
 
 
+SPECIALS = 3
+"""Codes that groups with numbers that are not finite give up, the last ones: minus infinity, infinity and NaN."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers that the elements of each group are rounded to: ``low + code * scale``.
+    """The numbers that the finite elements of each group are rounded to: ``low + code * abs(scale)``.
 
     Args:
-        low: the smallest element; 0 for groups stored as they are.
-        scale: distance of neighbours; 0 for constant groups, NaN for groups stored as they are.
-        inverse: codes per unit; 0 where ``scale`` is not positive.
-        unusable: which groups are stored as they are; None if none is.
+        low: the smallest finite element.
+        scale: distance of neighbours, 0 for constant groups; its sign bit is set where :data:`SPECIALS` are.
+        inverse: codes per unit; 0 where ``scale`` is.
     """
 
     low: Array
     scale: Array
     inverse: Array
-    unusable: Array | None
 
     @classmethod
-    def of(cls, low: Array, high: Array, levels: int, arithmetic: Arithmetic) -> "Grid":
-        """Return the grids of ``levels + 1`` numbers from ``low`` to ``high``, the extremes of each group."""
+    def of(cls, extent: "Extent", bits: int, arithmetic: Arithmetic) -> "Grid":
+        """Return the grids of groups, whose codes reach from the smallest to the largest finite element."""
+        low = extent.low
         number = low.dtype.type
-        span = high - low
-        if low.min() >= -arithmetic.limit and high.max() <= arithmetic.limit and span.min() >= arithmetic.least:
-            return cls(low, span / number(levels), number(levels) / span, None)
-        constant = span == 0
-        unusable = ~((low >= -arithmetic.limit) & (high <= arithmetic.limit) & (constant | (span >= arithmetic.least)))
-        scale = np.where(unusable, number(np.nan), span / number(levels))
-        inverse = np.where(unusable | constant, number(0), number(levels) / span)
-        return cls(np.where(unusable, number(0), low), scale, inverse, unusable if unusable.any() else None)
+        span = extent.high - low
+        levels: Array | np.floating = number(2**bits - 1)
+        if extent.special is not None:
+            levels = np.where(extent.special, levels - number(SPECIALS), levels)
+        scale, inverse = span / levels, levels / span
+        if not span.min() >= arithmetic.least:
+            scale, inverse = (np.where(span >= arithmetic.least, array, number(0)) for array in (scale, inverse))
+        if extent.special is not None:
+            np.negative(scale, out=scale, where=extent.special)
+        return cls(low, scale, inverse)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The smallest and the largest finite element of each group; 0 where there is none.
+
+    Args:
+        special: which groups hold a NaN or an infinity; None if none does.
+        elements: what is rounded in place of the elements: held to the limit, and finite; None if they are that.
+    """
+
+    low: Array
+    high: Array
+    special: Array | None = None
+    elements: Array | None = None
+
+    @classmethod
+    def of(cls, values: Array, run: Run, bits: int, arithmetic: Arithmetic) -> "Extent":
+        """Return the extent of every group of a run."""
+        low, high = extremes(values, run.starts)
+        limit = values.dtype.type(arithmetic.limit)
+        if low.min() >= -limit and high.max() <= limit:
+            return cls(low, high)
+        finite = np.isfinite(values)
+        held = np.clip(values, -limit, limit)
+        low, _ = extremes(np.where(finite, held, np.inf).astype(values.dtype), run.starts)
+        _, high = extremes(np.where(finite, held, -np.inf).astype(values.dtype), run.starts)
+        special = ~np.logical_and.reduceat(finite, run.starts)
+        low[low == np.inf] = high[high == -np.inf] = 0
+        if bits == 2:  # a single code is left
+            middle = low / 2 + high / 2
+            low, high = np.where(special, middle, low), np.where(special, middle, high)
+        return cls(low, high, special, np.where(finite, held, np.repeat(low, run.sizes)))
 
 
 class Quantizer:
@@ -78,7 +116,7 @@ class Quantizer:
     """
 
     def __init__(self, bits: int, longest: int, arithmetic: Arithmetic, seed: int | None) -> None:
-        self._levels = 2**bits - 1
+        self._bits = bits
         self._arithmetic = arithmetic
         self._work = np.empty((2, longest), arithmetic.dtype)
         self._codes = np.empty(longest, np.uint8)
@@ -86,12 +124,13 @@ class Quantizer:
 
     def quantize(self, values: Array, run: Run) -> tuple[Grid, Array]:
         """Return the grids and the codes of a run; the codes are overwritten by the next call."""
-        grid = Grid.of(*extremes(values, run.starts), self._levels, self._arithmetic)
+        extent = Extent.of(values, run, self._bits, self._arithmetic)
+        grid = Grid.of(extent, self._bits, self._arithmetic)
         work: Array = self._work[0, : run.length]
         factor: Array = self._work[1, : run.length]
         codes = self._codes[: run.length]
         run.spread(grid.low, work)
-        np.subtract(values, work, out=work)
+        np.subtract(values if extent.elements is None else extent.elements, work, out=work)
         if self._seed is None:
             run.spread(grid.inverse, factor)
             work *= factor
@@ -107,8 +146,10 @@ class Quantizer:
             fixed += noise(group_keys(grid.low, grid.scale, self._seed), run)
             fixed >>= 16
             np.copyto(codes, fixed, casting="unsafe")
-        if grid.unusable is not None:
-            codes[np.repeat(grid.unusable, run.sizes)] = 0
+        if extent.special is not None and extent.special.any():
+            place = np.flatnonzero(~np.isfinite(values))
+            odd = values[place]
+            codes[place] = 2**self._bits - SPECIALS + (odd > 0) + 2 * np.isnan(odd)
         return grid, codes
 
     def dequantize(self, codes: Array, scale: Array, low: Array, run: Run) -> Array:
@@ -116,17 +157,22 @@ class Quantizer:
         work: Array = self._work[0, : run.length]
         factor: Array = self._work[1, : run.length]
         np.copyto(work, codes)
-        run.spread(scale, factor)
+        run.spread(np.abs(scale), factor)
         work *= factor
         run.spread(low, factor)
         work += factor
+        special = np.signbit(scale)
+        if special.any():
+            first = 2**self._bits - SPECIALS
+            place = np.flatnonzero((codes >= first) & np.repeat(special, run.sizes))
+            work[place] = np.array([-np.inf, np.inf, np.nan])[codes[place] - first]
         return work
 
 
 def error_bounds(
-    values: Array, starts: Array, bits: int, share: float, arithmetic: Arithmetic, narrowed: FloatFormat | None
+    values: Array, run: Run, bits: int, share: float, arithmetic: Arithmetic, narrowed: FloatFormat | None
 ) -> Array:
-    """Return the largest error of each group, in ``float64``.
+    """Return the largest error of each element, in ``float64``.
 
     With R the range, M the largest magnitude and u the roundoff: subtracting, scaling and the inverse lose at most
     4u of R, the scale and its product 4u of R, the last sum u of M; 16u (R + M) covers them and their products. Even
@@ -136,13 +182,17 @@ def error_bounds(
         share: of a scale that rounding to a code can lose: a half to nearest, one in stochastic rounding.
         narrowed: the format that the results are rounded to, if that is not the one that is computed in.
     """
-    low, high = extremes(values, starts)
-    scale = Grid.of(low, high, 2**bits - 1, arithmetic).scale.astype(np.float64)
-    low, high = low.astype(np.float64), high.astype(np.float64)
+    # Of more bits, so that the range is that of the elements where a single code is left.
+    extent = Extent.of(values, run, 8, arithmetic)
+    scale = np.abs(Grid.of(extent, bits, arithmetic).scale).astype(np.float64)
+    low, high = extent.low.astype(np.float64), extent.high.astype(np.float64)
     reach = np.maximum(np.abs(low), np.abs(high))
-    bound = share * scale + 16 * arithmetic.roundoff * (high - low + reach)
+    span = high - low
+    bound = np.where(np.isfinite(scale) & (scale > 0), share * scale, span)
+    bound += 16 * arithmetic.roundoff * (span + reach)
     bound += 10 * float(np.finfo(arithmetic.dtype).tiny)
     if narrowed is not None:
         bound += narrowed.roundoff * (reach + bound) + narrowed.smallest / 2
-    kept: Array = np.where(scale > 0, bound, 0.0)
-    return kept
+    bounds = np.repeat(np.where(span > 0, bound, 0.0), run.sizes)
+    bounds += np.maximum(np.abs(values.astype(np.float64)) - arithmetic.limit, 0)
+    return np.where(np.isfinite(values), bounds, 0.0)
