@@ -101,7 +101,7 @@ class Extent:
         special = ~np.logical_and.reduceat(finite, run.starts)
         low[low == np.inf] = high[high == -np.inf] = 0
         if bits == 2:  # a single code is left
-            middle = low / 2 + high / 2
+            middle = low + (high - low) / 2
             low, high = np.where(special, middle, low), np.where(special, middle, high)
         return cls(low, high, special, np.where(finite, held, np.repeat(low, run.sizes)))
 

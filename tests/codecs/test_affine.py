@@ -94,6 +94,13 @@ def test_specials_come_back_and_their_neighbours_within_the_bound(
     assert (bound[~hit] <= 1.01 * spread + 0.02).all()
 
 
+@pytest.mark.parametrize("number", [0.0, 1e-45, -1.5, 8e37])
+def test_the_only_number_beside_specials_comes_back_exactly(number: float) -> None:
+    data = np.array([number, np.inf, number, -np.inf, np.nan] * 30, np.float32)
+    for bits in (2, 4, 8):
+        np.testing.assert_array_equal(there_and_back(Affine(bits=bits), data, "float32"), data)
+
+
 def test_what_is_beyond_the_limit_becomes_the_limit() -> None:
     data = np.array([-3.4e38, -1.5, 0, 3e38], np.float32)
     back = there_and_back(Affine(bits=8, group_size=4), np.repeat(data, 40).reshape(4, 40), "float32")
