@@ -143,12 +143,20 @@ class Backend(Protocol[T]):
         """Whether ``obj`` is a tensor or a module of this framework."""
         ...
 
-    def hooks(self, pack: Callable[[T], Any], unpack: Callable[[Any], T], /) -> AbstractContextManager[None]:
+    def hooks(
+        self, pack: Callable[[T], Any], unpack: Callable[[Any], T], /, *, trusted: bool = False
+    ) -> AbstractContextManager[None]:
         """Install a pair of hooks for this thread; nests, the innermost pair runs, the outer one is restored.
 
         Hooks run in the state in which the framework calls them; the methods of a backend are indifferent to
         gradient recording and autocast. What ``pack`` returns is opaque to the framework and is dropped as soon as
         backward is done with it.
+
+        Args:
+            pack: a function or a method, as is ``unpack``, if they are trusted.
+            unpack: gives a tensor for what ``pack`` returned.
+            trusted: the pair is the engine's, made from this backend's methods, so that what it does and returns
+                needs no check.
         """
         ...
 

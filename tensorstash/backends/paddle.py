@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from math import prod
-from operator import methodcaller
 from typing import Any, ClassVar
 
 import paddle
@@ -56,20 +55,22 @@ class PaddleBackend:
         self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
         # Called for every saved tensor, so without a frame of Python in between.
         self.keep_reason = Kinds(lambda: _STACK.entries).keep_reason
-        self.version: Callable[[Tensor], int] = methodcaller("_inplace_version")
-        self.detached: Callable[[Tensor], Tensor] = methodcaller("detach")
+        self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
+        self.detached: Callable[[Tensor], Tensor] = Tensor.detach
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a layer of Paddle."""
         return isinstance(obj, (Tensor, Layer))
 
-    def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /) -> AbstractContextManager[None]:
+    def hooks(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False
+    ) -> AbstractContextManager[None]:
         """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.paddle_hooks.HookScope`.
 
-        What ``unpack`` returns is checked, and copied where Paddle would misread its layout; only the engine's pair,
-        which returns what :meth:`alias` and :meth:`from_host` have made, is taken at its word.
+        What ``unpack`` returns is checked, and copied where Paddle would misread its layout, unless the
+        pair is trusted to return what :meth:`alias` and :meth:`from_host` have made.
         """
-        if not str(getattr(pack, "__module__", "")).startswith("tensorstash.engine."):
+        if not trusted:
             pack, unpack = checked(pack, unpack)
         return HookScope(_STACK, without_autocast(pack), without_autocast(unpack))
 

@@ -30,6 +30,7 @@ class Patches:
         self._lock = threading.RLock()
         self._leases = 0
         self._undo: list[tuple[Patch, Any, Any]] = []
+        self._made: dict[Patch, tuple[Any, Any]] = {}
 
     def lease(self) -> "Lease":
         """Put the patches in force until the lease and all others are gone."""
@@ -38,11 +39,17 @@ class Patches:
             if self._leases == 1:
                 for patch in self._patches:
                     inherits = patch.name not in vars(patch.owner)
-                    replacement = patch.replacement(getattr(patch.owner, patch.name))
+                    replacement = self._replacement(patch, getattr(patch.owner, patch.name))
                     original = None if inherits else vars(patch.owner)[patch.name]
                     setattr(patch.owner, patch.name, replacement)
                     self._undo.append((patch, original, replacement))
         return Lease(self._release)
+
+    def _replacement(self, patch: Patch, original: Any) -> Any:
+        known = self._made.get(patch)
+        if known is None or known[0] is not original:
+            known = self._made[patch] = original, patch.replacement(original)
+        return known[1]
 
     def _release(self) -> None:
         with self._lock:

@@ -28,7 +28,7 @@ class ReferenceBackend:
         return isinstance(obj, Tensor | Module)
 
     @contextmanager
-    def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /) -> Any:
+    def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False) -> Any:
         """Install a pair of hooks for this thread; nests, the innermost pair runs.
 
         Raises:

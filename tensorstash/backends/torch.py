@@ -43,9 +43,11 @@ class TorchBackend:
         """Whether ``obj`` is a tensor or a module of PyTorch."""
         return isinstance(obj, (Tensor, Module))
 
-    def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /) -> AbstractContextManager[None]:
+    def hooks(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False
+    ) -> AbstractContextManager[None]:
         """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.torch_hooks.HookScope`."""
-        return HookScope(pack, unpack)
+        return HookScope(pack, unpack, trusted=trusted)
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         """Say why the tensor must be kept as it is, or return None if it can be stashed."""

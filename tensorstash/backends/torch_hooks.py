@@ -41,6 +41,8 @@ class HookScope:
     Args:
         pack: called on this thread.
         unpack: called from whatever thread asks for the tensor.
+        trusted: functions or methods of the engine, which may be marked themselves as what is never compiled; others
+            get a call in between that is.
 
     Raises:
         RuntimeError: entered where ``torch.autograd.graph.disable_saved_tensors_hooks`` is in force; its message.
@@ -49,9 +51,14 @@ class HookScope:
 
     __slots__ = ("_pack", "_unpack")
 
-    def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
-        self._pack = partial(_call, pack)
-        self._unpack = partial(_call, unpack)
+    def __init__(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], *, trusted: bool = False
+    ) -> None:
+        if trusted:
+            _opaque(getattr(pack, "__func__", pack))
+            _opaque(getattr(unpack, "__func__", unpack))
+        self._pack = pack if trusted else partial(_call, pack)
+        self._unpack = unpack if trusted else partial(_call, unpack)
 
     @_opaque
     def __enter__(self) -> None:

@@ -9,31 +9,32 @@ from tensorstash.engine.state import SessionState
 from tensorstash.engine.tape import Tape
 from tensorstash.spec import TensorSpec
 
-Handle = Callable[[], Any]
-"""What ``pack`` returns: gives the saved tensor back, any number of times, from any thread.
+Kept = tuple[SessionState, Any, int]
+"""A tensor that stays as it is: who has kept it, an alias, its in-place version when it was saved.
+
+A bare tuple, since most saved tensors are kept, and each costs one of these."""
+
+Handle = Kept | Callable[[], Any]
+"""What ``pack`` returns: what :func:`restore` makes the saved tensor of, any number of times, from any thread.
 
 The graph owns the handle, and the handle owns its share of a slot.
 """
 
 
-def kept(state: SessionState, alias: Any, version: int) -> Any:
-    """Return a tensor that stays as it is, after the version check that frameworks skip once hooks are set.
-
-    As a ``partial`` this is the handle of such a tensor, the cheapest object that can be one.
-
-    Args:
-        state: of the session that has kept it.
-        alias: what is kept.
-        version: its in-place version when it was saved.
+def restore(handle: Handle) -> Any:
+    """Return a saved tensor, after the version check that frameworks skip once hooks are set.
 
     Raises:
-        SavedTensorModifiedError: it was modified in place since it was saved.
+        SavedTensorModifiedError: it was modified in place since it was saved, or before its bytes were captured.
+        StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
     """
+    if type(handle) is not tuple:
+        return handle()  # type: ignore[operator]
+    state, alias, version = handle
     now = state.version(alias)
     if now != version:
         raise modified(state.backend, alias, now, version)
     state.was_asked = True
-    state.count_unpacked()
     return alias
 
 
@@ -60,7 +61,7 @@ class Stashed:
         """
         state = self._state
         state.was_asked = True
-        state.count_unpacked()
+        state.ledger.unpacked()
         state.ahead.asked(self._tape, self._payload.index)
         source = self._payload.capture.source
         if source is not None:

@@ -5,7 +5,6 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from operator import call
 from typing import Generic, TypeVar
 from weakref import ref
 
@@ -13,7 +12,7 @@ from tensorstash.allocator import returns_memory
 from tensorstash.engine.ahead import ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
-from tensorstash.engine.handle import Handle, Stashed, kept
+from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.passage import Passage
 from tensorstash.engine.payload import Payload
@@ -86,7 +85,7 @@ class Session(Generic[T]):
     @contextmanager
     def scope(self) -> Iterator["Session[T]"]:
         """Install the hooks for this thread until the block ends."""
-        with self.backend.hooks(self.pack, call):
+        with self.backend.hooks(self.pack, self.unpack, trusted=True):
             yield self
 
     @contextmanager
@@ -119,6 +118,8 @@ class Session(Generic[T]):
         for payload in self._tape.payloads():
             payload.capture.settle()
 
+    unpack = staticmethod(restore)
+
     def pack(self, tensor: T) -> Handle:
         """Return the handle that the graph holds in place of ``tensor``.
 
@@ -143,7 +144,7 @@ class Session(Generic[T]):
         notes.append(nbytes)
         if len(notes) > MOST_NOTES:
             self._state.ledger.settle()
-        return partial(kept, self._state, self._alias(tensor), self._version(tensor))
+        return self._state, self._alias(tensor), self._version(tensor)
 
     def _stash(self, tensor: T, nbytes: int, spec: TensorSpec, passage: Passage[T]) -> Stashed:
         state = self._state

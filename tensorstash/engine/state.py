@@ -16,14 +16,13 @@ class SessionState:
         ahead: what reads ahead of backward.
     """
 
-    __slots__ = ("ahead", "backend", "count_unpacked", "ledger", "version", "was_asked")
+    __slots__ = ("ahead", "backend", "ledger", "version", "was_asked")
 
     def __init__(self, backend: Backend[Any], ledger: Ledger, ahead: ReadAhead) -> None:
         self.backend = backend
         self.ledger = ledger
         self.ahead = ahead
-        # Looked up once: these two run for every tensor that is kept.
+        # Looked up once: it runs for every tensor that is kept.
         self.version = backend.version
-        self.count_unpacked = ledger.unpacked
         self.was_asked = False
         """Whether a handle has been restored since this was last set to False."""

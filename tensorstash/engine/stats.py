@@ -67,7 +67,7 @@ class Stats:
         live: payloads that exist now, as bytes after encoding.
         peak_bytes: largest ``live.nbytes`` so far.
         peak_bytes_by_tier: the same for each tier.
-        unpacked: times a kept or stashed tensor was asked for.
+        unpacked: times a stashed tensor was asked for.
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
         advice: what to do so that freed memory leaves the process; empty if it does.
     """

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import combinations, product
 from typing import ClassVar, TypeVar
 
@@ -20,6 +20,8 @@ PROBES: tuple[TensorSpec, ...] = tuple(
 """Tensors that stand for all others when a policy is asked what it can do: every dtype, on the host and elsewhere."""
 
 T = TypeVar("T")
+
+_REMEMBERED_POLICIES = 256
 
 
 class Policy(ABC):
@@ -58,7 +60,7 @@ class Policy(ABC):
 
     def alternatives(self) -> tuple[Plan, ...]:
         """Return every plan the policy can give, without repetition, whatever its selectors answer."""
-        return tuple(dict.fromkeys(plan for probe in PROBES for plan in _outcomes(self, Plan(), probe)))
+        return _alternatives(self)
 
     def __or__(self, other: HookPolicy) -> "Chain":
         return Chain((self, other))
@@ -200,6 +202,12 @@ class _Alternative(Policy):
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
         return append(plan, spec, codecs=self.offered.codecs, store=self.offered.store)
+
+
+@lru_cache(_REMEMBERED_POLICIES)
+def _alternatives(policy: HookPolicy) -> tuple[Plan, ...]:
+    # Asked for by every session, and a training loop may make one per step.
+    return tuple(dict.fromkeys(plan for probe in PROBES for plan in _outcomes(policy, Plan(), probe)))
 
 
 def _choices(policy: HookPolicy) -> tuple[HookPolicy, ...]:

@@ -184,7 +184,7 @@ class CodecSuite:
             data = contents(spec)["any bits"]
             handle = session.pack(lab.tensor(data, spec.dtype))
             session.drain()
-            back = lab.bits(handle())
+            back = lab.bits(session.unpack(handle))
             assert_same_bits(back, self.codec.decode(self.codec.encode(data, spec), spec), f"{spec} through a session")
         assert session.stats().stages[self.codec.name].tensors > 0
 

@@ -118,7 +118,7 @@ class Bounded(Harness):
         with self.scope(StoreIn(Memory(budget=64))) as session:
             handles = [session.pack(lab.tensor(floats(8, seed=n), device=device)) for n in range(2)]
         for n, handle in enumerate(handles):
-            assert_same_bits(lab.bits(handle()), floats(8, seed=n), f"tensor {n}")
+            assert_same_bits(lab.bits(session.unpack(handle)), floats(8, seed=n), f"tensor {n}")
         assert session.stats().peak_bytes == 64
 
     def test_line09_statistics_agree_with_the_store(self, device: str) -> None:
@@ -145,7 +145,7 @@ class Bounded(Harness):
                 session.pack(lab.tensor(floats(32, seed=2), device=device))
             gate.open()
         for n, handle in enumerate(handles):
-            assert_same_bits(lab.bits(handle()), floats(32, seed=n), f"tensor {n}")
+            assert_same_bits(lab.bits(session.unpack(handle)), floats(32, seed=n), f"tensor {n}")
 
     def test_line09_the_forward_waits_and_goes_on_when_bytes_have_left(self, device: str) -> None:
         expected = attention(self.lab, device)
@@ -170,7 +170,7 @@ class Bounded(Harness):
             assert handles, "the budget has room for one payload"
             assert session.stats().peak_bytes_by_tier[tier] <= budget
             for n in range(len(handles)):
-                assert_same_bits(lab.bits(handles[n]()), floats(32, seed=n), f"tensor {n} before the end")
+                assert_same_bits(lab.bits(session.unpack(handles[n])), floats(32, seed=n), f"tensor {n} before the end")
             handles.pop()
             again = session.pack(lab.tensor(floats(32, seed=200), device=device))
-            assert_same_bits(lab.bits(again()), floats(32, seed=200), "a payload in freed room")
+            assert_same_bits(lab.bits(session.unpack(again)), floats(32, seed=200), "a payload in freed room")

@@ -116,7 +116,7 @@ class SameTraining(Harness):
     def _through(self, tensor: Tensor, policy: HookPolicy) -> Array:
         with self.scope(policy) as session:
             handle = session.pack(tensor)
-        return self.lab.bits(handle())
+        return self.lab.bits(session.unpack(handle))
 
 
 class SameTensor(Harness):
@@ -167,12 +167,12 @@ class SameTensor(Harness):
                 bits = lab.bits(source)
                 with self.scope(policy) as session:
                     handle = session.pack(source)
-                first = handle()
-                second = handle()
+                first = session.unpack(handle)
+                second = session.unpack(handle)
                 assert len({lab.address(t) for t in (source, first, second)}) == 3, f"{policy!r}: memory is shared"
                 lab.write_unversioned(first, 7.0)
                 lab.add_(second, 1.0)
-                assert_same_bits(lab.bits(handle()), bits, f"third unpack under {policy!r}")
+                assert_same_bits(lab.bits(session.unpack(handle)), bits, f"third unpack under {policy!r}")
                 assert_same_bits(lab.bits(source), bits, f"the user's tensor under {policy!r}")
 
     def test_line02_only_the_elements_of_a_view_are_stored(self, device: str) -> None:
@@ -181,7 +181,7 @@ class SameTensor(Harness):
         with self.scope(StoreIn(Memory())) as session:
             handle = session.pack(lab.rows(buffer, 100, 110))
         assert session.stats().live.nbytes == 40
-        assert_same_bits(lab.bits(handle()), lab.bits(buffer)[100:110], "ten rows of a thousand")
+        assert_same_bits(lab.bits(session.unpack(handle)), lab.bits(buffer)[100:110], "ten rows of a thousand")
 
     def _flags(self, tensors: Sequence[Tensor]) -> list[bool]:
         return [self.lab.requires_grad(tensor) for tensor in tensors]

@@ -148,7 +148,7 @@ class Ownership(Harness):
                 handle = session.pack(tensor)
             del tensor
             assert died, "a stashed tensor is kept alive besides its payload"
-            assert_same_bits(lab.bits(handle()), floats(32), "the payload of a tensor that is gone")
+            assert_same_bits(lab.bits(session.unpack(handle)), floats(32), "the payload of a tensor that is gone")
 
     @contextmanager
     def _watched(self) -> Iterator[tuple[Tap, Stash]]:

@@ -38,7 +38,7 @@ class OneCopy(Harness):
             handles = [session.pack(view) for view in views]
         assert tap.puts == 1, f"four views of the same elements became {tap.puts} payloads"
         for n, view in enumerate(views):
-            unpacked = handles[n]()
+            unpacked = session.unpack(handles[n])
             assert lab.layout(unpacked) == lab.layout(view)
             assert_same_bits(lab.bits(unpacked), lab.bits(view), f"view of shape {lab.layout(view).shape}")
         while handles:
@@ -54,7 +54,7 @@ class OneCopy(Harness):
         with self.scope(StoreIn(Watched(tap=tap))) as session:
             handles = [session.pack(view) for view in views]
         for view, handle in zip(views, handles, strict=True):
-            assert_same_bits(lab.bits(handle()), lab.bits(view), "part of a tensor")
+            assert_same_bits(lab.bits(session.unpack(handle)), lab.bits(view), "part of a tensor")
         assert tap.puts == 4
 
     def test_line06_a_reused_address_is_another_payload(self, device: str) -> None:
@@ -67,7 +67,7 @@ class OneCopy(Harness):
                 session.drain()
                 del tensor
         for n, handle in enumerate(handles):
-            assert_same_bits(lab.bits(handle()), floats(8, seed=n), f"tensor {n} of 200")
+            assert_same_bits(lab.bits(session.unpack(handle)), floats(8, seed=n), f"tensor {n} of 200")
 
     def test_line06_content_modified_between_two_saves_is_two_payloads(self, device: str) -> None:
         lab = self.lab
@@ -144,7 +144,7 @@ class NeverStashed(Harness):
             handles = [session.pack(lab.tensor(floats(n), device=device)) for n in (15, 16)]
         assert tap.puts == 1, f"of 60 and 64 bytes, {tap.puts} were stashed with min_bytes=64"
         assert [tally.nbytes for reason, tally in session.stats().kept.items() if "min_bytes" in reason] == [60]
-        assert [lab.bits(handle()).size for handle in handles] == [15, 16]
+        assert [lab.bits(session.unpack(handle)).size for handle in handles] == [15, 16]
 
     def test_line07_offloading_to_the_host_keeps_what_is_there(self, device: str) -> None:
         lab = self.lab
@@ -156,14 +156,14 @@ class NeverStashed(Harness):
             assert [reason for reason in stats.kept if "host memory" in reason]
         else:
             assert stats.stashed.tensors == 1
-        assert_same_bits(lab.bits(handle()), floats(4), "an offloaded tensor")
+        assert_same_bits(lab.bits(session.unpack(handle)), floats(4), "an offloaded tensor")
 
     def test_line07_kinds_that_cannot_be_rebuilt_are_kept(self, device: str) -> None:
         for kind, tensor in self.lab.unstashable(device).items():
             tap = Tap()
             with self.scope(StoreIn(Watched(tap=tap))) as session:
                 handle = session.pack(tensor)
-            unpacked = handle()
+            unpacked = session.unpack(handle)
             assert tap.puts == 0, f"a {kind} tensor was stashed"
             assert type(unpacked) is type(tensor), f"a {kind} tensor came back as {type(unpacked).__qualname__}"
             assert all(session.stats().kept), f"{kind}: kept without a reason"
@@ -178,7 +178,7 @@ class NeverStashed(Harness):
             tap = Tap()
             with self.scope(StoreIn(Watched(tap=tap))) as session:
                 handle = session.pack(tensor)
-            unpacked = handle()
+            unpacked = session.unpack(handle)
             assert tap.puts == 0, f"a {reason} of layout {lab.layout(tensor)} was stashed"
             assert any(reason in said for said in session.stats().kept), f"kept: {dict(session.stats().kept)}"
             assert lab.address(unpacked) == lab.address(tensor), f"a kept {reason} came back as a copy"

@@ -17,7 +17,7 @@ from paddle.autograd import saved_tensors_hooks
 import tensorstash as ts
 
 SAVES = 200
-ROUNDS = 60
+ROUNDS = 300
 
 
 def activations(size: int) -> Callable[[], Tensor]:

@@ -3,7 +3,7 @@
 import pkgutil
 import subprocess
 import sys
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
 from textwrap import dedent
 from typing import ClassVar
@@ -143,6 +143,8 @@ def test_missing_library_says_what_to_install():
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_missing_framework_says_what_to_install(framework, monkeypatch):
     monkeypatch.setitem(sys.modules, f"tensorstash.backends.{framework}", None)
+    rows = registry._TABLE["backends"]
+    rows[framework] = replace(rows[framework], loaded=None)
     with pytest.raises(MissingDependencyError, match=rf"pip install tensorstash\[{framework}\]"):
         lookup("backends", framework)
 

@@ -35,7 +35,7 @@ caught_by = partial(note, FAULTS)
 class _LosesErrors(Answering):
     def answer(self, handle: Any, like: Any) -> Any:
         try:
-            return handle()
+            return self.unpack(handle)
         except StashError:
             return reference.zeros(*like)
 
@@ -50,7 +50,7 @@ class AnswersWithZeros(Planted):
 class _Unnamed(Answering):
     def answer(self, handle: Any, like: Any) -> Any:
         try:
-            return handle()
+            return self.unpack(handle)
         except StashError as error:
             raise type(error)("something went wrong") from None
 
@@ -135,7 +135,7 @@ class CountsTwice(Planted):
 class NeverLeaves(Planted):
     class Backend(ReferenceBackend):
         @contextmanager
-        def hooks(self, pack: Any, unpack: Any, /) -> Iterator[None]:
+        def hooks(self, pack: Any, unpack: Any, /, *, trusted: bool = False) -> Iterator[None]:
             hook_stack().append(HookPair(pack, unpack))
             yield
 
@@ -148,7 +148,7 @@ class NeverLeaves(Planted):
 class LeavesOnlyInPeace(Planted):
     class Backend(ReferenceBackend):
         @contextmanager
-        def hooks(self, pack: Any, unpack: Any, /) -> Iterator[None]:
+        def hooks(self, pack: Any, unpack: Any, /, *, trusted: bool = False) -> Iterator[None]:
             hook_stack().append(HookPair(pack, unpack))
             yield
             hook_stack().pop()
@@ -158,7 +158,7 @@ class LeavesOnlyInPeace(Planted):
 class HooksEveryThread(Planted):
     class Backend(ReferenceBackend):
         @contextmanager
-        def hooks(self, pack: Any, unpack: Any, /) -> Iterator[None]:
+        def hooks(self, pack: Any, unpack: Any, /, *, trusted: bool = False) -> Iterator[None]:
             with patch.object(saved, "hook_stack", lambda: [HookPair(pack, unpack)]):
                 yield
 
@@ -262,7 +262,7 @@ class FallsBackToMemory(Planted):
 class PopsWhateverIsOnTop(Planted):
     class Backend(ReferenceBackend):
         @contextmanager
-        def hooks(self, pack: Any, unpack: Any, /) -> Iterator[None]:
+        def hooks(self, pack: Any, unpack: Any, /, *, trusted: bool = False) -> Iterator[None]:
             hook_stack().append(HookPair(pack, unpack))
             try:
                 yield

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import call
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,8 +131,8 @@ class ForgetsConjugation(PlantedTorch):
 @caught_by("test_line02_requires_grad_comes_back_as_the_framework_expects", control=PlantedPaddle)
 class LeavesPyLayersToPaddle(PlantedPaddle):
     class Backend(PaddleBackend):
-        def hooks(self, pack: Any, unpack: Any, /) -> Any:
-            return paddle.autograd.saved_tensors_hooks(pack, unpack)
+        def hooks(self, pack: Any, unpack: Any, /, *, trusted: bool = False) -> Any:
+            return paddle.autograd.saved_tensors_hooks(lambda tensor: partial(unpack, pack(tensor)), call)
 
 
 @caught_by("test_line02_every_unpack_is_fresh_private_and_writable")
@@ -171,7 +172,7 @@ class _Once(Session):
 
     def pack(self, tensor: Any) -> Any:
         handles = [super().pack(tensor)]
-        return lambda: handles.pop()()
+        return lambda: self.unpack(handles.pop())
 
 
 @caught_by(
@@ -189,7 +190,7 @@ class _LastInFirstOut(Session):
 
     def pack(self, tensor: Any) -> Any:
         self._stack = [*getattr(self, "_stack", []), super().pack(tensor)]
-        return lambda: self._stack.pop()()
+        return lambda: self.unpack(self._stack.pop())
 
 
 @caught_by(
@@ -208,7 +209,7 @@ class _OneThread(Answering):
         self._thread = threading.get_ident()
 
     def answer(self, handle: Any, like: Any) -> Any:
-        return handle() if threading.get_ident() == self._thread else reference.zeros(*like)
+        return self.unpack(handle) if threading.get_ident() == self._thread else reference.zeros(*like)
 
 
 @caught_by(
@@ -225,7 +226,7 @@ class _OwnsPayloads(Session):
     def pack(self, tensor: Any) -> Any:
         self._handles = [*getattr(self, "_handles", []), super().pack(tensor)]
         number = len(self._handles) - 1
-        return lambda: self._handles[number]()
+        return lambda: self.unpack(self._handles[number])
 
     @contextmanager
     def scope(self) -> Iterator[Any]:
@@ -268,7 +269,7 @@ class _Waits(Answering):
 
     def answer(self, handle: Any, like: Any) -> Any:
         self.drain()
-        return handle()
+        return self.unpack(handle)
 
 
 @caught_by("test_line04_an_unpack_does_not_wait_for_bytes_on_their_way", raises=(StoreError,))
@@ -294,7 +295,7 @@ class _Poisoned(Answering):
         try:
             if self._error is not None:
                 raise self._error
-            return handle()
+            return self.unpack(handle)
         except TensorStashError as error:
             self._error = error
             raise

@@ -83,7 +83,7 @@ class Answering(Session[Any]):
 
     def answer(self, handle: Any, like: tuple[Any, ...]) -> Any:
         """Give what the graph gets back."""
-        return handle()
+        return self.unpack(handle)
 
 
 @dataclass(frozen=True)
