@@ -37,11 +37,16 @@ class TinyBackend:
     def owns(self, obj: object, /) -> bool:
         return isinstance(obj, Tensor)
 
-    def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /) -> AbstractContextManager[None]:
+    def hooks(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False
+    ) -> AbstractContextManager[None]:
         return saved_hooks(pack, unpack)
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         return "leaf" if tensor.operation is None else None  # leaves stay alive anyway: gradients arrive there
+
+    def most_bytes(self, tensor: Tensor, /) -> int:
+        return self.nbytes(tensor)
 
     def nbytes(self, tensor: Tensor, /) -> int:
         return tensor.memory.array.nbytes

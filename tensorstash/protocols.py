@@ -172,6 +172,14 @@ class Backend(Protocol[T]):
         """Return numel times itemsize; raises RuntimeError where the tensor has no such number."""
         ...
 
+    def most_bytes(self, tensor: T, /) -> int:
+        """Return what :meth:`nbytes` is at most, such as the size of the whole memory, as cheaply as can be; 0 where
+        the tensor has no memory of its own.
+
+        It is asked for every saved tensor, and what is below the session's ``min_bytes`` is asked nothing else.
+        """
+        ...
+
     def spec(self, tensor: T, /) -> TensorSpec:
         """Return the spec; only asked for tensors without a :meth:`keep_reason`. Equal specs may be one object."""
         ...

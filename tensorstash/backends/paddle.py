@@ -56,6 +56,7 @@ class PaddleBackend:
         # Called for every saved tensor, so without a frame of Python in between.
         self.keep_reason = Kinds(lambda: _STACK.entries).keep_reason
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
+        self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
         self.detached: Callable[[Tensor], Tensor] = Tensor.detach
 
     def owns(self, obj: object, /) -> bool:

@@ -61,6 +61,8 @@ class ReferenceBackend:
         """Return numel times itemsize."""
         return tensor.nbytes
 
+    most_bytes = nbytes
+
     def spec(self, tensor: Tensor, /) -> TensorSpec:
         """Return the spec."""
         return TensorSpec(

@@ -73,6 +73,8 @@ class TorchBackend:
     nbytes: Callable[[Tensor], int] = staticmethod(attrgetter("nbytes"))
     """Return numel times itemsize; raises RuntimeError for sparse tensors, which have no such number."""
 
+    most_bytes = nbytes
+
     def spec(self, tensor: Tensor, /) -> TensorSpec:
         """Return the spec; tensors of one layout get one object."""
         return self._spec(

@@ -66,7 +66,6 @@ class Session(Generic[T]):
         self._frees_host_memory = False
         # Looked up once: these run for every tensor that is kept.
         self._keep_notes = self._state.ledger.keep_notes
-        self._nbytes = backend.nbytes
         self._keep_reason = backend.keep_reason
         self._spec = backend.spec
         self._alias = backend.alias
@@ -76,6 +75,8 @@ class Session(Generic[T]):
         self._modules = _ModuleStack()
         alternatives = policy.alternatives()
         self._only_keeps = all(plan.keeps for plan in alternatives)
+        # Where every tensor is kept, what they add up to is all there is to say about them.
+        self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
         self._stores: dict[StoreConfig, Store] = {}
         for plan in alternatives:
             if not plan.keeps:
@@ -128,25 +129,27 @@ class Session(Generic[T]):
         """
         try:
             nbytes = self._nbytes(tensor)
-            is_small = nbytes < self._min_bytes
         except RuntimeError:  # sparse tensors have no such number
-            nbytes, is_small = 0, False
-        if is_small:
+            nbytes = 0
+        if 0 < nbytes < self._min_bytes:
             reason = "smaller than min_bytes"
         elif self._only_keeps:
             reason = "policy"
         else:
             plan = self._keep_reason(tensor) or self._passage(spec := self._spec(tensor))
-            if not isinstance(plan, str):
-                return self._stash(tensor, nbytes, spec, plan)
-            reason = plan
+            if isinstance(plan, str):
+                reason = plan
+            elif spec.nbytes >= self._min_bytes:
+                return self._stash(tensor, spec, plan)
+            else:
+                reason, nbytes = "smaller than min_bytes", spec.nbytes
         notes = self._keep_notes[reason]
         notes.append(nbytes)
         if len(notes) > MOST_NOTES:
             self._state.ledger.settle()
         return self._state, self._alias(tensor), self._version(tensor)
 
-    def _stash(self, tensor: T, nbytes: int, spec: TensorSpec, passage: Passage[T]) -> Stashed:
+    def _stash(self, tensor: T, spec: TensorSpec, passage: Passage[T]) -> Stashed:
         state = self._state
         version = self.backend.version(tensor)
         content = self._content(tensor, spec, version, passage)
@@ -162,10 +165,10 @@ class Session(Generic[T]):
             payload.users += 1
         handle = Stashed(state, payload, tape, spec)
         if is_new:
-            state.ledger.stashed(nbytes)
+            state.ledger.stashed(spec.nbytes)
             self._start(payload)
         else:
-            state.ledger.deduplicated(nbytes)
+            state.ledger.deduplicated(spec.nbytes)
         return handle
 
     def _current_tape(self) -> Tape:
