@@ -26,6 +26,17 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     return raw[start : start + nbytes]
 
 
+def copied(data: Array) -> Array:
+    """Return a private copy of a run of bytes.
+
+    >>> copied(borrowed(np.arange(3, dtype=np.uint8)))
+    array([0, 1, 2], dtype=uint8)
+    """
+    copy = aligned_empty(data.size)
+    copy[:] = data
+    return copy
+
+
 def borrowed(array: Array) -> Array:
     """Return a read-only view: the receiver may read it for the length of the call and must not keep it.
 

@@ -104,6 +104,7 @@ class StoreConfig(Protocol):
 
     name: ClassVar[str]
     tier: ClassVar[Tier]
+    """``"memory"`` if the store always answers at once. Calls of all others may hang, and are bounded for that."""
 
     def open(self) -> Store:
         """Open the store; the caller closes it."""

@@ -25,6 +25,7 @@ RANKS = {
     "sizes": 0,
     "allocator": 0,
     "buffers": 1,
+    "workers": 1,
     "protocols": 1,
     "plan": 2,
     "registry": 2,

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.tape import Tape
-from tensorstash.engine.workers import Workers
+from tensorstash.workers import Workers
 
 _REMEMBERED_ORDERS = 64
 

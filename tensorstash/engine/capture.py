@@ -1,8 +1,10 @@
 """The bytes of a saved tensor on their way into a store; the slot they end up in."""
 
+from operator import call
 from typing import Any
 
 from tensorstash.engine.passage import Passage
+from tensorstash.engine.patience import Ask
 from tensorstash.engine.pipeline import Stored
 from tensorstash.engine.stats import Ledger
 from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError
@@ -11,7 +13,7 @@ from tensorstash.spec import TensorSpec
 
 
 class Capture:
-    """Captures the bytes of one storage content and owns their slot.
+    """Captures the bytes of one storage content and owns what is stored of them.
 
     Until the bytes are captured it holds an alias of the source, and whoever asks gets that. Capturing may happen on
     any thread, and no private copy is made for it: what is modified in place meanwhile is refused, never served. An
@@ -61,14 +63,17 @@ class Capture:
         self._stored: Stored | None = None
         self._error: TensorStashError | None = None
 
-    def run(self) -> None:
+    def run(self, ask: Ask = call) -> None:
         """Encode and store the source's bytes and let go of it; a failure is kept for whoever asks.
 
         A source that does not shrink is kept.
+
+        Args:
+            ask: how a store is asked that may not answer.
         """
         source = self._source
         try:
-            if not self._keep_bytes(source):
+            if not self._keep_bytes(source, ask):
                 self._ledger.declined(self.spec.nbytes)
                 return
         except TensorStashError as error:
@@ -79,17 +84,13 @@ class Capture:
         # Last: a reader that sees no source takes the slot or the error.
         self._source = None
 
-    def _keep_bytes(self, source: Any) -> bool:
+    def _keep_bytes(self, source: Any, ask: Ask) -> bool:
         """Return whether the bytes are in the store; False if the source itself is the best place for them."""
         witness = self._backend.witness(source)
-        stored = self.passage.encode(source, self.spec)
+        stored = self.passage.encode(source, self.spec, ask)
         if stored is None:
             return False
-        try:
-            self.check(source)
-        except BaseException:
-            self.passage.delete(stored)
-            raise
+        self.check(source)
         self._witness = witness
         self._stored = stored
         self._ledger.stored(self.passage.tier, stored.nbytes)
@@ -140,18 +141,20 @@ class Capture:
         if witness is not None and self._backend.version(witness) == self._version:
             self._witness = None
 
-    def decode(self) -> Any:
+    def decode(self, ask: Ask = call) -> Any:
         """Return what the passage rebuilds tensors from; writable if it is an array that is private to the caller.
+
+        Args:
+            ask: how a store is asked that may not answer.
 
         Raises:
             StashError: the bytes could not be loaded or decoded.
         """
         assert self._stored is not None, "asked to decode what was never stored"
-        return self.passage.decode(self._stored)
+        return self.passage.decode(self._stored, ask)
 
     def __del__(self) -> None:
         if self._stored is not None:
-            self.passage.delete(self._stored)
             self._ledger.released(self.passage.tier, self._stored.nbytes)
 
 

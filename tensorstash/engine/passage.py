@@ -5,10 +5,12 @@ and the other codecs and the store work on it there. A plan without a store whos
 leaves its payload there.
 """
 
+from operator import call
 from typing import Any, Generic, TypeVar
 
 from tensorstash.buffers import Array, adopted, borrowed
 from tensorstash.engine.kernels import KernelChain, stage_places
+from tensorstash.engine.patience import Ask
 from tensorstash.engine.pipeline import Pipeline, Stored
 from tensorstash.engine.stats import Ledger
 from tensorstash.plan import Plan
@@ -49,8 +51,13 @@ class Passage(Generic[T]):
         self.tier = "device" if stays else config.tier
         self.is_costly = self._pipeline is not None and self._pipeline.is_costly
 
-    def encode(self, source: T, spec: TensorSpec) -> Stored | None:
+    def encode(self, source: T, spec: TensorSpec, ask: Ask = call) -> Stored | None:
         """Run the codecs on a tensor of ``spec`` and store the result.
+
+        Args:
+            source: the tensor.
+            spec: its spec.
+            ask: how a store is asked that may not answer.
 
         Returns:
             Where the payload is; None if the codecs have passed on borrowed memory as it is and a copy of it
@@ -63,21 +70,25 @@ class Passage(Generic[T]):
         backend = self._backend
         if self._device is None or not self._kernels:
             assert self._pipeline is not None, "a plan without codecs and without a store has no payload"
-            return self._pipeline.encode(backend.to_host(source, spec).wait())
+            return self._pipeline.encode(backend.to_host(source, spec).wait(), ask)
         payload = self._kernels.encode(self._device.dense(source, spec))
         if self._pipeline is None:
-            return Stored(payload, backend.nbytes(payload), None)
+            return Stored(None, payload, backend.nbytes(payload))
         # On the CPU that is the payload's own memory, which nobody else has.
-        return self._pipeline.encode(adopted(backend.to_host(payload, backend.spec(payload)).wait()))
+        return self._pipeline.encode(adopted(backend.to_host(payload, backend.spec(payload)).wait()), ask)
 
-    def decode(self, stored: Stored) -> Any:
+    def decode(self, stored: Stored, ask: Ask = call) -> Any:
         """Return what :meth:`rebuild` needs: an array, or the payload itself where it has stayed on its device.
+
+        Args:
+            stored: what :meth:`encode` returned.
+            ask: how a store is asked that may not answer.
 
         Raises:
             CodecError: a codec of the host raised, or returned something of another shape or dtype than went in.
             StoreError: the store could not give the payload back.
         """
-        return stored.slot if self._pipeline is None else self._pipeline.decode(stored)
+        return stored.slot if self._pipeline is None else self._pipeline.decode(stored, ask)
 
     def rebuild(self, data: Any, spec: TensorSpec) -> T:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
@@ -103,11 +114,6 @@ class Passage(Generic[T]):
             return self._device.restored(self._device.dense(source, spec), wanted, adopt=False)
         data = borrowed(backend.to_host(source, spec).wait())
         return backend.from_host(data.reshape(wanted.dense().shape), wanted)
-
-    def delete(self, stored: Stored) -> None:
-        """Free the slot; idempotent, never blocks, may be called from a finalizer."""
-        if self._pipeline is not None:
-            self._pipeline.delete(stored)
 
 
 def _sized(spec: TensorSpec, data: Array) -> TensorSpec:

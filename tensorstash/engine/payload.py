@@ -10,6 +10,7 @@ from weakref import ref
 from tensorstash.buffers import borrowed
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
+from tensorstash.engine.patience import Patience
 from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
 
 Submit = Callable[[Callable[[], Any]], Future[Any]]
@@ -24,7 +25,7 @@ class Payload:
     Args:
         capture: where the bytes come from.
         ahead: bytes that all payloads together may hold decoded.
-        timeout_s: how long to wait for a load that is under way, in seconds.
+        patience: how long to wait for what is read.
     """
 
     __slots__ = (
@@ -34,19 +35,19 @@ class Payload:
         "_holds",
         "_loading",
         "_lock",
-        "_timeout_s",
+        "_patience",
         "_uses",
         "capture",
         "index",
         "users",
     )
 
-    def __init__(self, capture: Capture, ahead: ByteBudget, timeout_s: float) -> None:
+    def __init__(self, capture: Capture, ahead: ByteBudget, patience: Patience) -> None:
         self.capture = capture
         self.index = 0
         self.users = 0
         self._ahead = ahead
-        self._timeout_s = timeout_s
+        self._patience = patience
         self._lock = threading.Lock()
         self._loading: Future[Any] | None = None
         self._data: Any = None
@@ -85,29 +86,29 @@ class Payload:
         with self._lock:
             data, loading, self._loading = self._data, self._loading, None
         try:
-            if loading is not None and not loading.cancel():
-                data = self._result(loading)
+            if data is None and loading is not None and not loading.cancel():
+                data = self._read(loading)
             if data is None:
-                data = self.capture.decode()
+                data = self.capture.decode(self._patience.ask)
         except BaseException:
             if self._loading is None:
                 self._let_go()
             raise
         return self._hand_out(data)
 
-    def _result(self, loading: Future[Any]) -> Any:
+    def _read(self, loading: Future[Any]) -> Any:
+        """Return what a reader has read, or None if the reader was lost meanwhile."""
         try:
-            failure = loading.exception(self._timeout_s)
+            self._patience.wait(loading)
         except TimeoutError as error:
             self._loading = loading  # still under way, and still in the budget
-            raise StoreError(
-                f"{self.capture.passage.store_place}: reading {self.nbytes} bytes took longer than "
-                f"{self._timeout_s} seconds; the device hangs, or timeout_s is too short for it"
-            ) from error
+            place = self.capture.passage.store_place
+            raise StoreError(f"{place}: reading {self.nbytes} bytes {error}") from error
+        failure = loading.exception()
         if isinstance(failure, TensorStashError):
             # Raised as it is, it would refer to this frame, which refers to it through the future.
             raise failure.again()
-        return loading.result()
+        return None if isinstance(failure, TimeoutError | RuntimeError) else loading.result()
 
     def _hand_out(self, data: Any) -> Any:
         with self._lock:

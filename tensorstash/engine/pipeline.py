@@ -1,13 +1,16 @@
 """One plan for one kind of tensor, run both ways: codecs in order and into the store, and back."""
 
+import errno
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from operator import call
 from time import perf_counter
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
-from tensorstash.buffers import Array, as_bytes, is_private
+from tensorstash.buffers import Array, as_bytes, copied, is_private
+from tensorstash.engine.patience import Ask
 from tensorstash.engine.stats import Ledger
 from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
 from tensorstash.plan import Plan
@@ -15,20 +18,33 @@ from tensorstash.protocols import Codec, Slot, Store, StoreConfig
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.checksum import checksum
 
+R = TypeVar("R")
 
-@dataclass(frozen=True, slots=True)
+_PASSING = frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})
+_MORE_ATTEMPTS = 2
+
+
 class Stored:
-    """Where a payload is.
+    """Where a payload is; owns the slot, which is free when this is dropped.
 
     Args:
+        store: where; None for what stays on its device, where the slot is the payload itself.
         slot: the store's own name for it.
         nbytes: bytes in the slot.
         digest: checksum of them, where the store does not verify what it gives back.
     """
 
-    slot: Slot
-    nbytes: int
-    digest: int | None
+    __slots__ = ("_store", "digest", "nbytes", "slot")
+
+    def __init__(self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
+        self._store = store
+        self.slot = slot
+        self.nbytes = nbytes
+        self.digest = digest
+
+    def __del__(self) -> None:
+        if self._store is not None:
+            self._store.delete(self.slot)
 
 
 class Pipeline:
@@ -48,6 +64,7 @@ class Pipeline:
         "_places",
         "_steps",
         "_trusts_store",
+        "_waits",
         "is_costly",
         "plan",
         "result",
@@ -69,7 +86,8 @@ class Pipeline:
         self.store = store
         self.tier = config.tier
         self._trusts_store = getattr(store, "verifies", False)
-        self.is_costly = bool(plan.codecs) or config.tier != "memory"
+        self._waits = config.tier != "memory"
+        self.is_costly = bool(plan.codecs) or self._waits
         self._ledger = ledger
         steps: list[tuple[Codec, TensorSpec]] = []
         for codec in plan.codecs:
@@ -79,11 +97,12 @@ class Pipeline:
         self.result = spec
         *self._places, self.store_place = places
 
-    def encode(self, data: Array) -> Stored | None:
+    def encode(self, data: Array, ask: Ask = call) -> Stored | None:
         """Run the codecs and put the result into the store.
 
         Args:
             data: elements in memory order; borrowed (read-only) or private (writable).
+            ask: how a store is asked that may not answer.
 
         Returns:
             Where the payload is; None if the codecs have passed on borrowed memory as it is and a copy of it
@@ -100,25 +119,25 @@ class Pipeline:
             self._ledger.stage_in(codec.name, before, data.nbytes, perf_counter() - started)
         started = perf_counter()
         payload = as_bytes(data)
-        if self.store.retains and not is_private(payload):
-            if self.plan.codecs:
-                return None
-            payload = payload.copy()
-        digest = None if self._trusts_store else checksum(payload)
-        slot = self._ask_store(self.store.put, payload)
+        if self.plan.codecs and self.store.retains and not is_private(payload):
+            return None
+        stored = self._ask_store(ask, partial(self._put, payload), f"storing {payload.nbytes} bytes")
         self._ledger.stage_in(self.tier, payload.nbytes, payload.nbytes, perf_counter() - started)
-        return Stored(slot, payload.nbytes, digest)
+        return stored
 
-    def decode(self, stored: Stored) -> Array:
+    def decode(self, stored: Stored, ask: Ask = call) -> Array:
         """Return the elements again, in memory order; writable if the array is private to the caller.
+
+        Args:
+            stored: what :meth:`encode` returned.
+            ask: how a store is asked that may not answer.
 
         Raises:
             CodecError: a codec raised, or returned something of another shape or dtype than went in.
             StoreError: the store could not give the payload back.
         """
         started = perf_counter()
-        data: Array = self._ask_store(self.store.get, stored.slot)
-        self._verify(data, stored)
+        data = self._ask_store(ask, partial(self._get, stored), f"reading {stored.nbytes} bytes")
         data = _shaped(data, self.result)
         self._ledger.stage_back(self.tier, perf_counter() - started)
         for (codec, spec), place in zip(reversed(self._steps), reversed(self._places), strict=True):
@@ -128,24 +147,49 @@ class Pipeline:
             self._ledger.stage_back(codec.name, perf_counter() - started)
         return data
 
-    def delete(self, stored: Stored) -> None:
-        """Free the slot; idempotent, never blocks, may be called from a finalizer."""
-        self.store.delete(stored.slot)
+    def _put(self, payload: Array) -> Stored:
+        if self.store.retains and not is_private(payload):
+            payload = copied(payload)
+        digest = None if self._trusts_store else checksum(payload)
+        return Stored(self.store, self.store.put(payload), payload.nbytes, digest)
 
-    def _verify(self, data: object, stored: Stored) -> None:
+    def _get(self, stored: Stored) -> Array:
+        data: object = self.store.get(stored.slot)
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (stored.nbytes,):
             got = f"{data.dtype.name}{data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-            raise CorruptDataError(f"{self.store_place}: the store gave back {got}, expected uint8({stored.nbytes},)")
+            raise CorruptDataError(f"the store gave back {got}, expected uint8({stored.nbytes},)")
         if stored.digest is not None and checksum(data) != stored.digest:
-            raise CorruptDataError(f"{self.store_place}: {stored.nbytes} bytes came back altered")
+            raise CorruptDataError(f"{stored.nbytes} bytes came back altered")
+        return data
 
-    def _ask_store(self, method: Callable[[Any], Any], argument: object) -> Any:
+    def _ask_store(self, ask: Ask, question: Callable[[], R], doing: str) -> R:
         try:
-            return method(argument)
+            answer: R = (ask if self._waits else call)(partial(self._answer, question))
+            return answer
+        except StashError:
+            raise
+        except (TimeoutError, RuntimeError) as error:
+            raise StoreError(f"{self.store_place}: {doing} {error}") from error
+
+    def _answer(self, question: Callable[[], R]) -> R:
+        """Return the answer of the store, asked again if it may have been a passing error; else one that says where."""
+        try:
+            for _ in range(_MORE_ATTEMPTS):
+                try:
+                    return question()
+                except (OSError, StoreError) as error:
+                    if not _may_pass(error):
+                        raise
+            return question()
         except StashError as error:
             raise error.at(self.store_place) from error
         except Exception as error:
             raise StoreError(f"{self.store_place}: {type(error).__name__}: {error}") from error
+
+
+def _may_pass(error: BaseException) -> bool:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _PASSING
 
 
 def _run(method: Callable[[Array, TensorSpec], Array], data: Array, spec: TensorSpec, place: str, verb: str) -> Array:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Hashable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,16 +16,17 @@ from tensorstash.engine.capture import Capture
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.passage import Passage
+from tensorstash.engine.patience import Patience
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import MOST_NOTES, Ledger, Stats
 from tensorstash.engine.tape import Tape
-from tensorstash.engine.workers import Workers
 from tensorstash.errors import StoreError
 from tensorstash.plan import HookPolicy
 from tensorstash.protocols import Backend, Store, StoreConfig
 from tensorstash.spec import TensorSpec, memory_block
 from tensorstash.stores.memory import Memory
+from tensorstash.workers import Workers
 
 T = TypeVar("T")
 
@@ -59,8 +61,9 @@ class Session(Generic[T]):
         self.limits = limits
         self._min_bytes = min_bytes
         self._in_flight = ByteBudget(limits.in_flight_bytes)
-        self._writers = Workers("tensorstash-writer", limits.writers)
-        readers = Workers("tensorstash-reader", limits.readers)
+        self._patience = Patience(limits.timeout_s)
+        self._writers = Workers("tensorstash-writer", limits.writers, patience_s=limits.timeout_s)
+        readers = Workers("tensorstash-reader", limits.readers, patience_s=limits.timeout_s)
         ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers)
         self._state = SessionState(backend, Ledger(), ahead)
         self._frees_host_memory = False
@@ -109,12 +112,13 @@ class Session(Generic[T]):
         For the thread that has saved them, outside of any in-place operation.
 
         Raises:
-            StoreError: they were not within the session's ``timeout_s``.
+            StoreError: they were not within the session's ``timeout_s``. They are given up, and not waited for again:
+                their tensors stay where they are, and are refused if they are modified.
         """
         if not self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s):
-            raise StoreError(
-                f"{self._in_flight.used} bytes are still on their way after {self.limits.timeout_s} seconds"
-            )
+            used = self._in_flight.used
+            self._writers.give_up()
+            raise StoreError(f"{used} bytes are still on their way after {self.limits.timeout_s} seconds")
         self._in_flight.release(self._in_flight.limit)
         for payload in self._tape.payloads():
             payload.capture.settle()
@@ -160,7 +164,7 @@ class Session(Generic[T]):
             if payload is None:
                 source = self.backend.detached(tensor)
                 capture = Capture(passage, self.backend, source, spec, version, state.ledger)
-                payload = Payload(capture, state.ahead.budget, self.limits.timeout_s)
+                payload = Payload(capture, state.ahead.budget, self._patience)
                 tape.add(content, payload)
             payload.users += 1
         handle = Stashed(state, payload, tape, spec)
@@ -182,17 +186,21 @@ class Session(Generic[T]):
     def _start(self, payload: Payload) -> None:
         nbytes = payload.nbytes
         if nbytes > self._in_flight.limit:
-            payload.capture.run()
+            payload.capture.run(self._patience.ask)
             payload.capture.raise_failure()
             payload.capture.settle()
             return
         if not self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s):
+            used = self._in_flight.used
+            self._writers.give_up()
             raise StoreError(
-                f"{payload.capture.passage.store_place}: {self._in_flight.used} bytes have been on their way into the "
-                f"store for {self.limits.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+                f"{payload.capture.passage.store_place}: {used} bytes have been on their way into the store for "
+                f"{self.limits.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         # Weakly: a handle that is dropped before its turn takes its work with it.
-        self._writers.submit(partial(_capture, ref(payload), nbytes, self._in_flight))
+        captured = self._writers.submit(partial(_capture, ref(payload)))
+        # Also when its thread is lost: what that still holds is written off.
+        captured.add_done_callback(partial(_release, self._in_flight, nbytes))
 
     def _passage(self, spec: TensorSpec) -> Passage[T] | str:
         module = self._modules.name
@@ -223,14 +231,14 @@ class Session(Generic[T]):
         return token, start, memory_block(spec.shape, spec.strides), spec.dtype, version, passage.plan
 
 
-def _capture(payload: ref[Payload], nbytes: int, in_flight: ByteBudget) -> None:
+def _capture(payload: ref[Payload]) -> None:
     wanted = payload()
-    try:
-        if wanted is not None:
-            wanted.capture.run()
-    finally:
-        del wanted
-        in_flight.release(nbytes)
+    if wanted is not None:
+        wanted.capture.run()
+
+
+def _release(in_flight: ByteBudget, nbytes: int, _: Future[None]) -> None:
+    in_flight.release(nbytes)
 
 
 class _ModuleStack(threading.local):

@@ -5,7 +5,6 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
@@ -19,6 +18,7 @@ from tensorstash.stores.pages import PagePool, round_up
 from tensorstash.stores.parallel import for_each
 from tensorstash.stores.slab import PIECE, Extent, Slab
 from tensorstash.stores.syscalls import Syscalls
+from tensorstash.workers import Workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,8 +137,8 @@ class DiskStore:
         self._slabs: list[Slab] = []
         self._pool = PagePool(parse_bytes(config.pool, path="disk.pool"))
         self._helpers = 2 * len(directories)
-        self._executor = ThreadPoolExecutor(2 * self._helpers, thread_name_prefix="tensorstash-disk")
-        self._release = weakref.finalize(self, _release, self._slabs, self._executor, self._pool, self._pid)
+        self._workers = Workers("tensorstash-disk", 2 * self._helpers)
+        self._release = weakref.finalize(self, _release, self._slabs, self._workers, self._pool, self._pid)
         try:
             for directory in directories:
                 self._slabs.append(Slab(directory, calls or Syscalls(), direct=config.direct, limit_bytes=share))
@@ -177,7 +177,7 @@ class DiskStore:
             piece.digest = piece.slab.write(data[piece.start : piece.stop], piece.extent)
 
         try:
-            for_each(write, record.pieces, self._executor, self._helpers)
+            for_each(write, record.pieces, self._workers, self._helpers)
             self._live.add(record)
             return record
         except BaseException:
@@ -207,7 +207,7 @@ class DiskStore:
                         f"{piece.slab.directory!r}: got checksum {digest:#010x}, expected {piece.digest:#010x}"
                     )
 
-            for_each(read, record.pieces, self._executor, self._helpers)
+            for_each(read, record.pieces, self._workers, self._helpers)
             return out[: record.nbytes]
         finally:
             self._end(record)
@@ -313,9 +313,9 @@ class DiskStore:
         )
 
 
-def _release(slabs: list[Slab], executor: ThreadPoolExecutor, pool: PagePool, pid: int) -> None:
+def _release(slabs: list[Slab], workers: Workers, pool: PagePool, pid: int) -> None:
+    workers.close()
     if owner := os.getpid() == pid:
-        executor.shutdown(wait=False)
         pool.close()
     while slabs:
         slabs.pop().close(remove=owner)

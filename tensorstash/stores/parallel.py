@@ -2,15 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
+from tensorstash.workers import Workers
+
 T = TypeVar("T")
 
 
-def for_each(job: Callable[[T], None], items: Sequence[T], executor: Executor, helpers: int) -> None:
+def for_each(job: Callable[[T], None], items: Sequence[T], workers: Workers, helpers: int) -> None:
     """Call ``job`` on every item, on this thread and on up to ``helpers`` others; return when no call is running.
 
     Helpers that are busy elsewhere, or cannot be started any more, are not waited for: this thread does their part.
@@ -39,10 +40,7 @@ def for_each(job: Callable[[T], None], items: Sequence[T], executor: Executor, h
                 done.put(None)
 
     for _ in range(min(helpers, len(items) - 1)):
-        try:
-            executor.submit(work)
-        except RuntimeError:
-            break  # no more threads, or the interpreter is ending
+        workers.submit(work)
     work()
     _wait(done, len(items), errors)
     if errors:

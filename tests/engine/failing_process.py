@@ -12,7 +12,7 @@ from unittest import mock
 
 from planted_faults import Plant, Site
 
-from tensorstash.engine.workers import Workers
+from tensorstash.workers import Workers
 
 if sys.platform != "win32":
     import resource
@@ -32,12 +32,13 @@ def killed(role: Role) -> Plant:
     def plant(site: Site) -> Iterator[None]:
         team = workers(site, role)
         team.submit(lambda: None).result(60)
-        victims = list(team._executor._threads)
+        victims = list(team._crew.threads)
         for victim in victims:
             ident, error = ctypes.c_ulong(victim.ident or 0), ctypes.py_object(SystemExit)
             assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error) == 1
         yield
         for victim in victims:
+            team.submit(lambda: None).result(60)  # by another, if this one has had nothing to do
             victim.join(60)
             assert not victim.is_alive()
 
@@ -47,8 +48,8 @@ def killed(role: Role) -> Plant:
 @contextmanager
 def shut_down(site: Site) -> Iterator[None]:
     """No work is accepted any more, as while the interpreter exits."""
-    workers(site, "writer")._executor.shutdown()
-    workers(site, "reader")._executor.shutdown()
+    workers(site, "writer").close()
+    workers(site, "reader").close()
     yield
 
 

@@ -3,7 +3,7 @@
 import errno
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -63,6 +63,7 @@ ANSWERS_S = 4 * PATIENCE_S
 NO_DEVICE = {"memory": "it has no device: what is put is kept as the array it is"}
 NO_FILES = {"memory": "it has no directory and no file"}
 NOT_READ_AHEAD = {"memory": "what is in memory is not read ahead of backward"}
+NO_CALLERS = NO_DEVICE | {"asynchronous": "pack asks no store, a writer does"}
 NO_WORKERS = {"synchronous": "no worker runs: all is done inside pack and unpack"}
 
 
@@ -76,7 +77,7 @@ class Fault:
         says: what the message matches besides its place.
         impossible: stores and limits that cannot fail this way, and why.
         at_open: the error comes before there is a session, and so names no stage and no tensor.
-        hangs: the session has little patience.
+        hangs: where the session has little patience.
         codec: what is in front of the store.
         verifies: whether the store checks what it gives back, or leaves that to the engine.
     """
@@ -100,12 +101,10 @@ class Fault:
             return StoreIn(store)
         return Encode(FaultyCodec(fault=self.codec, numel=SHAPE[0] * SHAPE[1])) | StoreIn(store)
 
-    def limits(self, kind: str) -> ts.Limits:
-        if self.hangs is None:
-            return LIMITS[kind]
-        hasty = replace(LIMITS[kind], timeout_s=PATIENCE_S)
-        # A forward that waits for a slow machine would give up before it comes to the read.
-        return replace(hasty, in_flight=100 * NBYTES) if self.hangs == "get" and hasty.in_flight else hasty
+    @property
+    def patience_s(self) -> float:
+        """How long the session waits from where the fault strikes on, in seconds."""
+        return 60 if self.hangs is None else PATIENCE_S
 
 
 def _of_a_device(plant: Plant, ends: type[StashError] | None, says: str = "", **more: Any) -> Fault:
@@ -132,6 +131,10 @@ FAULTS: Mapping[str, Fault] = {
     "lost write": _of_a_device(calls("write", lose), CorruptDataError, "checksum"),
     "I/O error at put": _of_a_device(calls("write", refuse(errno.EIO), at=2), StoreError, "EIO"),
     "I/O error at get": _of_a_device(calls("read", refuse(errno.EIO), at=2), StoreError, "EIO"),
+    "I/O error once at put": Fault(calls("put", refuse(errno.EAGAIN), at=2, times=1), None),
+    "I/O error once at get": Fault(calls("get", refuse(errno.EINTR), at=2, times=1), None),
+    "I/O error twice at write": _of_a_device(calls("write", refuse(errno.EIO), at=2, times=2), None),
+    "I/O error twice at read": _of_a_device(calls("read", refuse(errno.EIO), times=2), None),
     "slow at put": _of_a_device(held("write", opens=True), None),
     "slow at get": _of_a_device(held("read", opens=True), None),
     "hangs at put": _of_a_device(held("write", longest_s=ANSWERS_S), StoreError, "hangs", hangs="put"),
@@ -145,18 +148,17 @@ FAULTS: Mapping[str, Fault] = {
     "a store that alters a byte": Fault(calls("get", alter_a_byte), CorruptDataError, "altered", verifies=False),
     "a store that has lost the slot": Fault(calls("get", lose_the_slot), SlotGoneError, "deleted"),
     "no thread can be started": Fault(no_new_thread, None, impossible=NO_WORKERS),
-    "executors are shut down": Fault(shut_down, None, impossible=NO_WORKERS),
+    "no more work is taken": Fault(shut_down, None, impossible=NO_WORKERS),
     "writer killed while it waits": Fault(killed("writer"), None, impossible=NO_WORKERS),
     "writer killed at work": Fault(
         calls("put", end_the_thread, prefix="tensorstash-writer"), None, impossible=NO_WORKERS
     ),
     "reader killed while it waits": Fault(killed("reader"), None, impossible=NO_WORKERS),
     "reader killed at work": Fault(
-        calls("get", end_the_thread, prefix="tensorstash-reader"),
-        StoreError,
-        "reading",
-        NOT_READ_AHEAD | NO_WORKERS,
+        calls("get", end_the_thread, prefix="tensorstash-reader"), None, impossible=NOT_READ_AHEAD | NO_WORKERS
     ),
+    "caller killed at put": Fault(calls("put", end_the_thread), StoreError, "ended its thread", NO_CALLERS),
+    "caller killed at get": Fault(calls("get", end_the_thread), StoreError, "ended its thread", NO_DEVICE),
     "no directory at open": Fault(no_directory, StoreError, "ENOENT", NO_FILES, at_open=True),
     "no permission at open": Fault(no_permission, StoreError, "EACCES", NO_FILES, at_open=True),
     "out of descriptors at open": Fault(no_descriptor, StoreError, "EMFILE", NO_FILES, at_open=True),
@@ -168,19 +170,6 @@ FAULTS: Mapping[str, Fault] = {
         for fault in get_args(CodecFault)
     },
 }
-
-_UNBOUNDED = "a call that hangs on the thread that asks is not bounded by timeout_s"
-_NOT_REPLACED = "a thread that has died is not replaced"
-
-GAPS: Mapping[tuple[str, str], str] = {
-    ("hangs at put", "synchronous"): _UNBOUNDED,
-    ("hangs at get", "synchronous"): _UNBOUNDED,
-    ("hangs at get", "asynchronous"): _UNBOUNDED,
-    ("writer killed while it waits", "asynchronous"): _NOT_REPLACED,
-    ("reader killed while it waits", "asynchronous"): _NOT_REPLACED,
-    ("reader killed at work", "asynchronous"): "what ends a reader is raised as it is",
-}
-"""Cells that are known not to end as they should, and why."""
 
 
 class Cell(NamedTuple):
@@ -202,8 +191,3 @@ def impossible(cell: Cell) -> str | None:
     """Say why there is no such cell, or return None if there is."""
     reasons = FAULTS[cell.fault].impossible
     return reasons.get(cell.store) or reasons.get(cell.limits)
-
-
-def gap(cell: Cell) -> str | None:
-    """Say why a cell is known not to end as it should, or return None if it does."""
-    return GAPS.get((cell.fault, cell.limits))

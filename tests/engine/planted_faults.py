@@ -1,6 +1,7 @@
 """Faults planted under real stores: what a faulty call does, where it is planted, and when it is lifted."""
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,16 +29,16 @@ class Board:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._planted: dict[str, tuple[Behaviour, int]] = {}
+        self._planted: dict[str, tuple[Behaviour, range]] = {}
         self._calls = 0
         self.struck = 0
         """How often a planted behaviour has run."""
 
-    def plant(self, name: str, behaviour: Behaviour, at: int) -> None:
-        """Let the calls of a name misbehave from the ``at``-th on, until the fault is lifted."""
+    def plant(self, name: str, behaviour: Behaviour, at: int, times: int = sys.maxsize) -> None:
+        """Let calls of a name misbehave from the ``at``-th on, ``times`` of them or until the fault is lifted."""
         with self._lock:
             self._calls = self.struck = 0
-            self._planted[name] = behaviour, at
+            self._planted[name] = behaviour, range(at, at + times)
 
     def lift(self) -> None:
         with self._lock:
@@ -45,12 +46,11 @@ class Board:
 
     def run(self, name: str, call: Behaviour, *arguments: Any) -> Any:
         with self._lock:
-            behaviour, at = self._planted.get(name, (call, 0))
-            if at:
-                self._calls += 1
-                is_hit = self._calls >= at
-                self.struck += is_hit
-        return behaviour(call, *arguments) if at and is_hit else call(*arguments)
+            behaviour, hit = self._planted.get(name, (call, range(0)))
+            self._calls += bool(hit)
+            is_hit = self._calls in hit
+            self.struck += is_hit
+        return behaviour(call, *arguments) if is_hit else call(*arguments)
 
 
 @dataclass(frozen=True)
@@ -210,20 +210,21 @@ def end_the_thread(call: Behaviour, *arguments: Any) -> Any:
 # Where it is planted
 
 
-def calls(name: str, behaviour: Behaviour, *, at: int = 1, prefix: str = "") -> Plant:
+def calls(name: str, behaviour: Behaviour, *, at: int = 1, times: int = sys.maxsize, prefix: str = "") -> Plant:
     """Let calls misbehave.
 
     Args:
         name: of the calls.
         behaviour: what they do.
         at: the first of them that does.
+        times: how many of them do.
         prefix: of the names of the threads on which they do; calls on others wait until one of those has come.
     """
 
     @contextmanager
     def plant(site: Site) -> Iterator[None]:
         board = site.store.board
-        board.plant(name, _only_on(prefix, behaviour) if prefix else behaviour, at)
+        board.plant(name, _only_on(prefix, behaviour) if prefix else behaviour, at, times)
         try:
             yield
             assert board.struck, "the fault has never struck"

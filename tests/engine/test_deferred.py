@@ -6,11 +6,13 @@ import threading
 import numpy as np
 import pytest
 from gates import Gated
+from patience import set_patience, settle
 
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import StoreIn
+from tensorstash.stores import Memory
 
 
 def held_back(limits=None, **gates):
@@ -139,6 +141,7 @@ def test_a_store_that_hangs_while_storing_is_named_and_the_next_step_works():
     with pytest.raises(StoreError, match=r"stage 1 of 1 .*Gated.*tensor float32\(3,\).*0\.05 seconds"), stash:
         (x * 1.0).exp().exp()
     gate.puts.set()
+    set_patience(stash._session, 60)
     stash._session.drain()
     with stash:
         y = (x * 1.0).exp().sum()
@@ -147,16 +150,92 @@ def test_a_store_that_hangs_while_storing_is_named_and_the_next_step_works():
 
 
 def test_a_store_that_hangs_while_reading_ahead_is_named_and_answers_when_asked_again():
-    gate, stash = held_back(limits=ts.Limits(in_flight=0, ahead=1000, timeout_s=0.05))
+    gate, stash = held_back(limits=ts.Limits(in_flight=0, ahead=1000, timeout_s=60))
     x = leaf()
     with stash:
         loss = (x * 1.0).exp().exp().sum()
     gate.gets.clear()
+    set_patience(stash._session, 0.05)
     with pytest.raises(StoreError, match=r"stage 1 of 1 .*Gated.*took longer than 0\.05 seconds"):
         loss.backward(retain_graph=True)
     gate.gets.set()
+    set_patience(stash._session, 60)
     loss.backward()
     assert np.allclose(x.grad.numpy(), np.exp(np.exp([1.0, 2, 3])) * np.exp([1.0, 2, 3]))
+
+
+@pytest.mark.parametrize("in_flight", [12, 0])
+def test_a_call_that_never_returns_is_given_up_and_the_next_steps_work_meanwhile(in_flight):
+    gate, stash = held_back(limits=ts.Limits(in_flight=in_flight, ahead=0, timeout_s=0.05), puts=True)
+    store, put, first = gate.opened[0], gate.opened[0].put, threading.Semaphore(1)
+    store.put = lambda data: put(data) if first.acquire(blocking=False) else store.inner.put(data.copy())
+    x = leaf()
+    with pytest.raises(StoreError, match=r"Gated.*0\.05 seconds"), stash:
+        (x * 1.0).exp().exp()
+    set_patience(stash._session, 60)
+    for _ in range(3):
+        x.grad = None
+        with stash as session:
+            y = (x * 1.0).exp().sum()
+        session.drain()
+        y.backward()
+        assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
+    assert store.get_count > 0
+    del y
+    gate.puts.set()
+    settle(session)
+    assert gate.slots == 0
+
+
+def test_a_store_that_hangs_while_storing_inside_pack_is_named_and_keeps_nothing():
+    gate, stash = held_back(limits=ts.Limits(in_flight=0, timeout_s=0.05), puts=True)
+    x = leaf()
+    message = r"stage 1 of 1 .*Gated.*tensor float32\(3,\).*storing 12 bytes took longer than 0\.05 seconds"
+    with pytest.raises(StoreError, match=message), stash:
+        (x * 1.0).exp()
+    gate.puts.set()
+    settle(stash._session)
+    assert (gate.opened[0].put_count, gate.slots) == (1, 0)
+
+
+def test_a_store_that_hangs_while_reading_inside_unpack_is_named_and_answers_when_asked_again():
+    gate, stash = held_back(limits=ts.Limits(in_flight=0, ahead=0, timeout_s=60))
+    store, get, gets = gate.opened[0], gate.opened[0].get, threading.Event()
+    store.get = lambda slot: gets.wait(60) and get(slot)
+    x = leaf()
+    with stash:
+        loss = (x * 1.0).exp().sum()
+    set_patience(stash._session, 0.05)
+    message = r"stage 1 of 1 .*Gated.*tensor float32\(3,\).*reading 12 bytes took longer than 0\.05 seconds"
+    with pytest.raises(StoreError, match=message):
+        loss.backward(retain_graph=True)
+    gets.set()
+    set_patience(stash._session, 60)
+    loss.backward()
+    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
+
+
+@pytest.mark.parametrize("in_flight", ["1MiB", 0])
+def test_memory_that_is_not_there_for_a_copy_is_named(in_flight, monkeypatch):
+    def refuse(data):
+        raise MemoryError(f"{data.size} bytes")
+
+    limits = ts.Limits(in_flight=in_flight, timeout_s=60)
+    stash = ts.stash(StoreIn(Memory()), framework="reference", min_bytes=0, limits=limits)
+
+    def step():
+        x = leaf()
+        with stash as session:
+            loss = (x * 1.0).exp().sum()
+        session.drain()
+        loss.backward()
+        return x.grad.numpy()
+
+    monkeypatch.setattr("tensorstash.engine.pipeline.copied", refuse)
+    with pytest.raises(StoreError, match=r"stage 1 of 1 \(Memory\(.*tensor float32\(3,\).*MemoryError: 12 bytes"):
+        step()
+    monkeypatch.undo()
+    assert np.array_equal(step(), np.exp(np.float32([1, 2, 3])))
 
 
 def test_a_failure_behind_the_computation_is_raised_when_the_tensor_is_needed():

@@ -8,18 +8,18 @@ import gc
 import os
 import re
 import sys
+import threading
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from functools import cache
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from _pytest.mark import ParameterSet
-from fault_matrix import FAULTS, GAPS, LIMITS, SHAPE, STORES, Cell, cells, gap, impossible
+from fault_matrix import FAULTS, LIMITS, SHAPE, STORES, Cell, cells, impossible
 from labs import BACKENDS, lab_of
+from patience import set_patience, settle
 from planted_faults import Faulty, Site
 
 import tensorstash as ts
@@ -34,18 +34,24 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the faults are 
 RUN = [cell for cell in cells() if impossible(cell) is None]
 
 
-def step(
-    lab: Lab, shape: tuple[int, int], scope: AbstractContextManager[object] | None = None, *, patience_s: float = 60
-) -> Array:
-    """Return the gradient of a program that saves six contents, the last of them twice."""
+def step(lab: Lab, shape: tuple[int, int], stash: ts.Stash | None = None, patience_s: float = 60) -> Array:
+    """Return the gradient of a program that saves six contents, the last of them twice.
+
+    Args:
+        lab: of the framework.
+        shape: of what is saved.
+        stash: what saves it.
+        patience_s: of its backward.
+    """
     leaf = lab.tensor(floats(*shape), device=lab.devices[0], requires_grad=True)
-    with scope or nullcontext():
+    with stash or nullcontext():
         x = lab.mul(leaf, 1.0)
         for _ in range(6):
             x = lab.tanh(x)
         loss = lab.sum(lab.mul(x, x))
-    if isinstance(scope, ts.Stash):
-        settle(scope, patience_s)
+    if stash is not None:
+        settle(stash._session)
+        set_patience(stash._session, patience_s)
     lab.backward(loss)
     return lab.gradient(leaf)
 
@@ -55,24 +61,16 @@ def expected(backend: str, shape: tuple[int, int]) -> Array:
     return step(lab_of(backend), shape)
 
 
-def settle(stash: ts.Stash, patience_s: float) -> None:
-    """Wait until nothing is written and nothing is read."""
-    session = stash._session
-    session.limits = replace(session.limits, timeout_s=patience_s)
-    session.drain()
-    for workers in session._writers, session._state.ahead._readers:
-        workers.submit(lambda: None).result(patience_s)
-
-
 def descriptors() -> int:
     return len(os.listdir("/dev/fd"))
 
 
-def assert_nothing_is_held(stash: ts.Stash, store: Faulty, lab: Lab, patience_s: float) -> None:
+def assert_nothing_is_held(stash: ts.Stash, store: Faulty, lab: Lab) -> None:
     # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
     step(lab, (1, 1))
-    settle(stash, patience_s)
     session = stash._session
+    set_patience(session, 60)
+    settle(session)
     assert stash.stats().live.tensors == 0
     assert store.used_bytes == 0
     assert (session._in_flight.used, session._state.ahead.budget.used) == (0, 0)
@@ -82,12 +80,10 @@ def run(cell: Cell, first: Path, last: Path) -> None:
     fault, lab = FAULTS[cell.fault], lab_of(cell.backend)
     right = expected(cell.backend, SHAPE)
     store = Faulty(STORES[cell.store](str(first), str(last)), verifies=fault.verifies)
-    policy, limits = fault.policy(store), fault.limits(cell.limits)
-    patience_s = 60 if gap(cell) is None else 0.2
-    limits = replace(limits, timeout_s=min(limits.timeout_s, patience_s))
+    policy = fault.policy(store)
 
     def stash() -> ts.Stash:
-        return ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
+        return ts.stash(policy, framework=lab.name, min_bytes=0, limits=LIMITS[cell.limits])
 
     if fault.at_open:
         with fault.plant(Site(store, last)), pytest.raises(StoreError, match=fault.says) as caught:
@@ -99,23 +95,25 @@ def run(cell: Cell, first: Path, last: Path) -> None:
         under_test = stash()
     else:
         under_test = stash()
+        if fault.hangs == "put":
+            set_patience(under_test._session, fault.patience_s)
         with fault.plant(Site(store, last, under_test._session)):
             if fault.ends is None:
-                assert np.array_equal(step(lab, SHAPE, under_test, patience_s=patience_s), right)
+                assert np.array_equal(step(lab, SHAPE, under_test), right)
             else:
-                assert_fails(cell, under_test, patience_s)
-    assert_nothing_is_held(under_test, store, lab, patience_s)
+                assert_fails(cell, under_test)
+    assert_nothing_is_held(under_test, store, lab)
     for _ in range(2):
-        got = step(lab, fault.next_shape, under_test, patience_s=patience_s)
+        got = step(lab, fault.next_shape, under_test)
         assert np.array_equal(got, expected(cell.backend, fault.next_shape)), "the step after the fault"
-    assert_nothing_is_held(under_test, store, lab, patience_s)
+    assert_nothing_is_held(under_test, store, lab)
     assert under_test.stats().stored
 
 
-def assert_fails(cell: Cell, stash: ts.Stash, patience_s: float) -> None:
+def assert_fails(cell: Cell, stash: ts.Stash) -> None:
     fault = FAULTS[cell.fault]
     with pytest.raises(StashError) as caught:
-        step(lab_of(cell.backend), SHAPE, stash, patience_s=patience_s)
+        step(lab_of(cell.backend), SHAPE, stash, fault.patience_s)
     stage = r"stage 1 of 2 \(FaultyCodec" if fault.codec else r"stage (\d) of \1 \(Faulty\(inner=(Memory|Disk|Tiered)"
     place = rf"^{stage}.*\), tensor float32\(48, 64\) on \S*cpu\S*: "
     kind, message = caught.type, str(caught.value)
@@ -136,13 +134,17 @@ def reference_counting_only():
     gc.unfreeze()
 
 
-def marked(cell: Cell) -> ParameterSet:
-    reason = gap(cell)
-    return pytest.param(cell, marks=[pytest.mark.xfail(strict=True, reason=reason)] if reason else [])
+@pytest.fixture(autouse=True)
+def killing_a_thread_is_no_error(monkeypatch):
+    """SystemExit ends a thread without a word, as it does outside of pytest."""
+    report = threading.excepthook
+    monkeypatch.setattr(threading, "excepthook", lambda args: None if args.exc_type is SystemExit else report(args))
 
 
-@pytest.mark.parametrize("cell", [marked(cell) for cell in RUN], ids=str)
+@pytest.mark.parametrize("cell", RUN, ids=str)
 def test_a_fault_ends_in_a_named_error_or_the_right_gradients_and_the_next_step_trains_on(cell):
+    # A framework may keep an error of its first import, and with it every frame below: here, where they hold nothing.
+    lab_of(cell.backend)
     with scratch_directory() as scratch:
         Path(scratch).chmod(0o755)
         first, last = Path(scratch, "first"), Path(scratch, "last")
@@ -157,14 +159,9 @@ def test_a_fault_ends_in_a_named_error_or_the_right_gradients_and_the_next_step_
 def test_the_matrix_is_complete():
     reasons = {cell: impossible(cell) for cell in cells()}
     missing = Counter((cell.fault, reason) for cell, reason in reasons.items() if reason)
-    gaps = Counter(reason for cell in RUN if (reason := gap(cell)))
     print(f"{len(RUN)} of {len(reasons)} cells run, {len(reasons) - len(RUN)} cannot exist:")
     for (fault, reason), number in missing.items():
         print(f"  {fault}: {number}, since {reason}")
-    print(f"{gaps.total()} of those that run do not end as they should:")
-    for reason, number in gaps.items():
-        print(f"  {number}, since {reason}")
-    assert len(reasons) == len(FAULTS) * len(STORES) * len(LIMITS) * len(BACKENDS) == 45 * 5 * 2 * 3
-    assert len(RUN) == 1101
+    assert len(reasons) == len(FAULTS) * len(STORES) * len(LIMITS) * len(BACKENDS) == 51 * 5 * 2 * 3
+    assert len(RUN) == 1245
     assert {(cell.fault, cell.backend) for cell in RUN} == set(product(FAULTS, BACKENDS))
-    assert GAPS.keys() <= {(cell.fault, cell.limits) for cell in RUN}

@@ -345,7 +345,7 @@ def test_a_full_file_system_is_a_full_store(tmp_path, payload, preallocate):
 def test_helper_threads_are_not_needed(config, payload):
     """Where no thread can be started, the caller does all pieces."""
     store = config.open()
-    store._executor.shutdown()
+    store._workers.close()
     slot = store.put(payload(3 * PIECE))
     assert np.array_equal(store.get(slot), payload(3 * PIECE))
     store.close()

@@ -4,35 +4,34 @@ import gc
 import sys
 import threading
 import weakref
-from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import ClassVar
 
 import pytest
 
 from tensorstash.stores.parallel import for_each
+from tensorstash.workers import Workers
 
 
 @pytest.fixture
-def executor():
-    with ThreadPoolExecutor(4) as threads:
-        yield threads
+def workers():
+    return Workers("test", 4)
 
 
-def test_every_item_is_done_once(executor):
+def test_every_item_is_done_once(workers):
     for count in (0, 1, 2, 50):
         done = []
-        for_each(done.append, range(count), executor, 3)
+        for_each(done.append, range(count), workers, 3)
         assert sorted(done) == list(range(count))
 
 
-def test_items_really_run_at_once(executor):
+def test_items_really_run_at_once(workers):
     meeting = threading.Barrier(3, timeout=30)
-    for_each(lambda _: meeting.wait(), range(3), executor, 2)
+    for_each(lambda _: meeting.wait(), range(3), workers, 2)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 5])
-def test_the_first_error_is_raised_when_nothing_runs_any_more(executor, failing):
+def test_the_first_error_is_raised_when_nothing_runs_any_more(workers, failing):
     running, meeting = [], threading.Barrier(2, timeout=30)
 
     def job(item):
@@ -46,11 +45,11 @@ def test_the_first_error_is_raised_when_nothing_runs_any_more(executor, failing)
             running.remove(item)
 
     with pytest.raises(OSError, match=str(failing)):
-        for_each(job, range(6), executor, 1)
+        for_each(job, range(6), workers, 1)
     assert not running
 
 
-def test_an_error_keeps_nothing_alive(executor):
+def test_an_error_keeps_nothing_alive(workers):
     class Buffer:
         pass
 
@@ -58,7 +57,7 @@ def test_an_error_keeps_nothing_alive(executor):
         def job(item):
             raise OSError(f"{item} of {len(buffers)}")
 
-        for_each(job, range(4), executor, 2)
+        for_each(job, range(4), workers, 2)
 
     gc.disable()
     try:
@@ -74,7 +73,7 @@ def test_an_error_keeps_nothing_alive(executor):
 
 
 def test_a_helper_that_has_yet_to_start_keeps_nothing_alive():
-    class Never(Executor):
+    class Never:
         kept: ClassVar[list[object]] = []
 
         def submit(self, work):
@@ -93,11 +92,11 @@ def test_a_helper_that_has_yet_to_start_keeps_nothing_alive():
     assert gone() is None
 
 
-def test_a_busy_executor_is_not_waited_for():
+def test_busy_workers_are_not_waited_for():
     release = threading.Event()
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(release.wait)
-        done = []
-        for_each(done.append, range(5), threads, 1)
-        assert done == list(range(5))
-        release.set()
+    workers = Workers("test", 1)
+    workers.submit(release.wait)
+    done = []
+    for_each(done.append, range(5), workers, 1)
+    assert done == list(range(5))
+    release.set()

@@ -1,0 +1,33 @@
+"""How long a session under test waits, changed while it lives, and waiting until it is at rest."""
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from tensorstash.engine.session import Session
+from tensorstash.workers import Workers
+
+
+def teams(session: Session[Any]) -> tuple[Workers, Workers, Workers]:
+    return session._writers, session._state.ahead._readers, session._patience._callers
+
+
+def set_patience(session: Session[Any], timeout_s: float) -> None:
+    session.limits = replace(session.limits, timeout_s=timeout_s)
+    session._patience.timeout_s = timeout_s
+    for workers in teams(session):
+        workers._crew._patience_s = timeout_s
+
+
+def settle(session: Session[Any]) -> None:
+    """Wait until nothing is written and nothing is read, also of what was given up."""
+    session.drain()
+    for workers in teams(session):
+        workers.submit(lambda: None).result(60)
+        patience_s, workers._crew._patience_s = workers._crew._patience_s, -1
+        workers.give_up()
+        workers._crew._patience_s = patience_s
+    for thread in threading.enumerate():
+        if getattr(thread, "is_given_up", False):
+            thread.join(60)
+            assert not thread.is_alive()

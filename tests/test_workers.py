@@ -1,0 +1,221 @@
+"""Threads that need not answer: work is done once, lost threads are replaced, nothing waits for what hangs."""
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import CancelledError
+
+import pytest
+
+from tensorstash.workers import Workers
+
+HANGS = """
+import threading
+import tensorstash.workers
+
+tensorstash.workers._EXIT_S = 0.1
+started = threading.Event()
+workers = tensorstash.workers.Workers("test", 1)
+workers.submit(lambda: (started.set(), threading.Event().wait()))
+workers.submit(lambda: print("begun"))
+started.wait()
+"""
+
+ENDS = """
+import threading
+from tensorstash.workers import Workers
+
+started, exiting = threading.Event(), threading.Event()
+workers = Workers("test", 1)
+workers.submit(lambda: (started.set(), exiting.wait(), print("ended")))
+started.wait()
+import atexit; atexit.register(exiting.set)
+"""
+
+
+@pytest.fixture
+def gate():
+    """An event that is set at the end, so that no thread is left behind."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def kill(thread):
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)) == 1
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+
+
+def test_work_is_done_in_order_on_one_thread():
+    workers, done = Workers("test", 1), []
+    for future in [workers.submit(lambda i=i: done.append(i)) for i in range(100)]:
+        future.result()
+    assert done == list(range(100))
+    assert len(workers._crew.threads) == 1
+
+
+def test_threads_start_with_the_work_that_needs_them(gate):
+    workers = Workers("test", 3)
+    workers.submit(lambda: None).result()
+    assert len(workers._crew.threads) == 1
+    for _ in range(5):
+        workers.submit(gate.wait)
+    assert len(workers._crew.threads) == 3
+
+
+def test_without_a_number_there_is_always_a_thread(gate):
+    workers = Workers("test")
+    for _ in range(10):
+        workers.submit(gate.wait)
+    assert workers.submit(lambda: "answer").result() == "answer"
+
+
+def test_an_error_is_for_whoever_asks_and_the_thread_goes_on():
+    workers = Workers("test", 1)
+    with pytest.raises(ZeroDivisionError):
+        workers.submit(lambda: 1 / 0).result()
+    assert workers.submit(lambda: 1).result() == 1
+
+
+def test_an_error_and_a_result_keep_nothing_alive():
+    class Payload:
+        pass
+
+    gc.collect()
+    gc.disable()
+    try:
+        workers, payload = Workers("test", 1), Payload()
+        gone = weakref.ref(payload)
+        assert workers.submit(lambda payload=payload: id(payload)).result()
+        with pytest.raises(ZeroDivisionError):
+            workers.submit(lambda payload=payload: 1 / 0).result()
+        workers.close()
+        with pytest.raises(ZeroDivisionError):
+            workers.submit(lambda payload=payload: 1 / 0).result()
+        sys.last_value = None
+        del payload
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_cancelled_work_is_not_done(gate):
+    workers, done = Workers("test", 1), []
+    workers.submit(gate.wait)
+    waiting = workers.submit(lambda: done.append(1))
+    assert waiting.cancel()
+    gate.set()
+    workers.submit(lambda: None).result()
+    assert not done
+    with pytest.raises(CancelledError):
+        waiting.result()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_thread_that_is_killed_while_it_waits_is_replaced(number, quiet):
+    workers, meeting = Workers("test", number), threading.Barrier(number, timeout=60)
+    for future in [workers.submit(meeting.wait) for _ in range(number)]:
+        future.result()
+    victims = list(workers._crew.threads)
+    for victim in victims:
+        kill(victim)
+    futures = [workers.submit(meeting.wait) for _ in range(number)]
+    assert sorted(future.result(60) for future in futures) == list(range(number))
+    for victim in victims:
+        victim.join(60)
+    assert not set(victims) & set(workers._crew.threads)
+
+
+def test_a_thread_that_is_killed_at_work_is_replaced_and_its_work_is_an_error(quiet):
+    workers = Workers("test", 1)
+    with pytest.raises(RuntimeError, match="ended its thread by SystemExit"):
+        workers.submit(sys.exit).result(60)
+    assert workers.submit(lambda: "next").result(60) == "next"
+
+
+def test_work_that_takes_too_long_is_given_up_and_what_it_returns_is_dropped(gate):
+    class Late:
+        pass
+
+    late, patience_s = [Late()], 0.01
+    gone = weakref.ref(late[0])
+    workers = Workers("test", 1, patience_s=patience_s)
+    hangs = workers.submit(lambda: (gate.wait(), late.pop())[1])
+    (lost,) = workers._crew.threads
+    with pytest.raises(TimeoutError):
+        hangs.exception(2 * patience_s)
+    assert workers.submit(lambda: threading.current_thread()).result(60) is not lost
+    with pytest.raises(TimeoutError, match=r"longer than 0\.01 seconds"):
+        hangs.result(60)
+    gate.set()
+    lost.join(60)
+    assert not lost.is_alive()
+    assert gone() is None
+
+
+def test_what_waits_behind_work_that_hangs_is_done_when_that_is_given_up(gate):
+    workers = Workers("test", 1, patience_s=0.01)
+    hangs = workers.submit(gate.wait)
+    waiting = workers.submit(lambda: "done")
+    with pytest.raises(TimeoutError):
+        hangs.exception(0.02)
+    workers.give_up()
+    assert waiting.result(60) == "done"
+
+
+def test_threads_end_with_their_owner_after_what_was_submitted(gate):
+    workers, done = Workers("test", 1), []
+    workers.submit(gate.wait)
+    last = workers.submit(lambda: done.append(1))
+    (thread,) = workers._crew.threads
+    del workers
+    gate.set()
+    last.result(60)
+    thread.join(60)
+    assert done == [1]
+    assert not thread.is_alive()
+
+
+def test_after_close_work_is_done_by_the_caller():
+    workers = Workers("test", 1)
+    workers.submit(lambda: None).result()
+    (thread,) = workers._crew.threads
+    workers.close()
+    thread.join(60)
+    assert workers.submit(threading.get_ident).result(0) == threading.get_ident()
+
+
+def test_where_no_thread_can_be_started_work_is_done_by_the_caller(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert Workers("test", 2).submit(threading.get_ident).result(0) == threading.get_ident()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_has_threads_of_its_own():
+    workers = Workers("test", 1)
+    workers.submit(lambda: None).result()
+    pid = os.fork()
+    if not pid:
+        try:
+            os._exit(workers.submit(lambda: 7).result(60))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+@pytest.mark.parametrize(("program", "printed"), [(HANGS, ""), (ENDS, "ended\n")])
+def test_at_exit_what_runs_has_a_few_seconds_and_what_waits_is_dropped(program, printed):
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
