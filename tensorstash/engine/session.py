@@ -19,7 +19,7 @@ from tensorstash.engine.passage import Passage
 from tensorstash.engine.patience import Patience
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.state import SessionState
-from tensorstash.engine.stats import MOST_NOTES, Ledger, Stats
+from tensorstash.engine.stats import Ledger, Stats
 from tensorstash.engine.tape import Tape
 from tensorstash.errors import StoreError
 from tensorstash.plan import HookPolicy
@@ -31,6 +31,8 @@ from tensorstash.workers import Workers
 T = TypeVar("T")
 
 _REMEMBERED_SPECS = 4096
+
+_SMALL = "smaller than min_bytes"
 
 _ADVICE = (
     "freed activations may stay with the process: glibc keeps what lies in the middle of its heap; start the program "
@@ -68,7 +70,8 @@ class Session(Generic[T]):
         self._state = SessionState(backend, Ledger(), ahead)
         self._frees_host_memory = False
         # Looked up once: these run for every tensor that is kept.
-        self._keep_notes = self._state.ledger.keep_notes
+        self._kept = self._state.ledger.kept
+        self._small = self._kept[_SMALL]
         self._keep_reason = backend.keep_reason
         self._spec = backend.spec
         self._alias = backend.alias
@@ -136,8 +139,9 @@ class Session(Generic[T]):
         except RuntimeError:  # sparse tensors have no such number
             nbytes = 0
         if 0 < nbytes < self._min_bytes:
-            reason = "smaller than min_bytes"
-        elif self._only_keeps:
+            next(self._small[nbytes])
+            return self._state, self._alias(tensor), self._version(tensor)
+        if self._only_keeps:
             reason = "policy"
         else:
             plan = self._keep_reason(tensor) or self._passage(spec := self._spec(tensor))
@@ -146,11 +150,8 @@ class Session(Generic[T]):
             elif spec.nbytes >= self._min_bytes:
                 return self._stash(tensor, spec, plan)
             else:
-                reason, nbytes = "smaller than min_bytes", spec.nbytes
-        notes = self._keep_notes[reason]
-        notes.append(nbytes)
-        if len(notes) > MOST_NOTES:
-            self._state.ledger.settle()
+                reason, nbytes = _SMALL, spec.nbytes
+        next(self._kept[reason][nbytes])
         return self._state, self._alias(tensor), self._version(tensor)
 
     def _stash(self, tensor: T, spec: TensorSpec, passage: Passage[T]) -> Stashed:

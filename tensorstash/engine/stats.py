@@ -1,7 +1,7 @@
 """What a session did, counted: a frozen value for the user, and the ledger it is read from."""
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -9,9 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 from tensorstash.sizes import format_bytes
-
-MOST_NOTES = 4096
-"""Notes of one kind that may wait to be added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +129,14 @@ class Stats:
 class Ledger:
     """The counters of one session. Thread-safe.
 
-    What is counted on the way of a kept tensor, or from a finalizer, takes no lock: it leaves a note, and notes are
-    added up now and then. Finalizers must not block, since the garbage collector may run them inside any other method
-    on the same thread.
+    What is counted on the way of a kept tensor, or from a finalizer, takes no lock: the first is the step of a counter
+    that no thread can disturb, the second leaves a note that is added up later. Finalizers must not block, since the
+    garbage collector may run them inside any other method on the same thread.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[str, Tally] = {}
+        self._looks: Counter[tuple[str, int]] = Counter()
         self._deduplicated = Tally()
         self._stashed = Tally()
         self._declined = Tally()
@@ -153,8 +150,8 @@ class Ledger:
         self._snapshots = 0
         self.unpacked = self._unpackings.__next__
         """Count one request for a tensor; the cheapest call that no thread can disturb."""
-        self.keep_notes: defaultdict[str, deque[int]] = defaultdict(deque)
-        """Bytes of each tensor that was kept, by reason; whoever appends settles beyond :data:`MOST_NOTES`."""
+        self.kept: defaultdict[str, defaultdict[int, count[int]]] = defaultdict(lambda: defaultdict(count))
+        """By reason and bytes: each step of such a counter is a tensor that was kept."""
         self._release_notes: deque[tuple[str, int]] = deque()
 
     def deduplicated(self, nbytes: int) -> None:
@@ -213,14 +210,15 @@ class Ledger:
 
     def snapshot(self) -> Stats:
         """Return the counters as they stand."""
-        self.settle()
         with self._lock:
+            self._settle_releases()
+            kept = {reason: tally for reason in list(self.kept) if (tally := self._tally(reason)).tensors}
             unpacked = next(self._unpackings) - self._snapshots
             self._snapshots += 1
-            parts = [*self._kept.values(), self._deduplicated, self._stashed]
+            parts = [*kept.values(), self._deduplicated, self._stashed]
             return Stats(
                 seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
-                kept=MappingProxyType(dict(self._kept)),
+                kept=MappingProxyType(kept),
                 deduplicated=self._deduplicated,
                 stashed=self._stashed,
                 declined=self._declined,
@@ -233,15 +231,15 @@ class Ledger:
                 forwarded=self._forwardings,
             )
 
-    def settle(self) -> None:
-        """Add up the notes."""
-        with self._lock:
-            self._settle_releases()
-            for reason, notes in list(self.keep_notes.items()):
-                tensors = len(notes)
-                before = self._kept.get(reason, Tally())
-                nbytes = before.nbytes + sum(notes.popleft() for _ in range(tensors))
-                self._kept[reason] = Tally(before.tensors + tensors, nbytes)
+    def _tally(self, reason: str) -> Tally:
+        tensors = total = 0
+        for nbytes, steps in list(self.kept[reason].items()):
+            # Looking at a counter is a step, too.
+            found = next(steps) - self._looks[reason, nbytes]
+            self._looks[reason, nbytes] += 1
+            tensors += found
+            total += found * nbytes
+        return Tally(tensors, total)
 
     def _settle_releases(self) -> None:
         while self._release_notes:
