@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 from tensorstash.buffers import Array
 from tensorstash.engine.session import Session
@@ -76,14 +77,14 @@ class Faulty:
     Args:
         inner: what to open.
         board: where faults are planted.
-        opened: the stores in memory and on disk that were opened.
+        opened: the stores in memory and on disk that were opened, and are alive; policies are remembered, stores not.
         verifies: whether to leave the checksums to stores that have their own.
     """
 
     name: ClassVar[str] = "faulty"
     inner: StoreConfig
     board: Board = field(default_factory=Board, repr=False)
-    opened: list[MemoryStore | DiskStore] = field(default_factory=list, repr=False)
+    opened: WeakSet[MemoryStore | DiskStore] = field(default_factory=WeakSet, repr=False)
     verifies: bool = field(default=True, repr=False)
 
     @property
@@ -102,7 +103,7 @@ class Faulty:
             first = self._open(config.first)
             return TieredStore(config, first, self._open(config.then))
         store: Any = DiskStore(config, FaultyCalls(board=self.board)) if isinstance(config, Disk) else config.open()
-        self.opened.append(store)
+        self.opened.add(store)
         return store
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from labs import BACKENDS
@@ -53,7 +54,7 @@ class Auditor:
         stalls: which put of a writer waits for the gate; 0 for none.
     """
 
-    stores: list[MemoryStore | DiskStore]
+    stores: WeakSet[MemoryStore | DiskStore]
     stalls: int
     gate: threading.Event = field(default_factory=threading.Event)
     puts: int = 0
