@@ -12,7 +12,20 @@ from tensorstash.spec import TensorSpec
 Maker = Callable[[Any, TensorSpec], Kernel[Tensor] | None]
 """Returns the kernel of a codec for dense elements of a spec, or None where the device or the setting has none."""
 
-_MAKERS: Mapping[str, tuple[Maker, ...]] = MappingProxyType({})
+
+def _on_device(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
+    if spec.device.partition(":")[0] not in _DEVICES:
+        return None
+    # Imports Triton, which takes time.
+    from tensorstash.backends.torch_device_kernels import device_kernel
+
+    return device_kernel(codec, spec)
+
+
+_DEVICES = frozenset({"cuda", "xpu"})
+_MAKERS: Mapping[str, tuple[Maker, ...]] = MappingProxyType(
+    dict.fromkeys(("affine", "astype", "pack_bits", "two_valued"), (_on_device,))
+)
 """For each codec the makers of its kernels, the best first."""
 
 

@@ -8,7 +8,9 @@ import numpy as np
 from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.payload import (
     BLOCK,
+    CODED,
     HEADER_NBYTES,
+    PLAIN,
     Header,
     check_count,
     check_data,
@@ -22,7 +24,6 @@ from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 MAGIC = b"PBT1"
-_PLAIN, _PACKED = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,12 +64,12 @@ class PackBits:
         check_data(self, data, spec)
         flags = as_bytes(data)
         payload = aligned_empty(HEADER_NBYTES + -(-flags.size // 8))
-        Header(MAGIC, _PACKED, 0, flags.size).write(payload)
+        Header(MAGIC, CODED, 0, flags.size).write(payload)
         packed = payload[HEADER_NBYTES:]
         for start in range(0, flags.size, 8 * BLOCK):
             block = flags[start : start + 8 * BLOCK]
             if np.bitwise_or.reduce(block) > 1:
-                return plain_payload(Header(MAGIC, _PLAIN, 0, flags.size), data)
+                return plain_payload(Header(MAGIC, PLAIN, 0, flags.size), data)
             bits = np.packbits(block, bitorder="little")
             packed[start // 8 : start // 8 + bits.size] = bits
         return payload
@@ -81,12 +82,12 @@ class PackBits:
         """
         header, body = read_header(self, data, MAGIC)
         check_count(self, header.count, spec)
-        if header.mode not in (_PLAIN, _PACKED) or header.param:
+        if header.mode not in (PLAIN, CODED) or header.param:
             raise damaged(self, f"unknown mode {header.mode}, {header.param}")
-        split_sections(self, body, header.count if header.mode == _PLAIN else -(-header.count // 8))
+        split_sections(self, body, header.count if header.mode == PLAIN else -(-header.count // 8))
         array = empty_array(self, header.count, spec)
         flags = as_bytes(array)
-        if header.mode == _PLAIN:
+        if header.mode == PLAIN:
             flags[:] = body
             return array
         for start in range(0, flags.size, 8 * BLOCK):

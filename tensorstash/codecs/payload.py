@@ -13,6 +13,9 @@ from tensorstash.spec import TensorSpec
 BLOCK = 1 << 16
 """Elements that kernels work on at a time, so that their temporaries stay in the cache."""
 
+PLAIN, CODED = 0, 1
+"""Modes of a payload: the bytes as they are, and what the codec makes of them."""
+
 _HEADER = Struct("<4sBBHQ")
 HEADER_NBYTES = _HEADER.size
 

@@ -8,7 +8,9 @@ import numpy as np
 from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.payload import (
     BLOCK,
+    CODED,
     HEADER_NBYTES,
+    PLAIN,
     Header,
     check_count,
     check_data,
@@ -23,7 +25,6 @@ from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 MAGIC = b"TWO1"
-_PLAIN, _PACKED = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +66,7 @@ class TwoValued:
         check_data(self, data, spec)
         bits = unsigned(data)
         payload = aligned_empty(HEADER_NBYTES + 2 * spec.itemsize + -(-bits.size // 8))
-        Header(MAGIC, _PACKED, 0, bits.size).write(payload)
+        Header(MAGIC, CODED, 0, bits.size).write(payload)
         pair = payload[HEADER_NBYTES : HEADER_NBYTES + 2 * spec.itemsize].view(bits.dtype)
         packed = payload[HEADER_NBYTES + 2 * spec.itemsize :]
         pair[:] = bits[0] if bits.size else 0
@@ -76,7 +77,7 @@ class TwoValued:
             if not found and second.any():
                 found, pair[1] = True, block[second.argmax()]
             if found and not np.array_equal(block == pair[1], second):
-                return plain_payload(Header(MAGIC, _PLAIN, 0, bits.size), data)
+                return plain_payload(Header(MAGIC, PLAIN, 0, bits.size), data)
             ones = np.packbits(second, bitorder="little")
             packed[start // 8 : start // 8 + ones.size] = ones
         return payload
@@ -89,10 +90,10 @@ class TwoValued:
         """
         header, body = read_header(self, data, MAGIC)
         check_count(self, header.count, spec)
-        if header.mode not in (_PLAIN, _PACKED) or header.param:
+        if header.mode not in (PLAIN, CODED) or header.param:
             raise damaged(self, f"unknown mode {header.mode}, {header.param}")
         array = empty_array(self, header.count, spec)
-        if header.mode == _PLAIN:
+        if header.mode == PLAIN:
             split_sections(self, body, spec.nbytes)
             as_bytes(array)[:] = body
             return array

@@ -1,0 +1,276 @@
+"""Kernels for devices give what the NumPy codecs give, bit for bit: as PyTorch's operators, and in Triton.
+
+Without a device, Triton's kernels run in its interpreter, on memory of the CPU, in a process of their own: whether they
+are interpreted is settled when they are defined.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tensorstash.backends import (
+    torch_operators,
+    torch_triton,
+    torch_triton_affine,
+    torch_triton_convert,
+    torch_triton_flags,
+    torch_triton_language,
+)
+from tensorstash.backends.torch_device_kernels import device_kernel
+from tensorstash.backends.torch_kernels import kernel
+from tensorstash.backends.torch_layout import DTYPE_NAMES
+from tensorstash.buffers import Array
+from tensorstash.codecs import Affine, AsType, Lossless, PackBits, TwoValued
+from tensorstash.protocols import Codec
+from tensorstash.spec import TensorSpec, contiguous_strides
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = next((kind for kind in ("cuda", "xpu") if getattr(torch, kind).is_available()), None)
+
+needs_triton = pytest.mark.skipif(not torch_triton.AVAILABLE, reason="needs Triton")
+needs_device = pytest.mark.skipif(DEVICE is None, reason="needs a CUDA or XPU device")
+DTYPES = ["float16", "bfloat16", "float32"] + ([] if INTERPRETED else ["float64"])
+CONTENTS = ["specials"] if INTERPRETED else ["normal", "zeros and constants", "specials", "any bits"]
+VARIANTS = [pytest.param((torch_operators, "cpu"), id="operators")]
+if INTERPRETED:
+    VARIANTS = [pytest.param((torch_triton, "cpu"), id="triton interpreted")]
+elif DEVICE is not None:
+    VARIANTS += [
+        pytest.param((torch_operators, DEVICE), id="operators on a device", marks=pytest.mark.gpu),
+        pytest.param((torch_triton, DEVICE), id="triton on a device", marks=pytest.mark.gpu),
+    ]
+
+Variant = tuple[object, str]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    # The interpreter runs on NumPy, which warns of what a device does silently.
+    with np.errstate(all="ignore" if INTERPRETED else "warn"):
+        yield
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    shape = tuple(tensor.shape)
+    return TensorSpec(shape, contiguous_strides(shape), 0, DTYPE_NAMES[tensor.dtype], str(tensor.device))
+
+
+def carriers(tensor: Tensor) -> Array:
+    raw = tensor.cpu().reshape(-1).view(torch.uint8).numpy()
+    spec = spec_of(tensor)
+    return raw.view(spec.carrier).reshape(spec.shape)
+
+
+def check(codec: Codec, tensor: Tensor, variant: Variant) -> None:
+    """Compare payload and elements with those of the NumPy codec."""
+    operators, device = variant
+    tensor = tensor.to(device)
+    spec = spec_of(tensor)
+    before = carriers(tensor).tobytes()
+    made = device_kernel(codec, spec, operators)
+    assert made is not None
+    with np.errstate(all="ignore"):
+        expected = codec.encode(carriers(tensor), spec)
+        back = codec.decode(expected, spec)
+    payload = made.encode(tensor)
+    assert (payload.device, payload.is_contiguous()) == (tensor.device, True)
+    encoded = codec.encoded_spec(spec)
+    assert DTYPE_NAMES[payload.dtype] == encoded.dtype
+    assert encoded.shape in ((-1,), tuple(payload.shape))
+    assert carriers(payload).tobytes() == expected.tobytes()
+    elements = made.decode(payload)
+    assert (elements.dtype, elements.shape, elements.device) == (tensor.dtype, tensor.shape, tensor.device)
+    assert carriers(elements).tobytes() == back.tobytes()
+    assert carriers(tensor).tobytes() == before
+
+
+def floats(shape: tuple[int, ...], dtype: str, content: str) -> Tensor:
+    rng = np.random.default_rng(0)
+    values = torch.from_numpy(rng.standard_normal(shape) * 3)
+    if content == "zeros and constants":
+        values = values.relu().round()
+    tensor = values.to(getattr(torch, dtype))
+    if content == "specials":
+        numbers = [torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 1e-45, 1e-39, 2.0**126, -3e38, 6e4, 1e30]
+        places = rng.choice(tensor.numel(), max(len(numbers), tensor.numel() // 300))
+        odd = torch.tensor(numbers, dtype=torch.float64).to(tensor.dtype)
+        tensor.view(-1)[places] = odd[torch.from_numpy(rng.integers(0, len(odd), places.size))]
+        tensor.view(-1)[: tensor.numel() // 9] = torch.from_numpy(rng.choice([torch.nan, torch.inf, -0.0, 5.0], 1))
+    if content == "any bits":
+        raw = rng.integers(0, 256, tensor.numel() * tensor.itemsize, np.uint8)
+        tensor = torch.from_numpy(raw).view(tensor.dtype).reshape(shape)
+    return tensor
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> Variant:
+    return request.param
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantization(dtype: str, bits: int, rounding: str, content: str, variant: Variant) -> None:
+    for shape, group_size in (((33, 256), 128), ((3, 500), 100), ((130,), 64), ((5, 4, 3, 8), 128), ((7, 61), 33)):
+        codec = Affine(bits=bits, group_size=group_size, rounding=rounding, seed=3)
+        check(codec, floats(shape, dtype, content), variant)
+
+
+@pytest.mark.parametrize("group_size", [2000, 16_384, 40_000])
+def test_long_groups(group_size: int, variant: Variant) -> None:
+    check(Affine(bits=4, group_size=group_size), floats((2, 50_000), "float32", "specials"), variant)
+
+
+def test_tensors_worked_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_operators, "_PIECE", 1000)
+    operators = torch_operators, "cpu"
+    for shape in ((50, 300), (2, 7000)):
+        for rounding in ("nearest", "stochastic"):
+            check(Affine(bits=4, group_size=64, rounding=rounding), floats(shape, "float32", "specials"), operators)
+    check(AsType(dtype="float16"), floats((50, 300), "float32", "specials"), operators)
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("source", DTYPES)
+@pytest.mark.parametrize("target", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_casts(target: str, source: str, content: str, variant: Variant) -> None:
+    tensor = floats((7, 1171), source, content)
+    codec = AsType(dtype=target)
+    if codec.accepts(spec_of(tensor)):
+        check(codec, tensor, variant)
+
+
+@pytest.mark.parametrize("target", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_every_tie_is_broken_to_even(target: str, variant: Variant) -> None:
+    high = np.arange(0, 1 << 16, 7 if INTERPRETED else 1, dtype=np.uint32) << 16
+    ties = np.concatenate([high | np.uint32(low) for low in (0, 0x7FFF, 0x8000, 0x8001, 0x0FFF, 0x1000, 0x1001)])
+    check(AsType(dtype=target), torch.from_numpy(ties.view(np.float32)), variant)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (8,), (3, 333), (20_000,)])
+def test_masks(shape: tuple[int, ...], variant: Variant) -> None:
+    check(PackBits(), torch.from_numpy(np.random.default_rng(1).random(shape) < 0.3), variant)
+
+
+def test_booleans_of_other_bytes_are_true(variant: Variant) -> None:
+    operators, device = variant
+    flags = torch.arange(256, dtype=torch.uint8, device=device).view(torch.bool)
+    made = device_kernel(PackBits(), spec_of(flags), operators)
+    assert made.decode(made.encode(flags)).view(torch.uint8).tolist() == [0] + [1] * 255
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "float16", "bfloat16", "float32", "int64", "complex64"])
+def test_tensors_of_two_values(dtype: str, variant: Variant) -> None:
+    chosen = torch.from_numpy(np.random.default_rng(2).integers(0, 2, (9, 1111)))
+    pairs = {"bool": [0, 1], "int64": [-(2**60), 5], "int8": [-128, 127], "uint8": [200, 3], "complex64": [1j, -0.0]}
+    pair = torch.tensor(pairs.get(dtype, [1.25, -0.0])).to(getattr(torch, dtype))
+    check(TwoValued(), pair[chosen], variant)
+    check(TwoValued(), pair[1 - chosen], variant)
+    check(TwoValued(), pair[chosen * 0], variant)
+    if dtype != "bool":
+        third = pair[chosen]
+        third[8, 1110] = 7
+        check(TwoValued(), third, variant)
+
+
+def test_a_nan_is_a_value_like_any_other(variant: Variant) -> None:
+    tensor = torch.where(torch.arange(5000) % 3 == 0, torch.nan, 1.0)
+    check(TwoValued(), tensor, variant)
+
+
+def test_memory_at_any_address(variant: Variant) -> None:
+    _, device = variant
+    raw = torch.arange(4012, device=device).to(torch.uint8)
+    for start in (4, 8, 12):
+        check(Affine(bits=4), raw[start : start + 4000].view(torch.float32), variant)
+        check(AsType(), raw[start : start + 4000].view(torch.float32), variant)
+        check(PackBits(), raw[start + 1 :] > 9, variant)
+
+
+def test_user_settings_change_nothing(variant: Variant) -> None:
+    tensor = floats((40, 256), "float32", "normal")
+    state = torch.get_rng_state()
+    with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
+        check(Affine(bits=4, rounding="stochastic"), tensor.requires_grad_().detach(), variant)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_has_no_kernel() -> None:
+    small = TensorSpec((6,), (1,), 0, "float32", "cuda:0")
+    assert device_kernel(Lossless(), small, torch_operators) is None
+    assert device_kernel(Affine(group_size=1), small, torch_operators) is None
+    assert device_kernel(TwoValued(), small, torch_operators) is None
+    assert device_kernel(PackBits(), TensorSpec((0,), (1,), 0, "bool", "cuda:0"), torch_operators) is None
+
+
+def test_host_memory_gets_no_kernel_of_a_device() -> None:
+    for codec in (AsType(), PackBits(), TwoValued()):
+        assert kernel(codec, TensorSpec((600,), (1,), 0, "bool", "cpu")) is None
+
+
+@pytest.mark.gpu
+@needs_device
+def test_devices_get_kernels() -> None:
+    for codec, dtype in ((Affine(), "float16"), (AsType(), "float32"), (PackBits(), "bool"), (TwoValued(), "int64")):
+        assert kernel(codec, TensorSpec((600,), (1,), 0, dtype, f"{DEVICE}:0")) is not None
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the inner run")
+@needs_triton
+def test_triton_kernels_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", __file__]
+    inner = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert inner.returncode == 0, inner.stdout[-3000:] + inner.stderr[-2000:]
+    assert "passed" in inner.stdout.splitlines()[-1]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="interpreted functions cannot be compiled")
+@needs_triton
+def test_triton_kernels_compile_for_a_device_and_round_every_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    pointers = {"fp32": "*i32", "fp16": "*i16", "bf16": "*i16"}
+    groups = dict.fromkeys(("count", "per_row", "length", "size"), "i32")
+    tile = {"TALL": 32, "WIDTH": 128, "BITS": 4}
+    for dtype, whole, stochastic in (("fp32", True, True), ("bf16", False, False), ("fp16", True, False)):
+        known = {**tile, "WHOLE": whole, "DTYPE": dtype}
+        header = {"head": "i64", "tail": "i64", "seed": "i64"}
+        signature = {"source": pointers[dtype], "payload": "*u8", **header, **groups}
+        code = compiled(torch_triton_affine._quantize, signature, {**known, "STOCHASTIC": stochastic})
+        assert "div.rn.f32" in code
+        signature = {"payload": "*u8", "target": pointers[dtype], **groups}
+        assert "mul.rn.f32" in compiled(torch_triton_affine._dequantize, signature, known)
+    narrow = torch_triton_convert._NAMES[torch.float8_e4m3fn]
+    for source, target, formats in (("*i32", "*i8", (None, narrow)), ("*i8", "*i32", (narrow, None))):
+        known = {"FROM": formats[0], "TO": formats[1], "TILE": 4096}
+        signature = {"source": source, "target": target, "count": "i32"}
+        compiled(torch_triton_convert._convert, signature, known)
+    words = {"words": "*i64", "marks": "*u8"}
+    compiled(torch_triton_flags._mark_others, {**words, "found": "*i64", "count": "i32"}, {"TILE": 8192})
+    compiled(torch_triton_flags._choose, {**words, "pair": "*i64", "count": "i32"}, {"TILE": 8192})
+
+
+def compiled(function: Any, signature: dict[str, str], known: dict[str, Any]) -> str:
+    """Return the assembly of a kernel, in which nothing is fused, approximated or flushed to zero."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    source = ASTSource(function, {**signature, **dict.fromkeys(known, "constexpr")}, known)
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(torch_triton_language.OPTIONS))
+    assembly: str = kernel.asm["ptx"]
+    for loose in ("fma.", "div.full", "div.approx", "rcp.approx", ".ftz"):
+        assert loose not in assembly
+    return assembly
