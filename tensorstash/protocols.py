@@ -60,7 +60,8 @@ class Store(Protocol):
     """Where payloads live. Thread-safe.
 
     A store that proves on its own that ``get`` returns the bytes that were put says so by ``verifies = True``; for all
-    others the engine keeps a checksum of each payload.
+    others the engine keeps a checksum of each payload. One that verifies, retains, and looks at no byte may say so by
+    ``takes_pending = True``: it may then be given arrays that a device is still writing to.
     """
 
     retains: ClassVar[bool]
@@ -299,4 +300,87 @@ class SupportsKernels(Protocol[T]):
 
     def payload(self, data: Array, spec: TensorSpec, /) -> T:
         """Return a contiguous tensor of ``spec`` for :meth:`Kernel.decode`; it may share the memory of ``data``."""
+        ...
+
+
+class Event(Protocol):
+    """A point in the work of a stream."""
+
+    def query(self) -> bool:
+        """Whether the device has come to it; never waits."""
+        ...
+
+    def synchronize(self) -> None:
+        """Make the calling thread wait until the device has come to it; other threads run meanwhile."""
+        ...
+
+
+class Stream(Protocol):
+    """A queue of work of one device; equal to itself alone, and to other objects for the same queue. Thread-safe."""
+
+    def record(self) -> Event:
+        """Return the point after all work that was submitted so far."""
+        ...
+
+    def wait(self, event: Any, /) -> None:
+        """Let what is submitted from now on begin only after ``event``, of any stream of the same framework."""
+        ...
+
+
+@runtime_checkable
+class SupportsStreams(SupportsKernels[T], Protocol[T]):
+    """A backend with devices that work behind the program, so that copies can run beside the computation.
+
+    It only says how things are done; in which order is the engine's affair. A tensor's memory belongs to the stream
+    that was current when it was allocated: once freed, it may be handed out again at once to work of that stream.
+    """
+
+    def current_stream(self, device: str, /) -> Stream | None:
+        """Return the stream that this thread submits the device's work to, or None if that device has no streams.
+
+        Raises:
+            BackendError: the work is not being done but recorded, to be replayed later (CUDA graphs).
+        """
+        ...
+
+    def new_stream(self, device: str, /) -> Stream:
+        """Return a stream of its own for copies of that device."""
+        ...
+
+    def empty(self, spec: TensorSpec, /) -> T:
+        """Return an uninitialised, contiguous, detached tensor for work of the device's current stream."""
+        ...
+
+    def copy_out(self, source: T, target: Array, stream: Any, /) -> None:
+        """Submit to ``stream`` a copy of a contiguous tensor into host memory.
+
+        Neither is kept alive for it. It may wait for the copy where ``target`` is not page-locked.
+
+        Args:
+            source: of any type.
+            target: as many writable bytes, one-dimensional ``uint8``.
+            stream: a :class:`Stream` of the tensor's device, as this backend gives them.
+        """
+        ...
+
+    def copy_in(self, source: Array, target: T, stream: Any, /) -> None:
+        """Submit to ``stream`` a copy of host memory into a contiguous tensor; as :meth:`copy_out`, the other way."""
+        ...
+
+    def use_in(self, tensor: T, stream: Any, /) -> None:
+        """Let the tensor's memory, once it is freed, wait for what ``stream`` has been given until then.
+
+        Does nothing for the stream that the memory belongs to.
+        """
+        ...
+
+    def lock_pages(self, memory: Array, /) -> Undo:
+        """Page-lock host memory, so that devices copy it on their own; return what unlocks it again.
+
+        Args:
+            memory: whole pages, one-dimensional ``uint8``.
+
+        Raises:
+            OSError: the system or the device refuses.
+        """
         ...

@@ -7,12 +7,12 @@ from weakref import ref
 
 import numpy as np
 
-from tensorstash.backends import reference_kernels
+from tensorstash.backends import reference_kernels, reference_streams
 from tensorstash.backends.forward import replace_forward
 from tensorstash.buffers import Array, aligned_empty, borrowed
 from tensorstash.errors import BackendError
 from tensorstash.protocols import Codec, Kernel, Undo
-from tensorstash.reference import HookError, Parameter, Tensor, from_buffer, saved_tensors_hooks
+from tensorstash.reference import HookError, Parameter, Tensor, from_buffer, saved_tensors_hooks, streams
 from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
@@ -127,6 +127,34 @@ class ReferenceBackend:
         """Return a contiguous tensor of ``spec``, a copy of ``data``."""
         return reference_kernels.contiguous(data.reshape(spec.shape), spec)
 
+    def current_stream(self, device: str, /) -> streams.Stream | None:
+        """Return the stream that this thread submits the device's work to; the host has none."""
+        return reference_streams.current_stream(device)
+
+    def new_stream(self, device: str, /) -> streams.Stream:
+        """Return a stream of its own for copies of that device."""
+        return streams.Stream(device)
+
+    def empty(self, spec: TensorSpec, /) -> Tensor:
+        """Return an uninitialised, contiguous tensor for work of the current stream."""
+        return reference_kernels.empty(spec.shape, spec)
+
+    def copy_out(self, source: Tensor, target: Array, stream: streams.Stream, /) -> None:
+        """Submit a copy of a contiguous tensor into host memory."""
+        reference_streams.copy_out(source, target, stream)
+
+    def copy_in(self, source: Array, target: Tensor, stream: streams.Stream, /) -> None:
+        """Submit a copy of host memory into a contiguous tensor."""
+        reference_streams.copy_in(source, target, stream)
+
+    def use_in(self, tensor: Tensor, stream: streams.Stream, /) -> None:
+        """Let the tensor's memory, once it is freed, wait for what ``stream`` has been given until then."""
+        reference_streams.use_in(tensor, stream)
+
+    def lock_pages(self, memory: Array, /) -> Undo:
+        """Do nothing: the simulated accelerators reach all host memory."""
+        return reference_streams.lock_pages(memory)
+
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""
         if not isinstance(model, Module):
@@ -156,5 +184,7 @@ def _elements(tensor: Tensor, spec: TensorSpec) -> Array:
     if not order.span:
         return np.empty(order.shape, spec.carrier)
     strides = tuple(stride * spec.itemsize for stride in order.strides)
+    if tensor.device != "cpu":
+        streams.current_stream(tensor.device).synchronize()
     run: Array = np.ndarray(order.shape, spec.carrier, tensor.storage.buffer, tensor.offset, strides)
     return borrowed(run) if order.is_dense and tensor.device == "cpu" else run.copy()

@@ -1,8 +1,12 @@
 """Codecs on the simulated accelerators: the NumPy meaning, run on device memory."""
 
+from collections.abc import Callable
+
+import numpy as np
+
 from tensorstash.buffers import Array, borrowed
 from tensorstash.protocols import Codec
-from tensorstash.reference import DTYPES, Layout, Storage, Tensor, as_dtype, memory
+from tensorstash.reference import DTYPES, Layout, Storage, Tensor, as_dtype, memory, streams
 from tensorstash.spec import MemoryOrder, TensorSpec
 
 CODECS = frozenset({"affine", "astype", "pack_bits"})
@@ -24,11 +28,23 @@ class NumpyKernel:
 
     def encode(self, dense: Tensor, /) -> Tensor:
         """Return the payload in fresh memory."""
-        return contiguous(self._codec.encode(borrowed(dense.carriers()), self._spec), self._encoded)
+        return self._run(self._codec.encode, dense, self._encoded)
 
     def decode(self, payload: Tensor, /) -> Tensor:
         """Return the elements in fresh memory."""
-        return contiguous(self._codec.decode(borrowed(payload.carriers()), self._spec), self._spec)
+        return self._run(self._codec.decode, payload, self._spec)
+
+    def _run(self, method: Callable[[Array, TensorSpec], Array], data: Tensor, result: TensorSpec) -> Tensor:
+        values = borrowed(data.carriers())
+        if not streams.is_asynchronous():
+            return contiguous(method(values, self._spec), result)
+        # How large a payload is follows from the shape alone.
+        encoded = method == self._codec.encode and result.shape == (-1,)
+        shape = self._codec.encode(np.zeros_like(values), self._spec).shape if encoded else result.shape
+        out = empty(shape, result)
+        target = out.carriers()
+        streams.current_stream(result.device).submit(lambda: np.copyto(target, method(values, self._spec)))
+        return out
 
 
 def kernel(codec: Codec, spec: TensorSpec) -> NumpyKernel | None:
@@ -40,18 +56,21 @@ def kernel(codec: Codec, spec: TensorSpec) -> NumpyKernel | None:
 
 def contiguous(data: Array, spec: TensorSpec) -> Tensor:
     """Return a contiguous tensor with a copy of ``data``, shaped like it, on the device of ``spec``."""
-    dtype = as_dtype(spec.dtype)
-    storage = Storage.allocate(data.nbytes, memory(spec.device))
-    tensor = Tensor(storage, Layout.contiguous(data.shape, dtype.itemsize), dtype)
-    tensor.carriers()[...] = data
+    if data.dtype.name != spec.carrier:
+        raise TypeError(f"got elements of {data.dtype.name}, expected {spec.carrier}")
+    tensor = empty(data.shape, spec)
+    tensor.storage.write(tensor.layout, tensor.dtype, data.copy())
     return tensor
 
 
 def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     """Return the distinct elements in memory order; shares the tensor's memory where they are one run of it."""
-    if not order.is_dense:
-        return contiguous(tensor.storage.window(_layout(order, tensor.offset, spec), tensor.dtype), spec)
-    return Tensor(tensor.storage, Layout.contiguous(order.shape, spec.itemsize, tensor.offset), tensor.dtype)
+    if order.is_dense:
+        return Tensor(tensor.storage, Layout.contiguous(order.shape, spec.itemsize, tensor.offset), tensor.dtype)
+    packed = empty(order.shape, spec)
+    window = tensor.storage.window(_layout(order, tensor.offset, spec), tensor.dtype)
+    packed.storage.write(packed.layout, packed.dtype, window)
+    return packed
 
 
 def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool) -> Tensor:
@@ -60,9 +79,15 @@ def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool
     if not (adopt and order.is_dense and dense.data_ptr() % 64 == spec.alignment):
         start = 0
         storage = Storage.allocate(order.span * spec.itemsize, memory(spec.device), phase=spec.alignment)
-        window = storage.window(_layout(order, start, spec), dense.dtype)
-        window[...] = dense.carriers().reshape(order.shape)
+        storage.write(_layout(order, start, spec), dense.dtype, dense.carriers().reshape(order.shape))
     return Tensor(storage, Layout(spec.shape, spec.strides, start, spec.itemsize), dense.dtype)
+
+
+def empty(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
+    """Return an uninitialised, contiguous tensor for work of the current stream, of the type and device of ``spec``."""
+    dtype = as_dtype(spec.dtype)
+    layout = Layout.contiguous(shape, dtype.itemsize)
+    return Tensor(Storage.allocate(layout.numel * dtype.itemsize, memory(spec.device)), layout, dtype)
 
 
 def _layout(order: MemoryOrder, start: int, spec: TensorSpec) -> Layout:

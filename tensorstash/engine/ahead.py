@@ -8,6 +8,7 @@ from tensorstash.engine.tape import Tape
 from tensorstash.workers import Workers
 
 _REMEMBERED_ORDERS = 64
+_TO_HOST, _TO_DEVICE = 0, 1
 
 
 class ReadAhead:
@@ -34,8 +35,16 @@ class ReadAhead:
         with self._lock:
             if not tape.is_expecting:
                 tape.expect(self._orders.get(tape.signature, ()))
-            for payload in tape.ask(index):
-                if not payload.read_ahead(self._readers.submit):
+            tape.ask(index)
+            for payload in tape.coming(_TO_HOST):
+                if payload.wants_reading and not payload.read_ahead(self._readers.submit):
+                    break
+
+    def bring(self, tape: Tape) -> None:
+        """Start bringing what is expected next back to its device."""
+        with self._lock:
+            for payload in tape.coming(_TO_DEVICE):
+                if not payload.bring_ahead():
                     break
 
     def learn(self, tape: Tape) -> None:

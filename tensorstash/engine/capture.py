@@ -63,6 +63,14 @@ class Capture:
         self._stored: Stored | None = None
         self._error: TensorStashError | None = None
 
+    @property
+    def needs_worker(self) -> bool:
+        """Whether :meth:`run` has anything to do."""
+        return True
+
+    def launch(self) -> None:
+        """Begin with what has to be done on the thread that saved the tensor; nothing here."""
+
     def run(self, ask: Ask = call) -> None:
         """Encode and store the source's bytes and let go of it; a failure is kept for whoever asks.
 
@@ -92,9 +100,12 @@ class Capture:
             return False
         self.check(source)
         self._witness = witness
+        self._keep(stored)
+        return True
+
+    def _keep(self, stored: Stored) -> None:
         self._stored = stored
         self._ledger.stored(self.passage.tier, stored.nbytes)
-        return True
 
     @property
     def source(self) -> Any:

@@ -63,11 +63,17 @@ class Stashed:
         state.was_asked = True
         state.ledger.unpacked()
         state.ahead.asked(self._tape, self._payload.index)
+        tensor = self._restore()
+        if self._payload.is_streamed:
+            state.ahead.bring(self._tape)
+        return tensor
+
+    def _restore(self) -> Any:
         source = self._payload.capture.source
         if source is not None:
-            state.ledger.forwarded()
+            self._state.ledger.forwarded()
             return self._forward(source)
-        return self._payload.capture.passage.rebuild(self._payload.load(), self._spec)
+        return self._payload.restore(self._spec)
 
     def _forward(self, source: Any) -> Any:
         capture, backend = self._payload.capture, self._state.backend

@@ -1,5 +1,6 @@
 """How much a session may hold on the way, and how long it waits."""
 
+import os
 from dataclasses import dataclass
 
 from tensorstash.errors import ConfigError
@@ -17,6 +18,8 @@ class Limits:
         writers: threads that encode and store.
         readers: threads that load and decode.
         timeout_s: how long to wait for a store that does not answer before an error says so, in seconds.
+        pinned: bytes of host memory that may be page-locked for copies from and to devices; by default half of the
+            machine's memory. Beyond it copies work, but the program waits for each.
 
     Raises:
         ConfigError: a value is none of these.
@@ -30,10 +33,13 @@ class Limits:
     writers: int = 1
     readers: int = 1
     timeout_s: float = 600.0
+    pinned: int | str | None = None
 
     def __post_init__(self) -> None:
         for field in ("in_flight", "ahead"):
             object.__setattr__(self, field, parse_bytes(getattr(self, field), path=f"limits.{field}"))
+        if self.pinned is not None:
+            object.__setattr__(self, "pinned", parse_bytes(self.pinned, path="limits.pinned"))
         for field in ("writers", "readers"):
             count = getattr(self, field)
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -50,3 +56,14 @@ class Limits:
     def ahead_bytes(self) -> int:
         """The limit of bytes read ahead as a number."""
         return parse_bytes(self.ahead, path="limits.ahead")
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The limit of page-locked host memory as a number."""
+        return _half_of_memory() if self.pinned is None else parse_bytes(self.pinned, path="limits.pinned")
+
+
+def _half_of_memory() -> int:
+    if not hasattr(os, "sysconf"):  # Windows
+        return 8 * 2**30
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

@@ -14,8 +14,8 @@ from tensorstash.engine.patience import Ask
 from tensorstash.engine.pipeline import Pipeline, Stored
 from tensorstash.engine.stats import Ledger
 from tensorstash.plan import Plan
-from tensorstash.protocols import Backend, Store, StoreConfig, SupportsKernels
-from tensorstash.spec import TensorSpec
+from tensorstash.protocols import Backend, Store, StoreConfig, SupportsKernels, SupportsStreams
+from tensorstash.spec import TensorSpec, memory_order
 
 T = TypeVar("T")
 
@@ -32,7 +32,21 @@ class Passage(Generic[T]):
         ledger: where stages are counted.
     """
 
-    __slots__ = ("_backend", "_device", "_kernels", "_pipeline", "is_costly", "plan", "spec", "store_place", "tier")
+    __slots__ = (
+        "_backend",
+        "_device",
+        "_kernels",
+        "_pipeline",
+        "is_costly",
+        "is_streamed",
+        "plan",
+        "shares_source",
+        "spec",
+        "stays",
+        "store_place",
+        "tier",
+        "works_on_host",
+    )
 
     def __init__(
         self, plan: Plan, spec: TensorSpec, backend: Backend[T], config: StoreConfig, store: Store, ledger: Ledger
@@ -45,11 +59,19 @@ class Passage(Generic[T]):
         self._device: SupportsKernels[T] | None = backend if isinstance(backend, SupportsKernels) else None
         self._kernels = KernelChain(backend, plan.codecs, self.spec, places[:-1], ledger)
         ran = len(self._kernels)
-        stays = plan.store is None and ran == len(plan.codecs) > 0 and spec.device != "cpu"
+        self.stays = plan.store is None and ran == len(plan.codecs) > 0 and spec.device != "cpu"
+        """Whether the payload never leaves its device."""
         rest = Plan(plan.codecs[ran:], config)
-        self._pipeline = None if stays else Pipeline(rest, self._kernels.spec, config, store, ledger, places[ran:])
-        self.tier = "device" if stays else config.tier
+        kernels = self._kernels
+        self._pipeline = None if self.stays else Pipeline(rest, kernels.spec, config, store, ledger, places[ran:])
+        self.tier = "device" if self.stays else config.tier
         self.is_costly = self._pipeline is not None and self._pipeline.is_costly
+        self.is_streamed = isinstance(backend, SupportsStreams) and backend.current_stream(spec.device) is not None
+        """Whether the device works behind the program, so that :meth:`launch` and :meth:`store` can be apart."""
+        self.shares_source = not ran and memory_order(spec.shape, spec.strides).is_dense
+        """Whether what crosses to the host is the tensor's own memory."""
+        self.works_on_host = not self.stays and not (not rest.codecs and getattr(store, "takes_pending", False))
+        """Whether somebody looks at the bytes once they are on the host, which a worker then waits for."""
 
     def encode(self, source: T, spec: TensorSpec, ask: Ask = call) -> Stored | None:
         """Run the codecs on a tensor of ``spec`` and store the result.
@@ -71,11 +93,45 @@ class Passage(Generic[T]):
         if self._device is None or not self._kernels:
             assert self._pipeline is not None, "a plan without codecs and without a store has no payload"
             return self._pipeline.encode(backend.to_host(source, spec).wait(), ask)
-        payload = self._kernels.encode(self._device.dense(source, spec))
+        payload = self.launch(source, spec)
         if self._pipeline is None:
-            return Stored(None, payload, backend.nbytes(payload))
+            return self.resident(payload)
         # On the CPU that is the payload's own memory, which nobody else has.
         return self._pipeline.encode(adopted(backend.to_host(payload, backend.spec(payload)).wait()), ask)
+
+    def launch(self, source: T, spec: TensorSpec) -> T:
+        """Return what crosses to the host, or stays on the device: the dense elements, or the last kernel's payload.
+
+        Raises:
+            CodecError: a kernel raised, or returned something its codec's ``encoded_spec`` does not announce.
+        """
+        assert self._device is not None, "a backend without kernels"
+        return self._kernels.encode(self._device.dense(source, spec))
+
+    def resident(self, payload: T) -> Stored:
+        """Return the place of a payload that stays on its device."""
+        return Stored(None, payload, self._backend.nbytes(payload))
+
+    def crossing(self, nbytes: int) -> TensorSpec:
+        """Return the spec of what crosses to the host, which has so many bytes."""
+        spec = self._kernels.spec
+        return spec if spec.shape != (-1,) else TensorSpec((nbytes,), (1,), 0, spec.dtype, spec.device)
+
+    def store(self, crossed: Array, ask: Ask = call) -> Stored | None:
+        """Run the codecs of the host and store the result.
+
+        Args:
+            crossed: bytes of what :meth:`launch` returned, which are this passage's now. They may still be arriving
+                if it does not :attr:`works_on_host`.
+            ask: how a store is asked that may not answer.
+
+        Raises:
+            CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
+            StoreError: the store could not take the payload.
+        """
+        assert self._pipeline is not None, "a payload that stays on its device"
+        spec = self.crossing(crossed.nbytes)
+        return self._pipeline.encode(crossed.view(spec.carrier).reshape(spec.shape), ask)
 
     def decode(self, stored: Stored, ask: Ask = call) -> Any:
         """Return what :meth:`rebuild` needs: an array, or the payload itself where it has stayed on its device.
@@ -104,8 +160,22 @@ class Passage(Generic[T]):
         if self._device is None or not self._kernels:
             return backend.from_host(data.reshape(spec.dense().shape), spec)
         if self._pipeline is not None:
-            data = self._device.payload(data, _sized(self._kernels.spec, data))
-        return self._device.restored(self._kernels.decode(data), spec, adopt=True)
+            data = self._device.payload(data, self.crossing(data.nbytes))
+        return self.assemble(data, spec, adopt=False)
+
+    def assemble(self, crossed: T, spec: TensorSpec, *, adopt: bool) -> T:
+        """Return a fresh, detached tensor in private memory with the exact layout of ``spec``.
+
+        Args:
+            crossed: as :meth:`launch` returned it.
+            spec: any layout of the same block of memory.
+            adopt: whether its memory may be used for the result.
+
+        Raises:
+            CodecError: a kernel raised, or returned something of another shape or dtype than went in.
+        """
+        assert self._device is not None, "a backend without kernels"
+        return self._device.restored(self._kernels.decode(crossed), spec, adopt=adopt or bool(self._kernels))
 
     def copy(self, source: T, spec: TensorSpec, wanted: TensorSpec) -> T:
         """Return a copy of a tensor of ``spec`` in private writable memory with the exact layout of ``wanted``."""
@@ -114,10 +184,3 @@ class Passage(Generic[T]):
             return self._device.restored(self._device.dense(source, spec), wanted, adopt=False)
         data = borrowed(backend.to_host(source, spec).wait())
         return backend.from_host(data.reshape(wanted.dense().shape), wanted)
-
-
-def _sized(spec: TensorSpec, data: Array) -> TensorSpec:
-    """Return the spec of a payload whose length, where it depends on the content, is that of ``data``."""
-    if spec.shape != (-1,):
-        return spec
-    return TensorSpec(data.shape, (1,), 0, spec.dtype, spec.device)

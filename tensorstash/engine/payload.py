@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from weakref import ref
 
 from tensorstash.buffers import borrowed
@@ -12,6 +12,7 @@ from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
 from tensorstash.engine.patience import Patience
 from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
+from tensorstash.spec import TensorSpec
 
 Submit = Callable[[Callable[[], Any]], Future[Any]]
 
@@ -41,6 +42,9 @@ class Payload:
         "index",
         "users",
     )
+
+    is_streamed: ClassVar[bool] = False
+    """Whether it can be brought back to its device before it is asked for."""
 
     def __init__(self, capture: Capture, ahead: ByteBudget, patience: Patience) -> None:
         self.capture = capture
@@ -74,6 +78,19 @@ class Payload:
                 # Weakly: work that waits in a queue must not keep the slot.
                 self._loading = submit(partial(_decode, ref(self.capture)))
         return True
+
+    def bring_ahead(self) -> bool:
+        """Start bringing it back to its device; return False to look no further ahead for now."""
+        return True
+
+    def restore(self, spec: TensorSpec) -> Any:
+        """Return a fresh tensor of the given layout.
+
+        Raises:
+            SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
+            StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
+        """
+        return self.capture.passage.rebuild(self.load(), spec)
 
     def load(self) -> Any:
         """Return what the passage rebuilds tensors from; writable only if nobody else needs it.

@@ -13,17 +13,20 @@ from tensorstash.allocator import returns_memory
 from tensorstash.engine.ahead import ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
+from tensorstash.engine.copies import Copies
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.passage import Passage
 from tensorstash.engine.patience import Patience
 from tensorstash.engine.payload import Payload
+from tensorstash.engine.pinned import PinnedMemory
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Ledger, Stats
+from tensorstash.engine.streamed import StreamedCapture, StreamedPayload
 from tensorstash.engine.tape import Tape
 from tensorstash.errors import StoreError
 from tensorstash.plan import HookPolicy
-from tensorstash.protocols import Backend, Store, StoreConfig
+from tensorstash.protocols import Backend, Store, StoreConfig, SupportsStreams
 from tensorstash.spec import TensorSpec, memory_block
 from tensorstash.stores.memory import Memory
 from tensorstash.workers import Workers
@@ -68,6 +71,10 @@ class Session(Generic[T]):
         readers = Workers("tensorstash-reader", limits.readers, patience_s=limits.timeout_s)
         ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers)
         self._state = SessionState(backend, Ledger(), ahead)
+        self._copies: Copies[T] | None = None
+        if isinstance(backend, SupportsStreams):
+            pinned = PinnedMemory(backend.lock_pages, limits.pinned_bytes)
+            self._copies = Copies(backend, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
         self._frees_host_memory = False
         # Looked up once: these run for every tensor that is kept.
         self._kept = self._state.ledger.kept
@@ -107,6 +114,8 @@ class Session(Generic[T]):
     def stats(self) -> Stats:
         """Return what the session has done so far."""
         stats = self._state.ledger.snapshot()
+        if self._copies is not None:
+            stats = replace(stats, pinned_bytes=self._copies.pinned_bytes)
         return replace(stats, advice=_ADVICE) if self._frees_host_memory and not returns_memory() else stats
 
     def drain(self) -> None:
@@ -123,6 +132,8 @@ class Session(Generic[T]):
             self._writers.give_up()
             raise StoreError(f"{used} bytes are still on their way after {self.limits.timeout_s} seconds")
         self._in_flight.release(self._in_flight.limit)
+        if self._copies is not None:
+            self._copies.drain()
         for payload in self._tape.payloads():
             payload.capture.settle()
 
@@ -163,9 +174,7 @@ class Session(Generic[T]):
             payload = tape.find(content)
             is_new = payload is None
             if payload is None:
-                source = self.backend.detached(tensor)
-                capture = Capture(passage, self.backend, source, spec, version, state.ledger)
-                payload = Payload(capture, state.ahead.budget, self._patience)
+                payload = self._payload(self.backend.detached(tensor), spec, version, passage)
                 tape.add(content, payload)
             payload.users += 1
         handle = Stashed(state, payload, tape, spec)
@@ -176,20 +185,33 @@ class Session(Generic[T]):
             state.ledger.deduplicated(spec.nbytes)
         return handle
 
+    def _payload(self, source: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Payload:
+        ledger, ahead = self._state.ledger, self._state.ahead.budget
+        if self._copies is None or not passage.is_streamed:
+            return Payload(Capture(passage, self.backend, source, spec, version, ledger), ahead, self._patience)
+        capture = StreamedCapture(passage, self.backend, source, spec, version, ledger, self._copies)
+        return StreamedPayload(capture, ahead, self._patience)
+
     def _current_tape(self) -> Tape:
         if self._state.was_asked:
             self._state.was_asked = False
             self._state.ahead.learn(self._tape)
             self._tape.close()
             self._tape = Tape()
+            if self._copies is not None:
+                self._copies.end_step()
         return self._tape
 
     def _start(self, payload: Payload) -> None:
-        nbytes = payload.nbytes
+        capture, nbytes = payload.capture, payload.nbytes
+        if not capture.needs_worker:
+            capture.launch()
+            return
         if nbytes > self._in_flight.limit:
-            payload.capture.run(self._patience.ask)
-            payload.capture.raise_failure()
-            payload.capture.settle()
+            capture.launch()
+            capture.run(self._patience.ask)
+            capture.raise_failure()
+            capture.settle()
             return
         if not self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s):
             used = self._in_flight.used
@@ -198,6 +220,11 @@ class Session(Generic[T]):
                 f"{payload.capture.passage.store_place}: {used} bytes have been on their way into the store for "
                 f"{self.limits.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
+        try:
+            capture.launch()
+        except BaseException:
+            self._in_flight.release(nbytes)
+            raise
         # Weakly: a handle that is dropped before its turn takes its work with it.
         captured = self._writers.submit(partial(_capture, ref(payload)))
         # Also when its thread is lost: what that still holds is written off.

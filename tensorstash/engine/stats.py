@@ -66,6 +66,7 @@ class Stats:
         peak_bytes_by_tier: the same for each tier.
         unpacked: times a stashed tensor was asked for.
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
+        pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
         advice: what to do so that freed memory leaves the process; empty if it does.
     """
 
@@ -81,6 +82,7 @@ class Stats:
     peak_bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
     unpacked: int = 0
     forwarded: int = 0
+    pinned_bytes: int = 0
     advice: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,6 +100,7 @@ class Stats:
             "peak_bytes_by_tier": dict(self.peak_bytes_by_tier),
             "unpacked": self.unpacked,
             "forwarded": self.forwarded,
+            "pinned_bytes": self.pinned_bytes,
             "advice": self.advice,
         }
 
@@ -113,6 +116,8 @@ class Stats:
         by_tier = ", ".join(f"{tier} {format_bytes(peak)}" for tier, peak in self.peak_bytes_by_tier.items())
         lines.append(f"peak payload {format_bytes(self.peak_bytes)}" + (f" ({by_tier})" if by_tier else ""))
         lines.append(f"unpacked {self.unpacked} times, {self.forwarded} of them before the bytes had left")
+        if self.pinned_bytes:
+            lines.append(f"page-locked host memory {format_bytes(self.pinned_bytes)}")
         if self.stages:
             width = max(len(name) for name in self.stages)
             lines.append(f"{'stage':{max(width, 5)}}  {'in':>9}  {'out':>9}  {'ratio':>6}  {'in s':>7}  {'back s':>7}")

@@ -16,7 +16,7 @@ class Tape:
     Not thread-safe; its owner locks.
     """
 
-    __slots__ = ("_asked", "_contents", "_cursor", "_order", "_payloads", "_places", "signature")
+    __slots__ = ("_asked", "_contents", "_cursors", "_order", "_payloads", "_places", "signature")
 
     def __init__(self) -> None:
         self.signature = 0
@@ -25,7 +25,7 @@ class Tape:
         self._order: list[int] = []
         self._places: dict[int, int] = {}
         self._asked: dict[int, None] = {}
-        self._cursor = 0
+        self._cursors = [0, 0]
 
     def find(self, content: Hashable) -> Payload | None:
         """Return the live payload of a content, if there is one."""
@@ -66,19 +66,23 @@ class Tape:
         self._order = [*learned, *sorted(rest, reverse=True)]
         self._places = {index: place for place, index in enumerate(self._order)}
 
-    def ask(self, index: int) -> Iterator[Payload]:
-        """Note a request, and give the payloads that are expected next and are not at hand, nearest first.
-
-        The iteration remembers how far it came; what it gave is not given again, unless the whole order is run through
-        a second time.
-        """
+    def ask(self, index: int) -> None:
+        """Note a request."""
         if index in self._asked:
             self._asked.clear()
-            self._cursor = 0
+            self._cursors = [0, 0]
         self._asked[index] = None
-        self._cursor = max(self._cursor, self._places[index] + 1)
-        while self._cursor < len(self._order):
-            payload = self._payloads[self._order[self._cursor]]()
-            if payload is not None and payload.wants_reading:
+        place = self._places[index] + 1
+        self._cursors = [max(cursor, place) for cursor in self._cursors]
+
+    def coming(self, reader: int) -> Iterator[Payload]:
+        """Give the live payloads that are expected next, nearest first.
+
+        Each reader, 0 or 1, is remembered how far it came; what it was given is not given again, unless the whole order
+        is run through a second time.
+        """
+        while self._cursors[reader] < len(self._order):
+            payload = self._payloads[self._order[self._cursors[reader]]]()
+            if payload is not None:
                 yield payload
-            self._cursor += 1
+            self._cursors[reader] += 1

@@ -12,7 +12,7 @@ saved-tensor hooks.
 (3.0, 2.0)
 """
 
-from tensorstash.reference import nn, ops, optim
+from tensorstash.reference import nn, ops, optim, streams
 from tensorstash.reference.checkpoint import checkpoint
 from tensorstash.reference.creation import (
     arange,
@@ -84,6 +84,7 @@ __all__ = [
     "save_on_cpu",
     "saved_tensors_hooks",
     "set_grad_enabled",
+    "streams",
     "tensor",
     "zeros",
     "zeros_like",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.reference.dtypes import Array, DType, DTypeLike, as_dtype, float32
+from tensorstash.reference.dtypes import Array, DType, DTypeLike, as_dtype, float32, uint8
 from tensorstash.reference.layout import Layout
 from tensorstash.reference.memory import Storage, memory
 from tensorstash.reference.tensor import Tensor
@@ -32,7 +32,7 @@ def tensor(data: Any, dtype: DTypeLike | None = None, device: str = "cpu", requi
     kind = as_dtype(array.dtype if dtype is None else dtype)
     result = _empty(array.shape, kind, device)
     with np.errstate(all="ignore"):
-        result.carriers()[...] = kind.encode(array)
+        _fill(result, kind.encode(array))
     return result.requires_grad_(requires_grad)
 
 
@@ -71,7 +71,7 @@ def from_buffer(
         storage = Storage(buffer, space)
     else:
         storage = Storage.allocate(buffer.nbytes, space, phase=buffer.ctypes.data % 64)
-        storage.buffer[...] = buffer
+        storage.write(Layout.contiguous(buffer.shape, 1), uint8, buffer.copy())
     return Tensor(storage, Layout(tuple(shape), tuple(strides), offset, kind.itemsize), kind)
 
 
@@ -85,7 +85,7 @@ def full(
     """Give a dense tensor of one value."""
     kind = as_dtype(dtype)
     result = _empty(shape, kind, device)
-    result.carriers()[...] = kind.encode(np.asarray(value))
+    _fill(result, kind.encode(np.asarray(value)))
     return result.requires_grad_(requires_grad)
 
 
@@ -112,6 +112,10 @@ def ones_like(like: Tensor) -> Tensor:
 def arange(stop: int, dtype: DTypeLike = "int64", device: str = "cpu") -> Tensor:
     """Give 0, 1, … `stop` - 1."""
     return tensor(np.arange(stop), dtype, device)
+
+
+def _fill(tensor: Tensor, values: Array) -> None:
+    tensor.storage.write(tensor.layout, tensor.dtype, values.copy())
 
 
 def _empty(shape: Sequence[int], dtype: DType, device: str) -> Tensor:

@@ -51,7 +51,7 @@ def update(target: Tensor, operation: str, *operands: Any) -> Tensor:
     value = value.astype(target.dtype)
     root = target._root
     history = value if root is None or not recorded else call("with_region", root, value, target.layout)
-    target.carriers()[...] = value.carriers()
+    target.storage.write(target.layout, target.dtype, value.carriers())
     target.storage.counter.value += 1
     if recorded:
         (target if root is None else root).set_history(history.edge)

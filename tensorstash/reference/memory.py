@@ -8,6 +8,8 @@ kernel is not. A storage gives its bytes back when its last reference goes.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict, deque
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +18,10 @@ import numpy as np
 from tensorstash.reference.dtypes import Array, DType
 from tensorstash.reference.errors import OutOfMemoryError
 from tensorstash.reference.layout import Layout
+from tensorstash.reference.streams import Event, Stream, at_end, current_stream, is_asynchronous, leave_behind
 
 _ALIGNMENT_BYTES = 64
+_OVERWRITTEN = 0xCD
 
 
 class MemorySpace:
@@ -36,6 +40,10 @@ class MemorySpace:
         self._peak = 0
         # Releasing may happen inside reserve when collection runs there.
         self._lock = threading.RLock()
+        # Blocks that can be handed out again, by the stream they were allocated for, and those that came back since.
+        self._free: defaultdict[Stream, list[Array]] = defaultdict(list)
+        self._returned: deque[tuple[Stream, Array, list[Event]]] = deque()
+        at_end(self._forget_blocks)
 
     @property
     def allocated_bytes(self) -> int:
@@ -71,6 +79,42 @@ class MemorySpace:
         """Account for a freed allocation."""
         with self._lock:
             self._allocated -= nbytes
+
+    def take(self, nbytes: int, stream: Stream) -> Array:
+        """Return a block for work in ``stream``: the one freed last of those of that size, else a new one."""
+        with self._lock:
+            for _ in range(len(self._returned)):
+                owner, block, events = self._returned.popleft()
+                if all(event.query() for event in events):
+                    leave_behind(owner, partial(block.fill, _OVERWRITTEN))
+                    self._free[owner].append(block)
+                else:
+                    self._returned.append((owner, block, events))
+            blocks = self._free[stream]
+            for place in range(len(blocks) - 1, -1, -1):
+                if blocks[place].nbytes == nbytes:
+                    return blocks.pop(place)
+        return np.empty(nbytes, np.uint8)
+
+    def give_back(self, block: Array, stream: Stream, users: set[Stream]) -> None:
+        """Take a block back; safe in a finalizer.
+
+        Args:
+            block: from :meth:`take`.
+            stream: it was taken for; its work may overwrite the block from now on.
+            users: other streams that were said to use the block; it waits for what they have been given so far.
+        """
+        if not users:
+            leave_behind(stream, partial(block.fill, _OVERWRITTEN))
+        events = []
+        for user in users:
+            events.append(event := Event())
+            leave_behind(user, event.reach)
+        self._returned.append((stream, block, events))
+
+    def _forget_blocks(self) -> None:
+        self._free.clear()
+        self._returned.clear()
 
 
 _SPACES = MappingProxyType({name: MemorySpace(name, is_host=name == "cpu") for name in ("cpu", "sim:0", "sim:1")})
@@ -114,11 +158,14 @@ class Storage:
         OutOfMemoryError: the space has no room.
     """
 
-    __slots__ = ("__weakref__", "buffer", "counter", "nbytes", "space")
+    __slots__ = ("__weakref__", "_block", "_stream", "_users", "buffer", "counter", "nbytes", "space")
 
     def __init__(self, buffer: Array, space: MemorySpace, counter: VersionCounter | None = None) -> None:
         self.nbytes = 0
         self.space = space
+        self._stream: Stream | None = None
+        self._block = buffer
+        self._users: set[Stream] = set()
         if buffer.dtype != np.uint8 or buffer.ndim != 1 or not (buffer.flags.c_contiguous and buffer.flags.writeable):
             raise ValueError(
                 f"a storage needs a flat, writable uint8 buffer, got {buffer.dtype} of shape {buffer.shape}"
@@ -133,15 +180,40 @@ class Storage:
         """How often the memory has been written to by an in-place operation."""
         return self.counter.value
 
+    def use_in(self, stream: Stream) -> None:
+        """Let the memory, once it is freed, wait for what ``stream`` has been given until then.
+
+        Nothing to do for the stream that the memory was allocated for.
+        """
+        if self._stream is not None and stream is not self._stream:
+            self._users.add(stream)
+
     def __del__(self) -> None:
         self.space.release(self.nbytes)
+        if self._stream is not None and is_asynchronous():
+            self.space.give_back(self._block, self._stream, self._users)
 
     @classmethod
     def allocate(cls, nbytes: int, space: MemorySpace, phase: int = 0) -> Storage:
         """Give uninitialised bytes whose address modulo 64 is `phase`."""
-        block: Array = np.empty(nbytes + _ALIGNMENT_BYTES, np.uint8)
+        stream = current_stream(space.name) if is_asynchronous() and not space.is_host else None
+        size = nbytes + _ALIGNMENT_BYTES
+        block: Array = np.empty(size, np.uint8) if stream is None else space.take(size, stream)
         start = (phase - block.ctypes.data) % _ALIGNMENT_BYTES
-        return cls(block[start : start + nbytes], space)
+        storage = cls(block[start : start + nbytes], space)
+        storage._block, storage._stream = block, stream
+        return storage
+
+    def write(self, layout: Layout, dtype: DType, values: Array) -> None:
+        """Overwrite the elements at `layout` after all work of the current stream.
+
+        `values` of the host are read now, those of an accelerator when the stream comes to it.
+        """
+        window = self.window(layout, dtype)
+        if self.space.is_host or not is_asynchronous():
+            window[...] = values
+        else:
+            current_stream(self.space.name).submit(partial(np.copyto, window, values))
 
     def window(self, layout: Layout, dtype: DType) -> Array:
         """Give the elements at `layout` as an array over this memory; it does not keep the storage accounted."""
@@ -175,11 +247,20 @@ def dense_copy(array: Array) -> Array:
 
 def adopt_array(array: Array, space: MemorySpace) -> tuple[Storage, Layout]:
     """Give a storage and layout for a kernel's result, without a copy where the result owns dense memory."""
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    dense = array.transpose(order)
+    dense = array.transpose(_memory_order(array))
     if not (array.flags.owndata and array.flags.writeable and dense.flags.c_contiguous):
         return adopt_array(array.copy(), space)
-    strides = Layout.contiguous(dense.shape, array.itemsize).strides
-    inverse = [order.index(axis) for axis in range(array.ndim)]
-    flat = dense.reshape(-1).view(np.uint8)
-    return Storage(flat, space), Layout(array.shape, tuple(strides[a] for a in inverse), 0, array.itemsize)
+    return Storage(dense.reshape(-1).view(np.uint8), space), result_layout(array)
+
+
+def result_layout(array: Array) -> Layout:
+    """Give the layout that `adopt_array` gives a kernel's result."""
+    order = _memory_order(array)
+    if not (array.flags.owndata and array.flags.writeable and array.transpose(order).flags.c_contiguous):
+        order = list(range(array.ndim))
+    strides = Layout.contiguous([array.shape[axis] for axis in order], array.itemsize).strides
+    return Layout(array.shape, tuple(strides[order.index(axis)] for axis in range(array.ndim)), 0, array.itemsize)
+
+
+def _memory_order(array: Array) -> list[int]:
+    return sorted(range(array.ndim), key=lambda axis: -array.strides[axis])

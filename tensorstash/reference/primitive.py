@@ -30,9 +30,10 @@ from tensorstash.reference.dtypes import Array, DType, as_dtype, float32, promot
 from tensorstash.reference.errors import DeviceError
 from tensorstash.reference.graph import Edge, Meta, Node
 from tensorstash.reference.layout import Layout
-from tensorstash.reference.memory import adopt_array, memory
+from tensorstash.reference.memory import Storage, adopt_array, memory, result_layout
 from tensorstash.reference.modes import is_grad_enabled
 from tensorstash.reference.saved import SavedTensor
+from tensorstash.reference.streams import current_stream, is_asynchronous
 from tensorstash.reference.tensor import Tensor
 
 Formula: TypeAlias = Callable[..., "Tensor | None"]
@@ -169,15 +170,41 @@ class Primitive:
         attributes = {**self.signature.defaults, **attributes}
         device = attributes.get("device") or _common_device(self.signature.name, operands)
         common = self._common_dtype(operands)
-        arrays = [self._array(k, x, common) for k, x in enumerate(operands)]
+        if is_asynchronous() and not memory(device).is_host:
+            out = self._submit(operands, attributes, device, common)
+        else:
+            stored, dtype = self._compute([_values(x) for x in operands], operands, common, attributes)
+            storage, layout = adopt_array(stored, memory(device))
+            out = Tensor(storage, layout, dtype)
+        record(self.signature, operands, attributes, out)
+        return out
+
+    def _submit(self, operands: Sequence[Operand], attributes: dict[str, Any], device: str, common: DType) -> Tensor:
+        """Have the device compute later; what comes of zeros shows now what the result is like."""
+        sample, dtype = self._compute([_zeros(x) for x in operands], operands, common, attributes)
+        layout = result_layout(sample)
+        space = memory(device)
+        out = Tensor(Storage.allocate(sample.nbytes, space), layout, dtype)
+        target = out.carriers()
+        # Arrays, not tensors: work does not keep memory from being freed and used again, no more than on a device.
+        values = [_values(x, snapshot=True) for x in operands]
+        signatures = [x.meta if isinstance(x, Tensor) else x for x in operands]
+
+        def work() -> None:
+            target[...] = self._compute(values, signatures, common, attributes)[0]
+
+        current_stream(device).submit(work)
+        return out
+
+    def _compute(
+        self, values: Sequence[Array | None], operands: Sequence[Any], common: DType, attributes: dict[str, Any]
+    ) -> tuple[Array, DType]:
+        """Run the kernel on stored elements; ``operands`` say what type they are of."""
+        arrays = [self._array(k, x, v, common) for k, (x, v) in enumerate(zip(operands, values, strict=True))]
         with np.errstate(all="ignore"):
             result = np.asarray(self.kernel(*arrays, **attributes))
             dtype = self._result_dtype(result, common, attributes)
-            stored = result if self._moves else dtype.encode(result)
-        storage, layout = adopt_array(stored, memory(device))
-        out = Tensor(storage, layout, dtype)
-        record(self.signature, operands, attributes, out)
-        return out
+            return (result if self._moves else dtype.encode(result)), dtype
 
     def _common_dtype(self, operands: Sequence[Operand]) -> DType:
         common: DType | None = None
@@ -192,17 +219,17 @@ class Primitive:
             raise TypeError(f"{self.signature.name} needs a tensor")
         return float32 if self._floating and not common.is_differentiable else common
 
-    def _array(self, position: int, operand: Operand, common: DType) -> Array:
-        if not isinstance(operand, Tensor):
+    def _array(self, position: int, operand: Any, stored: Array | None, common: DType) -> Array:
+        if stored is None:
             if not self.signature.is_data(position):
                 return np.asarray(operand)
             number = np.asarray(_number(operand)).astype(common.compute)
             return common.encode(number) if self._moves else number
         if not self.signature.is_data(position):
-            return operand.carriers()
+            return stored
         if self._moves and operand.dtype is common:
-            return operand.carriers()
-        values = operand.dtype.decode(operand.carriers()).astype(common.compute, copy=False)
+            return stored
+        values = operand.dtype.decode(stored).astype(common.compute, copy=False)
         return common.encode(values) if self._moves else values
 
     def _result_dtype(self, result: Array, common: DType, attributes: dict[str, Any]) -> DType:
@@ -273,6 +300,26 @@ def record(signature: Signature, operands: Sequence[Operand], attributes: dict[s
     if any(edge is not None for edge in edges):
         node = OpNode(signature, edges, operands, attributes, out)
         out._edge = Edge(node, 0)
+
+
+def _values(operand: Any, *, snapshot: bool = False) -> Array | None:
+    """Return the stored elements of a tensor, those of host memory as they are now if ``snapshot``."""
+    if not isinstance(operand, Tensor):
+        return None
+    if operand.storage.space.is_host:
+        return operand.carriers().copy() if snapshot else operand.carriers()
+    if not snapshot:
+        current_stream(operand.device).synchronize()
+    return operand.carriers()
+
+
+def _zeros(operand: Any) -> Array | None:
+    if not isinstance(operand, Tensor):
+        return None
+    carrier = operand.dtype.carrier
+    strides = operand.layout.byte_strides
+    nbytes = operand.layout.end - operand.layout.offset if operand.numel else 0
+    return np.ndarray(operand.shape, carrier, np.zeros(nbytes, np.uint8), strides=strides)
 
 
 def _number(operand: Any) -> complex:

@@ -15,6 +15,7 @@ from tensorstash.reference.layout import Layout, Shape
 from tensorstash.reference.memory import Storage
 from tensorstash.reference.modes import enable_grad
 from tensorstash.reference.operators import Operators
+from tensorstash.reference.streams import current_stream
 
 
 class Tensor(Operators["Tensor"]):
@@ -101,9 +102,14 @@ class Tensor(Operators["Tensor"]):
         """Give the stored elements as an array over device memory; for kernels, which run on the device."""
         return self.storage.window(self.layout, self.dtype)
 
+    def _read(self) -> Array:
+        if not self.storage.space.is_host:
+            current_stream(self.device).synchronize()
+        return self.carriers()
+
     def host_bits(self) -> Array:
         """Copy the elements to a dense host array, bit for bit, from any device; bfloat16 comes as uint16."""
-        return self.carriers().copy(order="C")
+        return self._read().copy(order="C")
 
     def numpy(self) -> Array:
         """Give the elements as an array that shares this memory and keeps it alive.
@@ -130,10 +136,10 @@ class Tensor(Operators["Tensor"]):
         Raises:
             ValueError: there is not exactly one element.
         """
-        return self.dtype.decode(self.carriers()).item()
+        return self.dtype.decode(self._read()).item()
 
     def tolist(self) -> Any:
-        return self.dtype.decode(self.carriers()).tolist()
+        return self.dtype.decode(self._read()).tolist()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -151,7 +157,7 @@ class Tensor(Operators["Tensor"]):
 
     def __repr__(self) -> str:
         history = f", grad_fn={self.grad_fn.name}" if self.grad_fn else ", requires_grad" if self.requires_grad else ""
-        values = np.array2string(self.dtype.decode(self.carriers()), separator=", ", prefix="tensor(", threshold=50)
+        values = np.array2string(self.dtype.decode(self._read()), separator=", ", prefix="tensor(", threshold=50)
         return f"tensor({values}, {self.dtype}, {self.device}{history})"
 
     # Place in the graph

@@ -47,6 +47,7 @@ class MemoryStore:
 
     retains: ClassVar[bool] = True
     verifies: ClassVar[bool] = True
+    takes_pending: ClassVar[bool] = True
 
     def __init__(self, config: Memory) -> None:
         self._config = config

@@ -90,7 +90,7 @@ class _FaultyStore:
         if fault in get_args(PutFault) and self._is_hit(record):
             if fault == "full":
                 raise StoreFullError(f"{self._config!r}: no room for record {record} of {data.nbytes} bytes")
-            raise OSError(errno.EIO, f"injected at put {record}")
+            raise OSError(errno.ENODEV, f"injected at put {record}")
         return self._inner.put(data)
 
     def get(self, slot: Slot, /) -> Array:
@@ -102,7 +102,7 @@ class _FaultyStore:
         if fault not in get_args(GetFault) or not self._is_hit(record):
             return data
         if fault == "get_error":
-            raise OSError(errno.EIO, f"injected at get {record}")
+            raise OSError(errno.ENODEV, f"injected at get {record}")
         if fault == "gone":
             raise SlotGoneError(f"{self._config!r}: record {record} is gone")
         if fault == "corrupt":

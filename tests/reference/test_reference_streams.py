@@ -1,0 +1,135 @@
+"""Streams of the simulated accelerators: order where there is one, any order where there is none, memory used again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import tensorstash.reference as ref
+from tensorstash.reference import streams
+from tensorstash.reference.streams import Prefers, Shuffled, Stream, asynchronous, current_stream, use_stream
+from tensorstash.testing.programs import attention
+from tensorstash.testing.reference_lab import ReferenceLab
+
+LAB = ReferenceLab()
+
+
+class Lazy:
+    """Nothing is done before somebody waits for it."""
+
+    def pauses(self) -> bool:
+        return True
+
+    def pick(self, ready: list[Stream]) -> Stream:
+        return ready[0]
+
+
+@pytest.fixture
+def lazy() -> Iterator[None]:
+    with asynchronous(Lazy()):
+        yield
+
+
+def test_work_is_done_when_it_is_submitted_unless_a_schedule_is_in_force() -> None:
+    done: list[int] = []
+    stream = Stream("sim:0")
+    stream.submit(lambda: done.append(1))
+    assert done == [1]
+    assert stream.record().query()
+    with asynchronous(Lazy()):
+        stream.submit(lambda: done.append(2))
+        assert done == [1]
+        assert not stream.record().query()
+    assert done == [1, 2]
+
+
+def test_streams_keep_their_order_and_wait_for_events(lazy: None) -> None:
+    done: list[str] = []
+    first, second = Stream("sim:0"), Stream("sim:0")
+    second.submit(lambda: done.append("b"))
+    first.submit(lambda: done.append("a"))
+    second.wait(first.record())
+    second.submit(lambda: done.append("c"))
+    first.submit(lambda: done.append("d"))
+    second.synchronize()
+    assert done.index("a") < done.index("c")
+    assert done.index("b") < done.index("c")
+    assert set(done) <= {"a", "b", "c", "d"}
+
+
+def test_waiting_for_what_can_never_come_is_an_error(lazy: None) -> None:
+    with pytest.raises(AssertionError, match="waits for itself, or was never submitted"):
+        streams.Event().synchronize()
+
+
+def test_schedules_do_not_nest(lazy: None) -> None:
+    with pytest.raises(RuntimeError, match="does not nest"), asynchronous(Lazy()):
+        pass
+
+
+def test_freed_memory_is_used_again_at_once_and_overwritten_in_the_order_of_its_own_stream(lazy: None) -> None:
+    x = ref.full((64,), 7.0, device="sim:0")
+    window, address = x.carriers(), x.data_ptr()
+    side, seen = Stream("sim:0"), np.zeros(64, np.float32)
+    side.submit(lambda: np.copyto(seen, window))
+    del x
+    y = ref.full((64,), 8.0, device="sim:0")
+    assert y.data_ptr() == address
+    current_stream("sim:0").synchronize()
+    side.synchronize()
+    assert (seen == 8.0).all()  # nothing had ordered the copy before the next use
+    z = ref.full((64,), 9.0, device="sim:0")
+    with use_stream(side):
+        del z
+        other = ref.full((64,), 10.0, device="sim:0")
+    assert other.data_ptr() != address  # memory goes back to the stream it was allocated for
+
+
+def test_freed_memory_waits_for_other_streams_that_were_said_to_use_it(lazy: None) -> None:
+    x = ref.full((64,), 7.0, device="sim:0")
+    address, window = x.data_ptr(), x.carriers()
+    side, seen = Stream("sim:0"), np.zeros(64, np.float32)
+    side.wait(current_stream("sim:0").record())
+    side.submit(lambda: np.copyto(seen, window))
+    x.storage.use_in(side)
+    del x
+    assert ref.full((64,), 8.0, device="sim:0").data_ptr() != address
+    side.synchronize()
+    assert (seen == 7.0).all()
+    fresh = [ref.full((64,), 8.0, device="sim:0") for _ in range(2)]
+    assert address in [tensor.data_ptr() for tensor in fresh]
+
+
+def test_the_current_stream_is_that_of_the_thread() -> None:
+    side = Stream("sim:0")
+    found: list[Stream] = []
+    with use_stream(side):
+        assert current_stream("sim:0") is side
+        thread = threading.Thread(target=lambda: found.append(current_stream("sim:0")))
+        thread.start()
+        thread.join()
+        assert current_stream("sim:1") is streams.default_stream("sim:1")
+    assert found == [streams.default_stream("sim:0")]
+    assert current_stream("sim:0") is streams.default_stream("sim:0")
+
+
+def test_what_the_host_reads_is_what_the_program_computes(lazy: None) -> None:
+    x = ref.tensor([1.0, 2.0], device="sim:0")
+    with ref.no_grad():
+        y = (x * 2.0).add_(1.0)
+    assert y.tolist() == [3.0, 5.0]
+    assert y.sum().item() == 8.0
+    assert y.to("cpu").numpy().tolist() == [3.0, 5.0]
+    assert np.array_equal((y[1:] + 1.0).host_bits(), np.float32([6]))
+
+
+@pytest.mark.parametrize("schedule", [Shuffled(0), Shuffled(1, 0.95), Prefers("side"), Prefers("default"), Lazy()])
+def test_programs_train_the_same_under_any_schedule(schedule: streams.Schedule) -> None:
+    expected = attention(LAB, "sim:0")
+    with asynchronous(schedule):
+        got = attention(LAB, "sim:0")
+    for name, array in got.items():
+        assert np.array_equal(array, expected[name]), name
