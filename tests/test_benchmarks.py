@@ -56,3 +56,32 @@ def test_a_training_that_fails_is_reported_with_its_own_words(tmp_path: Path) ->
     with pytest.raises(WorkerError, match=r"^torch, disk_spill.*: exit status 1\n") as failure:
         measure(variant, steps=2, quick=True, gradients=gradients, reference=gradients, on_step=str)
     assert str(tmp_path / "missing") in str(failure.value).splitlines()[-1]
+
+
+def test_steps_on_a_device_are_measured_for_every_method(tmp_path: Path) -> None:
+    sizes = "--width=64 --depth=5 --heads=2 --vocabulary=128 --batch=4 --length=80 --rounds=1 --steps=1"
+    files = ["--directory", str(tmp_path), "--json", str(tmp_path / "rows"), "--markdown", str(tmp_path / "table")]
+    script(["gpu_step.py", "--device", "cpu", *sizes.split(), *files])
+    rows = {row["method"]: row for row in json.loads((tmp_path / "rows").read_text())["rows"]}
+    assert [name for name, row in rows.items() if "failure" in row] in ([], ["trl", "checkpoint, trl"])
+    for name, row in rows.items():
+        if "failure" not in row:
+            assert row["gradients"]["equal"] is not name.startswith("quantize")
+            assert len(row["seconds"]) == 1
+    assert rows["some: cpu_offload"]["stats"]["seen"]["nbytes"] < rows["cpu_offload"]["stats"]["seen"]["nbytes"] / 2
+    assert (tmp_path / "table").read_text().count("\n| 80 |") == len(rows)
+
+
+def test_kernels_of_devices_are_measured(tmp_path: Path) -> None:
+    script(
+        ["gpu_kernels.py", "--device", "cpu", "--elements", "20480", "--rounds", "1", "--json", str(tmp_path / "rows")]
+    )
+    rows = json.loads((tmp_path / "rows").read_text())["rows"]
+    assert {row["codec"].partition("(")[0] for row in rows} == {"Affine", "AsType", "PackBits", "TwoValued"}
+    assert all(row["encode"] > 0 and row["decode"] > 0 and row["payload"] < 0.6 for row in rows)
+
+
+def script(arguments: list[str]) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "bench" / arguments[0]), *arguments[1:]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
