@@ -38,7 +38,7 @@ class FaultyStore:
 
     Args:
         fault: what goes wrong:
-            ``full`` and ``put_error`` (an :class:`OSError`) at a put;
+            ``full`` and ``put_error`` (an :class:`OSError` that does not pass) at a put;
             ``get_error`` (an :class:`OSError`), ``gone``, ``corrupt``, ``short_read`` (one byte is missing),
             ``torn_record`` (the second half is zero), ``flipped_bit`` and ``zeros`` at a get.
         at: the first record that is hit.
