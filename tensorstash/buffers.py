@@ -5,22 +5,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tensorstash.pages import SMALLEST, PagePool
 from tensorstash.spec import ALIGNMENT
 
 Array = NDArray[Any]
 """A C-contiguous NumPy array; a run of bytes is a one-dimensional ``uint8`` array."""
 
+POOL_BYTES = 64 * 2**20
+"""Most bytes of host memory that the process keeps for the next large buffers; those in use do not count."""
+
+# Of the process, as the C allocator is, which it stands in for: buffers outlive the sessions they were made in.
+_POOL = PagePool(POOL_BYTES)
+
 
 def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
-    """Return fresh, uninitialised, writable bytes whose address modulo 64 is ``alignment``.
+    """Return uninitialised, writable bytes whose address modulo 64 is ``alignment``.
+
+    Large buffers come in whole pages from a pool, and go back to it when the last view of them goes: fresh pages cost
+    more than copying into them, and the C allocator may never give them back. With ``alignment`` 0 they start with a
+    page, so that direct I/O takes them as they are.
 
     Args:
         nbytes: length in bytes.
         alignment: wanted address modulo :data:`~tensorstash.spec.ALIGNMENT`, in bytes.
 
-    >>> aligned_empty(10, 16).ctypes.data % 64
-    16
+    >>> aligned_empty(10, 16).ctypes.data % 64, aligned_empty(2**20).ctypes.data % 4096
+    (16, 0)
     """
+    if nbytes >= SMALLEST:
+        return _POOL.take(nbytes + alignment)[alignment:]
     raw = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
     start = (alignment - raw.ctypes.data) % ALIGNMENT
     return raw[start : start + nbytes]

@@ -4,10 +4,10 @@ import mmap
 import sys
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
-
-from tensorstash.buffers import Array
+from numpy.typing import NDArray
 
 BLOCK = 4096
 """Unit, in bytes, of addresses, offsets and lengths of direct I/O: a page, and a multiple of every device's sector."""
@@ -15,7 +15,10 @@ BLOCK = 4096
 HUGE_PAGE = 2 * 2**20
 """Size, in bytes, of the pages that make large buffers one run of physical memory."""
 
-_SMALLEST = 64 * 2**10
+SMALLEST = 64 * 2**10
+"""Buffers below this many bytes are not pooled: there the C allocator is as good."""
+
+_CLASSES = 16
 
 
 def round_up(nbytes: int) -> int:
@@ -27,7 +30,17 @@ def round_up(nbytes: int) -> int:
     return -(-nbytes // BLOCK) * BLOCK
 
 
-def page_aligned(nbytes: int) -> Array:
+def size_class(nbytes: int) -> int:
+    """Return the bytes that a pool takes for ``nbytes``: at most a sixteenth more, so that similar sizes share buffers.
+
+    >>> size_class(2**20), size_class(2**20 + 1), size_class(5_000_000)
+    (1048576, 1114112, 5242880)
+    """
+    step = max(BLOCK, (1 << (nbytes - 1).bit_length()) // (2 * _CLASSES))
+    return -(-nbytes // step) * step
+
+
+def page_aligned(nbytes: int) -> NDArray[Any]:
     """Return fresh, uninitialised, writable bytes whose address is a multiple of :data:`BLOCK`.
 
     >>> page_aligned(10).ctypes.data % 4096
@@ -38,7 +51,7 @@ def page_aligned(nbytes: int) -> Array:
     return raw[start : start + nbytes]
 
 
-def mapped_pages(nbytes: int) -> Array:
+def mapped_pages(nbytes: int) -> NDArray[Any]:
     """Return fresh writable bytes of their own mapping, in huge pages where they fill some.
 
     The C allocator never sees them: they go back to the system when the last view goes.
@@ -48,7 +61,7 @@ def mapped_pages(nbytes: int) -> Array:
     huge = nbytes // HUGE_PAGE * HUGE_PAGE
     slack = HUGE_PAGE if huge else 0
     mapping = mmap.mmap(-1, nbytes + slack, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    raw: Array = np.frombuffer(mapping, np.uint8)
+    raw: NDArray[Any] = np.frombuffer(mapping, np.uint8)
     start = -raw.ctypes.data % HUGE_PAGE if huge else 0
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE, start, huge)
@@ -76,20 +89,23 @@ class PagePool:
     def __init__(self, idle_limit_bytes: int) -> None:
         self.idle_bytes = 0
         self._limit = idle_limit_bytes
-        self._idle: dict[int, list[Array]] = {}
+        self._idle: dict[int, list[NDArray[Any]]] = {}
         self._lock = threading.Lock()
 
-    def take(self, nbytes: int) -> Array:
+    def take(self, nbytes: int) -> NDArray[Any]:
         """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
-        if nbytes < _SMALLEST:
+        if nbytes < SMALLEST:
             return page_aligned(nbytes)
-        size = round_up(nbytes)
+        size = size_class(nbytes)
         pages = self._reuse(size)
         if pages is None:
-            pages = mapped_pages(size)
+            try:
+                pages = mapped_pages(size)
+            except OSError:
+                return page_aligned(nbytes)  # a process may have only so many mappings
         # A view of an array refers to the array itself only if that one's memory belongs to something else: hence the
         # detour over a memoryview, without which the finalizer could run while a view is alive.
-        lease: Array = np.frombuffer(pages.data, np.uint8)
+        lease: NDArray[Any] = np.frombuffer(pages.data, np.uint8)
         weakref.finalize(lease, self._give, pages).atexit = False
         return lease[:nbytes]
 
@@ -100,8 +116,11 @@ class PagePool:
             self._idle.clear()
             self.idle_bytes = 0
 
-    def _reuse(self, size: int) -> Array | None:
-        with self._lock:
+    def _reuse(self, size: int) -> NDArray[Any] | None:
+        # Without waiting: a fork may have come while another thread held the lock, which then stays locked.
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
             if not (stack := self._idle.get(size)):
                 return None
             self.idle_bytes -= size
@@ -109,8 +128,10 @@ class PagePool:
             if not stack:
                 del self._idle[size]
             return pages
+        finally:
+            self._lock.release()
 
-    def _give(self, pages: Array) -> None:
+    def _give(self, pages: NDArray[Any]) -> None:
         # A finalizer must not wait, and may run inside any method here: then the pages just go to the system.
         if not self._lock.acquire(blocking=False):
             return

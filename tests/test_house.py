@@ -27,6 +27,7 @@ RANKS = {
     "spec": 0,
     "sizes": 0,
     "allocator": 0,
+    "pages": 0,
     "buffers": 1,
     "workers": 1,
     "protocols": 1,

@@ -14,10 +14,10 @@ from warnings import warn
 import numpy as np
 
 from tensorstash.buffers import Array, aligned_empty
+from tensorstash.pages import BLOCK, mapped_pages
 from tensorstash.protocols import Undo
 from tensorstash.sizes import format_bytes
 from tensorstash.spec import ALIGNMENT
-from tensorstash.stores.pages import BLOCK, mapped_pages
 
 _SHARED_BELOW = 256 * 2**10
 _SHARED_PAGES = 2 * 2**20

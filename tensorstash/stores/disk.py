@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from tensorstash.buffers import Array
 from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.pages import PagePool, round_up
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_bytes
 from tensorstash.stores.checksum import checksum
-from tensorstash.stores.pages import PagePool, round_up
 from tensorstash.stores.parallel import for_each
 from tensorstash.stores.slab import PIECE, Extent, Slab
 from tensorstash.stores.syscalls import Syscalls

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from tensorstash.buffers import Array
 from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
+from tensorstash.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligned, round_up
 from tensorstash.stores.checksum import CHECKSUM_BLOCK, checksum
 from tensorstash.stores.freespace import FreeSpace
-from tensorstash.stores.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligned, round_up
 from tensorstash.stores.private_file import open_private_file
 from tensorstash.stores.syscalls import FULL, Syscalls
 
@@ -23,6 +23,9 @@ PIECE = 2 * 2**20
 _GROWTH = 64 * 2**20
 _SCRAP = 256 * 2**10
 _STALLS = 8
+_SMALL = 256 * 2**10
+"""To copy at most this much costs less than another call for the last block."""
+
 _SCATTERED = 64 * 2**10
 
 
@@ -114,7 +117,7 @@ class Slab:
             StoreError: the device refused.
         """
         unit = self._address_unit
-        if unit and data.ctypes.data % unit:
+        if unit and (data.ctypes.data % unit or (data.size % BLOCK and data.size <= _SMALL)):
             return self._write_bounced(data, extent.offset)
         whole = data.size // BLOCK * BLOCK if unit else data.size
         self._write_all(data[:whole], extent.offset)

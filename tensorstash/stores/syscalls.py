@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 
 from tensorstash.buffers import Array
+from tensorstash.pages import BLOCK, page_aligned
 from tensorstash.spec import ALIGNMENT
-from tensorstash.stores.pages import BLOCK, page_aligned
 
 if sys.platform != "win32":
     import fcntl

@@ -14,8 +14,8 @@ from time import perf_counter
 import numpy as np
 
 from tensorstash.buffers import Array, aligned_empty
+from tensorstash.pages import mapped_pages
 from tensorstash.stores.disk import Disk
-from tensorstash.stores.pages import mapped_pages
 
 CALL = 4 << 20
 

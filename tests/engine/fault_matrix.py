@@ -29,10 +29,10 @@ from planted_faults import (
 
 import tensorstash as ts
 from tensorstash.errors import CodecError, CorruptDataError, SlotGoneError, StashError, StoreError, StoreFullError
+from tensorstash.pages import BLOCK
 from tensorstash.policies import Encode, StoreIn
 from tensorstash.protocols import StoreConfig
 from tensorstash.stores import Disk, Memory, Tiered
-from tensorstash.stores.pages import BLOCK
 from tensorstash.testing.faults import CodecFault, FaultyCodec
 
 SHAPE = (48, 64)

@@ -16,12 +16,12 @@ import tensorstash as ts
 from tensorstash.buffers import Array
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.errors import StoreFullError
+from tensorstash.pages import BLOCK
 from tensorstash.policies import StoreIn
 from tensorstash.protocols import Slot, StoreConfig
 from tensorstash.stores import Disk, Memory, Tiered
 from tensorstash.stores.disk import DiskStore
 from tensorstash.stores.memory import MemoryStore
-from tensorstash.stores.pages import BLOCK
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.layouts import floats
 

@@ -2,7 +2,7 @@
 
 State a seed and a number of examples to repeat or to lengthen a run::
 
-    python -m pytest tests/engine/test_random_programs.py --hypothesis-profile long --hypothesis-seed 1
+    python -m pytest tests/engine/test_random_programs.py --hypothesis-profile long --hypothesis-seed 1 --timeout 0
 """
 
 import contextlib

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tensorstash.errors import StoreError, StoreFullError
+from tensorstash.pages import round_up
 from tensorstash.stores import Disk
 from tensorstash.stores.disk import DiskStore
-from tensorstash.stores.pages import round_up
 from tensorstash.stores.slab import PIECE
 from tensorstash.stores.syscalls import Syscalls
 

@@ -6,7 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from tensorstash.stores.pages import PagePool, mapped_pages, page_aligned
+from tensorstash.buffers import aligned_empty
+from tensorstash.pages import SMALLEST, PagePool, mapped_pages, page_aligned, size_class
 
 MIB = 2**20
 
@@ -29,6 +30,43 @@ def test_a_buffer_is_used_again_only_when_the_last_view_is_gone():
     assert pool.take(MIB).ctypes.data != address
     del view
     assert address in {taken.ctypes.data for taken in (pool.take(MIB), pool.take(MIB))}
+
+
+def test_similar_sizes_share_buffers():
+    pool = PagePool(8 * MIB)
+    held = pool.take(MIB + 1)
+    address = held.ctypes.data
+    del held
+    assert pool.take(MIB + 50_000).ctypes.data == address
+    for nbytes in (SMALLEST, 100_001, MIB, 3 * MIB + 5, 2**30 + 1):
+        assert nbytes <= size_class(nbytes) <= nbytes * 17 / 16 + 4096
+
+
+def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages():
+    pool = PagePool(8 * MIB)
+    held = pool.take(MIB)
+    del held
+    with pool._lock:  # as a thread of the parent held it, which the child does not have
+        assert pool.take(MIB).size == MIB
+
+
+def test_where_no_more_can_be_mapped_the_allocator_is_asked(monkeypatch):
+    def refuse(nbytes):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("tensorstash.pages.mapped_pages", refuse)
+    taken = PagePool(8 * MIB).take(MIB)
+    assert (taken.size, taken.ctypes.data % 4096) == (MIB, 0)
+
+
+def test_what_is_made_here_is_pooled_and_takes_direct_transfers():
+    before = aligned_empty(MIB)
+    address = before.ctypes.data
+    del before
+    again = aligned_empty(MIB)
+    assert again.ctypes.data == address
+    assert address % 4096 == 0
+    assert all(aligned_empty(nbytes, 16).ctypes.data % 64 == 16 for nbytes in (100, MIB))
 
 
 def test_what_other_libraries_hold_is_not_used_again():

@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test as run
 from store_kinds import STORES
 
 from tensorstash.errors import SlotGoneError, StoreFullError
-from tensorstash.stores.pages import BLOCK
+from tensorstash.pages import BLOCK
 
 BUDGET = 24 * BLOCK
 SIZES = st.one_of(
