@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tensorstash.backends.torch_fbgemm import affine_kernel
 from tensorstash.protocols import Codec, Kernel
 from tensorstash.spec import TensorSpec
 
@@ -24,7 +25,7 @@ def _on_device(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
 
 _DEVICES = frozenset({"cuda", "xpu"})
 _MAKERS: Mapping[str, tuple[Maker, ...]] = MappingProxyType(
-    dict.fromkeys(("affine", "astype", "pack_bits", "two_valued"), (_on_device,))
+    dict.fromkeys(("astype", "pack_bits", "two_valued"), (_on_device,)) | {"affine": (_on_device, affine_kernel)}
 )
 """For each codec the makers of its kernels, the best first."""
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from tensorstash.codecs.bits import COARSENING
 from tensorstash.codecs.floats import FORMATS
 from tensorstash.codecs.groups import Groups
 from tensorstash.codecs.noise import GOLDEN
 from tensorstash.codecs.payload import HEADER_NBYTES
-from tensorstash.codecs.quantizer import SPECIALS, Arithmetic
+from tensorstash.codecs.quantizer import FINEST, SPECIALS, Arithmetic
 
 _PIECE = 1 << 22
 """Elements that are worked on at a time."""
@@ -122,15 +123,21 @@ def _quantized(values: Tensor, bits: int, seed: int | None, places: Tensor | Non
         middle = low + (high - low) * 0.5
         low, high = torch.where(special, middle, low), torch.where(special, middle, high)
     span = high - low
-    levels = torch.full_like(span, 2**bits - 1).sub_(special * SPECIALS)
+    rest = 2**bits - 1 - SPECIALS
+    highest = FINEST if seed is None else 2**bits - 1
     coarse = ~(span >= arithmetic.least)
-    scale = (span / levels).masked_fill_(coarse, 0)
-    inverse = (levels / span).masked_fill_(coarse, 0)
+    scale = torch.where(special, span / rest, (span / FINEST) * (FINEST // (2**bits - 1))).masked_fill_(coarse, 0)
+    inverse = (torch.where(special, rest, highest).to(span.dtype) / span).masked_fill_(coarse, 0)
+    low = low + 0.0  # never -0
     scale = torch.where(special, -scale, scale)
     steps = torch.where(finite, held, low[..., None]).sub_(low[..., None])
     if seed is None or places is None:
         sums = steps.mul_(inverse[..., None]).add_(arithmetic.magic)
-        codes = (sums.view(_SIGNED[sums.itemsize]) & 0xFF).to(torch.uint8)
+        codes = sums.view(_SIGNED[sums.itemsize]) & 0xFF
+        if bits < 8:
+            factor, half = COARSENING[bits]
+            codes = torch.where(special[..., None], codes, (codes * factor + half) >> 8)
+        codes = codes.to(torch.uint8)
     else:
         fixed = steps.mul_((inverse * (65536 * (1 - 2.0**-21)))[..., None]).to(_SIGNED[steps.itemsize])
         codes = (fixed.add_(_noise(scale, low, seed, places)) >> 16).to(torch.uint8)

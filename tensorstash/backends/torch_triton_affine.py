@@ -25,9 +25,10 @@ from tensorstash.backends.torch_triton_language import (
     tl,
     unpack,
 )
+from tensorstash.codecs.bits import COARSENING
 from tensorstash.codecs.groups import Groups
 from tensorstash.codecs.noise import GOLDEN
-from tensorstash.codecs.quantizer import SPECIALS, Arithmetic
+from tensorstash.codecs.quantizer import FINEST, SPECIALS, Arithmetic
 
 _LONGEST = 4 * TILE
 """Elements of the longest group that a program works on as a whole."""
@@ -38,6 +39,9 @@ _LIMIT = constexpr(_ARITHMETIC.limit)
 _LEAST = constexpr(_ARITHMETIC.least)
 _MAGIC = constexpr(_ARITHMETIC.magic)
 _SPECIALS = constexpr(SPECIALS)
+_FINEST = constexpr(FINEST)
+_FOUR, _HALF_FOUR = map(constexpr, COARSENING[4])
+_TWO, _HALF_TWO = map(constexpr, COARSENING[2])
 _GOLDEN = constexpr(GOLDEN)
 _NOISE_UNIT = constexpr(65536 * (1 - 2.0**-21))
 _INFINITE = constexpr(float("inf"))
@@ -124,7 +128,8 @@ def _quantize(
     high = _float(tl.max(tl.where(mask, order, MIN), axis=1))
     special = there & False
     held = values
-    levels = tl.full([TALL], 2**BITS - 1, tl.float32)
+    highest: tl.constexpr = 2**BITS - 1 if STOCHASTIC else _FINEST
+    levels = tl.full([TALL], highest, tl.float32)
     usual = tl.min((~there | ((low >= -_LIMIT) & (high <= _LIMIT))).to(tl.int32), axis=0)
     if usual == 0:
         finite = mask & (tl.abs(values) < _INFINITE)
@@ -141,10 +146,12 @@ def _quantize(
             low = tl.where(special, middle, low)
             high = tl.where(special, middle, high)
         held = tl.where(finite, held, low[:, None])
-        levels = tl.where(special, levels - _SPECIALS, levels)
+        levels = tl.where(special, 2.0**BITS - 1 - _SPECIALS, levels)
     span = high - low
+    low = tl.where(low == 0, 0.0, low)
     coarse = ~(span >= _LEAST)
-    scale = tl.where(coarse, 0.0, tl.div_rn(span, levels))
+    usual_scale = tl.div_rn(span, tl.full([TALL], _FINEST, tl.float32)) * (_FINEST // (2**BITS - 1))
+    scale = tl.where(coarse, 0.0, tl.where(special, tl.div_rn(span, levels), usual_scale))
     inverse = tl.where(coarse, 0.0, tl.div_rn(levels, span))
     # Not -scale, which is 0 - scale, so that 0 would not get its sign.
     scale = (scale.to(tl.int32, bitcast=True) | tl.where(special, MIN, 0)).to(tl.float32, bitcast=True)
@@ -157,6 +164,9 @@ def _quantize(
     else:
         sums = (held - low[:, None]) * inverse[:, None] + _MAGIC
         codes = sums.to(tl.int32, bitcast=True) & 0xFF
+        if BITS < 8:
+            coarse_codes = codes * _FOUR + _HALF_FOUR if BITS == 4 else codes * _TWO + _HALF_TWO
+            codes = tl.where(special[:, None], codes, coarse_codes >> 8)
     if usual == 0:
         odd = 2**BITS - _SPECIALS + (values > 0).to(tl.int32) + 2 * (values != values).to(tl.int32)
         codes = tl.where(tl.abs(values) < _INFINITE, codes, odd)

@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.bits import pack_codes, packed_nbytes, unpack_codes
-from tensorstash.codecs.floats import FORMATS, narrow, widen
+from tensorstash.codecs.floats import FORMATS, widen
 from tensorstash.codecs.groups import Groups
 from tensorstash.codecs.noise import seed_word
 from tensorstash.codecs.payload import (
@@ -38,8 +38,9 @@ class Affine:
     Groups are those of :class:`~tensorstash.codecs.groups.Groups`: ``group_size`` neighbours along the last
     dimension, the last of a row shorter. A group from ``low`` to ``high`` has ``scale = (high - low) / (2**bits - 1)``;
     element x becomes the code ``round((x - low) / scale)`` and comes back as ``low + code * scale``, computed in
-    ``float32`` (``float64`` for ``float64``) and rounded to the dtype of the tensor. Constant groups come back equal;
-    the sign of a zero is lost. NaNs and infinities come back as such: a group that holds one gives up its last three
+    ``float32`` (``float64`` for ``float64``) and rounded to the dtype of the tensor. Codes of 4 and 2 bits are those of
+    8 bits rounded once more, which adds 1/34 and 1/170 of a scale to the error. Constant groups come back equal; the
+    sign of a zero is lost. NaNs and infinities come back as such: a group that holds one gives up its last three
     codes for them, which leaves a single code, for the middle of its range, where there are four. What is beyond
     2**126 comes back as that, and a range below 2**-100 as its lower end (``float64``: 2**1022 and 2**-1000).
 
@@ -102,6 +103,14 @@ class Affine:
         Raises:
             CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
         """
+        return self.encode_with(Quantizer, data, spec)
+
+    def encode_with(self, quantizer: type[Quantizer], data: Array, spec: TensorSpec) -> Array:
+        """Return what :meth:`encode` returns, worked out by ``quantizer``.
+
+        Raises:
+            CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
+        """
         check_data(self, data, spec)
         flat = data.reshape(-1)
         groups = Groups.of(spec.shape, self.group_size)
@@ -114,17 +123,27 @@ class Affine:
         scale, low, packed = split_sections(self, payload[HEADER_NBYTES:], *sizes)
         scales, lows = scale.view(arithmetic.dtype), low.view(arithmetic.dtype)
         seed = seed_word(self.seed) if self.rounding == "stochastic" else None
-        quantizer = Quantizer(self.bits, groups.longest, arithmetic, seed)
+        longest = groups.longest(quantizer.block)
+        work = quantizer(self.bits, spec.dtype, longest, seed)
+        scratch = np.empty(0 if self.bits == 8 else longest, np.uint8)
         with np.errstate(all="ignore"):
-            for run in groups.runs():
-                source = flat[run.elements]
-                grid, codes = quantizer.quantize(_widened(source, spec), run)
-                scales[run.groups], lows[run.groups] = grid.scale, grid.low
-                pack_codes(codes, self.bits, packed, run.start)
+            for run in groups.runs(quantizer.block):
+                codes = packed[run.elements] if self.bits == 8 else scratch[: run.length]
+                scales[run.groups], lows[run.groups] = work.quantize(flat[run.elements], run, codes)
+                if self.bits < 8:
+                    pack_codes(codes, self.bits, packed, run.start)
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the elements in fresh memory.
+
+        Raises:
+            CodecError: the payload is not one of this codec and this spec.
+        """
+        return self.decode_with(Quantizer, data, spec)
+
+    def decode_with(self, quantizer: type[Quantizer], data: Array, spec: TensorSpec) -> Array:
+        """Return what :meth:`decode` returns, worked out by ``quantizer``.
 
         Raises:
             CodecError: the payload is not one of this codec and this spec.
@@ -143,14 +162,12 @@ class Affine:
         sizes = self._sizes(groups, spec)
         scale, low, packed = split_sections(self, body, *sizes)
         scales, lows = scale.view(arithmetic.dtype), low.view(arithmetic.dtype)
-        quantizer = Quantizer(self.bits, groups.longest, arithmetic, None)
+        work = quantizer(self.bits, spec.dtype, groups.longest(quantizer.block))
         flat = array.reshape(-1)
         with np.errstate(all="ignore"):
-            for run in groups.runs():
+            for run in groups.runs(quantizer.block):
                 codes = unpack_codes(packed, self.bits, run.start, run.length)
-                values = quantizer.dequantize(codes, scales[run.groups], lows[run.groups], run)
-                target = flat[run.elements]
-                target[:] = narrow(values, spec.dtype) if spec.dtype in FORMATS else values
+                work.dequantize(codes, scales[run.groups], lows[run.groups], run, flat[run.elements])
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -163,18 +180,16 @@ class Affine:
         """
         check_data(self, data, spec)
         arithmetic = Arithmetic.of(spec.dtype)
-        share = 0.5 if self.rounding == "nearest" else 1.0
+        is_stochastic = self.rounding == "stochastic"
         flat, bound = data.reshape(-1), np.empty(spec.numel)
         with np.errstate(all="ignore"):
             for run in Groups.of(spec.shape, self.group_size).runs():
-                values = _widened(flat[run.elements], spec)
-                bound[run.elements] = error_bounds(values, run, self.bits, share, arithmetic, FORMATS.get(spec.dtype))
+                source = flat[run.elements]
+                values = widen(source, spec.dtype) if spec.dtype in FORMATS else source
+                bounds = error_bounds(values, run, self.bits, is_stochastic, arithmetic, FORMATS.get(spec.dtype))
+                bound[run.elements] = bounds
         return bound.reshape(spec.shape)
 
     def _sizes(self, groups: Groups, spec: TensorSpec) -> tuple[int, int, int]:
         table_nbytes = groups.count * np.dtype(Arithmetic.of(spec.dtype).dtype).itemsize
         return table_nbytes, table_nbytes, packed_nbytes(spec.numel, self.bits)
-
-
-def _widened(source: Array, spec: TensorSpec) -> Array:
-    return widen(source, spec.dtype) if spec.dtype in FORMATS else source

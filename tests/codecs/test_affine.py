@@ -6,6 +6,7 @@ from codec_cases import float_bits, spec_of, special_floats, to_float64
 
 from tensorstash.buffers import Array
 from tensorstash.codecs import Affine
+from tensorstash.codecs.bits import coarsen
 from tensorstash.codecs.groups import Groups, extremes
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -31,8 +32,15 @@ def test_payload_holds_scales_lows_and_codes_with_the_first_in_the_lowest_bits()
 
 
 def test_rounding_to_nearest_breaks_ties_to_even() -> None:
-    data = np.array([0, 0.5, 1.5, 2.5, 3], np.float32)
-    assert there_and_back(Affine(bits=2), data, "float32").tolist() == [0, 0, 2, 2, 3]
+    data = np.array([0, 0.5, 1.5, 2.5, 255], np.float32)
+    assert there_and_back(Affine(bits=8), data, "float32").tolist() == [0, 0, 2, 2, 255]
+
+
+@pytest.mark.parametrize(("bits", "worth"), [(4, 17), (2, 85)])
+def test_fewer_bits_are_the_nearest_to_codes_of_8_bits(bits: int, worth: int) -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    coarsen(codes, bits)
+    assert codes.tolist() == [round(code / worth) for code in range(256)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -48,7 +56,16 @@ def test_bound_is_kept_and_is_hardly_more_than_what_rounding_loses(dtype: str, b
     assert 0.7 < worst <= 1
     step = np.ptp(value, axis=1, keepdims=True) / (2**bits - 1)
     rounded = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, 0) * np.abs(value).max(axis=1, keepdims=True)
-    assert (bound <= 1.01 * (step * (0.5 if rounding == "nearest" else 1) + rounded)).all()
+    twice = {8: 0, 4: 1 / 34, 2: 1 / 170}[bits]
+    assert (bound <= 1.01 * (step * (0.5 + twice if rounding == "nearest" else 1) + rounded)).all()
+
+
+def test_payloads_hold_no_negative_zeros() -> None:
+    data = np.repeat(np.array([[-0.0, -0.0, -0.0], [-0.0, 0.0, 1], [-1, -0.0, 1]], np.float32), 20, 0)
+    for size in (3, 9):
+        payload = Affine(bits=2, group_size=size).encode(data, spec_of(data.shape, "float32"))
+        parameters = payload[16:][: 8 * data.size // size].view("f4")
+        assert not (np.signbit(parameters) & (parameters == 0)).any()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -147,7 +164,7 @@ def test_runs_cover_every_group_once(shape: tuple[int, ...], size: int) -> None:
     sizes = []
     for run in groups.runs():
         assert (run.start, run.first) == (place, number)
-        assert run.length <= groups.longest
+        assert run.length <= groups.longest()
         assert (run.sizes == np.diff(np.append(run.starts, run.length))).all()
         assert not run.size or (run.sizes == run.size).all()
         sizes += run.sizes.tolist()
