@@ -319,10 +319,10 @@ def reset_pinned(is_cuda: bool) -> None:
 
 
 def pinned_nbytes(is_cuda: bool, stats: dict[str, Any]) -> int:
-    """Return the page-locked bytes: those that the session counts, else those of PyTorch's own pool."""
-    if "pinned_bytes" in stats:
+    """Return the page-locked bytes: those that the session holds, else those that were in use of PyTorch's own pool."""
+    if stats:
         return int(stats["pinned_bytes"])
-    return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0)) if is_cuda and not stats else 0
+    return int(torch.cuda.host_memory_stats()["active_bytes.peak"]) if is_cuda else 0
 
 
 def clear(is_cuda: bool) -> None:

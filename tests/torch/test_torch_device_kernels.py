@@ -24,12 +24,17 @@ from tensorstash.backends import (
     torch_triton_flags,
     torch_triton_language,
 )
+from tensorstash.backends.torch import TorchBackend
 from tensorstash.backends.torch_device_kernels import device_kernel
 from tensorstash.backends.torch_kernels import kernel
 from tensorstash.backends.torch_layout import DTYPE_NAMES
 from tensorstash.buffers import Array
 from tensorstash.codecs import Affine, AsType, Lossless, PackBits, TwoValued
-from tensorstash.protocols import Codec
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.session import Session
+from tensorstash.plan import HookPolicy
+from tensorstash.policies import Cast, Compress, PackMasks, Quantize
+from tensorstash.protocols import Codec, Kernel
 from tensorstash.spec import TensorSpec, contiguous_strides
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -202,6 +207,33 @@ def test_user_settings_change_nothing(variant: Variant) -> None:
     with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
         check(Affine(bits=4, rounding="stochastic"), tensor.requires_grad_().detach(), variant)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("policy", [Quantize(bits=4), PackMasks() | Cast("float8_e5m2"), Quantize(2) | Compress()])
+def test_training_through_kernels_is_training_through_the_codecs(policy: HookPolicy, variant: Variant) -> None:
+    operators, device = variant
+
+    class WithKernels(TorchBackend):
+        def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
+            return device_kernel(codec, spec, operators)
+
+    class Without(TorchBackend):
+        def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
+            return None
+
+    torch.manual_seed(0)
+    x, mask = torch.randn(64, 128, device=device), torch.rand(64, 128, device=device) < 0.5
+    first, second = (torch.randn(128, 128, device=device, requires_grad=True) for _ in range(2))
+    gradients = []
+    for backend in (WithKernels(), Without()):
+        session = Session(policy, backend, min_bytes=0, limits=Limits())
+        with session.scope():
+            loss = ((x @ first).tanh().masked_fill(mask, 0) @ second).square().mean()
+        session.drain()  # what is still on its way is handed out as it was
+        gradients.append(torch.autograd.grad(loss, (first, second)))
+        assert session.stats().stashed.tensors >= 4
+    for with_kernels, without in zip(*gradients, strict=True):
+        assert torch.equal(with_kernels, without)
 
 
 def test_what_has_no_kernel() -> None:
