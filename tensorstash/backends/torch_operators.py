@@ -126,8 +126,11 @@ def _quantized(values: Tensor, bits: int, seed: int | None, places: Tensor | Non
     rest = 2**bits - 1 - SPECIALS
     highest = FINEST if seed is None else 2**bits - 1
     coarse = ~(span >= arithmetic.least)
-    scale = torch.where(special, span / rest, (span / FINEST) * (FINEST // (2**bits - 1))).masked_fill_(coarse, 0)
-    inverse = (torch.where(special, rest, highest).to(span.dtype) / span).masked_fill_(coarse, 0)
+    # By tensors: where the divisor is a number, PyTorch multiplies by its inverse on CUDA, which rounds differently.
+    finest, reach = (torch.full_like(span, number).masked_fill_(special, rest) for number in (FINEST, highest))
+    unit = torch.ones_like(span).masked_fill_(~special, FINEST // (2**bits - 1))
+    scale = (span / finest).mul_(unit).masked_fill_(coarse, 0)
+    inverse = (reach / span).masked_fill_(coarse, 0)
     low = low + 0.0  # never -0
     scale = torch.where(special, -scale, scale)
     steps = torch.where(finite, held, low[..., None]).sub_(low[..., None])
