@@ -17,8 +17,8 @@ from tensorstash.stores.freespace import FreeSpace
 from tensorstash.stores.private_file import open_private_file
 from tensorstash.stores.syscalls import FULL, Syscalls
 
-PIECE = 2 * 2**20
-"""Most bytes of one write or read: one huge page, so that the device sees one run of memory."""
+PIECE = 4 * 2**20
+"""Most bytes of one write or read: whole huge pages, so that the device sees few runs of memory, and few calls."""
 
 _GROWTH = 64 * 2**20
 _SCRAP = 256 * 2**10
@@ -117,7 +117,7 @@ class Slab:
             StoreError: the device refused.
         """
         unit = self._address_unit
-        if unit and (data.ctypes.data % unit or (data.size % BLOCK and data.size <= _SMALL)):
+        if unit and (data.ctypes.data % unit or (data.size % BLOCK and BLOCK < data.size <= _SMALL)):
             return self._write_bounced(data, extent.offset)
         whole = data.size // BLOCK * BLOCK if unit else data.size
         self._write_all(data[:whole], extent.offset)
@@ -164,7 +164,7 @@ class Slab:
             self._bounces.append(bounce)
 
     def _take_bounce(self) -> Array:
-        """Return a buffer of one huge page, to be put back; there are as many as were ever needed at once."""
+        """Return a buffer for one piece, to be put back; there are as many as were ever needed at once."""
         try:
             return self._bounces.pop()
         except IndexError:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import settle
 from random_programs import LOSSLESS, forward, limits, programs
 
 import tensorstash as ts
@@ -67,7 +68,7 @@ class TestRandomPrograms:
         assert len(found) == 2 * threads
         assert all(np.array_equal(plain, grad, equal_nan=True) for grad in found)
         session = stash._session
-        session.drain()
+        settle(session)
         assert stash.stats().live.tensors == 0
         assert session._in_flight.used == session._state.ahead.budget.used == 0
         assert session._in_flight.peak <= limits.in_flight_bytes
@@ -100,7 +101,7 @@ class TestRandomPrograms:
             assert np.array_equal(found, untouched, equal_nan=True)
         # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
         gradient(lab, device, program)
-        stash._session.drain()
+        settle(stash._session)
         assert stash.stats().live.tensors == 0
 
     @given(
@@ -136,7 +137,7 @@ class TestRandomPrograms:
         found = gradient(lab, device, program)
         assert np.array_equal(found, plain, equal_nan=True)
         session = stash._session
-        session.drain()
+        settle(session)
         assert stash.stats().live.tensors == 0
         assert session._in_flight.used == session._state.ahead.budget.used == 0
 
