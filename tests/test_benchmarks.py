@@ -85,3 +85,27 @@ def script(arguments: list[str]) -> None:
     command = [sys.executable, str(ROOT / "tests" / "bench" / arguments[0]), *arguments[1:]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
+
+
+def run_bench(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "bench" / name), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+
+
+@pytest.mark.parametrize("workload", ["torch:resnet", "paddle:gpt"])
+def test_every_codec_is_measured_on_what_a_model_saves(workload: str, tmp_path: Path) -> None:
+    report = tmp_path / "table.json"
+    small = ("--steps", "1", "--scale", "1", "--rounds", "1", "--most", "1")
+    done = run_bench("codec_table.py", "--workload", workload, *small, "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    assert {row["dtype"] for row in found["rows"]} >= {"float32", "bfloat16"}
+    assert all(row["ratio"] > 0.99 and row["encode"] > 0 and row["decode"] > 0 for row in found["rows"])
+    assert {row["codec"].partition("(")[0] for row in found["rows"]} >= {"Lossless", "Affine", "AsType", "Sparse"}
+    assert all(mix["limit"] > 1 for mix in found["mixes"])
+
+
+def test_random_tensors_survive_every_codec() -> None:
+    done = run_bench("fuzz_codecs.py", "--count", "300", "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "300 tensors, 0 faults" in done.stdout
