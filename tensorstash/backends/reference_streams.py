@@ -16,12 +16,12 @@ def current_stream(device: str) -> streams.Stream | None:
 
 def copy_out(source: Tensor, target: Array, stream: streams.Stream) -> None:
     """Submit a copy of a contiguous tensor into host memory."""
-    stream.submit(partial(np.copyto, target, _bytes(source)))
+    stream.submit(partial(np.copyto, _bare(target), _bytes(source)))
 
 
 def copy_in(source: Array, target: Tensor, stream: streams.Stream) -> None:
     """Submit a copy of host memory into a contiguous tensor."""
-    stream.submit(partial(np.copyto, _bytes(target), source))
+    stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
 
 
 def use_in(tensor: Tensor, stream: streams.Stream) -> None:
@@ -37,3 +37,15 @@ def lock_pages(memory: Array) -> Undo:
 def _bytes(tensor: Tensor) -> Array:
     # The bytes alone: a copy under way keeps neither the tensor nor its storage from being freed.
     return tensor.storage.buffer[tensor.offset : tensor.offset + tensor.nbytes]
+
+
+def _bare(array: Array) -> Array:
+    """Return the same memory without what gives it back to its pool: a device keeps nothing alive."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, memoryview):
+        return array
+    whole: Array = np.frombuffer(base, np.uint8)
+    start = array.ctypes.data - whole.ctypes.data
+    return whole[start : start + array.nbytes]

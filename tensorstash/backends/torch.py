@@ -17,6 +17,7 @@ from tensorstash.backends.torch_hooks import HookScope
 from tensorstash.backends.torch_kernels import kernel
 from tensorstash.backends.torch_kinds import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch_layout import DTYPE_NAMES, CopiedArray, dense, elements, payload, rebuilt, restored
+from tensorstash.backends.torch_streams import CudaStream, CudaStreams
 from tensorstash.buffers import Array
 from tensorstash.protocols import Codec, Kernel, PendingArray, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
@@ -35,6 +36,7 @@ class TorchBackend:
     backward_writes: ClassVar[bool] = False
 
     def __init__(self) -> None:
+        self._streams = CudaStreams()
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
         self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
@@ -145,6 +147,42 @@ class TorchBackend:
     def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a contiguous tensor of ``spec``; on the CPU it shares the memory of ``data``."""
         return payload(data, spec)
+
+    def current_stream(self, device: str, /) -> CudaStream | None:
+        """Return the stream that this thread submits the device's work to, or None for anything but CUDA devices.
+
+        Raises:
+            BackendError: a CUDA graph is being captured.
+        """
+        return self._streams.current_stream(device)
+
+    def new_stream(self, device: str, /) -> CudaStream:
+        """Return a stream of its own for copies of that device."""
+        return self._streams.new_stream(device)
+
+    def empty(self, spec: TensorSpec, /) -> Tensor:
+        """Return an uninitialised, contiguous tensor for work of the device's current stream."""
+        return self._streams.empty(spec)
+
+    def copy_out(self, source: Tensor, target: Array, stream: CudaStream, /) -> None:
+        """Submit a copy of a contiguous tensor into host memory."""
+        self._streams.copy_out(source, target, stream)
+
+    def copy_in(self, source: Array, target: Tensor, stream: CudaStream, /) -> None:
+        """Submit a copy of host memory into a contiguous tensor."""
+        self._streams.copy_in(source, target, stream)
+
+    def use_in(self, tensor: Tensor, stream: CudaStream, /) -> None:
+        """Let the memory, once it is freed, wait for what ``stream`` has been given until then."""
+        self._streams.use_in(tensor, stream)
+
+    def lock_pages(self, memory: Array, /) -> Undo:
+        """Page-lock host memory.
+
+        Raises:
+            OSError: the system or the device refuses.
+        """
+        return self._streams.lock_pages(memory)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

@@ -173,7 +173,7 @@ class _Timeline:
     def advance(self) -> None:
         """Let the device work for as long as the schedule wants it to."""
         with self._lock:
-            while self.schedule is not None and (streams := self.runnable()) and not self.schedule.pauses():
+            while self.schedule is not None and not self.schedule.pauses() and (streams := self.runnable()):
                 self.schedule.pick(streams).step()
 
     def work_until(self, is_done: Callable[[], bool]) -> None:

@@ -1,0 +1,439 @@
+"""Every race class of copies beside the computation: none in any interleaving, and each found when its guard is gone.
+
+Run ``TENSORSTASH_INTERLEAVINGS=10000 pytest tests/engine/test_interleavings.py`` for the long search.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_streams import SHAPE, Host, program, scheduled, session
+from gates import Gated
+
+import tensorstash as ts
+import tensorstash.reference as ref
+from tensorstash.backends.reference import ReferenceBackend
+from tensorstash.engine.copies import Copies, Copy
+from tensorstash.engine.session import Session
+from tensorstash.errors import SavedTensorModifiedError
+from tensorstash.policies import StoreIn
+from tensorstash.reference.streams import Stream, default_stream, use_stream
+
+INTERLEAVINGS = int(os.environ.get("TENSORSTASH_INTERLEAVINGS", "240"))
+CHUNKS = 8
+MOST_TRIES = 800
+
+Scenario = Callable[[random.Random, Callable[[], Any], bool], list[bytes]]
+
+
+def anything(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
+    return program(choose, scope, has_streams=has_streams)
+
+
+def aside(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
+    """Save on one stream what belongs to another, which goes on without waiting."""
+    main, side = default_stream("sim:0"), Stream("sim:0", "first")
+    weights = np.random.default_rng(choose.randint(0, 9)).uniform(-1, 1, SHAPE).astype(np.float32)
+    x = ref.tensor(weights, device="sim:0") * 1.0
+    side.wait(main.record())
+    with use_stream(side if has_streams else main):
+        leaf = ref.tensor(weights, device="sim:0", requires_grad=True)
+        with scope():
+            y = leaf * x
+        del x
+    for value in range(choose.randint(1, 6)):
+        ref.full(SHAPE, value, device="sim:0") * 2.0
+    with use_stream(side if has_streams else main):
+        y.sum().backward()
+        assert leaf.grad is not None
+        return [leaf.grad.host_bits().tobytes()]
+
+
+def stays_aside(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
+    """Ask on one stream for what has stayed on the device and belongs to another, which goes on without waiting."""
+    main, side = default_stream("sim:0"), Stream("sim:0", "first")
+    x = ref.tensor(np.arange(32, dtype=np.float32).reshape(SHAPE) + choose.randint(0, 9), device="sim:0")
+    session: Session[Any]
+    with scope() as session:
+        handle = session.pack(x * 1.0)
+    side.wait(main.record())
+    with use_stream(side if has_streams else main):
+        got = session.unpack(handle) * 1.0
+    del handle
+    for value in range(choose.randint(1, 6)):
+        (ref.full((64,), value, "uint8", device="sim:0"), ref.full(SHAPE, value, device="sim:0") * 2.0)
+    with use_stream(side if has_streams else main):
+        return [got.host_bits().tobytes()]
+
+
+def on_ahead(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
+    """Ask on one stream for what another has saved and goes on from, which it waits for only as far as that."""
+    main, side = default_stream("sim:0"), Stream("sim:0", "first")
+    values = np.arange(32, dtype=np.float32).reshape(SHAPE) + choose.randint(0, 9)
+    session: Session[Any]
+    with use_stream(side if has_streams else main), scope() as session:
+        handle = session.pack(ref.tensor(values, device="sim:0") * 1.0)
+        saved = side.record()
+        more = [session.pack(ref.full(SHAPE, value, device="sim:0") * 1.0) for value in range(choose.randint(2, 6))]
+    main.wait(saved)
+    got = session.unpack(handle).host_bits().tobytes()
+    del more
+    return [got]
+
+
+def dropped_ahead(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
+    """Drop tensors that were brought back ahead, and use memory at once."""
+    session: Session[Any]
+    with scope() as session:
+        handles = [session.pack(ref.full(SHAPE, value, device="sim:0") * 1.0) for value in range(choose.randint(4, 8))]
+    got = session.unpack(handles.pop()).host_bits().tobytes()
+    handles.clear()
+    fresh = [ref.full(SHAPE, value, device="sim:0") * 2.0 for value in range(choose.randint(2, 8))]
+    return [got, *(tensor.host_bits().tobytes() for tensor in fresh)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a seed stands for."""
+
+    policy: Any
+    limits: ts.Limits
+    program_seed: int
+
+    @classmethod
+    def of(cls, seed: int, policies: list[Any]) -> Setting:
+        choose = random.Random(seed)
+        limits = ts.Limits(
+            in_flight=choose.choice([0, 200, 500, 10**6]), ahead=choose.choice([0, 200, 500, 10**6]), timeout_s=60
+        )
+        return cls(choose.choice(policies), limits, choose.randint(0, 10**9))
+
+
+def policies() -> list[Any]:
+    return [
+        ts.CpuOffload(),
+        ts.CpuOffload(),
+        ts.Compress(),
+        ts.CpuOffload() | StoreIn(Gated()),
+        ts.Quantize(bits=8) | ts.CpuOffload(),
+        ts.Quantize(bits=4),
+    ]
+
+
+def run(
+    seed: int,
+    setting: Setting,
+    scenario: Scenario = anything,
+    backend: type[ReferenceBackend] = ReferenceBackend,
+    copies: type[Copies[Any]] = Copies,
+) -> list[bytes]:
+    """Return what the program computes in the interleaving of ``seed``."""
+    with scheduled(seed) as host:
+        one = session(setting.policy, host, setting.limits, backend, copies)
+        got = scenario(random.Random(setting.program_seed), one.scope, True)
+        while host.work():
+            pass
+        assert one.stats().live.tensors == 0
+    return got
+
+
+def expected(setting: Setting, scenario: Scenario = anything) -> list[bytes]:
+    """Return what the program computes on a device that does everything at once."""
+    one = Session(setting.policy, ReferenceBackend(), min_bytes=0, limits=setting.limits)
+    got = scenario(random.Random(setting.program_seed), one.scope, False)
+    one.drain()
+    return got
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_interleaving_gives_the_same_gradients(chunk: int) -> None:
+    for seed in range(chunk, INTERLEAVINGS, CHUNKS):
+        setting = Setting.of(seed, policies())
+        assert run(seed, setting) == expected(setting), f"seed {seed}: {setting}"
+    for seed in range(chunk, INTERLEAVINGS // 4, CHUNKS):
+        setting = Setting.of(seed, [ts.CpuOffload()])
+        assert run(seed, setting, aside) == expected(setting, aside), f"seed {seed}: {setting}"
+        setting = Setting.of(seed, [ts.Quantize(bits=8)])
+        assert run(seed, setting, stays_aside) == expected(setting, stays_aside), f"seed {seed}: {setting}"
+        setting = Setting.of(seed, [ts.CpuOffload()])
+        for scenario in (on_ahead, dropped_ahead):
+            assert run(seed, setting, scenario) == expected(setting, scenario), f"seed {seed}: {setting}"
+
+
+class _Blind:
+    """A stream whose waits are only heard if they are for certain events."""
+
+    def __init__(self, stream: Any, hears: Callable[[Any], bool]) -> None:
+        self._stream = stream
+        self._hears = hears
+
+    def wait(self, event: Any) -> None:
+        if self._hears(event):
+            self._stream.wait(event)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class CopyOutBeforeTheSourceIsWritten(Copies[Any]):
+    """Rule 1: a copy out begins after what compute was given before."""
+
+    def out(self, source: Any, held: Any, spec: Any) -> Any:
+        lane = self._lane(spec.device, "out")
+        stream, lane.stream = lane.stream, _Blind(lane.stream, lambda event: False)  # type: ignore[assignment]
+        try:
+            backend, self._backend = self._backend, _Unwrapping(self._backend)  # type: ignore[assignment]
+            return super().out(source, held, spec)
+        finally:
+            self._backend, lane.stream = backend, stream
+
+
+class _Unwrapping:
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def copy_out(self, source: Any, target: Any, stream: Any) -> None:
+        self._backend.copy_out(source, target, stream._stream)
+
+    def copy_in(self, source: Any, target: Any, stream: Any) -> None:
+        self._backend.copy_in(source, target, stream._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+class _Careless(Copy[Any]):
+    """Drops device memory without an order between the copy and what comes after it."""
+
+    __slots__ = ()
+
+    def let_go(self) -> None:
+        self.drop()
+
+
+class SourceReusedBeforeItsCopyEnded(Copies[Any]):
+    """Rule 2: compute waits for the end of a copy out before its source is dropped."""
+
+    def out(self, source: Any, held: Any, spec: Any) -> Any:
+        copy = super().out(source, held, spec)
+        copy.__class__ = _Careless
+        return copy
+
+
+class SourceOfAnotherStreamReused(ReferenceBackend):
+    """Rule 2: the allocator is told that compute uses what belongs to another stream."""
+
+    def use_in(self, tensor: Any, stream: Any, /) -> None:
+        pass
+
+
+class _BackLane(Copies[Any]):
+    def back(self, data: Any, spec: Any, after: Any, *, ahead: bool) -> Any:
+        lane = self._lane(spec.device, "back")
+        stream, lane.stream = lane.stream, _Blind(lane.stream, self._hears(after))  # type: ignore[assignment]
+        try:
+            backend, self._backend = self._backend, _Unwrapping(self._backend)  # type: ignore[assignment]
+            return super().back(data, spec, after, ahead=ahead)
+        finally:
+            self._backend, lane.stream = backend, stream
+
+    def _hears(self, after: Any) -> Callable[[Any], bool]:
+        raise NotImplementedError
+
+
+class ReloadIntoMemoryThatIsStillUsed(_BackLane):
+    """Rule 3: a copy back begins after what compute was given before its buffer was allocated."""
+
+    def _hears(self, after: Any) -> Callable[[Any], bool]:
+        return lambda event: event is after
+
+
+class ReloadOvertakesItsOwnOffload(_BackLane):
+    """Rule 4: a copy back begins after the copy out of the same bytes."""
+
+    def _hears(self, after: Any) -> Callable[[Any], bool]:
+        return lambda event: event is not after
+
+
+class BufferFromThePoolOfTheCopyStream(ReferenceBackend):
+    """Rule 3: a buffer to copy back into is allocated for compute."""
+
+    _stream: Stream | None = None
+
+    def empty(self, spec: Any, /) -> Any:
+        self._stream = self._stream or Stream(spec.device, "side")
+        with use_stream(self._stream):
+            return super().empty(spec)
+
+
+class TensorHandedOutBeforeItArrived(Copies[Any]):
+    """Rule 5: compute waits for the end of a copy back before the tensor is handed out."""
+
+    def arrived(self, copy: Any, device: str) -> Any:
+        stream, copy.stream = copy.stream, _Blind(copy.stream, lambda event: False)
+        try:
+            return copy.held if stream == self.compute(device) else super().arrived(copy, device)
+        finally:
+            copy.stream = stream
+
+
+class ArrivalDroppedUnderItsCopy(Copies[Any]):
+    """Rule 5: compute waits for the end of a copy back before its memory is freed."""
+
+    def back(self, data: Any, spec: Any, after: Any, *, ahead: bool) -> Any:
+        copy = super().back(data, spec, after, ahead=ahead)
+        if copy is not None:
+            copy.__class__ = _Careless
+        return copy
+
+
+class TensorHandedToAnotherStream(Copies[Any]):
+    """Rule 5: what was brought back for one stream is not handed to another."""
+
+    def arrived(self, copy: Any, device: str) -> Any:
+        copy.stream.wait(copy.end)
+        return copy.held
+
+
+class StaleComputeStream(Copies[Any]):
+    """The current stream is asked for at each use."""
+
+    def compute(self, device: str) -> Any:
+        known: dict[str, Any] = self.__dict__.setdefault("known", {})
+        return known.setdefault(device, super().compute(device))
+
+
+class HostMemoryReusedBeforeItsCopyEnded(Copies[Any]):
+    """Host memory of a copy is held until the copy has ended."""
+
+    def back(self, data: Any, spec: Any, after: Any, *, ahead: bool) -> Any:
+        copy = super().back(data, spec, after, ahead=ahead)
+        if copy is not None:
+            self._lane(spec.device, "back").copies.pop()
+            copy.array = None
+        return copy
+
+
+class ViewPackedOnTheCopyStream(ReferenceBackend):
+    """What is not one run of memory is packed by compute."""
+
+    _stream: Stream | None = None
+
+    def dense(self, tensor: Any, spec: Any, /) -> Any:
+        self._stream = self._stream or Stream(spec.device, "side")
+        with use_stream(self._stream):
+            return super().dense(tensor, spec)
+
+
+class HostReadsBeforeTheCopyEnded(Copies[Any]):
+    """A worker waits for the copy before it looks at the bytes."""
+
+    def out(self, source: Any, held: Any, spec: Any) -> Any:
+        copy = super().out(source, held, spec)
+        copy.__class__ = _Impatient
+        return copy
+
+
+class _Impatient(Copy[Any]):
+    __slots__ = ()
+
+    def wait(self) -> Any:
+        return self.array
+
+
+class PayloadOnDeviceReusedByItsOwnStream(Copies[Any]):
+    """The allocator is told of the stream that uses what has stayed on the device."""
+
+    def used_here(self, tensor: Any, device: str) -> Any:
+        return tensor
+
+
+OFFLOAD = [ts.CpuOffload()]
+PLANTED: list[tuple[type, Scenario, list[Any]]] = [
+    (CopyOutBeforeTheSourceIsWritten, anything, OFFLOAD),
+    (SourceReusedBeforeItsCopyEnded, anything, OFFLOAD),
+    (SourceOfAnotherStreamReused, aside, OFFLOAD),
+    (ReloadIntoMemoryThatIsStillUsed, anything, OFFLOAD),
+    (ReloadOvertakesItsOwnOffload, on_ahead, OFFLOAD),
+    (BufferFromThePoolOfTheCopyStream, anything, OFFLOAD),
+    (TensorHandedOutBeforeItArrived, anything, OFFLOAD),
+    (ArrivalDroppedUnderItsCopy, dropped_ahead, OFFLOAD),
+    (TensorHandedToAnotherStream, anything, OFFLOAD),
+    (StaleComputeStream, anything, OFFLOAD),
+    (HostMemoryReusedBeforeItsCopyEnded, anything, [ts.Compress()]),
+    (ViewPackedOnTheCopyStream, anything, OFFLOAD),
+    (HostReadsBeforeTheCopyEnded, anything, [ts.Compress()]),
+    (PayloadOnDeviceReusedByItsOwnStream, stays_aside, [ts.Quantize(bits=8)]),
+]
+
+
+@pytest.mark.parametrize(("fault", "scenario", "policies"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_guard_that_is_gone_is_noticed(fault: type, scenario: Scenario, policies: list[Any]) -> None:
+    plant = {"backend" if issubclass(fault, ReferenceBackend) else "copies": fault}
+    for seed in range(MOST_TRIES):
+        setting = Setting.of(seed, policies)
+        try:
+            got = run(seed, setting, scenario, **plant)
+        except AssertionError:
+            raise
+        except Exception as error:
+            print(f"{fault.__name__}: {error!r} at seed {seed}")
+            return
+        if got != expected(setting, scenario):
+            print(f"{fault.__name__}: noticed at seed {seed}")
+            return
+    raise AssertionError(f"{fault.__doc__} Nothing was noticed in {MOST_TRIES} interleavings.")
+
+
+def modified_before_its_copy(seed: int) -> bytes | None:
+    """Write into a tensor that was saved; return its gradient, or None if it was refused."""
+    with scheduled(seed) as host:
+        limits = ts.Limits(in_flight=random.Random(seed).choice([0, 10**6]), ahead=10**6)
+        one = session(ts.CpuOffload(), host, limits)
+        leaf = ref.tensor(np.ones(SHAPE, np.float32), device="sim:0", requires_grad=True)
+        with one.scope():
+            y = (leaf * 1.0).exp()
+            loss = y.sum()
+        with ref.no_grad():
+            y.mul_(0.0)
+        try:
+            loss.backward()
+        except SavedTensorModifiedError:
+            return None
+        assert leaf.grad is not None
+        return leaf.grad.host_bits().tobytes()
+
+
+def test_a_source_that_is_modified_before_its_copy_is_refused() -> None:
+    assert {modified_before_its_copy(seed) for seed in range(40)} == {None}
+
+
+def test_nothing_on_the_programs_thread_waits_for_the_device() -> None:
+    class Never(Host):
+        """Does nothing unless somebody waits, and then complains."""
+
+        def pauses(self) -> bool:
+            return True
+
+        def pick(self, streams: Any) -> Any:
+            assert is_over, "the host waits for the device"
+            return super().pick(streams)
+
+    is_over = False
+    kept: list[Any] = []  # sessions wait for their copies when they go
+    with ref.streams.asynchronous(Never(0)):
+        for limits in (ts.Limits(), ts.Limits(in_flight=300, ahead=300), ts.Limits(in_flight=0, ahead=0)):
+            for policy in (ts.CpuOffload(), ts.Quantize(bits=8) | ts.CpuOffload(), ts.Quantize(bits=8)):
+                one = Session(policy, ReferenceBackend(), min_bytes=0, limits=limits)
+                leaf = ref.full(SHAPE, 0.5, device="sim:0", requires_grad=True)
+                with one.scope():
+                    loss = (leaf.tanh().swap_last() * 2.0).exp().tanh().sum()
+                loss.backward()
+                kept.append(one)
+        is_over = True
