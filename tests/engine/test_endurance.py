@@ -1,8 +1,10 @@
 """What must hold over many steps and many schedules: nothing grows, no budget is exceeded, nothing waits for ever."""
 
+import errno
 import subprocess
 import sys
 import threading
+from collections import Counter
 from functools import cache, partial
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from schedules import WIDTH, TellingBudget, gradient, run, schedule
 import tensorstash as ts
 from tensorstash.buffers import Array
 from tensorstash.policies import StoreIn
-from tensorstash.stores import Disk
+from tensorstash.stores import Disk, Memory
 from tensorstash.testing.layouts import floats
 
 SCRIPT = Path(__file__).resolve().parents[1] / "bench" / "endurance.py"
@@ -109,3 +111,37 @@ def test_a_backward_inside_a_backward_gets_on_while_the_reader_is_blocked_and_it
     assert np.array_equal(lab.gradient(inner_leaf), lab.gradient(plain_inner))
     assert np.array_equal(lab.gradient(outer_leaf), lab.gradient(plain_outer))
     assert session._state.ahead.budget.peak <= nbytes
+
+
+@pytest.mark.parametrize("in_flight", [0, 10**6])
+@pytest.mark.parametrize("framework", BACKENDS)
+def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gradients(framework, in_flight):
+    lab, store, failing = lab_of(framework), Faulty(Memory()), set()
+    limits = ts.Limits(in_flight=in_flight, ahead=0, timeout_s=60)
+    stash = ts.stash(StoreIn(store), framework=framework, min_bytes=0, limits=limits)
+    expected, outcomes = right(framework, 33, False), Counter()
+
+    def get(call, slot):
+        if threading.get_ident() in failing:
+            raise OSError(errno.ENXIO, "planted")
+        return call(slot)
+
+    def train(fails):
+        if fails:
+            failing.add(threading.get_ident())
+        for _ in range(25):
+            try:
+                outcome = "right" if np.array_equal(gradient(lab, 33, False, stash), expected) else "wrong"
+            except BaseException as error:
+                outcome = f"{type(error).__name__}: {'planted' if 'planted' in str(error) else error}"
+            outcomes[fails, outcome] += 1
+
+    store.board.plant("get", get, 1)
+    threads = [threading.Thread(target=train, args=(number < 2,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert outcomes[False, "right"] == 50
+    # What is not stored yet when it is asked for comes from its source, and does not fail.
+    assert outcomes[True, "StoreError: planted"] + outcomes[True, "right"] * bool(in_flight) == 50, outcomes
