@@ -124,8 +124,8 @@ def _quantize(
     values = _load(source + place, mask, DTYPE)
     order = values.to(tl.int32, bitcast=True)
     order = order ^ ((order >> 31) & MAX)
-    low = _float(tl.min(tl.where(mask, order, MAX), axis=1))
-    high = _float(tl.max(tl.where(mask, order, MIN), axis=1))
+    low = _float(tl.min(_chosen(mask, order, MAX, WHOLE), axis=1))
+    high = _float(tl.max(_chosen(mask, order, MIN, WHOLE), axis=1))
     special = there & False
     held = values
     highest: tl.constexpr = 2**BITS - 1 if STOCHASTIC else _FINEST
@@ -170,7 +170,7 @@ def _quantize(
     if usual == 0:
         odd = 2**BITS - _SPECIALS + (values > 0).to(tl.int32) + 2 * (values != values).to(tl.int32)
         codes = tl.where(tl.abs(values) < _INFINITE, codes, odd)
-    codes = tl.where(mask, codes, 0)
+    codes = _chosen(mask, codes, 0, WHOLE)
     tables = (payload + HEADER).to(tl.pointer_type(tl.float32))
     tl.store(tables + group, scale, mask=there)
     tl.store(tables + count + group, low, mask=there)
@@ -263,6 +263,14 @@ def _store(pointers, values, mask, DTYPE: tl.constexpr):
         narrow = values.to(tl.float16).to(tl.int16, bitcast=True)
         raw = tl.where(values != values, 0x7E00, narrow).to(tl.int16)
     tl.store(pointers, raw, mask=mask)
+
+
+@jit
+def _chosen(mask, values, other, WHOLE: tl.constexpr):
+    """Return the values where they exist; groups that do not exist at all are of no consequence."""
+    if not WHOLE:
+        values = tl.where(mask, values, other)
+    return values
 
 
 @jit
