@@ -13,13 +13,17 @@ from tensorstash.testing.layouts import floats
 
 
 class TorchLab(Lab):
-    """PyTorch on the CPU and, where there is one, on the first CUDA device."""
+    """PyTorch on the CPU and, where there is one, on the first CUDA device.
+
+    Args:
+        devices: others than these two.
+    """
 
     name: ClassVar[str] = "torch"
     flags = ("conj", "neg")
 
-    def __init__(self) -> None:
-        self.devices = ("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",)
+    def __init__(self, devices: tuple[str, ...] | None = None) -> None:
+        self.devices = devices or (("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",))
         self.dtypes = tuple(name for name in DTYPES if hasattr(torch, name))
         self.float_dtypes = ("float16", "bfloat16", "float32", "float64")
 

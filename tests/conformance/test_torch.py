@@ -3,4 +3,4 @@ from tensorstash.testing.torch_lab import TorchLab
 
 
 class TestTorch(BackendSuite):
-    lab = TorchLab()
+    lab = TorchLab(("cpu",))
