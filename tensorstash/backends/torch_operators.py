@@ -261,7 +261,7 @@ def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype in (torch.float32, torch.float64):
         return values.to(dtype)
     form = FORMATS[str(dtype).removeprefix("torch.")]
-    if form.saturates:
+    if form.saturates:  # which PyTorch itself has not always done
         values = values.clamp(-form.largest, form.largest)
     bits = values.to(dtype).view(_SIGNED[dtype.itemsize])
     sign = -(1 << (form.nbits - 1))
