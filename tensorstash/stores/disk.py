@@ -5,8 +5,11 @@ import tempfile
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from operator import call
 from typing import ClassVar
 
 from tensorstash.buffers import Array
@@ -19,6 +22,9 @@ from tensorstash.stores.parallel import for_each
 from tensorstash.stores.slab import PIECE, Extent, Slab
 from tensorstash.stores.syscalls import Syscalls
 from tensorstash.workers import Workers
+
+_WORTH_A_THREAD = 2**20
+"""Bytes from which on summing beside writing takes less time than waking a thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,10 +180,26 @@ class DiskStore:
         record = self._begin_put(data.size)
 
         def write(piece: _Piece) -> None:
-            piece.digest = piece.slab.write(data[piece.start : piece.stop], piece.extent)
+            piece.slab.write(data[piece.start : piece.stop], piece.extent)
 
+        def sum_up(piece: _Piece) -> None:
+            piece.digest = checksum(data[piece.start : piece.stop])
+
+        def write_copy(piece: _Piece) -> None:
+            piece.digest = piece.slab.write_copy(data[piece.start : piece.stop], piece.extent)
+
+        jobs: list[Callable[[], None]] = []
+        for piece in record.pieces:
+            if piece.slab.takes(data[piece.start : piece.stop]):
+                jobs += partial(write, piece), partial(sum_up, piece)
+            else:
+                jobs.append(partial(write_copy, piece))
         try:
-            for_each(write, record.pieces, self._workers, self._helpers)
+            if data.size < _WORTH_A_THREAD:
+                for job in jobs:
+                    job()
+            else:
+                for_each(call, jobs, self._workers, self._helpers)
             self._live.add(record)
             return record
         except BaseException:

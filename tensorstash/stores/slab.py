@@ -109,23 +109,44 @@ class Slab:
         """Make an extent free again."""
         self._space.give(extent.offset, extent.size)
 
-    def write(self, data: Array, extent: Extent) -> int:
-        """Write ``data``, no longer than :data:`PIECE`, to the start of ``extent`` and return its checksum.
+    def takes(self, data: Array) -> bool:
+        """Whether ``data`` can be written from where it is."""
+        unit = self._address_unit
+        return not unit or not (data.ctypes.data % unit or (data.size % BLOCK and BLOCK < data.size <= _SMALL))
+
+    def write(self, data: Array, extent: Extent) -> None:
+        """Write ``data``, which this slab takes, no longer than :data:`PIECE`, to the start of ``extent``.
 
         Raises:
             StoreFullError: the device is full.
             StoreError: the device refused.
         """
-        unit = self._address_unit
-        if unit and (data.ctypes.data % unit or (data.size % BLOCK and BLOCK < data.size <= _SMALL)):
-            return self._write_bounced(data, extent.offset)
-        whole = data.size // BLOCK * BLOCK if unit else data.size
+        whole = data.size // BLOCK * BLOCK if self.direct else data.size
         self._write_all(data[:whole], extent.offset)
         if rest := data.size - whole:
             last = page_aligned(BLOCK)
             last[:rest] = data[whole:]
             self._write_all(last, extent.offset + whole)
-        return checksum(data)
+
+    def write_copy(self, data: Array, extent: Extent) -> int:
+        """Write a copy of ``data``, no longer than :data:`PIECE`, to the start of ``extent``; return its checksum.
+
+        Each block is copied and summed while the cache has it.
+
+        Raises:
+            StoreFullError: the device is full.
+            StoreError: the device refused.
+        """
+        digest, bounce = 0, self._take_bounce()
+        try:
+            for start in range(0, data.size, CHECKSUM_BLOCK):
+                block = bounce[start : min(start + CHECKSUM_BLOCK, data.size)]
+                block[:] = data[start : start + CHECKSUM_BLOCK]
+                digest = checksum(block, digest)
+            self._write_all(bounce[: round_up(data.size)], extent.offset)
+            return digest
+        finally:
+            self._bounces.append(bounce)
 
     def read(self, out: Array, extent: Extent) -> None:
         """Fill ``out``, page-aligned and of whole blocks, from the start of ``extent``.
@@ -149,19 +170,6 @@ class Slab:
         """Close the file, which is gone with that; ``remove=False`` in a forked child."""
         self._bounces.clear()
         self._file.close(remove=remove)
-
-    def _write_bounced(self, data: Array, offset: int) -> int:
-        """Write from an aligned buffer; each block is copied and summed while the cache has it."""
-        digest, bounce = 0, self._take_bounce()
-        try:
-            for start in range(0, data.size, CHECKSUM_BLOCK):
-                block = bounce[start : min(start + CHECKSUM_BLOCK, data.size)]
-                block[:] = data[start : start + CHECKSUM_BLOCK]
-                digest = checksum(block, digest)
-            self._write_all(bounce[: round_up(data.size)], offset)
-            return digest
-        finally:
-            self._bounces.append(bounce)
 
     def _take_bounce(self) -> Array:
         """Return a buffer for one piece, to be put back; there are as many as were ever needed at once."""
