@@ -66,6 +66,7 @@ _BUILT_IN = {
         "pack_bits": "codecs.pack_bits:PackBits",
         "affine": "codecs.affine:Affine",
         "astype": "codecs.astype:AsType",
+        "auto_affine": "codecs.auto_affine:AutoAffine",
         "narrow": "codecs.narrow:Narrow",
         "two_valued": "codecs.two_valued:TwoValued",
         "exponents": "codecs.exponents:Exponents",

@@ -42,6 +42,7 @@ RANKS = {
     "engine": 4,
     "engine.pipeline": 5,
     "engine.copies": 5,
+    "engine.calibration": 4,
     "engine.kernels": 5,
     "engine.passage": 5,
     "engine.capture": 5,

@@ -2,6 +2,7 @@
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
+from tensorstash.codecs.auto_affine import AutoAffine
 from tensorstash.codecs.exponents import Exponents
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.narrow import Narrow
@@ -11,4 +12,16 @@ from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 
-__all__ = ["Affine", "AsType", "Exponents", "Lossless", "Narrow", "PackBits", "Planes", "Sparse", "TwoValued", "Zstd"]
+__all__ = [
+    "Affine",
+    "AsType",
+    "AutoAffine",
+    "Exponents",
+    "Lossless",
+    "Narrow",
+    "PackBits",
+    "Planes",
+    "Sparse",
+    "TwoValued",
+    "Zstd",
+]

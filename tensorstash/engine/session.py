@@ -12,6 +12,7 @@ from weakref import ref
 from tensorstash.allocator import returns_memory
 from tensorstash.engine.ahead import ReadAhead
 from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.capture import Capture
 from tensorstash.engine.copies import Copies
 from tensorstash.engine.handle import Handle, Stashed, restore
@@ -84,6 +85,7 @@ class Session(Generic[T]):
         self._alias = backend.alias
         self._version = backend.version
         self._tape = Tape()
+        self.calibration = Calibration()
         self._lock = threading.Lock()
         self._modules = _ModuleStack()
         alternatives = policy.alternatives()
@@ -167,6 +169,14 @@ class Session(Generic[T]):
 
     def _stash(self, tensor: T, spec: TensorSpec, passage: Passage[T]) -> Stashed:
         state = self._state
+        measured = self.calibration.wants(passage.plan)
+        if measured:
+            with self._lock:
+                self._current_tape()
+            if self.calibration.is_settled:  # this is the first tensor of the second step
+                now = self._passage(spec)
+                assert isinstance(now, Passage)
+                passage, measured = now, False
         version = self.backend.version(tensor)
         content = self._content(tensor, spec, version, passage)
         with self._lock:
@@ -180,6 +190,10 @@ class Session(Generic[T]):
         handle = Stashed(state, payload, tape, spec)
         if is_new:
             state.ledger.stashed(spec.nbytes)
+            if measured:
+                data = self.backend.to_host(tensor, spec).wait()
+                with self._lock:
+                    self.calibration.measure(passage.plan, data, passage.spec)
             self._start(payload)
         else:
             state.ledger.deduplicated(spec.nbytes)
@@ -198,6 +212,8 @@ class Session(Generic[T]):
             self._state.ahead.learn(self._tape)
             self._tape.close()
             self._tape = Tape()
+            if self.calibration.settle():
+                self._remembered.clear()
             if self._copies is not None:
                 self._copies.end_step()
         return self._tape
@@ -241,7 +257,7 @@ class Session(Generic[T]):
         return known
 
     def _plan(self, spec: TensorSpec) -> Passage[T] | str:
-        plan = self.policy.plan(spec)
+        plan = self.calibration.applied(self.policy.plan(spec), spec.dense())
         if plan.keeps:
             return plan.reason or "policy"
         config = plan.store or Memory()

@@ -5,7 +5,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorstash.buffers import Array
-from tensorstash.codecs import Affine, AsType, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
+from tensorstash.codecs import (
+    Affine,
+    AsType,
+    AutoAffine,
+    Exponents,
+    Lossless,
+    Narrow,
+    PackBits,
+    Planes,
+    Sparse,
+    TwoValued,
+    Zstd,
+)
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
@@ -28,6 +40,7 @@ CODECS: tuple[Codec, ...] = (
     Affine(bits=2, group_size=5, rounding="stochastic", seed=7),
     Affine(bits=4, group_size=100_000, rounding="stochastic"),
     Affine(bits=8, group_size=1),
+    AutoAffine(budget=3, group_size=50),
     AsType(dtype="bfloat16"),
     AsType(dtype="float16"),
     AsType(dtype="float8_e4m3fn"),

@@ -24,7 +24,10 @@ def rule(when="parameters", use="keep"):
         ({"nam": "quantize"}, "policy.name: missing; expected the name of a policy"),
         ({"name": 3}, "policy.name: got 3; expected the name of a policy"),
         (3, "policy: got 3, expected a policy (a table with a name, or text)"),
-        ({"name": "quantize", "bitz": 4}, "policy.bitz: unknown key; did you mean 'bits'? Known: bits, group_size"),
+        (
+            {"name": "quantize", "bitz": 4},
+            "policy.bitz: unknown key; did you mean 'bits'? Known: bits, budget, group_size",
+        ),
         ({"name": "keep", "x": 4}, "policy.x: unknown key; Known: none"),
         ({"name": "quantize", "bits": 3}, "policy.bits: got 3, expected 2 or 4 or 8"),
         ({"name": "quantize", "bits": 4.0}, "policy.bits: got 4.0, expected 2 or 4 or 8"),

@@ -1,5 +1,17 @@
 from tensorstash import registry
-from tensorstash.codecs import Affine, AsType, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
+from tensorstash.codecs import (
+    Affine,
+    AsType,
+    AutoAffine,
+    Exponents,
+    Lossless,
+    Narrow,
+    PackBits,
+    Planes,
+    Sparse,
+    TwoValued,
+    Zstd,
+)
 from tensorstash.testing import CodecSuite, FaultyCodec
 
 
@@ -43,6 +55,11 @@ class TestAffine8(CodecSuite):
 
 class TestAffine2Stochastic(CodecSuite):
     codec = Affine(bits=2, group_size=5, rounding="stochastic", seed=7)
+
+
+class TestAutoAffine(CodecSuite):
+    codec = AutoAffine(budget=3.5)
+    refused = ({"budget": 1.5}, {"budget": 9.0}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1})
 
 
 class TestAsTypeBfloat16(CodecSuite):
