@@ -53,7 +53,7 @@ class Stashed:
         self._spec = spec
 
     def __call__(self) -> Any:
-        """Return the saved tensor: its source if the bytes have not left, else a fresh tensor.
+        """Return the saved tensor: its source if the bytes have not left and lose nothing, else a fresh tensor.
 
         Raises:
             SavedTensorModifiedError: it was modified in place before its bytes were captured.
@@ -77,8 +77,9 @@ class Stashed:
 
     def _forward(self, source: Any) -> Any:
         capture, backend = self._payload.capture, self._state.backend
-        if self._spec == capture.spec and not backend.backward_writes:
+        passage = capture.passage
+        if self._spec == capture.spec and passage.is_lossless and not backend.backward_writes:
             return source
-        tensor = capture.passage.copy(source, capture.spec, self._spec)
+        tensor = passage.echo(source, capture.spec, self._spec)
         capture.check(source)
         return tensor

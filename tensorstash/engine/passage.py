@@ -5,6 +5,7 @@ and the other codecs and the store work on it there. A plan without a store whos
 leaves its payload there.
 """
 
+from dataclasses import replace
 from operator import call
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,7 @@ from tensorstash.engine.stats import Ledger
 from tensorstash.plan import Plan
 from tensorstash.protocols import Backend, Store, StoreConfig, SupportsKernels, SupportsStreams
 from tensorstash.spec import TensorSpec, memory_order
+from tensorstash.stores.memory import Memory
 
 T = TypeVar("T")
 
@@ -36,9 +38,11 @@ class Passage(Generic[T]):
         "_backend",
         "_decodes_early",
         "_device",
+        "_echo",
         "_kernels",
         "_pipeline",
         "is_costly",
+        "is_lossless",
         "is_streamed",
         "plan",
         "shares_source",
@@ -54,6 +58,8 @@ class Passage(Generic[T]):
     ) -> None:
         self.plan = plan
         self.spec = spec.dense()
+        self.is_lossless = all(codec.lossless for codec in plan.codecs)
+        self._echo: Passage[T] | None = None
         places = stage_places(plan.codecs, config, spec)
         self.store_place = places[-1]
         self._backend = backend
@@ -186,6 +192,25 @@ class Passage(Generic[T]):
         """
         assert self._device is not None, "a backend without kernels"
         return self._device.restored(self._kernels.decode(crossed), spec, adopt=adopt or bool(self._kernels))
+
+    def echo(self, source: T, spec: TensorSpec, wanted: TensorSpec) -> T:
+        """Return what will come back of a tensor of ``spec`` that is not stored yet, with the layout of ``wanted``.
+
+        Where a codec loses something, that is not a copy: whether a tensor was asked for before or after its bytes
+        had left must not decide which gradients a program computes.
+
+        Raises:
+            CodecError: a codec or a kernel raised, or returned something its ``encoded_spec`` does not announce.
+        """
+        if self.is_lossless:
+            return self.copy(source, spec, wanted)
+        echo = self._echo
+        if echo is None:
+            here = Memory()
+            plan = replace(self.plan, store=here if self.plan.store is not None else None)
+            echo = self._echo = Passage(plan, spec, self._backend, here, here.open(), Ledger())
+        stored = echo.encode(source, spec)
+        return self.copy(source, spec, wanted) if stored is None else echo.rebuild(echo.decode(stored), wanted)
 
     def copy(self, source: T, spec: TensorSpec, wanted: TensorSpec) -> T:
         """Return a copy of a tensor of ``spec`` in private writable memory with the exact layout of ``wanted``."""

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from gates import Gated
+from labs import BACKENDS, lab_of
 from patience import set_patience, settle
 
 import tensorstash as ts
@@ -13,6 +14,7 @@ import tensorstash.reference as ref
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
+from tensorstash.testing.layouts import assert_same_bits, floats
 
 
 def held_back(limits=None, **gates):
@@ -39,6 +41,28 @@ def test_a_request_before_the_capture_gets_the_source():
     assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
     assert stash.stats().forwarded > 0
     assert gate.opened[0].get_count == 0
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_codec_loses_is_lost_to_a_request_before_the_capture_too(backend, rounding):
+    lab = lab_of(backend)
+
+    def gradient(closed):
+        gate = Gated()
+        if closed:
+            gate.puts.clear()
+        policy = ts.Quantize(4, rounding=rounding) | StoreIn(gate)
+        limits = ts.Limits(in_flight="1MiB" if closed else 0)
+        x = lab.tensor(floats(40, 33), requires_grad=True)
+        with ts.stash(policy, framework=backend, min_bytes=0, limits=limits) as session:
+            y = lab.sum(lab.exp(lab.mul(x, x)))
+        lab.backward(y)
+        gate.puts.set()
+        assert (session.stats().forwarded > 0) is closed
+        return lab.gradient(x)
+
+    assert_same_bits(gradient(True), gradient(False), "a gradient of what was not stored yet")
 
 
 def test_a_tensor_modified_before_its_bytes_were_captured_is_refused():
