@@ -20,6 +20,7 @@ from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements
 from tensorstash.backends.paddle_pylayer import pylayer_patches
 from tensorstash.backends.paddle_static import static_patches
 from tensorstash.backends.paddle_storage import token_of
+from tensorstash.backends.paddle_streams import gpu_streams, lend_streams
 from tensorstash.buffers import Array
 from tensorstash.protocols import PendingArray, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
@@ -38,6 +39,9 @@ class PaddleBackend:
     Hooks here nest, belong to a thread, and keep the in-place check; see the modules beside this one for what Paddle
     does instead and how it is repaired. While hooks are in force, or anything they packed is alive, a few functions
     of Paddle are replaced by ones that call them; then the originals are put back.
+
+    Copies beside the computation on CUDA devices, in :mod:`tensorstash.backends.paddle_streams`, have never been run on
+    a GPU build of Paddle.
 
     What ``pack`` raises inside an operation is raised when the scope ends, and nothing more is packed until then.
 
@@ -58,6 +62,10 @@ class PaddleBackend:
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
         self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
         self.detached: Callable[[Tensor], Tensor] = Tensor.detach
+        # Only where the build has it: without it, tensors are moved by way of the host.
+        streams = gpu_streams()
+        if streams is not None:
+            lend_streams(self, streams)
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a layer of Paddle."""

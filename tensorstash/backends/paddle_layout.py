@@ -101,7 +101,7 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
         order: ``memory_order(spec.shape, spec.strides)``.
     """
     if order.span == 0:
-        return _uninitialised(spec.shape, spec)
+        return uninitialised(spec.shape, spec)
     if spec.device == "cpu":
         return _on_host(_host_memory(data, spec, order), spec)
     tensor = _on_device(spec, order)
@@ -200,12 +200,47 @@ def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
 
 def _on_device(spec: TensorSpec, order: MemoryOrder) -> Tensor:
     # Device allocations are aligned alike, so that the same offset is the same alignment.
-    whole = _uninitialised((spec.offset // spec.itemsize + order.span,), spec)
+    whole = uninitialised((spec.offset // spec.itemsize + order.span,), spec)
     view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
     return view
 
 
-def _uninitialised(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
+def dense_run(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    """Return the distinct elements of a tensor in memory order, contiguous, on its device.
+
+    Args:
+        tensor: any dense tensor with memory.
+        spec: its spec.
+        order: ``memory_order(spec.shape, spec.strides)``.
+
+    Returns:
+        A view of the tensor's live memory where that is one run, else a private copy.
+    """
+    if order.span == 0:
+        return uninitialised(order.shape, spec)
+    run: Tensor = paddle.as_strided(tensor.detach(), list(order.shape), list(order.strides), spec.offset)
+    return run if order.is_dense else paddle.assign(run, uninitialised(order.shape, spec))
+
+
+def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    """Return a tensor in private memory with the exact layout of ``spec``, made on its device.
+
+    Args:
+        dense: distinct elements in memory order, contiguous, of any shape.
+        spec: the layout.
+        order: ``memory_order(spec.shape, spec.strides)``.
+    """
+    if order.span == 0:
+        return uninitialised(spec.shape, spec)
+    with paddle.no_grad():
+        tensor = _on_device(spec, order)
+        run = paddle.as_strided(tensor, list(order.shape), list(order.strides), spec.offset)
+        paddle.assign(paddle.reshape(dense, list(order.shape)), output=run)
+    return tensor
+
+
+def uninitialised(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
+    """Return a contiguous tensor of the type and place of ``spec``, whose memory holds anything."""
     place = paddle.device._convert_to_place(spec.device)
     return paddle._C_ops.empty(list(shape), _DTYPES[spec.dtype], place)
 
