@@ -1,22 +1,30 @@
 """Real data that needs no download: Python's own documentation and scikit-learn's handwritten digits."""
 
 from pydoc_data.topics import topics
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 Batch = tuple[NDArray[np.generic], NDArray[np.int64]]
+A = TypeVar("A", bound=NDArray[np.generic])
+
+WHOLE = (0.0, 1.0)
 
 
 class Text:
-    """The language reference as ``help()`` carries it, one token per byte."""
+    """The language reference as ``help()`` carries it, one token per byte.
+
+    Args:
+        part: which of it, from one fraction to another.
+    """
 
     vocabulary = 256
 
-    def __init__(self) -> None:
+    def __init__(self, part: tuple[float, float] = WHOLE) -> None:
         document = "\n\n".join(text for _, text in sorted(topics.items()))
-        self._bytes = np.frombuffer(document.encode(), np.uint8)
+        self._bytes = _part(np.frombuffer(document.encode(), np.uint8), part)
 
     def batch(self, size: int, length: int, seed: int) -> Batch:
         """Return inputs and targets, each int64 of shape (size, length); a seed always gives the same batch."""
@@ -26,17 +34,27 @@ class Text:
 
 
 class Digits:
-    """1797 handwritten digits, each pixel enlarged to a square of ``scale`` by ``scale``."""
+    """1797 handwritten digits, each pixel enlarged to a square of ``scale`` by ``scale``.
+
+    Args:
+        scale: as above.
+        part: which of them, from one fraction to another; writers follow one another.
+    """
 
     classes = 10
 
-    def __init__(self, scale: int) -> None:
+    def __init__(self, scale: int, part: tuple[float, float] = WHOLE) -> None:
         bunch = load_digits()
         enlarged = np.kron(bunch.images, np.ones((scale, scale)))
-        self._images = ((enlarged - enlarged.mean()) / enlarged.std()).astype(np.float32)[:, None]
-        self._labels = bunch.target.astype(np.int64)
+        self._images = _part(((enlarged - enlarged.mean()) / enlarged.std()).astype(np.float32)[:, None], part)
+        self._labels = _part(bunch.target.astype(np.int64), part)
 
     def batch(self, size: int, seed: int) -> Batch:
         """Return images, float32 (size, 1, 8 scale, 8 scale), and labels, int64 (size,)."""
         chosen = np.random.default_rng(seed).integers(0, len(self._labels), size)
         return self._images[chosen], self._labels[chosen]
+
+
+def _part(items: A, part: tuple[float, float]) -> A:
+    first, last = (round(fraction * len(items)) for fraction in part)
+    return items[first:last]

@@ -1,6 +1,7 @@
-"""The comparison run, in sizes that take seconds."""
+"""The comparison run and the benchmarks of whole trainings, in sizes that take seconds."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,23 +82,18 @@ def test_kernels_of_devices_are_measured(tmp_path: Path) -> None:
     assert all(row["encode"] > 0 and row["decode"] > 0 and row["payload"] < 0.6 for row in rows)
 
 
-def script(arguments: list[str]) -> None:
-    command = [sys.executable, str(ROOT / "tests" / "bench" / arguments[0]), *arguments[1:]]
+def script(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "bench" / arguments[0]), *arguments[1:]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-
-
-def run_bench(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "bench" / name), *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    return done
 
 
 @pytest.mark.parametrize("workload", ["torch:resnet", "paddle:gpt"])
 def test_every_codec_is_measured_on_what_a_model_saves(workload: str, tmp_path: Path) -> None:
     report = tmp_path / "table.json"
     small = ("--steps", "1", "--scale", "1", "--rounds", "1", "--most", "1")
-    done = run_bench("codec_table.py", "--workload", workload, *small, "--json", str(report))
-    assert done.returncode == 0, done.stderr
+    script(["codec_table.py", "--workload", workload, *small, "--json", str(report)])
     found = json.loads(report.read_text())
     assert {row["dtype"] for row in found["rows"]} >= {"float32", "bfloat16"}
     assert all(row["ratio"] > 0.99 and row["encode"] > 0 and row["decode"] > 0 for row in found["rows"])
@@ -106,6 +102,51 @@ def test_every_codec_is_measured_on_what_a_model_saves(workload: str, tmp_path: 
 
 
 def test_random_tensors_survive_every_codec() -> None:
-    done = run_bench("fuzz_codecs.py", "--count", "300", "--seed", "1")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = script(["fuzz_codecs.py", "--count", "300", "--seed", "1"])
     assert "300 tensors, 0 faults" in done.stdout
+
+
+def table(text: str) -> list[dict[str, str]]:
+    """Return the rows of the Markdown table in a text, by the heads of their columns."""
+    lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+    heads, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "exact"),
+    [
+        ("whole_step.py", ("--workload", "gpt_dropout", "--threads", "1"), {"disk_spill": "bitwise"}),
+        ("whole_step.py", ("--workload", "paddle_gpt"), {"disk_spill": "bitwise"}),
+        (
+            "policy_table.py",
+            ("--workload", "resnet", "--dtype", "bfloat16", "--method", "compress", "--method", "quantize:bits=2"),
+            {"compress": "bitwise", "quantize:bits=2": "differ"},
+        ),
+    ],
+    ids=["torch", "paddle", "policies"],
+)
+def test_whole_steps_are_compared(name: str, arguments: tuple[str, ...], exact: dict[str, str], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = script([name, "--tiny", *arguments, "--rounds", "1", "--json", str(report)])
+
+    rows = table(done.stdout)
+    assert [row["method"] for row in rows] == ["none", "none", "recompute", *exact]
+    assert [row["gradients"] for row in rows] == ["", "", "", *exact.values()]
+    assert all(float(row["step s"]) > 0 for row in rows)
+    assert rows[0]["step of default"] == rows[1]["of same"] == "1.000"
+    for measured in json.loads(report.read_text())["measured"]:
+        (run,) = measured["runs"]
+        assert (run["stashed_bytes"] > 0) == (measured["variant"]["method"] in exact)
+
+
+def test_training_quality_is_reported_as_numbers_a_table_and_a_plot(tmp_path: Path) -> None:
+    script(["training_quality.py", str(tmp_path), "--tiny", "--policy", LOSSY, "--seeds", "2", "--steps", "3"])
+
+    rows = table((tmp_path / "training_quality.md").read_text())
+    assert [row["policy"] for row in rows] == ["none", LOSSY] * 4
+    assert all(0.2 < float(row["bytes"]) < 0.5 for row in rows[1::2])
+    assert all(0 < float(row["gradient error, median"]) < 0.1 for row in rows[1::2])
+    assert (tmp_path / "training_quality.png").read_bytes().startswith(b"\x89PNG")
+    findings = json.loads((tmp_path / "training_quality.json").read_text())["findings"]
+    assert {len(found["outcomes"]) for found in findings} == {4}

@@ -1,18 +1,20 @@
-"""The PyTorch workloads of whole_step.py: GPT with and without dropout, and a deep narrow ResNet."""
+"""The PyTorch workloads of steps.py: GPT with and without dropout, and a deep narrow ResNet."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
+from steps import RECOMPUTE, Variant
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.data import Text
+from benchmarks.data import Digits, Text
 from benchmarks.torch_gpt import GPT, Config
 
-Step = Callable[[int, Any], None]
+Batch = Callable[[int, bool], tuple[Tensor, Tensor]]
 
 
 class EagerAttention(nn.Module):
@@ -63,79 +65,85 @@ class Residual(nn.Module):
         return F.relu(x + self.body(x))
 
 
-def build(
-    workload: str, *, recompute: bool, threads: int
-) -> tuple[Step, Callable[[], None], Callable[[], Iterator[Any]]]:
-    """Return a step, a tiny step that brings everything but activations into memory, and the gradients."""
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    model, batch = (_resnet if workload == "resnet" else _gpt)(workload, recompute)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+def resnet(width: int, depth: int, around: Callable[[nn.Module], nn.Module] = lambda block: block) -> nn.Sequential:
+    """Return a classifier of digits, (batch, 1, height, width) to (batch, classes), with each block inside another."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1),
+        *(around(Residual(width)) for _ in range(depth)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, Digits.classes),
+    )
 
-    def forward_backward(scope: Any, seed: int, small: bool) -> None:
-        inputs, targets = batch(seed, small)
+
+class TorchWorkload:
+    """A model that learns; every step sees the same numbers in every process."""
+
+    def __init__(self, variant: Variant, *, tiny: bool) -> None:
+        torch.set_num_threads(variant.threads)
+        torch.manual_seed(0)
+        build = _resnet if variant.workload == "resnet" else _gpt
+        model, self._batch = build(variant, tiny)
+        self._dtype = getattr(torch, variant.dtype)
+        self._model = model.to(self._dtype)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+
+    def step(self, number: int, scope: Any) -> None:
+        """Train on one batch, with forward under ``scope``; gradients stay until the next step."""
+        self._optimizer.zero_grad(set_to_none=False)
+        torch.manual_seed(number)
+        self._forward_backward(scope, number, small=False)
+        self._optimizer.step()
+
+    def floor_step(self) -> None:
+        """Bring everything but activations into memory, and leave the model as it was."""
+        state = {name: value.clone() for name, value in self._model.state_dict().items()}
+        self._forward_backward(nullcontext(), 0, small=True)
+        self._optimizer.step()
+        self._model.load_state_dict(state)
+
+    def gradients(self) -> Iterator[NDArray[Any]]:
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                yield parameter.grad.view(torch.uint8).numpy()
+
+    def _forward_backward(self, scope: Any, seed: int, small: bool) -> None:
+        inputs, targets = self._batch(seed, small)
+        inputs = inputs.to(self._dtype) if inputs.is_floating_point() else inputs
         with scope:
-            loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+            loss = F.cross_entropy(self._model(inputs).flatten(0, -2).float(), targets.flatten())
         loss.backward()
 
-    def step(number: int, scope: Any) -> None:
-        optimizer.zero_grad(set_to_none=False)
-        torch.manual_seed(number)
-        forward_backward(scope, number, small=False)
-        if number:  # the first step's gradients are compared
-            optimizer.step()
 
-    def floor_step() -> None:
-        from contextlib import nullcontext
-
-        buffers = [buffer.clone() for buffer in model.buffers()]
-        parameters = [parameter.detach().clone() for parameter in model.parameters()]
-        forward_backward(nullcontext(), 0, small=True)
-        optimizer.step()
-        with torch.no_grad():
-            for parameter, value in zip(model.parameters(), parameters, strict=True):
-                parameter.copy_(value)
-            for buffer, value in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(value)
-
-    def gradients() -> Iterator[Any]:
-        return (parameter.grad.numpy() for parameter in model.parameters() if parameter.grad is not None)
-
-    return step, floor_step, gradients
-
-
-def _gpt(workload: str, recompute: bool) -> tuple[nn.Module, Callable[[int, bool], tuple[Tensor, Tensor]]]:
-    eager = workload == "gpt_dropout"
-    config = Config(Text.vocabulary, context=256, width=384, heads=6, depth=6, dropout=0.1 if eager else 0.0)
+def _gpt(variant: Variant, tiny: bool) -> tuple[nn.Module, Batch]:
+    eager = variant.workload == "gpt_dropout"
+    dropout = 0.1 if eager else 0.0
+    if tiny:
+        config = Config(Text.vocabulary, context=32, width=32, heads=2, depth=2, dropout=dropout)
+    else:
+        config = Config(Text.vocabulary, context=256, width=384, heads=6, depth=6, dropout=dropout)
     model = GPT(config)
     if eager:
         for block in model.blocks:
             block.attention = EagerAttention(config)
-    if recompute:
-        model.blocks = nn.ModuleList(RecomputedBlock(block) for block in model.blocks)
-    text = Text()
+    if variant.method == RECOMPUTE:
+        model.blocks = nn.ModuleList(map(RecomputedBlock, model.blocks))
+    text, size = Text(), 2 if tiny else 16
 
     def batch(seed: int, small: bool) -> tuple[Tensor, Tensor]:
-        inputs, targets = text.batch(1 if small else 16, 8 if small else 256, seed)
+        inputs, targets = text.batch(1 if small else size, 8 if small else config.context, seed)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     return model, batch
 
 
-def _resnet(workload: str, recompute: bool) -> tuple[nn.Module, Callable[[int, bool], tuple[Tensor, Tensor]]]:
-    from sklearn.datasets import load_digits
-
-    width, depth = 16, 40
-    blocks = [Residual(width) for _ in range(depth)]
-    body = [RecomputedBlock(block) for block in blocks] if recompute else blocks
-    model = nn.Sequential(
-        nn.Conv2d(1, width, 3, padding=1), *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
-    )
-    digits = load_digits()
-    images = np.kron(digits.images.astype(np.float32) / 16, np.ones((1, 4, 4), np.float32))[:, None]
+def _resnet(variant: Variant, tiny: bool) -> tuple[nn.Module, Batch]:
+    width, depth, size = (4, 3, 4) if tiny else (16, 40, 64)
+    model = resnet(width, depth, RecomputedBlock) if variant.method == RECOMPUTE else resnet(width, depth)
+    digits = Digits(4)
 
     def batch(seed: int, small: bool) -> tuple[Tensor, Tensor]:
-        chosen = np.random.default_rng(seed).integers(0, len(images), 2 if small else 64)
-        return torch.from_numpy(images[chosen]), torch.from_numpy(digits.target[chosen])
+        images, labels = digits.batch(2 if small else size, seed)
+        return torch.from_numpy(images), torch.from_numpy(labels)
 
     return model, batch

@@ -1,0 +1,68 @@
+"""The process of one variant of steps.py; prints what it measured as one JSON object."""
+
+import gc
+import hashlib
+import json
+import sys
+from contextlib import nullcontext
+from dataclasses import asdict
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+from steps import NONE, RECOMPUTE, Effort, Run, Variant
+
+import tensorstash as ts
+from benchmarks import memory
+
+
+def policy_scope(variant: Variant, effort: Effort) -> Any:
+    if variant.method in (NONE, RECOMPUTE):
+        return nullcontext()
+    policy = ts.parse(variant.method.replace("disk_spill", f"disk_spill:directory={effort.directory}"))
+    limits = ts.Limits(in_flight=effort.limit, ahead=effort.limit)
+    framework = "paddle" if variant.workload.startswith("paddle") else "torch"
+    return ts.stash(policy, framework=framework, limits=limits, min_bytes=0 if effort.tiny else "64KiB")
+
+
+def work(variant: Variant, effort: Effort) -> Run:
+    if variant.workload.startswith("paddle"):
+        from paddle_workloads import PaddleWorkload as Workload
+    else:
+        from torch_workloads import TorchWorkload as Workload
+    workload = Workload(variant, tiny=effort.tiny)
+    scope = policy_scope(variant, effort)
+    workload.floor_step()
+    gc.collect()
+    memory.release_free()
+    memory.reset_peak()
+    floor = peak = memory.peak_bytes()
+    seconds, cpu_seconds = [], []
+    for number in range(effort.steps):
+        memory.reset_peak()
+        started, cpu_started = perf_counter(), process_time()
+        workload.step(number, scope)
+        seconds.append(perf_counter() - started)
+        cpu_seconds.append(process_time() - cpu_started)
+        peak = max(peak, memory.peak_bytes())
+    gradients = hashlib.sha256()
+    for array in workload.gradients():
+        gradients.update(array.tobytes())
+    stats = scope.stats() if isinstance(scope, ts.Stash) else None
+    return Run(
+        step_s=median(seconds[1:]),
+        cpu_s=median(cpu_seconds[1:]),
+        activation_bytes=peak - floor,
+        stashed_bytes=stats.stashed.nbytes / effort.steps if stats else 0.0,
+        gradients=gradients.hexdigest(),
+        stats=stats.to_dict() if stats else {},
+    )
+
+
+def main() -> None:
+    variant, effort = map(json.loads, sys.argv[1:])
+    print(json.dumps(asdict(work(Variant(**variant), Effort(**effort)))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Whole training steps, each variant in fresh processes of its own that take turns with those of the others."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Any, Literal
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tensorstash.allocator import MMAP_THRESHOLD_BYTES, advised_environment  # noqa: E402
+
+WORKLOADS = ("gpt", "gpt_dropout", "resnet", "paddle_gpt")
+NONE, RECOMPUTE = "none", "recompute"
+ALLOCATORS = ("default", "advised", "threshold")
+DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
+
+_ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What one process does.
+
+    Args:
+        workload: one of :data:`WORKLOADS`.
+        method: ``"none"``, ``"recompute"``, or a policy as one line.
+        allocator: the C library's as it is, what ``python -m tensorstash`` chooses, or glibc's with a threshold.
+        threads: for computing.
+        dtype: of weights and activations.
+    """
+
+    workload: str
+    method: str = NONE
+    allocator: str = "advised"
+    threads: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the process."""
+        plain = {name: value for name, value in os.environ.items() if name not in _ALLOCATOR_VARIABLES}
+        plain["OMP_NUM_THREADS"] = str(self.threads)
+        if self.allocator == "advised":
+            return advised_environment(plain)
+        if self.allocator == "threshold":
+            plain["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD_BYTES)
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How large, and how long, every run is.
+
+    Args:
+        steps: of a process, 2 or more; the first is not timed.
+        limit: most bytes under way in each direction, as text.
+        directory: where payloads are spilled to.
+        tiny: sizes that take a second.
+    """
+
+    steps: int
+    limit: str = "64 MiB"
+    directory: str = DIRECTORY
+    tiny: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one process measured.
+
+    Args:
+        step_s: median duration of a step, in seconds.
+        cpu_s: median processor time of a step, of all threads, in seconds: says more than ``step_s`` on a machine
+            that others use.
+        activation_bytes: peak resident memory above libraries, model, gradients and optimizer state.
+        stashed_bytes: bytes of a step that went through the policy's plan.
+        gradients: digest of the last step's gradients.
+        stats: of the session; empty without one.
+    """
+
+    step_s: float
+    cpu_s: float
+    activation_bytes: int
+    stashed_bytes: float
+    gradients: str
+    stats: dict[str, Any]
+
+
+Runs = dict[Variant, list[Run]]
+
+
+class StepError(RuntimeError):
+    """A training process failed; the message ends with what it wrote to its standard error."""
+
+
+def run(variant: Variant, effort: Effort) -> Run:
+    """Run the variant in a fresh process."""
+    command = [sys.executable, str(Path(__file__).with_name("step_worker.py"))]
+    command += [json.dumps(asdict(variant)), json.dumps(asdict(effort))]
+    done = subprocess.run(command, env=variant.environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StepError(f"{variant}: exit status {done.returncode}\n{done.stderr[-3000:]}")
+    return Run(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def take_turns(variants: Sequence[Variant], effort: Effort, *, rounds: int, minutes: float) -> Runs:
+    """Run every variant once per round, so that a machine whose speed drifts is fair to all.
+
+    Args:
+        variants: what to run, each once.
+        effort: of each run.
+        rounds: how often.
+        minutes: after this time no further round is begun that would not end within it, by the longest so far.
+    """
+    runs: Runs = {variant: [] for variant in variants}
+    begun, longest = monotonic(), 0.0
+    for number in range(rounds):
+        round_begun = monotonic()
+        if number and round_begun - begun + longest > minutes * 60:
+            print(f"{number} of {rounds} rounds, for want of time", file=sys.stderr)
+            break
+        print(f"round {number + 1} of {rounds}, {len(variants)} runs: ", end="", file=sys.stderr)
+        for variant in variants:
+            runs[variant].append(run(variant, effort))
+            print(".", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+        longest = max(longest, monotonic() - round_begun)
+    return runs
+
+
+def ratio(figure: Callable[[Run], float], runs: Sequence[Run], base: Sequence[Run]) -> float:
+    """Return the median, over the rounds, of a figure relative to what another variant had in the same round."""
+    return median(figure(ours) / figure(theirs) for ours, theirs in zip(runs, base, strict=True))
+
+
+def step_s(run: Run) -> float:
+    return run.step_s
+
+
+def cpu_s(run: Run) -> float:
+    return run.cpu_s
+
+
+def activation_bytes(run: Run) -> float:
+    return run.activation_bytes
+
+
+def same_gradients(runs: Sequence[Run], base: Sequence[Run]) -> bool:
+    return len({run.gradients for run in (*runs, *base)}) == 1
+
+
+def machine() -> str:
+    """Return one line that says where and when this was measured."""
+    processor = platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next((line.split(": ")[1] for line in lines if line.startswith("model name")), processor)
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "paddlepaddle", "numpy"))
+    busy = f"load {os.getloadavg()[0]:.1f}, " if hasattr(os, "getloadavg") else ""
+    system = f"{platform.system()}, Python {platform.python_version()}, {packages}"
+    return f"{processor}, {os.cpu_count()} cores, {busy}{system}, {date.today().isoformat()}"
+
+
+def as_json(runs: Runs) -> str:
+    """Return everything that was measured."""
+    rows = [{"variant": asdict(variant), "runs": [asdict(run) for run in some]} for variant, some in runs.items()]
+    return json.dumps({"machine": machine(), "measured": rows}, indent=1)
