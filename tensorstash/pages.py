@@ -4,6 +4,7 @@ import mmap
 import sys
 import threading
 import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ SMALLEST = 64 * 2**10
 """Buffers below this many bytes are not pooled: there the C allocator is as good."""
 
 _CLASSES = 16
+
+_REMEMBERED = 4096
 
 
 def round_up(nbytes: int) -> int:
@@ -71,6 +74,9 @@ def mapped_pages(nbytes: int) -> NDArray[Any]:
 class PagePool:
     """Buffers that come back by themselves when the last array over them goes. Thread-safe.
 
+    Idle buffers and those in use are together never more than were in use at one time: payloads that were compressed
+    have ever other sizes, and would fill the pool with buffers that nobody asks for again.
+
     Args:
         idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
             the system at once.
@@ -90,6 +96,9 @@ class PagePool:
         self.idle_bytes = 0
         self._limit = idle_limit_bytes
         self._idle: dict[int, list[NDArray[Any]]] = {}
+        self._in_use = 0
+        self._most_in_use = 0
+        self._uncounted: deque[int] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> NDArray[Any]:
@@ -102,6 +111,7 @@ class PagePool:
             try:
                 pages = mapped_pages(size)
             except OSError:
+                self._uncounted.append(-size)
                 return page_aligned(nbytes)  # a process may have only so many mappings
         # A view of an array refers to the array itself only if that one's memory belongs to something else: hence the
         # detour over a memoryview, without which the finalizer could run while a view is alive.
@@ -113,36 +123,49 @@ class PagePool:
         """Give idle buffers back to the system, and the others when they come back."""
         with self._lock:
             self._limit = 0
-            self._idle.clear()
-            self.idle_bytes = 0
+            self._trim(0)
 
     def _reuse(self, size: int) -> NDArray[Any] | None:
         # Without waiting: a fork may have come while another thread held the lock, which then stays locked.
         if not self._lock.acquire(blocking=False):
+            self._uncounted.append(size)
             return None
         try:
-            if not (stack := self._idle.get(size)):
-                return None
-            self.idle_bytes -= size
-            pages = stack.pop()
-            if not stack:
-                del self._idle[size]
-            return pages
+            self._use(size)
+            if size in self._idle:
+                return self._pop(size, -1)
+            self._trim(self._most_in_use - self._in_use)
+            return None
         finally:
             self._lock.release()
 
     def _give(self, pages: NDArray[Any]) -> None:
         # A finalizer must not wait, and may run inside any method here: then the pages just go to the system.
         if not self._lock.acquire(blocking=False):
+            self._uncounted.append(-pages.size)
             return
         try:
+            self._use(-pages.size)
             self._idle.setdefault(pages.size, []).append(pages)
             self.idle_bytes += pages.size
-            while self.idle_bytes > self._limit:
-                size, stack = next(iter(self._idle.items()))
-                del stack[0]
-                self.idle_bytes -= size
-                if not stack:
-                    del self._idle[size]
+            self._trim(self._limit)
         finally:
             self._lock.release()
+
+    def _use(self, nbytes: int) -> None:
+        while self._uncounted:
+            self._in_use += self._uncounted.popleft()
+        self._in_use += nbytes
+        self._most_in_use = max(self._most_in_use, self._in_use)
+
+    def _trim(self, most_bytes: int) -> None:
+        while self.idle_bytes > most_bytes:
+            self._pop(next(iter(self._idle)), 0)
+
+    def _pop(self, size: int, place: int) -> NDArray[Any]:
+        stack = self._idle[size]
+        pages = stack.pop(place)
+        self.idle_bytes -= size
+        if not stack:
+            del self._idle[size]
+        return pages

@@ -77,7 +77,7 @@ class PaddleWorkload:
 
     def __init__(self, variant: Variant, *, tiny: bool) -> None:
         paddle.seed(0)
-        self._context, width, heads, depth, self._size = (32, 32, 2, 2, 2) if tiny else (256, 384, 6, 6, 16)
+        self._context, width, heads, depth, self._size = (32, 32, 2, 2, 2) if tiny else (256, 384, 6, 6, 12)
         self._model = GPT(self._context, width, heads, depth, variant.method == RECOMPUTE)
         self._optimizer = paddle.optimizer.AdamW(1e-4, parameters=self._model.parameters())
         self._text = Text()

@@ -93,6 +93,17 @@ def test_idle_memory_keeps_to_its_limit_and_the_unused_sizes_go_first():
     assert pool._reuse(2 * MIB) is None
 
 
+def test_sizes_that_never_come_again_take_no_more_than_was_in_use_at_once():
+    pool, sizes = PagePool(64 * MIB), np.random.default_rng(0).integers(2 * MIB, 8 * MIB, 200)
+    held, most = [], 0
+    for size in sizes:
+        held = held[-2:]
+        held.append(pool.take(int(size)))
+        in_use = sum(taken.nbytes for taken in held)
+        most = max(most, in_use)
+        assert in_use + pool.idle_bytes <= most * 9 / 8 + 3 * 4096
+
+
 def test_a_closed_pool_keeps_nothing():
     pool = PagePool(4 * MIB)
     held = pool.take(MIB)
