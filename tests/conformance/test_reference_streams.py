@@ -1,0 +1,30 @@
+"""The contract on a simulated accelerator that does its work whenever it likes."""
+
+from collections.abc import Iterator
+from zlib import crc32
+
+import pytest
+
+from tensorstash.reference import Tensor, streams
+from tensorstash.testing import BackendSuite
+from tensorstash.testing.reference_lab import ReferenceLab
+
+
+class BehindTheProgram(ReferenceLab):
+    """The simulated accelerator, where nothing is done at once."""
+
+    devices = ("sim:0",)
+
+    def write_unversioned(self, tensor: Tensor, value: float) -> None:
+        streams.current_stream(tensor.device).synchronize()
+        super().write_unversioned(tensor, value)
+
+
+class TestReferenceBehindTheProgram(BackendSuite):
+    lab = BehindTheProgram()
+
+    @pytest.fixture(autouse=True)
+    def _schedule(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        seed = crc32(request.node.name.encode())
+        with streams.asynchronous(streams.Shuffled(seed, eagerness=(seed % 10) / 10)):
+            yield
