@@ -85,11 +85,13 @@ class FbgemmQuantizer(Quantizer):
             codes: to be overwritten.
             unit: a power of two that the elements are divided by.
         """
+        # Elements that are copied first stay in the cache, and below what C allocators reuse, in smaller blocks.
+        most = self.block if values.dtype == torch.float32 and unit == 1 and run.size else _BLOCK
         total = 0.0
         tables = np.empty(run.starts.size, np.uint64)
         for part in run.parts:
             elements, targets, table = part.of_elements(values), part.of_elements(codes), part.of_groups(tables)
-            step = max(_BLOCK // elements.shape[1], 1)
+            step = max(most // elements.shape[1], 1)
             for start in range(0, part.rows, step):
                 some = slice(start, start + step)
                 block = elements[some].reshape(-1, part.size).float()
