@@ -22,7 +22,7 @@ def capture(model: str, steps: int, scale: int) -> list[Saved]:
         scale: of the batch.
     """
     paddle.seed(0)
-    network = GPT(recompute=False)
+    network = GPT(context=256, width=384, heads=6, depth=6, recompute=False)
     optimizer = paddle.optimizer.AdamW(1e-3, parameters=network.parameters())
     text, backend = Text(), backend_named("paddle")
     saved: dict[object, Saved] = {}

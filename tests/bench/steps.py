@@ -69,7 +69,7 @@ class Effort:
     """
 
     steps: int
-    limit: str = "64 MiB"
+    limit: str = "32 MiB"
     directory: str = DIRECTORY
     tiny: bool = False
 
