@@ -9,6 +9,7 @@ BASELINE = "none"
 POLICIES = (
     "quantize:bits=8",
     "quantize:bits=4",
+    "quantize:bits=4,rounding=stochastic",
     "quantize:bits=2",
     "quantize:bits=2,rounding=stochastic",
     "cast:dtype=bfloat16",
@@ -22,7 +23,7 @@ class Sizes:
 
     Args:
         batch: examples of a step.
-        rate: of learning.
+        rate: of learning at first; it falls to 0 in a straight line, or the last batches would decide the result.
         depth: blocks.
         context: bytes of text in an example.
         width: of the GPT.

@@ -29,9 +29,10 @@ class PaddleLearner:
         }
         self._optimizer = paddle.optimizer.Adam(sizes.rate, parameters=self._model.parameters())
 
-    def step(self, seed: int, scope: AbstractContextManager[Any]) -> float:
+    def step(self, seed: int, rate: float, scope: AbstractContextManager[Any]) -> float:
         """Train on one batch, with forward under ``scope``, and return the loss."""
         self._optimizer.clear_grad()
+        self._optimizer.set_lr(rate)
         loss = self._backward(seed, scope)
         self._optimizer.step()
         return loss

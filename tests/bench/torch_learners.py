@@ -30,9 +30,11 @@ class TorchLearner:
         }
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=sizes.rate)
 
-    def step(self, seed: int, scope: AbstractContextManager[Any]) -> float:
+    def step(self, seed: int, rate: float, scope: AbstractContextManager[Any]) -> float:
         """Train on one batch, with forward under ``scope``, and return the loss."""
         self._optimizer.zero_grad()
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
         loss = self._backward(seed, scope)
         self._optimizer.step()
         return loss

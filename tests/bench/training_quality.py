@@ -45,7 +45,7 @@ def learner(framework: str, network: str, sizes: Sizes, seed: int) -> Any:
 def scope(policy: str, framework: str) -> AbstractContextManager[Any]:
     """Return what forward runs under: every activation goes through the policy, whatever its size.
 
-    Nothing is done behind the computation: backward would get what has not been quantized yet as it is.
+    Nothing is done behind the computation, so that every payload is stored, and counted.
     """
     if policy == BASELINE:
         return nullcontext()
@@ -56,7 +56,7 @@ def train(framework: str, network: str, sizes: Sizes, policy: str, seed: int, st
     """Train from a seed under a policy; return what has learnt, and how well."""
     learning, stash = learner(framework, network, sizes, seed), scope(policy, framework)
     for step in range(steps):
-        learning.step(seed * 1_000_000 + step, stash)
+        learning.step(seed * 1_000_000 + step, sizes.rate * (1 - step / steps), stash)
     loss, accuracy = learning.evaluate(batches=16)
     payload = share = 0.0
     if isinstance(stash, ts.Stash):
