@@ -7,7 +7,7 @@ A GPT learns the text of Python's documentation, a residual network scikit-learn
 every saved activation going through the policy. Each policy starts from the same seeds as training without one. The
 spread is the largest distance of a seed without a policy from their mean; a policy's deviation is the distance of its
 mean from that mean, in spreads. Gradients are compared, parameter by parameter, at the weights that training without a
-policy ends with. Writes ``training_quality.json``, ``.md`` and ``.png`` into the folder, which has to exist; the same
+policy ends with. Writes ``training_quality.json``, ``.md`` and ``.png`` into the folder; the same
 command gives the same numbers on the same machine.
 """
 
@@ -138,6 +138,7 @@ def main() -> None:
         findings = list(tasks.map(lambda task: find_out(task, options), options.task or NAMES))
     conditions = f"{options.seeds} seeds, {options.steps} steps. {machine()}."
     everything = {"conditions": conditions, "findings": [asdict(found) for found in findings]}
+    options.folder.mkdir(parents=True, exist_ok=True)
     files = options.folder / "training_quality.json"
     files.write_text(json.dumps(everything, indent=1) + "\n")
     files.with_suffix(".md").write_text(as_markdown(findings, conditions))
