@@ -1,8 +1,8 @@
 """Saved activations of PyTorch and PaddlePaddle, moved, compressed, quantized or spilled by policy.
 
 >>> import tensorstash as ts
->>> ts.Quantize(bits=4) | ts.Compress()
-Chain(steps=(Quantize(bits=4, group_size=128, rounding='nearest', seed=0), Compress(level=1, min_ratio=1.1)))
+>>> ts.Cast("bfloat16") | ts.Compress()
+Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.1)))
 """
 
 from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, wrap

@@ -42,7 +42,7 @@ class HookStack:
         self._lock = threading.RLock()
         self._scopes: list[Scope] = []
         self._innermost: dict[int, Scope] = {}
-        self._pair = pair_for_paddle(self._innermost, self._tidy)
+        self._pair = pair_for_paddle(self._innermost, lambda: self._registration, self._tidy)
         self._registration: Lease | None = None
         self._threads: set[threading.Thread] = set()
         self._native: saved_tensors_hooks | None = None

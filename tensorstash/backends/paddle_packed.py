@@ -50,7 +50,7 @@ def _ended(tensor: Tensor) -> Any:
 
 
 def pair_for_paddle(
-    innermost: Mapping[int, Scope], tidy: Callable[[], None]
+    innermost: Mapping[int, Scope], registration: Callable[[], Lease | None], tidy: Callable[[], None]
 ) -> tuple[Callable[[Tensor | None], Any], Callable[[Any], Tensor | None]]:
     """Return the one pair that Paddle knows, for the operations of every thread.
 
@@ -60,15 +60,17 @@ def pair_for_paddle(
 
     Args:
         innermost: by thread; looked into at every call.
+        registration: what keeps the patches in force while the pair is.
         tidy: called where a tensor is saved outside of every scope.
     """
 
     def pack_for_paddle(tensor: Tensor | None) -> Any:
         scope = innermost.get(get_ident())
         if scope is None or not scope.ready or tensor is None:
+            lease = registration()
             if not innermost:
                 tidy()
-            return _unhooked(tensor, scope)
+            return _unhooked(tensor, scope, lease)
         scope.ready = False
         try:
             # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
@@ -96,12 +98,12 @@ def pair_for_paddle(
     return pack_for_paddle, unpack_for_paddle
 
 
-def _unhooked(tensor: Tensor | None, scope: Scope | None) -> Any:
+def _unhooked(tensor: Tensor | None, scope: Scope | None, lease: Lease | None) -> Any:
     if tensor is None:
         return _Absent()
     if scope is not None and scope.failure is not None:
         return _NotPacked(scope, scope.failure)
-    return Unhooked(tensor)
+    return Unhooked(tensor, lease)
 
 
 class Unhooked:
@@ -109,11 +111,13 @@ class Unhooked:
 
     Args:
         tensor: what is saved.
+        lease: of the patches that tell whether backward keeps its graph; they outlive the registration here.
     """
 
-    __slots__ = ("_alias", "_version")
+    __slots__ = ("_alias", "_lease", "_version")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, lease: Lease | None) -> None:
+        self._lease = lease
         self._alias: Tensor | None = tensor.detach()
         self._version = tensor.inplace_version
 

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 
+import numpy as np
 import paddle
 import pytest
 from paddle.autograd import PyLayer, saved_tensors_hooks
@@ -367,6 +368,19 @@ def test_paddle_is_as_it_was_once_the_graph_is_gone(pair, counting_only):
     y.sum().backward()
     del y
     assert replaced() == before
+
+
+def test_what_was_saved_beside_the_scope_of_another_thread_can_be_differentiated_twice_after_it(pair):
+    x = leaf(noise(3, 3))
+    saved = []
+    with pair.hooks():
+        beside = threading.Thread(target=lambda: saved.append(paddle.exp(x)))
+        beside.start()
+        beside.join()
+    (y,) = saved
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert np.array_equal(x.grad.numpy(), 2 * y.numpy())
 
 
 def test_an_inplace_change_is_noticed_by_the_version_that_views_share(backend):
