@@ -11,7 +11,7 @@ from tensorstash.stores.memory import Memory, MemoryStore
 
 @dataclass(frozen=True, eq=False)
 class Gated:
-    """Memory behind two gates: ``put`` waits for ``puts``, ``get`` on a reader waits for ``gets``; both start open."""
+    """Memory behind two gates: ``put`` waits for ``puts``, ``get`` waits for ``gets``; both start open."""
 
     name: ClassVar[str] = "gated"
     tier: ClassVar[Tier] = "disk"
@@ -53,8 +53,7 @@ class GatedStore:
         return self.inner.put(data.copy())
 
     def get(self, slot: Slot, /) -> Array:
-        if threading.current_thread().name.startswith("tensorstash-reader"):
-            assert self.config.gets.wait(60)
+        assert self.config.gets.wait(60)
         self.get_count += 1
         self.got_on.append(threading.current_thread().name)
         return self.inner.get(slot).copy()

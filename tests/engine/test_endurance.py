@@ -126,9 +126,13 @@ def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gr
             raise OSError(errno.ENXIO, "planted")
         return call(slot)
 
+    # A thread that begins when another has ended may get its number.
+    begin = threading.Barrier(4, timeout=60)
+
     def train(fails):
         if fails:
             failing.add(threading.get_ident())
+        begin.wait()
         for _ in range(25):
             try:
                 outcome = "right" if np.array_equal(gradient(lab, 33, False, stash), expected) else "wrong"
