@@ -12,7 +12,7 @@ from tensorstash.plan import HookPolicy
 from tensorstash.policies import Compress, DiskSpill, Encode, Quantize, StoreIn
 from tensorstash.protocols import SupportsErrorBound
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.harness import Harness, scratch_directory
+from tensorstash.testing.harness import Harness, scratch_directory, settled
 from tensorstash.testing.lab import Layout, Tensor
 from tensorstash.testing.layouts import (
     LAYOUTS,
@@ -50,7 +50,7 @@ class SameTraining(Harness):
         with scratch_directory() as directory:
             for name, policy in lossless_policies(directory).items():
                 stash = self.stash(policy)
-                got = training(self.lab, device, lambda stash=stash: stash)  # type: ignore[misc]
+                got = training(self.lab, device, partial(settled, stash))
                 assert_same_arrays(got, expected, f"training under {name}")
 
     def test_line01_the_random_state_of_the_user_is_untouched(self, device: str) -> None:
