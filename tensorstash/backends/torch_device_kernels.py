@@ -7,6 +7,7 @@ back as true here, which is how PyTorch reads it. Only :class:`~tensorstash.code
 device to tell whether the tensor is of two values: so no policy uses it but ``Encode(TwoValued())``.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -51,7 +52,7 @@ def device_kernel(codec: Codec, spec: TensorSpec, operators: Any = BEST) -> Kern
     return None
 
 
-class _DeviceKernel:
+class _DeviceKernel(ABC):
     """What kernels share: fresh memory on the device, and the state that PyTorch's operators run in.
 
     Args:
@@ -77,11 +78,11 @@ class _DeviceKernel:
             self._decode(payload, dense)
             return dense
 
-    def _encode(self, dense: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _encode(self, dense: Tensor) -> Tensor: ...
 
-    def _decode(self, payload: Tensor, dense: Tensor) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _decode(self, payload: Tensor, dense: Tensor) -> None: ...
 
     def _bytes(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)

@@ -87,8 +87,7 @@ class Capture:
         except TensorStashError as error:
             self._error = error.again()
         except Exception as error:
-            what = f"reading {self._backend.describe(source)} raised {type(error).__name__}: {error}"
-            self._error = StashError(what).again()
+            self._error = self._unreadable(source, error).again()
         # Last: a reader that sees no source takes the slot or the error.
         self._source = None
 
@@ -102,6 +101,9 @@ class Capture:
         self._witness = witness
         self._keep(stored)
         return True
+
+    def _unreadable(self, source: Any, error: Exception) -> StashError:
+        return StashError(f"reading {self._backend.describe(source)} raised {type(error).__name__}: {error}")
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored

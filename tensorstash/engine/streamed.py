@@ -16,7 +16,7 @@ from tensorstash.engine.passage import Passage
 from tensorstash.engine.patience import Ask, Patience
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.stats import Ledger
-from tensorstash.errors import StashError, TensorStashError
+from tensorstash.errors import TensorStashError
 from tensorstash.protocols import Backend, Event
 from tensorstash.spec import TensorSpec
 
@@ -69,9 +69,9 @@ class StreamedCapture(Capture):
             self._fail(error)
             raise
         except Exception as error:
-            what = f"reading {self._backend.describe(source)} raised {type(error).__name__}: {error}"
-            self._fail(StashError(what))
-            raise self._error.again() from error  # type: ignore[union-attr]
+            unreadable = self._unreadable(source, error)
+            self._fail(unreadable)
+            raise unreadable from error
         self._source = None
 
     def _launch(self, source: Any) -> None:
