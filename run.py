@@ -20,9 +20,9 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def fingerprint() -> str:
-    """Return a digest of what decides what is installed: Python, the place, and what the project asks for."""
-    project = (ROOT / "pyproject.toml").read_bytes()
-    return hashlib.sha256(f"{sys.version} {ROOT}".encode() + project).hexdigest()
+    """Return a digest of what decides what is installed: Python, the place, what the project asks for and compiles."""
+    sources = [ROOT / "pyproject.toml", *sorted((ROOT / "native").iterdir())]
+    return hashlib.sha256(b"\0".join((f"{sys.version} {ROOT}".encode(), *map(Path.read_bytes, sources)))).hexdigest()
 
 
 def set_up() -> None:

@@ -29,6 +29,7 @@ RANKS = {
     "allocator": 0,
     "pages": 0,
     "buffers": 1,
+    "native": 1,
     "workers": 1,
     "protocols": 1,
     "plan": 2,

@@ -19,7 +19,7 @@ PLUGIN = Path(__file__).parent / "plugin"
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that has the package installed."""
     target = tmp_path_factory.mktemp("site")
-    builder = ["--no-build-isolation"] if find_spec("hatchling") else []
+    builder = ["--no-build-isolation"] if find_spec("setuptools") else []
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", *builder, "--target", target, PLUGIN]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,13 @@
+/* The functions of every file here, as the one module offers them. */
+
+#ifndef TENSORSTASH_TABLES_H
+#define TENSORSTASH_TABLES_H
+
+/* One build serves every CPython from 3.11 on. */
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+extern PyMethodDef checksum_functions[];
+
+#endif

@@ -1,0 +1,34 @@
+"""The functions compiled from ``native/``, where the package was installed with a C compiler."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol, cast
+
+from tensorstash.buffers import Array
+
+
+class Functions(Protocol):
+    """What is compiled. Each function does what its caller otherwise does in NumPy or Python, with the same result.
+
+    Arrays are contiguous, and only those that are said to be filled or added to are written. All release the
+    interpreter lock while they work.
+    """
+
+    def column_sums(self, words: Array, sums: Array, /) -> None:
+        """Add the words of a matrix, row by row, to the sums of its columns.
+
+        Args:
+            words: ``uint64``; the last row may be shorter.
+            sums: ``uint64``, one per column; added to, modulo 2**64.
+        """
+        ...
+
+
+def _load() -> Functions | None:
+    if find_spec("tensorstash._native") is None:
+        return None
+    return cast(Functions, import_module("tensorstash._native"))
+
+
+functions: Functions | None = _load()
+"""None where nothing was compiled; a test sets it to None to see that everything works without."""

@@ -1,0 +1,54 @@
+"""The compiled functions are there where they can be, and nothing needs them."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tensorstash import native
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_they_are_built_where_there_is_a_compiler() -> None:
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if shutil.which("cc") is None or not header.exists():
+        pytest.skip("no C compiler, or no headers of Python")
+    assert native.functions is not None, "the package was installed without its compiled functions"
+
+
+def test_every_declared_function_is_compiled() -> None:
+    if native.functions is None:
+        pytest.skip("nothing is compiled here")
+    declared = {name for name in vars(native.Functions) if not name.startswith("_")}
+    compiled = {name for name in vars(native.functions) if not name.startswith("_")}
+    assert declared == compiled
+
+
+def test_no_source_is_newer_than_the_module() -> None:
+    if native.functions is None:
+        pytest.skip("nothing is compiled here")
+    compiled = Path(sys.modules["tensorstash._native"].__file__ or "").stat().st_mtime
+    newer = [path.name for path in (ROOT / "native").iterdir() if path.stat().st_mtime > compiled]
+    assert not newer, f"install again: {newer} changed since the module was compiled"
+
+
+def test_a_broken_module_is_an_error_and_not_a_missing_one(tmp_path: Path) -> None:
+    package = tmp_path / "tensorstash"
+    shutil.copytree(ROOT / "tensorstash", package, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
+    # An editable installation would find the module of the installed package.
+    program = """
+import sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
+from tensorstash import native
+print(native.functions)
+"""
+    run = [sys.executable, "-c", program]
+    without = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert without.stdout == "None\n", without.stderr
+    (package / "_native.py").write_text("raise ImportError('of another Python')\n")
+    broken = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "of another Python" in broken.stderr
