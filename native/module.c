@@ -6,6 +6,7 @@
 #include "tables.h"
 
 static PyMethodDef *const tables[] = {
+    affine_functions,
     checksum_functions,
 };
 

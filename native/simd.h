@@ -12,4 +12,11 @@
 #define EACH_WIDTH
 #endif
 
+/* For what is compiled once for each width with the function that calls it, and once for each constant it is given. */
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
 #endif

@@ -8,6 +8,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+extern PyMethodDef affine_functions[];
 extern PyMethodDef checksum_functions[];
 
 #endif

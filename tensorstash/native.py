@@ -14,6 +14,39 @@ class Functions(Protocol):
     interpreter lock while they work.
     """
 
+    def affine_encode(
+        self, source: Array, body: Array, dtype: str, groups: tuple[int, int, int], bits: int, seed: int, /
+    ) -> None:
+        """Fill what follows the header in a payload of :class:`~tensorstash.codecs.affine.Affine`.
+
+        Args:
+            source: the elements, as carrier bits, at an address that is a multiple of their size.
+            body: ``uint8``: the scales, the lows and the packed codes; filled.
+            dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+            groups: rows, elements of a row and of a group.
+            bits: of a code.
+            seed: word of stochastic rounding; -1 for rounding to nearest.
+
+        Raises:
+            ValueError: the sizes do not fit together.
+        """
+        ...
+
+    def affine_decode(self, body: Array, target: Array, dtype: str, groups: tuple[int, int, int], bits: int, /) -> None:
+        """Fill the elements that a payload stands for, whatever is in it.
+
+        Args:
+            body: what follows its header.
+            target: the elements, as carrier bits, at an address that is a multiple of their size; filled.
+            dtype: as for :meth:`affine_encode`, like ``groups`` and ``bits``.
+            groups: likewise.
+            bits: likewise.
+
+        Raises:
+            ValueError: the sizes do not fit together.
+        """
+        ...
+
     def column_sums(self, words: Array, sums: Array, /) -> None:
         """Add the words of a matrix, row by row, to the sums of its columns.
 

@@ -66,7 +66,7 @@ ROOF = 9
 PLUGGABLE = {"codecs", "stores", "backends"}
 """Folders whose files see what a plug-in sees: ranks 0 and 1, and their own folder."""
 
-KERNELS = {"backends.torch_device_kernels", "backends.torch_fbgemm", "backends.torch_operators"} | {
+KERNELS = {"backends.torch_device_kernels", "backends.torch_operators"} | {
     f"backends.torch_triton_{name}" for name in ("affine", "convert", "language")
 }
 """Files of a backend that run codecs of the package, and so have to know them: they see the codecs too."""

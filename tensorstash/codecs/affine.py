@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from tensorstash import native
 from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.bits import pack_codes, packed_nbytes, unpack_codes
 from tensorstash.codecs.floats import FORMATS, widen
@@ -29,6 +30,7 @@ from tensorstash.spec import TensorSpec
 MAGIC = b"AFF1"
 _PLAIN, _CODED = 0, 1
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
+_COMPILED = frozenset(_DTYPES[:3])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,47 +105,24 @@ class Affine:
         Raises:
             CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
         """
-        return self.encode_with(Quantizer, data, spec)
-
-    def encode_with(self, quantizer: type[Quantizer], data: Array, spec: TensorSpec) -> Array:
-        """Return what :meth:`encode` returns, worked out by ``quantizer``.
-
-        Raises:
-            CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
-        """
         check_data(self, data, spec)
-        flat = data.reshape(-1)
         groups = Groups.of(spec.shape, self.group_size)
-        arithmetic = Arithmetic.of(spec.dtype)
-        sizes = self._sizes(groups, spec)
-        if sum(sizes) >= spec.nbytes:
+        nbytes = sum(self._sizes(groups, spec))
+        if nbytes >= spec.nbytes:
             return plain_payload(Header(MAGIC, _PLAIN, self.bits, spec.numel), data)
-        payload = aligned_empty(HEADER_NBYTES + sum(sizes))
+        payload = aligned_empty(HEADER_NBYTES + nbytes)
         Header(MAGIC, _CODED, self.bits, spec.numel).write(payload)
-        scale, low, packed = split_sections(self, payload[HEADER_NBYTES:], *sizes)
-        scales, lows = scale.view(arithmetic.dtype), low.view(arithmetic.dtype)
+        body = payload[HEADER_NBYTES:]
         seed = seed_word(self.seed) if self.rounding == "stochastic" else None
-        longest = groups.longest(quantizer.block)
-        work = quantizer(self.bits, spec.dtype, longest, seed)
-        scratch = np.empty(0 if self.bits == 8 else longest, np.uint8)
-        with np.errstate(all="ignore"):
-            for run in groups.runs(quantizer.block):
-                codes = packed[run.elements] if self.bits == 8 else scratch[: run.length]
-                scales[run.groups], lows[run.groups] = work.quantize(flat[run.elements], run, codes)
-                if self.bits < 8:
-                    pack_codes(codes, self.bits, packed, run.start)
+        if native.functions is None or spec.dtype not in _COMPILED or not data.flags.aligned:
+            self._quantize(data.reshape(-1), body, groups, seed, spec)
+        else:
+            rows = (groups.rows, groups.length, groups.size)
+            native.functions.affine_encode(data, body, spec.dtype, rows, self.bits, -1 if seed is None else seed)
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the elements in fresh memory.
-
-        Raises:
-            CodecError: the payload is not one of this codec and this spec.
-        """
-        return self.decode_with(Quantizer, data, spec)
-
-    def decode_with(self, quantizer: type[Quantizer], data: Array, spec: TensorSpec) -> Array:
-        """Return what :meth:`decode` returns, worked out by ``quantizer``.
 
         Raises:
             CodecError: the payload is not one of this codec and this spec.
@@ -158,16 +137,12 @@ class Affine:
             as_bytes(array)[:] = body
             return array
         groups = Groups.of(spec.shape, self.group_size)
-        arithmetic = Arithmetic.of(spec.dtype)
-        sizes = self._sizes(groups, spec)
-        scale, low, packed = split_sections(self, body, *sizes)
-        scales, lows = scale.view(arithmetic.dtype), low.view(arithmetic.dtype)
-        work = quantizer(self.bits, spec.dtype, groups.longest(quantizer.block))
-        flat = array.reshape(-1)
-        with np.errstate(all="ignore"):
-            for run in groups.runs(quantizer.block):
-                codes = unpack_codes(packed, self.bits, run.start, run.length)
-                work.dequantize(codes, scales[run.groups], lows[run.groups], run, flat[run.elements])
+        sections = split_sections(self, body, *self._sizes(groups, spec))
+        if native.functions is None or spec.dtype not in _COMPILED:
+            self._dequantize(sections, array.reshape(-1), groups, spec)
+        else:
+            rows = (groups.rows, groups.length, groups.size)
+            native.functions.affine_decode(body, array, spec.dtype, rows, self.bits)
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -189,6 +164,29 @@ class Affine:
                 bounds = error_bounds(values, run, self.bits, is_stochastic, arithmetic, FORMATS.get(spec.dtype))
                 bound[run.elements] = bounds
         return bound.reshape(spec.shape)
+
+    def _quantize(self, flat: Array, body: Array, groups: Groups, seed: int | None, spec: TensorSpec) -> None:
+        scale, low, packed = split_sections(self, body, *self._sizes(groups, spec))
+        dtype = Arithmetic.of(spec.dtype).dtype
+        scales, lows = scale.view(dtype), low.view(dtype)
+        work = Quantizer(self.bits, spec.dtype, groups.longest(), seed)
+        scratch = np.empty(0 if self.bits == 8 else groups.longest(), np.uint8)
+        with np.errstate(all="ignore"):
+            for run in groups.runs():
+                codes = packed[run.elements] if self.bits == 8 else scratch[: run.length]
+                scales[run.groups], lows[run.groups] = work.quantize(flat[run.elements], run, codes)
+                if self.bits < 8:
+                    pack_codes(codes, self.bits, packed, run.start)
+
+    def _dequantize(self, sections: list[Array], flat: Array, groups: Groups, spec: TensorSpec) -> None:
+        scale, low, packed = sections
+        dtype = Arithmetic.of(spec.dtype).dtype
+        scales, lows = scale.view(dtype), low.view(dtype)
+        work = Quantizer(self.bits, spec.dtype, groups.longest())
+        with np.errstate(all="ignore"):
+            for run in groups.runs():
+                codes = unpack_codes(packed, self.bits, run.start, run.length)
+                work.dequantize(codes, scales[run.groups], lows[run.groups], run, flat[run.elements])
 
     def _sizes(self, groups: Groups, spec: TensorSpec) -> tuple[int, int, int]:
         table_nbytes = groups.count * np.dtype(Arithmetic.of(spec.dtype).dtype).itemsize

@@ -2,39 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from tensorstash.buffers import Array
 from tensorstash.codecs.payload import BLOCK
-
-A = TypeVar("A", bound=Any)
-
-
-class Part(NamedTuple):
-    """The groups of one size in a run, which is cut into equal rows for that.
-
-    Args:
-        rows: number of rows.
-        groups: which groups of each row.
-        elements: which elements of each row.
-        size: elements of a group.
-    """
-
-    rows: int
-    groups: slice
-    elements: slice
-    size: int
-
-    def of_elements(self, run: A) -> A:
-        """Return the elements of this part, one row of the run per row, as a view of those of the run."""
-        rows: A = run.reshape(self.rows, -1)[:, self.elements]
-        return rows
-
-    def of_groups(self, run: Array) -> Array:
-        """Return what belongs to the groups of this part, one row per row, as a view of what belongs to the run's."""
-        return run.reshape(self.rows, -1)[:, self.groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +41,6 @@ class Run:
     def groups(self) -> slice:
         """The numbers of the groups."""
         return slice(self.first, self.first + self.starts.size)
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The groups by their size: one part, or the whole groups and the last ones of the rows.
-
-        >>> for part in next(Groups.of((2, 300), 128).runs()).parts:
-        ...     print(part.rows, part.groups, part.elements, part.size)
-        2 slice(None, 2, None) slice(None, 256, None) 128
-        2 slice(2, None, None) slice(256, None, None) 44
-        """
-        if self.size:
-            return (Part(self.starts.size, slice(None), slice(None), self.size),)
-        last, size = int(self.sizes.argmin()), int(self.sizes[0])
-        rows, cut = self.sizes.size // (last + 1), last * size
-        return (
-            Part(rows, slice(None, last), slice(None, cut), size),
-            Part(rows, slice(last, None), slice(cut, None), int(self.sizes[last])),
-        )
 
     def spread(self, values: Array, out: Array) -> None:
         """Write one value per group into ``out``, once for each element of the group."""
@@ -146,17 +100,17 @@ class Groups:
         """Return the number of elements of every group of the array."""
         return np.tile(self._row_sizes(), self.rows)
 
-    def longest(self, block: int = BLOCK) -> int:
+    def longest(self) -> int:
         """Return the elements of the longest run."""
-        if self.length > block:
-            return min(self.length, max(block // self.size, 1) * self.size)
-        return self.length * min(self.rows, block // self.length)
+        if self.length > BLOCK:
+            return min(self.length, max(BLOCK // self.size, 1) * self.size)
+        return self.length * min(self.rows, BLOCK // self.length)
 
-    def runs(self, block: int = BLOCK) -> Iterator[Run]:
-        """Yield all groups, in runs of at most ``block`` elements, or of one group."""
+    def runs(self) -> Iterator[Run]:
+        """Yield all groups, in runs of at most :data:`~tensorstash.codecs.payload.BLOCK` elements, or of one group."""
         row = self._row_sizes()
-        if self.length <= block:
-            step = block // self.length
+        if self.length <= BLOCK:
+            step = BLOCK // self.length
             sizes = np.tile(row, min(step, self.rows))
             starts = np.cumsum(sizes) - sizes
             uniform = self.size if self.length % self.size == 0 else self.length if self.per_row == 1 else 0
@@ -164,7 +118,7 @@ class Groups:
                 some = slice(min(step, self.rows - r) * self.per_row)
                 yield Run(r * self.length, r * self.per_row, starts[some], sizes[some], uniform)
             return
-        step = max(block // self.size, 1)
+        step = max(BLOCK // self.size, 1)
         for r in range(self.rows):
             for first in range(0, self.per_row, step):
                 sizes = row[first : first + step]

@@ -1,8 +1,7 @@
-"""The arithmetic of affine quantization, on one run of groups at a time."""
+"""The arithmetic of affine quantization, on one run of groups at a time; ``native/affine.c`` does the same."""
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -11,11 +10,10 @@ from tensorstash.codecs.bits import coarsen
 from tensorstash.codecs.floats import FORMATS, FloatFormat, narrow, widen
 from tensorstash.codecs.groups import Run, extremes
 from tensorstash.codecs.noise import group_keys, noise
-from tensorstash.codecs.payload import BLOCK
 
 FINEST = 255
-"""The largest code of 8 bits. Fewer bits are codes of 8 bits, rounded once more, so that the operators that frameworks
-have for 8 bits serve them too; that adds 1/34 of a scale to the error of 4 bits, and 1/170 to that of 2."""
+"""The largest code of 8 bits. Fewer bits are codes of 8 bits, rounded once more, which adds 1/34 of a scale to the
+error of 4 bits, and 1/170 to that of 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +123,12 @@ class Extent:
 class Quantizer:
     """The arithmetic of one call, and its memory; not for use by several threads.
 
-    A subclass does the same, with the same codes, in a framework's own operators.
-
     Args:
         bits: of a code.
         dtype: of the tensor.
         longest: elements of the longest run.
         seed: word of :func:`~tensorstash.codecs.noise.seed_word` for stochastic rounding; None for rounding to nearest.
     """
-
-    block: ClassVar[int] = BLOCK
-    """Elements of a run, at most, unless a group has more."""
 
     def __init__(self, bits: int, dtype: str, longest: int, seed: int | None = None) -> None:
         self.bits = bits
@@ -191,25 +184,21 @@ class Quantizer:
 
     def dequantize(self, codes: Array, scale: Array, low: Array, run: Run, target: Array) -> None:
         """Write the elements of a run, as carrier bits, into ``target``."""
+        work: Array = self._work[0, : run.length]
+        factor: Array = self._work[1, : run.length]
+        np.copyto(work, codes)
+        run.spread(np.abs(scale), factor)
+        work *= factor
+        run.spread(low, factor)
+        work += factor
+        target[:] = narrow(work, self.dtype) if self.dtype in FORMATS else work
         special = np.signbit(scale)
-        self._interpolate(codes, np.abs(scale), low, run, target)
         if special.any():
             first = 2**self.bits - SPECIALS
             place = np.flatnonzero((codes >= first) & np.repeat(special, run.sizes))
             numbers = np.array([-np.inf, np.inf, np.nan], self._arithmetic.dtype)
             numbers = narrow(numbers, self.dtype) if self.dtype in FORMATS else numbers
             target[place] = numbers[codes[place] - first]
-
-    def _interpolate(self, codes: Array, scale: Array, low: Array, run: Run, target: Array) -> None:
-        """Write ``low + code * scale``, as carrier bits, into ``target``."""
-        work: Array = self._work[0, : run.length]
-        factor: Array = self._work[1, : run.length]
-        np.copyto(work, codes)
-        run.spread(scale, factor)
-        work *= factor
-        run.spread(low, factor)
-        work += factor
-        target[:] = narrow(work, self.dtype) if self.dtype in FORMATS else work
 
 
 def error_bounds(

@@ -9,6 +9,8 @@ from tensorstash.codecs import Affine
 from tensorstash.codecs.bits import coarsen
 from tensorstash.codecs.groups import Groups, extremes
 
+pytestmark = pytest.mark.usefixtures("either")
+
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 

@@ -1,4 +1,6 @@
-from tensorstash import registry
+import pytest
+
+from tensorstash import native, registry
 from tensorstash.codecs import (
     Affine,
     AsType,
@@ -51,6 +53,12 @@ class TestLossless(CodecSuite):
 class TestAffine8(CodecSuite):
     codec = Affine(bits=8)
     refused = ({"bits": 3}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1})
+
+
+class TestAffine8InNumPy(TestAffine8):
+    @pytest.fixture(autouse=True)
+    def nothing_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(native, "functions", None)
 
 
 class TestAffine2Stochastic(CodecSuite):

@@ -1,0 +1,547 @@
+/* Affine quantization, as tensorstash.codecs.quantizer defines it, of what is computed in float32.
+ *
+ * Groups of one size are worked on in batches, which stay in the first cache from their extremes to their codes. Each
+ * stage is a plain loop over a batch that compilers turn into vector instructions. */
+
+#include <stdbool.h>
+
+#include "bits.h"
+#include "floats.h"
+#include "simd.h"
+#include "tables.h"
+
+enum {
+    BATCH = 2048, /* elements */
+    MOST = 128,   /* groups of a batch */
+    USUAL = 128,  /* elements of a group, unless a user says otherwise */
+    SPECIALS = 3, /* codes for minus infinity, infinity and NaN in groups that hold one */
+    PER_BYTE = 4, /* codes, at most */
+};
+
+static const float FINEST = 255, LIMIT = 0x1p126f, LEAST = 0x1p-100f, MAGIC = 0x1.8p23f;
+static const float NOISE_UNIT = 65536 * (1 - 0x1p-21f);
+static const uint32_t GOLDEN = 0x9E3779B9;
+
+typedef enum { FLOAT32, FLOAT16, BFLOAT16, OTHER } Kind;
+
+/* How a tensor is cut, and where the sections of its payload are. */
+typedef struct {
+    Kind kind;
+    int bits;
+    size_t rows, length, size;
+    uint8_t *scales, *lows, *packed;
+} Plan;
+
+/* Of the groups of a batch, whose elements are rounded to low + code * |scale|. */
+typedef struct {
+    int32_t lowest[MOST], highest[MOST]; /* ordered extremes, of what is rounded */
+    float low[MOST], scale[MOST], inverse[MOST];
+    bool special[MOST]; /* holds a NaN or an infinity */
+    bool odd[MOST];     /* holds one, or an element beyond the limit */
+    bool any_odd;
+} Grids;
+
+static size_t
+smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t
+itemsize(Kind kind)
+{
+    return kind == FLOAT32 ? 4 : 2;
+}
+
+INLINE bool
+is_finite(float value)
+{
+    return (bits_of(value) & MAGNITUDE) < INFINITE;
+}
+
+/* Integers in the order of the floats, whatever mode the processor computes in. Its own inverse. */
+INLINE int32_t
+ordered(int32_t bits)
+{
+    return bits ^ (bits < 0 ? INT32_MAX : 0);
+}
+
+INLINE float
+limited(float value)
+{
+    return value > LIMIT ? LIMIT : value < -LIMIT ? -LIMIT : value;
+}
+
+/* ---- elements to codes ---- */
+
+INLINE void
+each_extremes(const float *values, size_t groups, size_t size, Grids *grids)
+{
+    for (size_t g = 0; g < groups; g++, values += size) {
+        int32_t low = grids->lowest[g], high = grids->highest[g];
+        for (size_t i = 0; i < size; i++) {
+            int32_t number = ordered((int32_t)bits_of(values[i]));
+            low = number < low ? number : low;
+            high = number > high ? number : high;
+        }
+        grids->lowest[g] = low;
+        grids->highest[g] = high;
+    }
+}
+
+EACH_WIDTH static void
+extremes(const float *values, size_t groups, size_t size, Grids *grids)
+{
+    if (size == USUAL) {
+        each_extremes(values, groups, USUAL, grids);
+    }
+    else {
+        each_extremes(values, groups, size, grids);
+    }
+}
+
+/* The same for odd groups, where elements count that are finite, and held to the limit. */
+EACH_WIDTH static void
+odd_extremes(const float *values, size_t groups, size_t size, Grids *grids)
+{
+    for (size_t g = 0; g < groups; g++, values += size) {
+        int32_t low = grids->lowest[g], high = grids->highest[g], special = grids->special[g];
+        for (size_t i = 0; grids->odd[g] && i < size; i++) {
+            int32_t number = ordered((int32_t)bits_of(limited(values[i])));
+            bool finite = is_finite(values[i]);
+            low = finite && number < low ? number : low;
+            high = finite && number > high ? number : high;
+            special |= !finite;
+        }
+        grids->lowest[g] = low;
+        grids->highest[g] = high;
+        grids->special[g] = special;
+    }
+}
+
+static void
+find_odd(size_t groups, Grids *grids)
+{
+    int32_t limit = (int32_t)bits_of(LIMIT), least = ordered((int32_t)bits_of(-LIMIT));
+    for (size_t g = 0; g < groups; g++) {
+        grids->special[g] = false;
+        grids->odd[g] = grids->lowest[g] < least || grids->highest[g] > limit;
+        if (grids->odd[g]) {
+            grids->any_odd = true;
+            grids->lowest[g] = INT32_MAX;
+            grids->highest[g] = INT32_MIN;
+        }
+    }
+}
+
+EACH_WIDTH static void
+finish(size_t groups, int bits, bool stochastic, Grids *grids)
+{
+    int codes = (1 << bits) - 1;
+    float levels = stochastic ? codes : FINEST, worth = FINEST / codes, rest = codes - SPECIALS;
+    for (size_t g = 0; g < groups; g++) {
+        bool empty = grids->lowest[g] > grids->highest[g];
+        float low = empty ? 0 : float_of((uint32_t)ordered(grids->lowest[g]));
+        float high = empty ? 0 : float_of((uint32_t)ordered(grids->highest[g]));
+        float middle = low + (high - low) / 2; /* for a single code */
+        bool single = grids->special[g] && bits == 2;
+        low = single ? middle : low;
+        high = single ? middle : high;
+        float span = high - low;
+        float scale = grids->special[g] ? span / rest : span / FINEST * worth;
+        float inverse = (grids->special[g] ? rest : levels) / span;
+        bool constant = !(span >= LEAST);
+        scale = constant ? 0 : scale;
+        grids->inverse[g] = constant ? 0 : inverse;
+        grids->scale[g] = float_of(bits_of(scale) | (grids->special[g] ? SIGN : 0));
+        grids->low[g] = low + 0.0f; /* never -0 */
+    }
+}
+
+/* What is rounded in place of the elements, where groups are odd. */
+static void
+hold(const float *values, size_t groups, size_t size, const Grids *grids, float *held)
+{
+    for (size_t g = 0; g < groups; g++) {
+        for (size_t i = g * size; i < (g + 1) * size; i++) {
+            held[i] = is_finite(values[i]) ? limited(values[i]) : grids->low[g];
+        }
+    }
+}
+
+INLINE void
+each_nearest(const float *values, size_t groups, size_t size, const Grids *grids, uint8_t *codes)
+{
+    for (size_t g = 0; g < groups; g++, values += size, codes += size) {
+        float low = grids->low[g], inverse = grids->inverse[g];
+        for (size_t i = 0; i < size; i++) {
+            codes[i] = (uint8_t)bits_of((values[i] - low) * inverse + MAGIC);
+        }
+    }
+}
+
+EACH_WIDTH static void
+nearest(const float *values, size_t groups, size_t size, const Grids *grids, uint8_t *codes)
+{
+    if (size == USUAL) {
+        each_nearest(values, groups, USUAL, grids, codes);
+    }
+    else {
+        each_nearest(values, groups, size, grids, codes);
+    }
+}
+
+INLINE uint32_t
+mixed(uint32_t word)
+{
+    word = (word ^ word >> 16) * 0x7FEB352Du;
+    word = (word ^ word >> 15) * 0x846CA68Bu;
+    return word ^ word >> 16;
+}
+
+EACH_WIDTH static void
+stochastic(const float *values, size_t groups, size_t size, const Grids *grids, uint32_t seed, size_t at, uint8_t *codes)
+{
+    for (size_t g = 0; g < groups; g++, values += size, codes += size, at += size) {
+        float low = grids->low[g], factor = grids->inverse[g] * NOISE_UNIT;
+        uint32_t key = mixed(mixed(bits_of(grids->scale[g]) ^ seed) + bits_of(low));
+        uint32_t first = (uint32_t)(at / 2), odd = at % 2;
+        for (uint32_t i = 0; i < (uint32_t)size; i++) {
+            uint32_t place = i + odd;
+            uint32_t word = mixed((first + place / 2) * GOLDEN + key);
+            int32_t noise = (int32_t)(word >> 16 * (place & 1) & 0xFFFF);
+            codes[i] = (uint8_t)(((int32_t)((values[i] - low) * factor) + noise) >> 16);
+        }
+    }
+}
+
+/* Codes of groups that give some up, which are not of 8 bits, as coarsening takes them. */
+static void
+spread_specials(size_t groups, size_t size, const Grids *grids, int bits, uint8_t *codes)
+{
+    int worth = 255 / ((1 << bits) - 1);
+    for (size_t g = 0; g < groups; g++) {
+        for (size_t i = g * size; grids->special[g] && i < (g + 1) * size; i++) {
+            codes[i] = (uint8_t)(codes[i] * worth);
+        }
+    }
+}
+
+static void
+mark_specials(const float *values, size_t groups, size_t size, const Grids *grids, int bits, uint8_t *codes)
+{
+    int first = (1 << bits) - SPECIALS;
+    for (size_t g = 0; g < groups; g++) {
+        for (size_t i = g * size; grids->special[g] && i < (g + 1) * size; i++) {
+            if (!is_finite(values[i])) {
+                codes[i] = (uint8_t)(first + (values[i] > 0) + 2 * (values[i] != values[i]));
+            }
+        }
+    }
+}
+
+/* ---- codes to elements ---- */
+
+INLINE void
+each_interpolate(const uint8_t *codes, size_t groups, size_t size, const Grids *grids, float *values)
+{
+    for (size_t g = 0; g < groups; g++, values += size, codes += size) {
+        float low = grids->low[g], scale = float_of(bits_of(grids->scale[g]) & MAGNITUDE);
+        for (size_t i = 0; i < size; i++) {
+            values[i] = (float)codes[i] * scale + low;
+        }
+    }
+}
+
+EACH_WIDTH static void
+interpolate(const uint8_t *codes, size_t groups, size_t size, const Grids *grids, float *values)
+{
+    if (size == USUAL) {
+        each_interpolate(codes, groups, USUAL, grids, values);
+    }
+    else {
+        each_interpolate(codes, groups, size, grids, values);
+    }
+}
+
+static void
+restore_specials(const uint8_t *codes, size_t groups, size_t size, const Grids *grids, int bits, float *values)
+{
+    const uint32_t specials[] = {SIGN | INFINITE, INFINITE, 0x7FC00000};
+    int first = (1 << bits) - SPECIALS;
+    for (size_t g = 0; g < groups; g++) {
+        bool special = bits_of(grids->scale[g]) & SIGN;
+        for (size_t i = g * size; special && i < (g + 1) * size; i++) {
+            if (codes[i] >= first) {
+                values[i] = float_of(specials[codes[i] - first]);
+            }
+        }
+    }
+}
+
+/* ---- whole tensors ---- */
+
+/* Call a function for every batch: groups of one size, or, where they are larger than a batch, a single one. */
+typedef void Work(void *of, size_t at, size_t group, size_t groups, size_t size);
+
+static void
+each_batch(const Plan *plan, Work *work, void *of)
+{
+    size_t rows = plan->rows, whole = plan->length / plan->size, rest = plan->length % plan->size;
+    if (rest == 0) {
+        whole *= rows;
+        rows = 1;
+    }
+    size_t most = plan->size < BATCH / MOST ? MOST : plan->size < BATCH ? BATCH / plan->size : 1;
+    size_t at = 0, group = 0;
+    for (size_t row = 0; row < rows; row++) {
+        for (size_t done = 0, some; done < whole; done += some) {
+            some = smaller(whole - done, most);
+            work(of, at, group, some, plan->size);
+            at += some * plan->size;
+            group += some;
+        }
+        if (rest) {
+            work(of, at, group, 1, rest);
+            at += rest;
+            group += 1;
+        }
+    }
+}
+
+typedef struct {
+    Plan plan;
+    const void *source;
+    bool stochastic;
+    uint32_t seed;
+    uint8_t codes[BATCH + PER_BYTE]; /* that are not packed yet */
+    size_t waiting;
+} Encoder;
+
+static const float *
+load(const Encoder *e, size_t at, size_t count, float *memory)
+{
+    if (e->plan.kind == FLOAT32) {
+        return (const float *)e->source + at;
+    }
+    const uint16_t *source = (const uint16_t *)e->source + at;
+    if (e->plan.kind == FLOAT16) {
+        widen_float16(source, memory, count);
+    }
+    else {
+        widen_bfloat16(source, memory, count);
+    }
+    return memory;
+}
+
+static void
+encode_piece(Encoder *e, const float *values, size_t at, size_t groups, size_t size, const Grids *grids)
+{
+    float held[BATCH];
+    int bits = e->plan.bits;
+    const float *rounded = values;
+    uint8_t *codes = bits == 8 ? e->plan.packed + at : e->codes + e->waiting;
+    if (grids->any_odd) {
+        hold(values, groups, size, grids, held);
+        rounded = held;
+    }
+    if (e->stochastic) {
+        stochastic(rounded, groups, size, grids, e->seed, at, codes);
+    }
+    else {
+        nearest(rounded, groups, size, grids, codes);
+        if (bits < 8) {
+            if (grids->any_odd) {
+                spread_specials(groups, size, grids, bits, codes);
+            }
+            coarsen(codes, groups * size, bits);
+        }
+    }
+    if (grids->any_odd) {
+        mark_specials(values, groups, size, grids, bits, codes);
+    }
+    if (bits < 8) {
+        size_t all = e->waiting + groups * size, per_byte = (size_t)(8 / bits), bytes = all / per_byte;
+        pack_codes(e->codes, bits, e->plan.packed + (at - e->waiting) / per_byte, bytes);
+        e->waiting = all % per_byte;
+        memcpy(e->codes, e->codes + bytes * per_byte, e->waiting);
+    }
+}
+
+static void
+encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
+{
+    Encoder *e = of;
+    float memory[BATCH];
+    const float *values = memory;
+    Grids grids;
+    grids.any_odd = false;
+    for (size_t g = 0; g < groups; g++) {
+        grids.lowest[g] = INT32_MAX;
+        grids.highest[g] = INT32_MIN;
+    }
+    size_t part = smaller(size, BATCH);
+    for (size_t done = 0; done < size; done += part) {
+        size_t here = smaller(size - done, part);
+        values = load(e, at + done, groups * here, memory);
+        extremes(values, groups, here, &grids);
+    }
+    find_odd(groups, &grids);
+    for (size_t done = 0; grids.any_odd && done < size; done += part) {
+        size_t here = smaller(size - done, part);
+        values = load(e, at + done, groups * here, memory);
+        odd_extremes(values, groups, here, &grids);
+    }
+    finish(groups, e->plan.bits, e->stochastic, &grids);
+    memcpy(e->plan.scales + 4 * group, grids.scale, 4 * groups);
+    memcpy(e->plan.lows + 4 * group, grids.low, 4 * groups);
+    for (size_t done = 0; done < size; done += part) {
+        size_t here = smaller(size - done, part);
+        if (part < size) {
+            values = load(e, at + done, groups * here, memory);
+        }
+        encode_piece(e, values, at + done, groups, here, &grids);
+    }
+}
+
+typedef struct {
+    Plan plan;
+    void *target;
+} Decoder;
+
+static void
+decode_piece(const Decoder *d, size_t at, size_t groups, size_t size, const Grids *grids)
+{
+    float memory[BATCH];
+    uint8_t unpacked[BATCH + 2 * PER_BYTE];
+    size_t count = groups * size;
+    int bits = d->plan.bits;
+    const uint8_t *codes = d->plan.packed + at;
+    if (bits < 8) {
+        size_t per_byte = (size_t)(8 / bits), first = at / per_byte, end = (at + count + per_byte - 1) / per_byte;
+        unpack_codes(d->plan.packed + first, bits, unpacked, end - first);
+        codes = unpacked + at % per_byte;
+    }
+    float *values = d->plan.kind == FLOAT32 ? (float *)d->target + at : memory;
+    interpolate(codes, groups, size, grids, values);
+    restore_specials(codes, groups, size, grids, bits, values);
+    if (d->plan.kind == FLOAT16) {
+        narrow_float16(values, (uint16_t *)d->target + at, count);
+    }
+    else if (d->plan.kind == BFLOAT16) {
+        narrow_bfloat16(values, (uint16_t *)d->target + at, count);
+    }
+}
+
+static void
+decode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
+{
+    const Decoder *d = of;
+    Grids grids;
+    memcpy(grids.scale, d->plan.scales + 4 * group, 4 * groups);
+    memcpy(grids.low, d->plan.lows + 4 * group, 4 * groups);
+    size_t part = smaller(size, BATCH);
+    for (size_t done = 0; done < size; done += part) {
+        decode_piece(d, at + done, groups, smaller(size - done, part), &grids);
+    }
+}
+
+/* ---- for Python ---- */
+
+/* Return whether elements and payload have the sizes that their plan needs; else an error is set. */
+static bool
+plan_of(const Py_buffer *elements, const Py_buffer *body, const char *dtype, int bits, Py_ssize_t rows,
+        Py_ssize_t length, Py_ssize_t size, Plan *plan)
+{
+    plan->kind = strcmp(dtype, "float32") == 0    ? FLOAT32
+                 : strcmp(dtype, "float16") == 0  ? FLOAT16
+                 : strcmp(dtype, "bfloat16") == 0 ? BFLOAT16
+                                                  : OTHER;
+    if (plan->kind == OTHER) {
+        PyErr_Format(PyExc_ValueError, "got elements of %s, expected float32, float16 or bfloat16", dtype);
+        return false;
+    }
+    if ((bits != 2 && bits != 4 && bits != 8) || rows < 0 || length < 1 || size < 1) {
+        PyErr_SetString(PyExc_ValueError, "expected 2, 4 or 8 bits, and rows of groups");
+        return false;
+    }
+    size_t width = itemsize(plan->kind), nbytes = (size_t)elements->len, count = nbytes / width;
+    if (nbytes % width || (uintptr_t)elements->buf % width) {
+        PyErr_SetString(PyExc_ValueError, "expected whole elements at an address that is a multiple of their size");
+        return false;
+    }
+    if (count % (size_t)length || count / (size_t)length != (size_t)rows) {
+        PyErr_Format(PyExc_ValueError, "got %zu elements, expected %zd rows of %zd", count, rows, length);
+        return false;
+    }
+    size_t per_row = (size_t)((length - 1) / size + 1), table = 4 * per_row * (size_t)rows;
+    size_t expected = 2 * table + (count * (size_t)bits + 7) / 8;
+    if ((size_t)body->len != expected) {
+        PyErr_Format(PyExc_ValueError, "got a payload of %zd bytes, expected %zu", body->len, expected);
+        return false;
+    }
+    plan->bits = bits;
+    plan->rows = (size_t)rows;
+    plan->length = (size_t)length;
+    plan->size = (size_t)size;
+    plan->scales = body->buf;
+    plan->lows = plan->scales + table;
+    plan->packed = plan->lows + table;
+    return true;
+}
+
+static PyObject *
+affine_encode(PyObject *module, PyObject *args)
+{
+    Py_buffer source, body;
+    const char *dtype;
+    int bits;
+    Py_ssize_t rows, length, size;
+    long long seed;
+    if (!PyArg_ParseTuple(args, "y*w*s(nnn)iL:affine_encode", &source, &body, &dtype, &rows, &length, &size, &bits,
+                          &seed)) {
+        return NULL;
+    }
+    Encoder e = {.source = source.buf, .stochastic = seed >= 0, .seed = (uint32_t)seed};
+    if (plan_of(&source, &body, dtype, bits, rows, length, size, &e.plan)) {
+        Py_BEGIN_ALLOW_THREADS
+        each_batch(&e.plan, encode_batch, &e);
+        if (e.waiting) {
+            memset(e.codes + e.waiting, 0, PER_BYTE);
+            pack_codes(e.codes, bits, (uint8_t *)body.buf + body.len - 1, 1);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&source);
+    PyBuffer_Release(&body);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *
+affine_decode(PyObject *module, PyObject *args)
+{
+    Py_buffer body, target;
+    const char *dtype;
+    int bits;
+    Py_ssize_t rows, length, size;
+    if (!PyArg_ParseTuple(args, "y*w*s(nnn)i:affine_decode", &body, &target, &dtype, &rows, &length, &size, &bits)) {
+        return NULL;
+    }
+    Decoder d = {.target = target.buf};
+    if (plan_of(&target, &body, dtype, bits, rows, length, size, &d.plan)) {
+        Py_BEGIN_ALLOW_THREADS
+        each_batch(&d.plan, decode_batch, &d);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&body);
+    PyBuffer_Release(&target);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+PyMethodDef affine_functions[] = {
+    {"affine_encode", affine_encode, METH_VARARGS,
+     "affine_encode(source, body, dtype, groups, bits, seed)\n\nQuantize floats: fill the body of a payload."},
+    {"affine_decode", affine_decode, METH_VARARGS,
+     "affine_decode(body, target, dtype, groups, bits)\n\nFill floats from the body of a payload."},
+    {NULL, NULL, 0, NULL},
+};
