@@ -3,8 +3,11 @@
 #include "simd.h"
 #include "tables.h"
 
+/* Data lies at any address, and the compiler has to know. */
+typedef uint64_t word __attribute__((aligned(1), may_alias));
+
 EACH_WIDTH static void
-add_columns(const uint64_t *words, Py_ssize_t count, uint64_t *sums, Py_ssize_t width)
+add_columns(const word *words, Py_ssize_t count, word *sums, Py_ssize_t width)
 {
     for (Py_ssize_t row = 0; row < count; row += width) {
         Py_ssize_t here = count - row < width ? count - row : width;
@@ -14,28 +17,60 @@ add_columns(const uint64_t *words, Py_ssize_t count, uint64_t *sums, Py_ssize_t 
     }
 }
 
+EACH_WIDTH static void
+copy_and_add_columns(const word *restrict words, word *restrict copy, Py_ssize_t count, word *restrict sums,
+                     Py_ssize_t width)
+{
+    for (Py_ssize_t row = 0; row < count; row += width) {
+        Py_ssize_t here = count - row < width ? count - row : width;
+        for (Py_ssize_t column = 0; column < here; column++) {
+            word found = words[row + column];
+            copy[row + column] = found;
+            sums[column] += found;
+        }
+    }
+}
+
 static PyObject *
 column_sums(PyObject *module, PyObject *args)
 {
-    Py_buffer words, sums;
-    if (!PyArg_ParseTuple(args, "y*w*:column_sums", &words, &sums)) {
+    Py_buffer words, sums, copy = {0};
+    Py_ssize_t block;
+    if (!PyArg_ParseTuple(args, "y*w*n|w*:column_sums", &words, &sums, &block, &copy)) {
         return NULL;
     }
-    if (sums.len < 8 || sums.len % 8 || words.len % 8) {
-        PyErr_SetString(PyExc_ValueError, "expected words of 8 bytes and at least one sum");
+    Py_ssize_t count = words.len / 8;
+    Py_ssize_t blocks = block > 0 ? count / block + (count % block > 0) : 0;
+    if (words.len % 8 || (copy.buf && copy.len != words.len) || !blocks || sums.len < 8 || sums.len % (8 * blocks)) {
+        PyErr_SetString(PyExc_ValueError, "expected whole words, as many to copy to, and equal rows of sums per block");
     }
     else {
+        Py_ssize_t width = sums.len / 8 / blocks;
+        word *row = sums.buf;
         Py_BEGIN_ALLOW_THREADS
-        add_columns(words.buf, words.len / 8, sums.buf, sums.len / 8);
+        for (Py_ssize_t start = 0; start < count; start += block, row += width) {
+            const word *from = (const word *)words.buf + start;
+            Py_ssize_t here = count - start < block ? count - start : block;
+            if (copy.buf) {
+                copy_and_add_columns(from, (word *)copy.buf + start, here, row, width);
+            }
+            else {
+                add_columns(from, here, row, width);
+            }
+        }
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&words);
     PyBuffer_Release(&sums);
+    if (copy.obj) {
+        PyBuffer_Release(&copy);
+    }
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 PyMethodDef checksum_functions[] = {
     {"column_sums", column_sums, METH_VARARGS,
-     "column_sums(words, sums)\n\nAdd the words of a matrix, row by row, to the sums of its columns."},
+     "column_sums(words, sums, block, copy=None)\n\nAdd the words of each block, seen as the rows of a matrix, to the "
+     "sums of its columns, and copy them on the way."},
     {NULL, NULL, 0, NULL},
 };

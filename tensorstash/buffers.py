@@ -23,7 +23,7 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
 
     Large buffers come in whole pages from a pool, and go back to it when the last view of them goes: fresh pages cost
     more than copying into them, and the C allocator may never give them back. With ``alignment`` 0 they start with a
-    page, so that direct I/O takes them as they are.
+    page.
 
     Args:
         nbytes: length in bytes.
@@ -33,10 +33,21 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     (16, 0)
     """
     if nbytes >= SMALLEST:
-        return _POOL.take(nbytes + alignment)[alignment:]
+        return whole_pages(nbytes + alignment)[alignment:]
     raw = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
     start = (alignment - raw.ctypes.data) % ALIGNMENT
     return raw[start : start + nbytes]
+
+
+def whole_pages(nbytes: int) -> Array:
+    """Return uninitialised, writable bytes that start with a page, as direct I/O wants them.
+
+    Large buffers come from the pool, as those of :func:`aligned_empty`.
+
+    >>> whole_pages(10).ctypes.data % 4096
+    0
+    """
+    return _POOL.take(nbytes)
 
 
 def copied(data: Array) -> Array:

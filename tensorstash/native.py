@@ -47,12 +47,14 @@ class Functions(Protocol):
         """
         ...
 
-    def column_sums(self, words: Array, sums: Array, /) -> None:
-        """Add the words of a matrix, row by row, to the sums of its columns.
+    def column_sums(self, words: Array, sums: Array, block: int, copy: Array = ..., /) -> None:
+        """Add the words of each block, seen as the rows of a matrix, to the sums of its columns.
 
         Args:
-            words: ``uint64``; the last row may be shorter.
-            sums: ``uint64``, one per column; added to, modulo 2**64.
+            words: ``uint64`` at any address, not empty.
+            sums: ``uint64``, a row for each block and a column for each of the matrix; added to, modulo 2**64.
+            block: words of a block; the last may be shorter, and so may the last row of each matrix.
+            copy: filled with ``words`` on the way, if it is given; elsewhere in memory.
         """
         ...
 

@@ -119,12 +119,6 @@ class PagePool:
         weakref.finalize(lease, self._give, pages).atexit = False
         return lease[:nbytes]
 
-    def close(self) -> None:
-        """Give idle buffers back to the system, and the others when they come back."""
-        with self._lock:
-            self._limit = 0
-            self._trim(0)
-
     def _reuse(self, size: int) -> NDArray[Any] | None:
         # Without waiting: a fork may have come while another thread held the lock, which then stays locked.
         if not self._lock.acquire(blocking=False):

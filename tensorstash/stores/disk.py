@@ -5,26 +5,29 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from operator import call
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from tensorstash.buffers import Array
+from tensorstash.buffers import Array, whole_pages
 from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
-from tensorstash.pages import PagePool, round_up
+from tensorstash.pages import HUGE_PAGE, round_up
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_bytes
-from tensorstash.stores.checksum import checksum
+from tensorstash.stores.checksum import CHECKSUM_BLOCK, block_checksums
 from tensorstash.stores.parallel import for_each
 from tensorstash.stores.slab import PIECE, Extent, Slab
 from tensorstash.stores.syscalls import Syscalls
 from tensorstash.workers import Workers
 
-_WORTH_A_THREAD = 2**20
+_WORTH_A_THREAD = 2 * 2**20
 """Bytes from which on summing beside writing takes less time than waking a thread."""
+
+_SCATTERED = 64 * 2**10
+"""Bytes from which on, up to a huge page, a buffer is of so many pages that the device would feel it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,19 +42,17 @@ class Disk:
             directories; None for no limit but the device. A record takes whole blocks of 4096 bytes.
         direct: bypass the page cache where the file system can, which costs least memory and processor time; False
             to go through it.
-        pool: most bytes of host memory to keep for the next reads; buffers in use do not count.
 
     Raises:
         ConfigError: a field of the wrong type or value. Whether the directory exists is found by :meth:`open`.
 
     >>> Disk(directory="/nvme/scratch", budget="40GiB")
-    Disk(directory='/nvme/scratch', budget=42949672960, direct=True, pool=67108864)
+    Disk(directory='/nvme/scratch', budget=42949672960, direct=True)
     """
 
     directory: str | tuple[str, ...] | None = None
     budget: int | str | None = None
     direct: bool = True
-    pool: int | str = "64MiB"
     name: ClassVar[str] = "disk"
     tier: ClassVar[Tier] = "disk"
 
@@ -59,7 +60,6 @@ class Disk:
         object.__setattr__(self, "directory", _directory(self.directory))
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_bytes(self.budget, path="disk.budget"))
-        object.__setattr__(self, "pool", parse_bytes(self.pool, path="disk.pool"))
         if not isinstance(self.direct, bool):
             raise ConfigError(f"disk.direct: got {self.direct!r}, expected true or false")
 
@@ -106,7 +106,25 @@ class _Piece:
     extent: Extent
     start: int
     stop: int
-    digest: int = 0
+    digests: Sequence[int] = ()
+
+    def parts(self) -> Iterator["_Part"]:
+        """Give the parts that have a checksum of their own."""
+        for number, digest in enumerate(self.digests):
+            before = number * CHECKSUM_BLOCK
+            start = self.start + before
+            stop = min(start + CHECKSUM_BLOCK, self.stop)
+            yield _Part(self.slab, self.extent.offset + before, start, stop, digest)
+
+
+class _Part(NamedTuple):
+    """The bytes ``start:stop`` of a record, at an offset of one slab."""
+
+    slab: Slab
+    offset: int
+    start: int
+    stop: int
+    digest: int
 
 
 @dataclass(slots=True, eq=False)
@@ -141,10 +159,9 @@ class DiskStore:
         directories = config.directories
         share = None if config.budget is None else parse_bytes(config.budget, path="disk.budget") // len(directories)
         self._slabs: list[Slab] = []
-        self._pool = PagePool(parse_bytes(config.pool, path="disk.pool"))
         self._helpers = 2 * len(directories)
         self._workers = Workers("tensorstash-disk", 2 * self._helpers)
-        self._release = weakref.finalize(self, _release, self._slabs, self._workers, self._pool, self._pid)
+        self._release = weakref.finalize(self, _release, self._slabs, self._workers, self._pid)
         try:
             for directory in directories:
                 self._slabs.append(Slab(directory, calls or Syscalls(), direct=config.direct, limit_bytes=share))
@@ -183,10 +200,10 @@ class DiskStore:
             piece.slab.write(data[piece.start : piece.stop], piece.extent)
 
         def sum_up(piece: _Piece) -> None:
-            piece.digest = checksum(data[piece.start : piece.stop])
+            piece.digests = block_checksums(data[piece.start : piece.stop])
 
         def write_copy(piece: _Piece) -> None:
-            piece.digest = piece.slab.write_copy(data[piece.start : piece.stop], piece.extent)
+            piece.digests = piece.slab.write_copy(data[piece.start : piece.stop], piece.extent)
 
         jobs: list[Callable[[], None]] = []
         for piece in record.pieces:
@@ -218,18 +235,22 @@ class DiskStore:
         """
         record = self._begin_get(slot)
         try:
-            out = self._pool.take(round_up(record.nbytes))
+            out = whole_pages(round_up(record.nbytes))
+            is_scattered = _SCATTERED <= out.size < HUGE_PAGE
 
-            def read(piece: _Piece) -> None:
-                piece.slab.read(out[piece.start : piece.start + piece.extent.size], piece.extent)
-                digest = checksum(out[piece.start : piece.stop])
-                if digest != piece.digest:
+            def read(part: _Part) -> None:
+                slab, offset, start, stop, digest = part
+                into = out[start : start + round_up(stop - start)]
+                fill = slab.read_copy if is_scattered and slab.direct else slab.read
+                found = fill(into, stop - start, offset)
+                if found != [digest]:
                     raise CorruptDataError(
-                        f"bytes {piece.start} to {piece.stop} of a record of {record.nbytes} bytes in "
-                        f"{piece.slab.directory!r}: got checksum {digest:#010x}, expected {piece.digest:#010x}"
+                        f"bytes {start} to {stop} of a record of {record.nbytes} bytes in {slab.directory!r}: "
+                        f"got checksum {found[0]:#010x}, expected {digest:#010x}"
                     )
 
-            for_each(read, record.pieces, self._workers, self._helpers)
+            parts = [part for piece in record.pieces for part in piece.parts()]
+            for_each(read, parts, self._workers, self._helpers)
             return out[: record.nbytes]
         finally:
             self._end(record)
@@ -335,9 +356,7 @@ class DiskStore:
         )
 
 
-def _release(slabs: list[Slab], workers: Workers, pool: PagePool, pid: int) -> None:
+def _release(slabs: list[Slab], workers: Workers, pid: int) -> None:
     workers.close()
-    if owner := os.getpid() == pid:
-        pool.close()
     while slabs:
-        slabs.pop().close(remove=owner)
+        slabs.pop().close(remove=os.getpid() == pid)

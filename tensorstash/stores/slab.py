@@ -4,15 +4,14 @@ import errno
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple
 
-from tensorstash.buffers import Array
+from tensorstash.buffers import Array, whole_pages
 from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
-from tensorstash.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligned, round_up
-from tensorstash.stores.checksum import CHECKSUM_BLOCK, checksum
+from tensorstash.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
+from tensorstash.stores.checksum import block_checksums
 from tensorstash.stores.freespace import FreeSpace
 from tensorstash.stores.private_file import open_private_file
 from tensorstash.stores.syscalls import FULL, Syscalls
@@ -25,8 +24,6 @@ _SCRAP = 256 * 2**10
 _STALLS = 8
 _SMALL = 256 * 2**10
 """To copy at most this much costs less than another call for the last block."""
-
-_SCATTERED = 64 * 2**10
 
 
 class Extent(NamedTuple):
@@ -63,7 +60,6 @@ class Slab:
         self._calls = calls
         self._limit = None if limit_bytes is None else limit_bytes // BLOCK * BLOCK
         self._space = FreeSpace()
-        self._bounces: deque[Array] = deque()
         self._turn = nullcontext() if calls.positioned else threading.Lock()
         try:
             self._file = open_private_file(directory, calls)
@@ -112,7 +108,9 @@ class Slab:
     def takes(self, data: Array) -> bool:
         """Whether ``data`` can be written from where it is."""
         unit = self._address_unit
-        return not unit or not (data.ctypes.data % unit or (data.size % BLOCK and BLOCK < data.size <= _SMALL))
+        return not unit or not (
+            data.__array_interface__["data"][0] % unit or (data.size % BLOCK and BLOCK < data.size <= _SMALL)
+        )
 
     def write(self, data: Array, extent: Extent) -> None:
         """Write ``data``, which this slab takes, no longer than :data:`PIECE`, to the start of ``extent``.
@@ -128,55 +126,45 @@ class Slab:
             last[:rest] = data[whole:]
             self._write_all(last, extent.offset + whole)
 
-    def write_copy(self, data: Array, extent: Extent) -> int:
-        """Write a copy of ``data``, no longer than :data:`PIECE`, to the start of ``extent``; return its checksum.
-
-        Each block is copied and summed while the cache has it.
+    def write_copy(self, data: Array, extent: Extent) -> list[int]:
+        """Write a copy of ``data``, no longer than :data:`PIECE`, to the start of ``extent``; return its checksums.
 
         Raises:
             StoreFullError: the device is full.
             StoreError: the device refused.
         """
-        digest, bounce = 0, self._take_bounce()
-        try:
-            for start in range(0, data.size, CHECKSUM_BLOCK):
-                block = bounce[start : min(start + CHECKSUM_BLOCK, data.size)]
-                block[:] = data[start : start + CHECKSUM_BLOCK]
-                digest = checksum(block, digest)
-            self._write_all(bounce[: round_up(data.size)], extent.offset)
-            return digest
-        finally:
-            self._bounces.append(bounce)
+        bounce = _bounce(round_up(data.size))
+        digests = block_checksums(data, copy=bounce[: data.size])
+        self._write_all(bounce, extent.offset)
+        return digests
 
-    def read(self, out: Array, extent: Extent) -> None:
-        """Fill ``out``, page-aligned and of whole blocks, from the start of ``extent``.
+    def read(self, out: Array, nbytes: int, offset: int) -> list[int]:
+        """Fill ``out``, page-aligned and of whole blocks, and return the checksums of its first ``nbytes``.
+
+        Args:
+            out: no longer than :data:`PIECE`.
+            nbytes: how much of it anybody wants.
+            offset: where in the file, in bytes; a multiple of the block size.
 
         Raises:
             CorruptDataError: the file ends before.
             StoreError: the device refused.
         """
-        if self.direct and _SCATTERED <= out.size < HUGE_PAGE:
-            # Pages far from one another cost the device more than copying costs the processor.
-            bounce = self._take_bounce()
-            try:
-                self._read_all(bounce[: out.size], extent.offset)
-                out[:] = bounce[: out.size]
-            finally:
-                self._bounces.append(bounce)
-        else:
-            self._read_all(out, extent.offset)
+        self._read_all(out, offset)
+        return block_checksums(out[:nbytes])
+
+    def read_copy(self, out: Array, nbytes: int, offset: int) -> list[int]:
+        """Fill the first ``nbytes`` of ``out`` by way of a buffer in one run of memory; otherwise as :meth:`read`.
+
+        Pages far from one another cost the device more than copying costs the processor.
+        """
+        bounce = _bounce(out.size)
+        self._read_all(bounce, offset)
+        return block_checksums(bounce[:nbytes], copy=out[:nbytes])
 
     def close(self, *, remove: bool = True) -> None:
         """Close the file, which is gone with that; ``remove=False`` in a forked child."""
-        self._bounces.clear()
         self._file.close(remove=remove)
-
-    def _take_bounce(self) -> Array:
-        """Return a buffer for one piece, to be put back; there are as many as were ever needed at once."""
-        try:
-            return self._bounces.pop()
-        except IndexError:
-            return mapped_pages(PIECE)
 
     def _write_all(self, data: Array, offset: int) -> None:
         done = self._transfer("writing", self._calls.write, data, offset)
@@ -231,6 +219,11 @@ class Slab:
             self._calls.truncate(self._file.fd, self.size)
         except OSError as error:
             raise _failed(f"cutting the slab in {self.directory!r} to {self.size} bytes", error) from error
+
+
+def _bounce(nbytes: int) -> Array:
+    """Return a buffer in one run of memory."""
+    return whole_pages(max(nbytes, HUGE_PAGE))[:nbytes]
 
 
 def _failed(doing: str, error: OSError) -> StoreError:

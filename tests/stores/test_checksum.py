@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tensorstash import native
 from tensorstash.buffers import borrowed
-from tensorstash.stores.checksum import CHECKSUM_BLOCK, checksum
+from tensorstash.stores.checksum import CHECKSUM_BLOCK, block_checksums, checksum
 
 SIZES = [1, 7, 4096, 32 * 1024 - 1, 32 * 1024, 65_536, 100_003, CHECKSUM_BLOCK, CHECKSUM_BLOCK + 1, 4 * CHECKSUM_BLOCK]
 
@@ -44,12 +45,57 @@ def test_sectors_in_each_others_place_are_seen(one, other, sectors, sparse):
     assert unseen == np.array_equal(moved, rows)
 
 
-def test_a_sum_over_parts_is_the_sum_of_the_whole(payload):
-    data = borrowed(payload(3 * CHECKSUM_BLOCK + 77_777))
-    parts = 0
-    for start in range(0, data.size, 2 * CHECKSUM_BLOCK):
-        parts = checksum(data[start : start + 2 * CHECKSUM_BLOCK], parts)
-    assert parts == checksum(data)
+@pytest.mark.parametrize("nbytes", [0, *SIZES, 3 * CHECKSUM_BLOCK + 77_777])
+def test_each_block_has_the_checksum_that_it_has_alone(payload, nbytes):
+    data = borrowed(payload(nbytes))
+    blocks = [data[start : start + CHECKSUM_BLOCK] for start in range(0, nbytes, CHECKSUM_BLOCK)]
+    assert block_checksums(data) == [found for block in blocks for found in block_checksums(block)]
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("address", [0, 1, 24])
+def test_compiled_or_not_it_is_the_same(payload, monkeypatch, nbytes, address):
+    data = payload(nbytes + address)[address:]
+    here = block_checksums(data)
+    monkeypatch.setattr(native, "functions", None)
+    assert block_checksums(data) == here
+
+
+@pytest.mark.parametrize("nbytes", [0, *SIZES])
+@pytest.mark.parametrize("address", [0, 3])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_copy_is_made_of_all_bytes_and_no_more(payload, monkeypatch, nbytes, address, compiled):
+    if not compiled:
+        monkeypatch.setattr(native, "functions", None)
+    data = borrowed(payload(nbytes))
+    memory = np.full(nbytes + 20, 77, np.uint8)
+    copy = memory[address : address + nbytes]
+    assert block_checksums(data, copy=copy) == block_checksums(data)
+    assert np.array_equal(copy, data)
+    assert (memory[:address] == 77).all()
+    assert (memory[address + nbytes :] == 77).all()
+
+
+@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+@pytest.mark.parametrize(
+    ("nbytes", "sums", "block", "copied"),
+    [
+        (12, 1, 4, 12),
+        (0, 1, 4, 0),
+        (16, 1, 0, 16),
+        (16, 1, -1, 16),
+        (16, 1, 1, 16),
+        (24, 3, 2, 24),
+        (16, 1, 2, 8),
+        (16, 0, 2, 16),
+        (16, 1, 2, 24),
+    ],
+)
+def test_sums_that_do_not_fit_are_refused(nbytes, sums, block, copied):
+    with pytest.raises(ValueError, match="expected whole words"):
+        native.functions.column_sums(
+            np.zeros(nbytes, np.uint8), np.zeros(sums, np.uint64), block, np.zeros(copied, np.uint8)
+        )
 
 
 def test_the_address_does_not_matter(payload):

@@ -205,7 +205,7 @@ def test_a_record_that_is_being_read_keeps_its_place(config, payload, nbytes):
         assert slow.begun.acquire(timeout=60)
         store.delete(slot)
         store.put(payload(nbytes, 1))
-        slow.go_on.release(3)
+        slow.go_on.release(100)
         assert np.array_equal(reading.result(), payload(nbytes))
     assert store.used_bytes == round_up(nbytes)
     store.close()

@@ -104,17 +104,6 @@ def test_sizes_that_never_come_again_take_no_more_than_was_in_use_at_once():
         assert in_use + pool.idle_bytes <= most * 9 / 8 + 3 * 4096
 
 
-def test_a_closed_pool_keeps_nothing():
-    pool = PagePool(4 * MIB)
-    held = pool.take(MIB)
-    del held
-    held = pool.take(2 * MIB)
-    pool.close()
-    assert pool.idle_bytes == 0
-    del held
-    assert pool.idle_bytes == 0
-
-
 def test_a_buffer_that_comes_back_inside_a_call_does_not_wait():
     pool = PagePool(4 * MIB)
     held = pool.take(MIB)

@@ -14,7 +14,7 @@ CONFIGS = [
     Memory(),
     Memory(budget="1.5 KiB"),
     Disk(),
-    Disk(directory="/nowhere", budget=0, direct=False, pool="1 MiB"),
+    Disk(directory="/nowhere", budget=0, direct=False),
     Disk(directory=["/nowhere", Path("/elsewhere")], budget="40GiB"),
     Tiered(first=Memory(budget=10), then=Disk(directory="/nowhere")),
     Tiered(first=Disk(directory="/nowhere", budget=10), then=Tiered(first=Memory(budget=1), then=Memory())),
@@ -42,8 +42,6 @@ def test_a_budget_that_is_no_size_is_refused_with_its_path(budget):
     for build, path in ((Memory, "memory.budget"), (Disk, "disk.budget")):
         with pytest.raises(ConfigError, match=path):
             build(budget=budget)
-    with pytest.raises(ConfigError, match=r"disk\.pool"):
-        Disk(pool=budget)
 
 
 @pytest.mark.parametrize("directory", ["", b"/tmp", 3, (), [], ("/a", ""), ("/a", "/a"), ("/a", None), "/a\0b"])
