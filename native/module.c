@@ -8,6 +8,10 @@
 static PyMethodDef *const tables[] = {
     affine_functions,
     checksum_functions,
+    fields_functions,
+    integers_functions,
+    masks_functions,
+    sparse_functions,
 };
 
 static int

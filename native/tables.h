@@ -10,5 +10,9 @@
 
 extern PyMethodDef affine_functions[];
 extern PyMethodDef checksum_functions[];
+extern PyMethodDef fields_functions[];
+extern PyMethodDef integers_functions[];
+extern PyMethodDef masks_functions[];
+extern PyMethodDef sparse_functions[];
 
 #endif

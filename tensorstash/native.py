@@ -14,10 +14,91 @@ class Functions(Protocol):
     interpreter lock while they work.
     """
 
+<<<<<<< HEAD
     def affine_encode(
         self, source: Array, body: Array, dtype: str, groups: tuple[int, int, int], bits: int, seed: int, /
     ) -> None:
         """Fill what follows the header in a payload of :class:`~tensorstash.codecs.affine.Affine`.
+=======
+    def pack_booleans(self, flags: Array, packed: Array, /) -> bool:
+        """Whether all bytes are 0 or 1; if so they are packed, else what is packed means nothing.
+
+        Args:
+            flags: any elements, as bytes.
+            packed: one bit for each byte, the first in the lowest bit; filled, the rest of the last byte with zeros.
+        """
+        ...
+
+    def unpack_booleans(self, packed: Array, flags: Array, /) -> None:
+        """Fill flags, the inverse of :meth:`pack_booleans`."""
+        ...
+
+    def pack_two_values(self, words: Array, pair: Array, packed: Array, /) -> bool:
+        """Whether there are at most two values; if so they and the bits are filled, else these mean nothing.
+
+        Args:
+            words: elements of 1, 2, 4 or 8 bytes.
+            pair: two elements, the first of which is ``words[0]``, and is repeated if there is no other.
+            packed: one bit for each element, as of :meth:`pack_booleans`: 1 where it is the second.
+        """
+        ...
+
+    def unpack_two_values(self, packed: Array, pair: Array, words: Array, /) -> None:
+        """Fill words, the inverse of :meth:`pack_two_values`."""
+        ...
+
+    def mask_nonzero(self, words: Array, itemsize: int, mask: Array, /) -> int:
+        """Fill the bit of each element that is not zero with 1, the others with 0, and return how many are not zero.
+
+        Args:
+            words: elements of ``itemsize`` bytes, which are 2, 4 or 8.
+            mask: one bit for each, as of :meth:`pack_booleans`.
+        """
+        ...
+
+    def gather_masked(self, words: Array, itemsize: int, mask: Array, values: Array, /) -> bool:
+        """Whether the mask has as many ones as there are values; if so these are filled with the elements there."""
+        ...
+
+    def scatter_masked(self, values: Array, itemsize: int, mask: Array, words: Array, /) -> bool:
+        """Whether the mask has as many ones as there are values; if so they are put there, and zeros elsewhere."""
+        ...
+
+    def extremes(self, words: Array, itemsize: int, is_signed: bool, /) -> tuple[int, int]:
+        """Return the smallest and the largest of at least one integer of 2, 4 or 8 bytes."""
+        ...
+
+    def narrow_words(self, words: Array, least: Array, stored: Array, /) -> None:
+        """Fill ``stored`` with the differences between integers and the least one, without their high bytes.
+
+        Args:
+            words: integers of 2, 4 or 8 bytes.
+            least: one such integer.
+            stored: as many integers, of 1, 2 or 4 bytes and narrower.
+        """
+        ...
+
+    def widen_words(self, stored: Array, least: Array, words: Array, /) -> None:
+        """Fill words, the inverse of :meth:`narrow_words`."""
+        ...
+
+    def take_field(self, floats: Array, itemsize: int, start: int, field: Array, /) -> None:
+        """Fill a field of floats of 2, 4 or 8 bytes.
+
+        Args:
+            floats: elements of ``itemsize`` bytes.
+            start: lowest bit of the field; -1 for the sign and the seven bits below the last one, in one byte.
+            field: an unsigned integer of 1, 2 or 4 bytes for each, narrower than the float.
+        """
+        ...
+
+    def join_fields(self, floats: Array, /, *fields: Array) -> None:
+        """Fill floats from all their fields, the highest first."""
+        ...
+
+    def column_sums(self, words: Array, sums: Array, /) -> None:
+        """Add the words of a matrix, row by row, to the sums of its columns.
+>>>>>>> 79007a4 (Lossless codecs: masks, pairs, integers, non-zeros and the fields of floats are compiled)
 
         Args:
             source: the elements, as carrier bits, at an address that is a multiple of their size.

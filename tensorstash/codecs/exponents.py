@@ -84,12 +84,13 @@ class Exponents:
         widths = field_widths(floats.itemsize)
         context = field_context(self.level)
         sample = contiguous_sample(floats, _SAMPLE, runs=_SAMPLE_RUNS)
+        room = [np.empty(min(max(sample.size, BLOCK), floats.size), f"u{width}") for width in widths]
         frames: dict[int, list[Array]] = {
-            k: [] for k in range(len(widths)) if shrinks(context, as_bytes(take_field(sample, k)))
+            k: [] for k in range(len(widths)) if shrinks(context, _field_bytes(sample, k, room[k]))
         }
         for block in _blocks(floats):
             for k, stored in frames.items():
-                stored.append(frame_of(context, as_bytes(take_field(block, k))))
+                stored.append(frame_of(context, _field_bytes(block, k, room[k])))
         lengths = [
             sum(frame.size for frame in frames[k]) if k in frames else floats.size * width
             for k, width in enumerate(widths)
@@ -105,7 +106,7 @@ class Exponents:
         plain = {k: sections[k].view(f"u{width}") for k, width in enumerate(widths) if k not in frames}
         for start, block in zip(range(0, floats.size, BLOCK), _blocks(floats), strict=True):
             for k, target in plain.items():
-                target[start : start + block.size] = take_field(block, k)
+                take_field(block, k, target[start : start + block.size])
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -162,6 +163,13 @@ class _Field:
         """Check that everything was taken."""
         if self._reader is not None:
             self._reader.finish()
+
+
+def _field_bytes(floats: Array, k: int, room: Array) -> Array:
+    """Return the bytes of a field, which lie in ``room`` until the next call."""
+    field = room[: floats.size]
+    take_field(floats, k, field)
+    return as_bytes(field)
 
 
 def _blocks(floats: Array) -> Iterator[Array]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tensorstash import native
 from tensorstash.buffers import Array
 from tensorstash.spec import TensorSpec
 
@@ -23,24 +24,29 @@ def field_widths(itemsize: int) -> tuple[int, ...]:
     return {2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}[itemsize]
 
 
-def take_field(floats: Array, k: int) -> Array:
-    """Return field ``k`` of floats, in fresh memory.
+def take_field(floats: Array, k: int, field: Array) -> None:
+    """Write field ``k`` of floats.
 
     Args:
         floats: flat unsigned integers of 2, 4 or 8 bytes.
         k: index into :func:`field_widths`.
+        field: flat unsigned integers of the width of the field, to be overwritten.
     """
     widths, bits = field_widths(floats.itemsize), 8 * floats.itemsize
-    if k == len(widths) - 1:
-        return _cut(floats, bits - 9, 1)
-    if k < len(widths) - 2:
-        return _cut(floats, 8 * sum(widths[:k]), widths[k])
-    field = _cut(floats, bits - 16, 1)
+    is_sign = k == len(widths) - 2
+    start = bits - 9 if k == len(widths) - 1 else 8 * sum(widths[:k])
+    if native.functions is not None:
+        native.functions.take_field(floats, floats.itemsize, -1 if is_sign else start, field)
+        return
+    if not is_sign:
+        _cut(floats, start, field)
+        return
+    _cut(floats, bits - 16, field)
     field &= np.uint8(0x7F)
-    sign = _cut(floats, bits - 8, 1)
+    sign = np.empty_like(field)
+    _cut(floats, bits - 8, sign)
     sign &= np.uint8(0x80)
     field |= sign
-    return field
 
 
 def join_fields(fields: list[Array], floats: Array) -> None:
@@ -50,6 +56,9 @@ def join_fields(fields: list[Array], floats: Array) -> None:
         fields: the lowest first.
         floats: flat unsigned integers of 2, 4 or 8 bytes, to be overwritten.
     """
+    if native.functions is not None:
+        native.functions.join_fields(floats, *reversed(fields))
+        return
     high = fields[-1].astype(np.uint16)
     high <<= np.uint16(7)
     second = fields[-2].astype(np.uint16)
@@ -63,6 +72,6 @@ def join_fields(fields: list[Array], floats: Array) -> None:
         floats |= field
 
 
-def _cut(floats: Array, start: int, nbytes: int) -> Array:
-    """Return some bits of each element, from bit ``start`` on, as an unsigned integer."""
-    return (floats >> floats.dtype.type(start) if start else floats).astype(f"u{nbytes}")
+def _cut(floats: Array, start: int, field: Array) -> None:
+    """Write the bits of each element from bit ``start`` on, as many as there is room for."""
+    np.copyto(field, floats >> floats.dtype.type(start) if start else floats, casting="unsafe")

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tensorstash import native
 from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.payload import (
     BLOCK,
@@ -62,25 +63,17 @@ class Narrow:
         """
         check_data(self, data, spec)
         flat = data.reshape(-1)
-        blocks = [flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK)]
-        # Both extremes of a block while it is in the cache; as Python numbers, whose difference cannot overflow.
-        extremes = [(int(block.min()), int(block.max())) for block in blocks]
-        least = min((low for low, _ in extremes), default=0)
-        span = max((high for _, high in extremes), default=0) - least
-        width = _width(span)
+        least, largest = _extremes(flat)
+        width = _width(largest - least)
         header = Header(MAGIC, width, 0, flat.size)
         if width == spec.itemsize:
             return plain_payload(header, data)
         payload = aligned_empty(HEADER_NBYTES + spec.itemsize + width * flat.size)
         header.write(payload)
-        payload[HEADER_NBYTES : HEADER_NBYTES + spec.itemsize].view(data.dtype)[0] = least
+        base = payload[HEADER_NBYTES : HEADER_NBYTES + spec.itemsize].view(data.dtype)
+        base[0] = least
         if width:
-            stored = payload[HEADER_NBYTES + spec.itemsize :].view(f"u{width}")
-            for start, block in zip(range(0, flat.size, BLOCK), blocks, strict=True):
-                target = stored[start : start + BLOCK]
-                # Cutting off high bytes and subtracting commute.
-                np.copyto(target, block, casting="unsafe")
-                target -= target.dtype.type(least % 2 ** (8 * width))
+            _narrow(flat, base, payload[HEADER_NBYTES + spec.itemsize :].view(f"u{width}"))
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -100,16 +93,45 @@ class Narrow:
             return array
         target = unsigned(array)
         least, distances = split_sections(self, body, spec.itemsize, header.mode * header.count)
-        base = least.view(target.dtype)[0]
+        base = least.view(target.dtype)
         if header.mode == 0:
             target[:] = base
-            return array
-        stored = distances.view(f"u{header.mode}")
-        for start in range(0, target.size, BLOCK):
-            block = target[start : start + BLOCK]
-            np.copyto(block, stored[start : start + BLOCK])
-            block += base
+        else:
+            _widen(distances.view(f"u{header.mode}"), base, target)
         return array
+
+
+def _extremes(flat: Array) -> tuple[int, int]:
+    """Return the smallest and the largest integer as Python numbers, whose difference cannot overflow."""
+    if not flat.size:
+        return 0, 0
+    if native.functions is not None:
+        return native.functions.extremes(flat, flat.itemsize, flat.dtype.kind == "i")
+    # Both of a block while it is in the cache.
+    blocks = (flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK))
+    pairs = [(int(block.min()), int(block.max())) for block in blocks]
+    return min(low for low, _ in pairs), max(high for _, high in pairs)
+
+
+def _narrow(flat: Array, base: Array, stored: Array) -> None:
+    if native.functions is not None and flat.size:
+        native.functions.narrow_words(flat, base, stored)
+        return
+    for start in range(0, flat.size, BLOCK):
+        target = stored[start : start + BLOCK]
+        # Cutting off high bytes and subtracting commute.
+        np.copyto(target, flat[start : start + BLOCK], casting="unsafe")
+        target -= base.astype(target.dtype)
+
+
+def _widen(stored: Array, base: Array, target: Array) -> None:
+    if native.functions is not None and target.size:
+        native.functions.widen_words(stored, base, target)
+        return
+    for start in range(0, target.size, BLOCK):
+        block = target[start : start + BLOCK]
+        np.copyto(block, stored[start : start + BLOCK])
+        block += base
 
 
 def _width(span: int) -> int:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tensorstash import native
 from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.payload import (
     BLOCK,
@@ -61,17 +62,21 @@ class PackBits:
         Raises:
             CodecError: ``data`` is not what ``spec`` says, or not boolean.
         """
+        payload = self.packed(data, spec)
+        return plain_payload(Header(MAGIC, PLAIN, 0, data.size), data) if payload is None else payload
+
+    def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
+        """Return the payload, or None if a byte is neither 0 nor 1.
+
+        Raises:
+            CodecError: as of :meth:`encode`.
+        """
         check_data(self, data, spec)
         flags = as_bytes(data)
         payload = aligned_empty(HEADER_NBYTES + -(-flags.size // 8))
         Header(MAGIC, CODED, 0, flags.size).write(payload)
-        packed = payload[HEADER_NBYTES:]
-        for start in range(0, flags.size, 8 * BLOCK):
-            block = flags[start : start + 8 * BLOCK]
-            if np.bitwise_or.reduce(block) > 1:
-                return plain_payload(Header(MAGIC, PLAIN, 0, flags.size), data)
-            bits = np.packbits(block, bitorder="little")
-            packed[start // 8 : start // 8 + bits.size] = bits
+        if not _pack(flags, payload[HEADER_NBYTES:]):
+            return None
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -90,8 +95,27 @@ class PackBits:
         if header.mode == PLAIN:
             flags[:] = body
             return array
-        for start in range(0, flags.size, 8 * BLOCK):
-            block = flags[start : start + 8 * BLOCK]
-            bits = body[start // 8 : start // 8 + BLOCK]
-            block[:] = np.unpackbits(bits, count=block.size, bitorder="little")
+        _unpack(body, flags)
         return array
+
+
+def _pack(flags: Array, packed: Array) -> bool:
+    if native.functions is not None:
+        return native.functions.pack_booleans(flags, packed)
+    for start in range(0, flags.size, 8 * BLOCK):
+        block = flags[start : start + 8 * BLOCK]
+        if np.bitwise_or.reduce(block) > 1:
+            return False
+        bits = np.packbits(block, bitorder="little")
+        packed[start // 8 : start // 8 + bits.size] = bits
+    return True
+
+
+def _unpack(packed: Array, flags: Array) -> None:
+    if native.functions is not None:
+        native.functions.unpack_booleans(packed, flags)
+        return
+    for start in range(0, flags.size, 8 * BLOCK):
+        block = flags[start : start + 8 * BLOCK]
+        bits = packed[start // 8 : start // 8 + BLOCK]
+        block[:] = np.unpackbits(bits, count=block.size, bitorder="little")

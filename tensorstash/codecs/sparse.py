@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tensorstash import native
 from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.bits import packed_nbytes
 from tensorstash.codecs.entropy import Compressor, Decompressor
@@ -85,12 +86,11 @@ class Sparse:
         """
         check_data(self, data, spec)
         bits = unsigned(data)
-        mask, counts = _mask(bits)
-        total = sum(counts)
+        mask, total = _mask(bits)
         inner = _values_spec(spec, total)
         masks = Compressor(1).compress(mask)
         mask_length = sum(frame.size for frame in masks)
-        coded = _coded_values(bits, mask, counts, inner) if self.exponents and _EXPONENTS.accepts(inner) else None
+        coded = _coded_values(bits, mask, inner) if self.exponents and _EXPONENTS.accepts(inner) else None
         length = inner.nbytes if coded is None else coded.size
         if _TABLE_NBYTES + length + mask_length >= data.nbytes:
             return plain_payload(Header(MAGIC, _PLAIN, 0, bits.size), data)
@@ -99,7 +99,7 @@ class Sparse:
         table, values, end = split_sections(self, payload[HEADER_NBYTES:], _TABLE_NBYTES, length, mask_length)
         table.view("<u8")[:] = total, length, mask_length
         if coded is None:
-            _gather(bits, mask, counts, values.view(bits.dtype))
+            _gather(bits, mask, values.view(bits.dtype))
         else:
             values[:] = coded
         np.concatenate(masks, out=end)
@@ -141,36 +141,27 @@ class Sparse:
             frame.read_into(mask)
             frame.finish()
         bits = unsigned(array)
-        if self._scatter(bits, mask, values.view(bits.dtype)) != total:
+        if not _scatter(values.view(bits.dtype), mask, bits):
             raise damaged(self, f"the mask has not {total} ones")
         return array
-
-    def _scatter(self, bits: Array, mask: Array, values: Array) -> int:
-        done = 0
-        for start in range(0, bits.size, BLOCK):
-            block = bits[start : start + BLOCK]
-            places = _places(mask, start, block.size)
-            if done + places.size > values.size:
-                raise damaged(self, f"the mask has more than {values.size} ones")
-            block[:] = 0
-            block[places] = values[done : done + places.size]
-            done += places.size
-        return done
 
 
 def _values_spec(spec: TensorSpec, count: int) -> TensorSpec:
     return replace(spec, shape=(count,), strides=(1,))
 
 
-def _mask(bits: Array) -> tuple[Array, list[int]]:
+def _mask(bits: Array) -> tuple[Array, int]:
+    """Return one bit per element, which says that it is not zero, and how many are not."""
     mask = np.empty(packed_nbytes(bits.size, 1), np.uint8)
-    counts = []
+    if native.functions is not None:
+        return mask, native.functions.mask_nonzero(bits, bits.itemsize, mask)
+    total = 0
     for start in range(0, bits.size, BLOCK):
         there = bits[start : start + BLOCK] != 0
-        counts.append(int(np.count_nonzero(there)))
+        total += int(np.count_nonzero(there))
         ones = np.packbits(there, bitorder="little")
         mask[start // 8 : start // 8 + ones.size] = ones
-    return mask, counts
+    return mask, total
 
 
 def _places(mask: Array, start: int, count: int) -> Array:
@@ -179,16 +170,36 @@ def _places(mask: Array, start: int, count: int) -> Array:
     return np.flatnonzero(ones.view(np.bool_))
 
 
-def _coded_values(bits: Array, mask: Array, counts: list[int], inner: TensorSpec) -> Array:
+def _coded_values(bits: Array, mask: Array, inner: TensorSpec) -> Array:
     values = np.empty(inner.shape, bits.dtype)
-    _gather(bits, mask, counts, values)
+    _gather(bits, mask, values)
     return _EXPONENTS.encode(values.view(inner.carrier), inner)
 
 
-def _gather(bits: Array, mask: Array, counts: list[int], values: Array) -> None:
+def _gather(bits: Array, mask: Array, values: Array) -> None:
+    if native.functions is not None:
+        native.functions.gather_masked(bits, bits.itemsize, mask, values)
+        return
     done = 0
-    for start, count in zip(range(0, bits.size, BLOCK), counts, strict=True):
+    for start in range(0, bits.size, BLOCK):
         block = bits[start : start + BLOCK]
+        places = _places(mask, start, block.size)
         # The default mode "raise" would copy the target first.
-        np.take(block, _places(mask, start, block.size), out=values[done : done + count], mode="clip")
-        done += count
+        np.take(block, places, out=values[done : done + places.size], mode="clip")
+        done += places.size
+
+
+def _scatter(values: Array, mask: Array, bits: Array) -> bool:
+    """Whether the mask has as many ones as there are values; if so they are put there, and zeros elsewhere."""
+    if native.functions is not None:
+        return native.functions.scatter_masked(values, bits.itemsize, mask, bits)
+    done = 0
+    for start in range(0, bits.size, BLOCK):
+        block = bits[start : start + BLOCK]
+        places = _places(mask, start, block.size)
+        if done + places.size > values.size:
+            return False
+        block[:] = 0
+        block[places] = values[done : done + places.size]
+        done += places.size
+    return done == values.size

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from tensorstash import native
 from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.payload import (
     BLOCK,
@@ -63,24 +64,21 @@ class TwoValued:
         Raises:
             CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
         """
+        payload = self.packed(data, spec)
+        return plain_payload(Header(MAGIC, PLAIN, 0, data.size), data) if payload is None else payload
+
+    def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
+        """Return the payload, or None if there is a third value.
+
+        Raises:
+            CodecError: as of :meth:`encode`.
+        """
         check_data(self, data, spec)
         bits = unsigned(data)
         payload = aligned_empty(HEADER_NBYTES + 2 * spec.itemsize + -(-bits.size // 8))
         Header(MAGIC, CODED, 0, bits.size).write(payload)
         pair = payload[HEADER_NBYTES : HEADER_NBYTES + 2 * spec.itemsize].view(bits.dtype)
-        packed = payload[HEADER_NBYTES + 2 * spec.itemsize :]
-        pair[:] = bits[0] if bits.size else 0
-        found = False
-        for start in range(0, bits.size, BLOCK):
-            block = bits[start : start + BLOCK]
-            second = block != pair[0]
-            if not found and second.any():
-                found, pair[1] = True, block[second.argmax()]
-            if found and not np.array_equal(block == pair[1], second):
-                return plain_payload(Header(MAGIC, PLAIN, 0, bits.size), data)
-            ones = np.packbits(second, bitorder="little")
-            packed[start // 8 : start // 8 + ones.size] = ones
-        return payload
+        return payload if _pack(bits, pair, payload[HEADER_NBYTES + 2 * spec.itemsize :]) else None
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the array in fresh memory.
@@ -99,13 +97,37 @@ class TwoValued:
             return array
         target = unsigned(array)
         pair, packed = split_sections(self, body, 2 * spec.itemsize, -(-target.size // 8))
-        first, second = pair.view(target.dtype)
-        with np.errstate(over="ignore"):
-            step = second - first
-        for start in range(0, target.size, BLOCK):
-            block = target[start : start + BLOCK]
-            ones = packed[start // 8 : start // 8 + BLOCK // 8]
-            block[:] = np.unpackbits(ones, count=block.size, bitorder="little")
-            block *= step
-            block += first
+        _unpack(packed, pair.view(target.dtype), target)
         return array
+
+
+def _pack(bits: Array, pair: Array, packed: Array) -> bool:
+    if native.functions is not None:
+        return native.functions.pack_two_values(bits, pair, packed)
+    pair[:] = bits[0] if bits.size else 0
+    found = False
+    for start in range(0, bits.size, BLOCK):
+        block = bits[start : start + BLOCK]
+        second = block != pair[0]
+        if not found and second.any():
+            found, pair[1] = True, block[second.argmax()]
+        if found and not np.array_equal(block == pair[1], second):
+            return False
+        ones = np.packbits(second, bitorder="little")
+        packed[start // 8 : start // 8 + ones.size] = ones
+    return True
+
+
+def _unpack(packed: Array, pair: Array, target: Array) -> None:
+    if native.functions is not None:
+        native.functions.unpack_two_values(packed, pair, target)
+        return
+    first, second = pair
+    with np.errstate(over="ignore"):
+        step = second - first
+    for start in range(0, target.size, BLOCK):
+        block = target[start : start + BLOCK]
+        ones = packed[start // 8 : start // 8 + BLOCK // 8]
+        block[:] = np.unpackbits(ones, count=block.size, bitorder="little")
+        block *= step
+        block += first

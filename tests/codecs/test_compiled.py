@@ -1,0 +1,160 @@
+"""What is compiled gives the bits that NumPy gives, and touches nothing beyond its arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from codec_cases import contents, from_bits, spec_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorstash import native
+from tensorstash.buffers import Array, as_bytes, borrowed
+from tensorstash.codecs import Exponents, Lossless, Narrow, PackBits, Sparse, TwoValued
+from tensorstash.errors import CodecError
+from tensorstash.protocols import Codec
+from tensorstash.spec import DTYPES
+
+pytestmark = pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+
+LOSSLESS: tuple[Codec, ...] = (
+    PackBits(),
+    TwoValued(),
+    Narrow(),
+    Sparse(),
+    Sparse(exponents=True),
+    Exponents(),
+    Lossless(),
+)
+
+
+def both_ways(call: Callable[[], Array]) -> tuple[Any, Any]:
+    """Return what a call gives compiled, and what in NumPy: bytes, or the message of its error."""
+
+    def outcome() -> Any:
+        try:
+            return as_bytes(call()).tobytes()
+        except CodecError as error:
+            return str(error)
+
+    compiled = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "functions", None)
+        return compiled, outcome()
+
+
+def shifted(array: Array, by: int) -> Array:
+    """Return a read-only copy whose address is ``by`` bytes behind an aligned one."""
+    room = np.empty(array.nbytes + by, np.uint8)[by:]
+    room[:] = as_bytes(array)
+    return borrowed(room.view(array.dtype).reshape(array.shape))
+
+
+@pytest.mark.parametrize("codec", LOSSLESS, ids=repr)
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (129, 33), (1025, 8), (70_001,)], ids=str)
+def test_payloads_and_arrays_are_those_of_numpy(codec: Codec, shape: tuple[int, ...]) -> None:
+    for dtype in (dtype for dtype in DTYPES if codec.accepts(spec_of((4, 5), dtype))):
+        spec = spec_of(shape, dtype)
+        for name, data in contents(shape, dtype):
+            compiled, numpy = both_ways(lambda data=data, spec=spec: codec.encode(borrowed(data), spec))
+            assert compiled == numpy, (name, dtype)
+            described = codec.encoded_spec(spec)
+            payload = np.frombuffer(compiled, described.carrier).reshape(described.shape)
+            compiled, numpy = both_ways(lambda payload=payload, spec=spec: codec.decode(payload, spec))
+            assert compiled == numpy == as_bytes(data).tobytes(), (name, dtype)
+
+
+@pytest.mark.parametrize("codec", LOSSLESS, ids=repr)
+@settings(max_examples=60, deadline=None)
+@given(draw=st.data())
+def test_any_bits_at_any_address_give_the_payload_of_numpy(codec: Codec, draw: st.DataObject) -> None:
+    dtype = draw.draw(st.sampled_from([dtype for dtype in DTYPES if codec.accepts(spec_of((4, 5), dtype))]))
+    count = draw.draw(st.one_of(st.integers(0, 200), st.sampled_from([1023, 1024, 1025, 4096, 9001])))
+    pattern = draw.draw(st.binary(min_size=1, max_size=64))
+    mask = draw.draw(st.binary(min_size=1, max_size=8))
+    spec = spec_of((count,), dtype)
+    data = from_bits(np.frombuffer(pattern, np.uint8), spec.shape, dtype)
+    bits = np.resize(np.unpackbits(np.frombuffer(mask, np.uint8)), count)
+    words = data.view(f"V{spec.itemsize}")
+    data = from_bits(np.where(bits, words, words[:1]), (count,), dtype)
+    data = shifted(data, draw.draw(st.sampled_from([0, 1, 3])))
+    compiled, numpy = both_ways(lambda: codec.encode(data, spec))
+    assert compiled == numpy
+    described = codec.encoded_spec(spec)
+    payload = shifted(np.frombuffer(compiled, described.carrier).reshape(described.shape), 1)
+    assert both_ways(lambda: codec.decode(payload, spec)) == (as_bytes(data).tobytes(),) * 2
+
+
+@pytest.mark.parametrize("codec", LOSSLESS, ids=repr)
+@pytest.mark.filterwarnings("error")
+def test_damaged_payloads_end_as_in_numpy(codec: Codec) -> None:
+    rng = np.random.default_rng(3)
+    for dtype in (dtype for dtype in DTYPES if codec.accepts(spec_of((4, 5), dtype))):
+        spec = spec_of((3, 50), dtype)
+        for _, data in contents(spec.shape, dtype):
+            payload = codec.encode(data, spec)
+            flat = as_bytes(payload)
+            for place in {*range(min(flat.size, 24)), *rng.integers(0, flat.size, 6).tolist()}:
+                altered = flat.copy()
+                altered[place] ^= rng.choice([1, 0x80, 0xFF])
+                whole = altered.view(payload.dtype).reshape(payload.shape)
+                compiled, numpy = both_ways(lambda whole=whole, spec=spec: codec.decode(whole, spec))
+                assert compiled == numpy
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    functions, words = native.functions, np.zeros(20, np.uint32)
+    assert functions is not None
+    byte = np.zeros(1, np.uint8)
+    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+        (functions.pack_booleans, (np.zeros(9, np.uint8), byte)),
+        (functions.unpack_booleans, (byte, np.zeros(9, np.uint8))),
+        (functions.pack_two_values, (words, words[:2].copy(), np.zeros(2, np.uint8))),
+        (functions.pack_two_values, (words, words[:3].copy(), np.zeros(3, np.uint8))),
+        (functions.unpack_two_values, (np.zeros(4, np.uint8), words[:2].copy(), words)),
+        (functions.mask_nonzero, (words, 4, np.zeros(2, np.uint8))),
+        (functions.mask_nonzero, (words, 3, np.zeros(3, np.uint8))),
+        (functions.mask_nonzero, (words, 0, np.zeros(3, np.uint8))),
+        (functions.gather_masked, (words, 4, np.zeros(3, np.uint8), np.zeros(5, np.uint8))),
+        (functions.scatter_masked, (words, 4, np.zeros(4, np.uint8), words)),
+        (functions.extremes, (words[:0], 4, True)),
+        (functions.extremes, (words, 16, False)),
+        (functions.narrow_words, (words, words[:1].copy(), np.zeros(19, np.uint8))),
+        (functions.narrow_words, (words, words[:1].copy(), words.copy())),
+        (functions.widen_words, (np.zeros(60, np.uint8), words[:1].copy(), words)),
+        (functions.take_field, (words, 4, 0, np.zeros(19, np.uint16))),
+        (functions.take_field, (words, 4, 32, np.zeros(20, np.uint8))),
+        (functions.take_field, (words, 4, -1, np.zeros(20, np.uint16))),
+        (functions.take_field, (words, 0, 0, np.zeros(20, np.uint8))),
+        (functions.join_fields, (words, np.zeros(20, np.uint8), np.zeros(20, np.uint8))),
+        (functions.join_fields, (words, np.zeros(20, np.uint8), np.zeros(20, np.uint8), np.zeros(19, np.uint16))),
+    ]
+    for function, arrays in calls:
+        with pytest.raises(ValueError, match="expected"):
+            function(*arrays)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200, 1000])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95, 1])
+def test_values_end_where_their_mask_does(itemsize: int, count: int, share: float) -> None:
+    functions = native.functions
+    assert functions is not None
+    rng = np.random.default_rng(count)
+    words = np.where(rng.random(count) < share, rng.integers(1, 60_000, count), 0).astype(f"u{itemsize}")
+    mask = np.zeros(-(-count // 8), np.uint8)
+    total = functions.mask_nonzero(words, itemsize, mask)
+    assert total == np.count_nonzero(words)
+    assert mask.tobytes() == np.packbits(words != 0, bitorder="little").tobytes()
+    guard = 99
+    for size in {max(total - 1, 0), total, total + 1}:
+        room = np.full(size + 80, guard, words.dtype)
+        assert functions.gather_masked(words, itemsize, mask, room[:size]) == (size == total)
+        assert (room[size:] == guard).all()
+        back = np.full(count + 80, guard, words.dtype)
+        assert functions.scatter_masked(room[:size], itemsize, mask, back[:count]) == (size == total)
+        assert (back[count:] == guard).all()
+        if size == total:
+            assert room[:size].tolist() == words[words != 0].tolist()
+            assert back[:count].tolist() == words.tolist()
