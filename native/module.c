@@ -9,6 +9,7 @@ static PyMethodDef *const tables[] = {
     affine_functions,
     checksum_functions,
     fields_functions,
+    hooks_functions,
     integers_functions,
     masks_functions,
     sparse_functions,

@@ -3,14 +3,13 @@
 #ifndef TENSORSTASH_TABLES_H
 #define TENSORSTASH_TABLES_H
 
-/* One build serves every CPython from 3.11 on. */
-#define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 extern PyMethodDef affine_functions[];
 extern PyMethodDef checksum_functions[];
 extern PyMethodDef fields_functions[];
+extern PyMethodDef hooks_functions[];
 extern PyMethodDef integers_functions[];
 extern PyMethodDef masks_functions[];
 extern PyMethodDef sparse_functions[];

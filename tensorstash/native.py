@@ -1,8 +1,9 @@
 """The functions compiled from ``native/``, where the package was installed with a C compiler."""
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from tensorstash.buffers import Array
 
@@ -10,8 +11,8 @@ from tensorstash.buffers import Array
 class Functions(Protocol):
     """What is compiled. Each function does what its caller otherwise does in NumPy or Python, with the same result.
 
-    Arrays are contiguous, and only those that are said to be filled or added to are written. All release the
-    interpreter lock while they work.
+    Arrays are contiguous, and only those that are said to be filled or added to are written. What works on
+    arrays releases the interpreter lock meanwhile.
     """
 
     def affine_encode(
@@ -132,6 +133,76 @@ class Functions(Protocol):
 
     def join_fields(self, floats: Array, /, *fields: Array) -> None:
         """Fill floats from all their fields, the highest first."""
+        ...
+
+    def keeping(
+        self,
+        small: Mapping[int, Any],
+        min_bytes: int,
+        large: Mapping[int, Any] | None,
+        nbytes: Callable[[Any], int],
+        state: object,
+        alias: Callable[[Any], Any],
+        version: Callable[[Any], int],
+        pack: Callable[[Any], Any],
+        /,
+    ) -> Callable[[Any], Any]:
+        """Return ``pack`` with a short way for tensors that are kept whatever they are.
+
+        Args:
+            small: counters, by bytes, of tensors below ``min_bytes``.
+            min_bytes: in bytes.
+            large: counters of all others, or None for those that ``pack`` has to look at.
+            nbytes: of a tensor; may raise RuntimeError, which is left to ``pack``.
+            state: the first item of a handle.
+            alias: of a tensor; the second item.
+            version: of a tensor; the third item.
+            pack: the function that defines what is done.
+        """
+        ...
+
+    def restoring(self, restore: Callable[[Any], Any], /) -> Callable[[Any], Any]:
+        """Return :func:`tensorstash.engine.handle.restore` with a short way for unchanged tensors that were kept."""
+        ...
+
+    def packing(
+        self,
+        innermost: dict[int, Any],
+        box: Callable[[Any], Any],
+        unhooked: Callable[[Any], Any],
+        not_packed: Callable[[Any, BaseException], Any],
+        /,
+    ) -> Callable[[Any], Any]:
+        """Return the pack hook of :func:`tensorstash.backends.paddle_packed.pair_for_paddle`.
+
+        Args:
+            innermost: scopes by thread.
+            box: gets the scope and what its ``pack`` made of the tensor, in a tuple; what ``keeping`` has made takes
+                the scope itself.
+            unhooked: takes what is saved where no scope is ready for it.
+            not_packed: takes a scope and what its ``pack`` has raised.
+        """
+        ...
+
+    def unpacking(
+        self, box: type, unboxed: Callable[[Any], Any], hook_failed: Callable[[BaseException], None], backwards: Any, /
+    ) -> Callable[[Any], Any]:
+        """Return the unpack hook of :func:`tensorstash.backends.paddle_packed.pair_for_paddle`.
+
+        Args:
+            box: the type that ``packing`` was given.
+            unboxed: takes everything else.
+            hook_failed: takes what was raised.
+            backwards: whose ``release`` says whether the box is to be emptied.
+        """
+        ...
+
+    def aliasing(self, detach: Callable[[Any], Any], /) -> Callable[[Any], Any]:
+        """Return :meth:`tensorstash.backends.paddle.PaddleBackend.alias`, given what detaches a tensor."""
+        ...
+
+    def sizing(self, element_size: Callable[[Any], int], /) -> Callable[[Any], int]:
+        """Return :meth:`tensorstash.backends.paddle.PaddleBackend.nbytes`, given the bytes of an element."""
         ...
 
 

@@ -10,6 +10,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 
+from tensorstash import native
 from tensorstash.backends.forward import replace_forward
 from tensorstash.backends.paddle_amp import without_autocast
 from tensorstash.backends.paddle_backward import PATCHES
@@ -62,6 +63,9 @@ class PaddleBackend:
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
         self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
         self.detached: Callable[[Tensor], Tensor] = Tensor.detach
+        if native.functions is not None:
+            self.alias = native.functions.aliasing(Tensor.detach)  # type: ignore[method-assign]
+            self.nbytes = native.functions.sizing(Tensor.element_size)  # type: ignore[method-assign]
         # Only where the build has it: without it, tensors are moved by way of the host.
         streams = gpu_streams()
         if streams is not None:

@@ -42,7 +42,6 @@ class HookStack:
         self._lock = threading.RLock()
         self._scopes: list[Scope] = []
         self._innermost: dict[int, Scope] = {}
-        self._pair = pair_for_paddle(self._innermost, lambda: self._registration, self._tidy)
         self._registration: Lease | None = None
         self._threads: set[threading.Thread] = set()
         self._native: saved_tensors_hooks | None = None
@@ -68,7 +67,8 @@ class HookStack:
         with self._lock:
             scope = Scope(source, pack, unpack, self._patches.lease())
             if self._registration is None:
-                self._native = _registered_over(*self._pair)
+                pair = pair_for_paddle(self._innermost, lambda: self._registration, self._tidy)
+                self._native = _registered_over(*pair)
                 self._registration = self._patches.lease()
             self._threads.add(threading.current_thread())
             self._scopes.append(scope)

@@ -1,12 +1,13 @@
 """What Paddle's graph holds in place of saved tensors, and the functions that Paddle calls."""
 
 from _thread import get_ident
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import CellType
 from typing import Any
 
 from paddle import Tensor
 
+from tensorstash import native
 from tensorstash.backends.paddle_backward import backwards, hook_failed
 from tensorstash.backends.paddle_patches import Lease
 from tensorstash.errors import BackendError, SavedTensorModifiedError, StashError
@@ -50,7 +51,7 @@ def _ended(tensor: Tensor) -> Any:
 
 
 def pair_for_paddle(
-    innermost: Mapping[int, Scope], registration: Callable[[], Lease | None], tidy: Callable[[], None]
+    innermost: dict[int, Scope], registration: Callable[[], Lease | None], tidy: Callable[[], None]
 ) -> tuple[Callable[[Tensor | None], Any], Callable[[Any], Tensor | None]]:
     """Return the one pair that Paddle knows, for the operations of every thread.
 
@@ -64,30 +65,31 @@ def pair_for_paddle(
         tidy: called where a tensor is saved outside of every scope.
     """
 
+    def unhooked(tensor: Tensor | None) -> Any:
+        lease = registration()
+        if not innermost:
+            tidy()
+        return _unhooked(tensor, innermost.get(get_ident()), lease)
+
     def pack_for_paddle(tensor: Tensor | None) -> Any:
         scope = innermost.get(get_ident())
         if scope is None or not scope.ready or tensor is None:
-            lease = registration()
-            if not innermost:
-                tidy()
-            return _unhooked(tensor, scope, lease)
+            return unhooked(tensor)
         scope.ready = False
         try:
             # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
             packed = CellType((scope, scope.pack(tensor)))
         except BaseException as error:
-            scope.failure = error  # and never ready again
-            return _NotPacked(scope, error)
+            return _not_packed(scope, error)
         scope.ready = True
         return packed
 
     def unpack_for_paddle(packed: Any) -> Tensor | None:
+        if type(packed) is not CellType:
+            return _restored(packed)
         try:
-            if type(packed) is not CellType:
-                tensor: Tensor = packed.restore()
-                return tensor
             scope, value = packed.cell_contents
-            tensor = scope.unpack(value)
+            tensor: Tensor = scope.unpack(value)
         except BaseException as error:
             hook_failed(error)
             return None
@@ -95,7 +97,26 @@ def pair_for_paddle(
             del packed.cell_contents
         return tensor
 
-    return pack_for_paddle, unpack_for_paddle
+    if native.functions is None:
+        return pack_for_paddle, unpack_for_paddle
+    return (
+        native.functions.packing(innermost, CellType, unhooked, _not_packed),
+        native.functions.unpacking(CellType, _restored, hook_failed, backwards),
+    )
+
+
+def _not_packed(scope: Scope, error: BaseException) -> "_NotPacked":
+    scope.failure = error  # and never ready again
+    return _NotPacked(scope, error)
+
+
+def _restored(packed: Any) -> Tensor | None:
+    try:
+        tensor: Tensor = packed.restore()
+    except BaseException as error:
+        hook_failed(error)
+        return None
+    return tensor
 
 
 def _unhooked(tensor: Tensor | None, scope: Scope | None, lease: Lease | None) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
+from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -24,6 +24,16 @@ def _opaque(function: F) -> F:
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return function
+
+
+def _keep_from_compiler(hook: Callable[..., Any]) -> None:
+    # What tensorstash.native has made remembers the functions of Python that it calls.
+    calls: Any = hook.__self__ if isinstance(hook, BuiltinFunctionType) else (hook,)
+    for function in calls:
+        if isinstance(function, MethodType):
+            function = function.__func__
+        if isinstance(function, FunctionType):
+            _opaque(function)
 
 
 @_opaque
@@ -55,8 +65,8 @@ class HookScope:
         self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], *, trusted: bool = False
     ) -> None:
         if trusted:
-            _opaque(getattr(pack, "__func__", pack))
-            _opaque(getattr(unpack, "__func__", unpack))
+            _keep_from_compiler(pack)
+            _keep_from_compiler(unpack)
         self._pack = pack if trusted else partial(_call, pack)
         self._unpack = unpack if trusted else partial(_call, unpack)
 

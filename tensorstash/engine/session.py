@@ -1,7 +1,7 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Generic, TypeVar
 from weakref import ref
 
+from tensorstash import native
 from tensorstash.allocator import returns_memory
 from tensorstash.engine.ahead import ReadAhead
 from tensorstash.engine.budget import ByteBudget
@@ -37,6 +38,7 @@ T = TypeVar("T")
 _REMEMBERED_SPECS = 4096
 
 _SMALL = "smaller than min_bytes"
+_POLICY = "policy"
 
 _ADVICE = (
     "freed activations may stay with the process: glibc keeps what lies in the middle of its heap; start the program "
@@ -101,8 +103,18 @@ class Session(Generic[T]):
     @contextmanager
     def scope(self) -> Iterator["Session[T]"]:
         """Install the hooks for this thread until the block ends."""
-        with self.backend.hooks(self.pack, self.unpack, trusted=True):
+        with self.backend.hooks(*self._hooks(), trusted=True):
             yield self
+
+    def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
+        if native.functions is None:
+            return self.pack, self.unpack
+        # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
+        large = self._kept[_POLICY] if self._only_keeps else None
+        pack = native.functions.keeping(
+            self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, self.pack
+        )
+        return pack, native.functions.restoring(self.unpack)
 
     @contextmanager
     def module(self, name: str) -> Iterator[None]:
@@ -155,7 +167,7 @@ class Session(Generic[T]):
             next(self._small[nbytes])
             return self._state, self._alias(tensor), self._version(tensor)
         if self._only_keeps:
-            reason = "policy"
+            reason = _POLICY
         else:
             plan = self._keep_reason(tensor) or self._passage(spec := self._spec(tensor))
             if isinstance(plan, str):
@@ -259,7 +271,7 @@ class Session(Generic[T]):
     def _plan(self, spec: TensorSpec) -> Passage[T] | str:
         plan = self.calibration.applied(self.policy.plan(spec), spec.dense())
         if plan.keeps:
-            return plan.reason or "policy"
+            return plan.reason or _POLICY
         config = plan.store or Memory()
         self._frees_host_memory |= spec.device == "cpu"
         return Passage(plan, spec, self.backend, config, self._store(config), self._state.ledger)

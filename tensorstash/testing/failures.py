@@ -138,10 +138,10 @@ class Bounded(Harness):
         gate = Gate()
         tap = Tap()
         policy = StoreIn(Gated(gate=gate, inner=Watched(tap=tap)))
-        limits = Limits(in_flight=256, timeout_s=0.05)
+        limits = Limits(in_flight=256, timeout_s=0.5)
         with self.stash(policy, limits=limits) as session:
             handles = [session.pack(lab.tensor(floats(32, seed=n), device=device)) for n in range(2)]
-            with pytest.raises(StoreError, match=r"256 bytes.*0\.05 seconds.*hangs"):
+            with pytest.raises(StoreError, match=r"256 bytes.*0\.5 seconds.*hangs"):
                 session.pack(lab.tensor(floats(32, seed=2), device=device))
             gate.open()
         for n, handle in enumerate(handles):

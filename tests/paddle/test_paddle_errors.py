@@ -7,6 +7,8 @@ from paddle_cases import bits, leaf, noise
 
 from tensorstash.errors import BackendError, StashError
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 class Odd(BaseException):
     pass

@@ -13,6 +13,8 @@ from paddle_cases import bits, gradients, leaf, noise, run_alone
 
 from tensorstash.errors import BackendError, SavedTensorModifiedError
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 def same(value):
     return value

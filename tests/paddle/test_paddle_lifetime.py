@@ -47,7 +47,7 @@ def saved_by_a_layer_in_place(x):
 
 
 programs = pytest.mark.parametrize("program", [saved_by_operations, saved_by_a_layer, saved_by_a_layer_in_place])
-pytestmark = pytest.mark.usefixtures("counting_only")
+pytestmark = pytest.mark.usefixtures("counting_only", "either_way")
 
 
 @programs

@@ -1,0 +1,394 @@
+/* What runs for every saved tensor, most of which are kept: the same steps as in Python, without its frames.
+ *
+ * Whatever is out of the ordinary is left to the function in Python that each of these stands for. */
+
+#include "tables.h"
+
+/* -- A tensor that is kept: tensorstash.engine.handle has a tuple for it -- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *state; /* who keeps it; NULL once it is emptied */
+    PyObject *alias;
+    PyObject *scope; /* what has to live as long; may be NULL */
+    Py_ssize_t version;
+} Kept;
+
+static void
+empty(Kept *kept)
+{
+    Py_CLEAR(kept->alias);
+    Py_CLEAR(kept->scope);
+    Py_CLEAR(kept->state);
+}
+
+static void
+kept_dealloc(PyObject *self)
+{
+    empty((Kept *)self);
+    PyObject_Free(self);
+}
+
+/* Not tracked by the garbage collector, which would run more often for it: nothing it refers to knows of handles. */
+static PyTypeObject KeptType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "tensorstash._native.Kept",
+    .tp_basicsize = sizeof(Kept),
+    .tp_dealloc = kept_dealloc,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "A handle of a tensor that is kept as it is.",
+};
+
+/* -- Functions of one argument whose `self` is a tuple of what they need: arguments, then names of attributes -- */
+
+#define PART(index) PyTuple_GET_ITEM(self, index)
+
+static PyObject *
+function(PyMethodDef *method, PyObject *args, Py_ssize_t count, const char *const *names, Py_ssize_t name_count)
+{
+    if (PyTuple_GET_SIZE(args) != count) {
+        return PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", count, PyTuple_GET_SIZE(args));
+    }
+    PyObject *const self = PyTuple_New(count + name_count);
+    for (Py_ssize_t i = 0; self != NULL && i < count + name_count; i++) {
+        PyObject *const item =
+            i < count ? Py_NewRef(PyTuple_GET_ITEM(args, i)) : PyUnicode_InternFromString(names[i - count]);
+        if (item == NULL) {
+            Py_DECREF(self);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(self, i, item);
+    }
+    PyObject *const made = self == NULL ? NULL : PyCFunction_New(method, self);
+    Py_XDECREF(self);
+    return made;
+}
+
+/* -- tensorstash.engine.session: Session.pack -- */
+
+enum { SMALL, MIN_BYTES, LARGE, NBYTES, STATE, ALIAS, VERSION, PACK, KEEP_COUNT };
+
+static int
+count_step(PyObject *counters, PyObject *nbytes)
+{
+    PyObject *const counter = PyObject_GetItem(counters, nbytes);
+    PyObject *const step = counter == NULL ? NULL : PyIter_Next(counter);
+    Py_XDECREF(counter);
+    Py_XDECREF(step);
+    return step == NULL ? -1 : 0;
+}
+
+static Py_ssize_t
+version_of(PyObject *function, PyObject *tensor)
+{
+    PyObject *const version = PyObject_CallOneArg(function, tensor);
+    const Py_ssize_t number = version == NULL ? -1 : PyLong_AsSsize_t(version);
+    Py_XDECREF(version);
+    return number;
+}
+
+/* Return the handle of a tensor that is kept whatever it is, or NULL without an exception for all others. */
+static PyObject *
+kept_anyway(PyObject *self, PyObject *tensor)
+{
+    PyObject *const nbytes = PyObject_CallOneArg(PART(NBYTES), tensor);
+    if (nbytes == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_RuntimeError)) { /* sparse tensors have no such number */
+            PyErr_Clear();
+        }
+        return NULL;
+    }
+    const Py_ssize_t known = PyLong_AsSsize_t(nbytes);
+    PyObject *const counters = PART(known > 0 && known < PyLong_AsSsize_t(PART(MIN_BYTES)) ? SMALL : LARGE);
+    if (counters == Py_None || known <= 0) {
+        Py_DECREF(nbytes);
+        return NULL;
+    }
+    const int counted = count_step(counters, nbytes);
+    Py_DECREF(nbytes);
+    const Py_ssize_t version = counted < 0 ? -1 : version_of(PART(VERSION), tensor);
+    if (version == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    PyObject *const alias = PyObject_CallOneArg(PART(ALIAS), tensor);
+    Kept *const kept = alias == NULL ? NULL : PyObject_New(Kept, &KeptType);
+    if (kept == NULL) {
+        Py_XDECREF(alias);
+        return NULL;
+    }
+    kept->state = Py_NewRef(PART(STATE));
+    kept->alias = alias;
+    kept->scope = NULL;
+    kept->version = version;
+    return (PyObject *)kept;
+}
+
+static PyObject *
+keep(PyObject *self, PyObject *tensor)
+{
+    PyObject *const handle = kept_anyway(self, tensor);
+    return handle != NULL || PyErr_Occurred() ? handle : PyObject_CallOneArg(PART(PACK), tensor);
+}
+
+static PyMethodDef keep_method = {"pack", keep, METH_O, NULL};
+
+static PyObject *
+keeping(PyObject *module, PyObject *args)
+{
+    return function(&keep_method, args, KEEP_COUNT, NULL, 0);
+}
+
+/* -- tensorstash.engine.handle: restore -- */
+
+enum { RESTORE, RESTORE_COUNT, VERSION_NAME = RESTORE_COUNT, ASKED_NAME };
+
+static const char *const restore_names[] = {"version", "was_asked"};
+
+static PyObject *
+restore(PyObject *self, PyObject *handle)
+{
+    if (!Py_IS_TYPE(handle, &KeptType)) {
+        return PyObject_CallOneArg(PART(RESTORE), handle);
+    }
+    Kept *const kept = (Kept *)handle;
+    if (kept->state == NULL) {
+        PyErr_SetString(PyExc_ValueError, "this saved tensor was released already");
+        return NULL;
+    }
+    PyObject *const function = PyObject_GetAttr(kept->state, PART(VERSION_NAME));
+    const Py_ssize_t now = function == NULL ? -1 : version_of(function, kept->alias);
+    Py_XDECREF(function);
+    if (now != kept->version) {
+        if (PyErr_Occurred()) {
+            return NULL;
+        }
+        PyObject *const same = Py_BuildValue("(OOn)", kept->state, kept->alias, kept->version);
+        PyObject *const tensor = same == NULL ? NULL : PyObject_CallOneArg(PART(RESTORE), same);
+        Py_XDECREF(same);
+        return tensor;
+    }
+    return PyObject_SetAttr(kept->state, PART(ASKED_NAME), Py_True) < 0 ? NULL : Py_NewRef(kept->alias);
+}
+
+static PyMethodDef restore_method = {"unpack", restore, METH_O, NULL};
+
+static PyObject *
+restoring(PyObject *module, PyObject *args)
+{
+    return function(&restore_method, args, RESTORE_COUNT, restore_names, 2);
+}
+
+/* -- tensorstash.backends.paddle_packed: pair_for_paddle -- */
+
+enum { INNERMOST, BOX, UNHOOKED, NOT_PACKED, PACK_COUNT, READY_NAME = PACK_COUNT, PACK_NAME };
+
+static const char *const pack_names[] = {"ready", "pack"};
+
+/* Call a function with what has been raised, which it takes care of. */
+static PyObject *
+handled(PyObject *function, PyObject *first)
+{
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    if (trace != NULL) {
+        PyException_SetTraceback(error, trace);
+    }
+    PyObject *const result = first == NULL ? PyObject_CallOneArg(function, error)
+                                           : PyObject_CallFunctionObjArgs(function, first, error, NULL);
+    Py_XDECREF(kind);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return result;
+}
+
+/* Pack as Python does: what `pack` does is none of the hooks' business while the scope is not ready. */
+static PyObject *
+pack_in(PyObject *self, PyObject *scope, PyObject *pack, PyObject *tensor)
+{
+    if (PyObject_SetAttr(scope, PART(READY_NAME), Py_False) < 0) {
+        return NULL;
+    }
+    PyObject *const value = PyObject_CallOneArg(pack, tensor);
+    PyObject *const pair = value == NULL ? NULL : PyTuple_Pack(2, scope, value);
+    PyObject *packed = pair == NULL ? NULL : PyObject_CallOneArg(PART(BOX), pair);
+    Py_XDECREF(value);
+    Py_XDECREF(pair);
+    if (packed != NULL && PyObject_SetAttr(scope, PART(READY_NAME), Py_True) < 0) {
+        Py_CLEAR(packed);
+    }
+    return packed;
+}
+
+static PyObject *
+pack_for_scope(PyObject *self, PyObject *scope, PyObject *tensor)
+{
+    PyObject *packed = NULL, *const pack = PyObject_GetAttr(scope, PART(PACK_NAME));
+    if (pack == NULL) {
+        return NULL;
+    }
+    if (PyCFunction_Check(pack) && PyCFunction_GET_FUNCTION(pack) == keep) {
+        packed = kept_anyway(PyCFunction_GET_SELF(pack), tensor); /* saves nothing itself */
+        if (packed != NULL) {
+            ((Kept *)packed)->scope = Py_NewRef(scope);
+        }
+    }
+    if (packed == NULL && !PyErr_Occurred()) {
+        packed = pack_in(self, scope, pack, tensor);
+    }
+    Py_DECREF(pack);
+    return packed;
+}
+
+static PyObject *
+pack_for_paddle(PyObject *self, PyObject *tensor)
+{
+    PyObject *const thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    if (thread == NULL) {
+        return NULL;
+    }
+    PyObject *const scope = Py_XNewRef(PyDict_GetItemWithError(PART(INNERMOST), thread));
+    Py_DECREF(thread);
+    PyObject *const ready = scope == NULL ? NULL : PyObject_GetAttr(scope, PART(READY_NAME));
+    if (ready == NULL && PyErr_Occurred()) {
+        Py_XDECREF(scope);
+        return NULL;
+    }
+    Py_XDECREF(ready);
+    PyObject *packed;
+    if (ready != Py_True || tensor == Py_None) {
+        packed = PyObject_CallOneArg(PART(UNHOOKED), tensor);
+    }
+    else if ((packed = pack_for_scope(self, scope, tensor)) == NULL) {
+        packed = handled(PART(NOT_PACKED), scope);
+    }
+    Py_XDECREF(scope);
+    return packed;
+}
+
+static PyMethodDef pack_method = {"pack_for_paddle", pack_for_paddle, METH_O, NULL};
+
+static PyObject *
+packing(PyObject *module, PyObject *args)
+{
+    return function(&pack_method, args, PACK_COUNT, pack_names, 2);
+}
+
+enum { OF_BOX, UNBOXED, HOOK_FAILED, BACKWARDS, UNPACK_COUNT, CONTENTS_NAME = UNPACK_COUNT, UNPACK_NAME, RELEASE_NAME };
+
+static const char *const unpack_names[] = {"cell_contents", "unpack", "release"};
+
+static PyObject *
+unpack_in(PyObject *self, PyObject *scope, PyObject *value)
+{
+    PyObject *const unpack = PyObject_GetAttr(scope, PART(UNPACK_NAME));
+    PyObject *const tensor = unpack == NULL ? NULL : PyObject_CallOneArg(unpack, value);
+    Py_XDECREF(unpack);
+    return tensor;
+}
+
+static PyObject *
+unpack_for_paddle(PyObject *self, PyObject *packed)
+{
+    PyObject *tensor = NULL, *contents = NULL;
+    Kept *const kept = Py_IS_TYPE(packed, &KeptType) ? (Kept *)packed : NULL;
+    if (kept == NULL && (PyObject *)Py_TYPE(packed) != PART(OF_BOX)) {
+        return PyObject_CallOneArg(PART(UNBOXED), packed);
+    }
+    if (kept != NULL && kept->scope != NULL) {
+        PyObject *const scope = Py_NewRef(kept->scope);
+        tensor = unpack_in(self, scope, packed);
+        Py_DECREF(scope);
+    }
+    else if (kept != NULL) {
+        PyErr_SetString(PyExc_ValueError, "this saved tensor was released already");
+    }
+    else if ((contents = PyObject_GetAttr(packed, PART(CONTENTS_NAME))) != NULL) {
+        tensor = unpack_in(self, PyTuple_GetItem(contents, 0), PyTuple_GetItem(contents, 1));
+        Py_DECREF(contents);
+    }
+    PyObject *const release = tensor == NULL ? NULL : PyObject_GetAttr(PART(BACKWARDS), PART(RELEASE_NAME));
+    if (release == Py_True && kept != NULL) {
+        empty(kept);
+    }
+    else if (release == NULL || (release == Py_True && PyObject_DelAttr(packed, PART(CONTENTS_NAME)) < 0)) {
+        Py_CLEAR(tensor);
+    }
+    Py_XDECREF(release);
+    return tensor != NULL ? tensor : handled(PART(HOOK_FAILED), NULL);
+}
+
+static PyMethodDef unpack_method = {"unpack_for_paddle", unpack_for_paddle, METH_O, NULL};
+
+static PyObject *
+unpacking(PyObject *module, PyObject *args)
+{
+    return function(&unpack_method, args, UNPACK_COUNT, unpack_names, 3);
+}
+
+/* -- tensorstash.backends.paddle: PaddleBackend.alias and nbytes -- */
+
+enum { DETACH, ALIAS_COUNT, LEAF_NAME = ALIAS_COUNT, STOP_NAME };
+
+static const char *const alias_names[] = {"is_leaf", "stop_gradient"};
+
+static PyObject *
+alias_for_paddle(PyObject *self, PyObject *tensor)
+{
+    PyObject *const is_leaf = PyObject_GetAttr(tensor, PART(LEAF_NAME));
+    PyObject *const stops = is_leaf != Py_True ? is_leaf : PyObject_GetAttr(tensor, PART(STOP_NAME));
+    const int requires_grad = is_leaf == Py_True && stops == Py_False;
+    Py_XDECREF(is_leaf);
+    if (is_leaf == Py_True) {
+        Py_XDECREF(stops);
+    }
+    if (stops == NULL) {
+        return NULL;
+    }
+    return requires_grad ? Py_NewRef(tensor) : PyObject_CallOneArg(PART(DETACH), tensor);
+}
+
+static PyMethodDef alias_method = {"alias", alias_for_paddle, METH_O, NULL};
+
+static PyObject *
+aliasing(PyObject *module, PyObject *args)
+{
+    return function(&alias_method, args, ALIAS_COUNT, alias_names, 2);
+}
+
+enum { ELEMENT_SIZE, SIZE_COUNT, SHAPE_NAME = SIZE_COUNT };
+
+static const char *const size_names[] = {"shape"};
+
+static PyObject *
+nbytes_for_paddle(PyObject *self, PyObject *tensor)
+{
+    PyObject *const itemsize = PyObject_CallOneArg(PART(ELEMENT_SIZE), tensor);
+    PyObject *const shape = itemsize == NULL ? NULL : PyObject_GetAttr(tensor, PART(SHAPE_NAME));
+    Py_ssize_t nbytes = itemsize == NULL ? -1 : PyLong_AsSsize_t(itemsize);
+    const Py_ssize_t dimensions = shape == NULL ? 0 : PySequence_Fast_GET_SIZE(shape);
+    for (Py_ssize_t i = 0; i < dimensions; i++) {
+        nbytes *= PyLong_AsSsize_t(PySequence_Fast_GET_ITEM(shape, i));
+    }
+    Py_XDECREF(itemsize);
+    Py_XDECREF(shape);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(nbytes);
+}
+
+static PyMethodDef nbytes_method = {"nbytes", nbytes_for_paddle, METH_O, NULL};
+
+static PyObject *
+sizing(PyObject *module, PyObject *args)
+{
+    return function(&nbytes_method, args, SIZE_COUNT, size_names, 1);
+}
+
+PyMethodDef hooks_functions[] = {
+    {"aliasing", aliasing, METH_VARARGS, "See tensorstash.native."},
+    {"sizing", sizing, METH_VARARGS, "See tensorstash.native."},
+    {"keeping", keeping, METH_VARARGS, "See tensorstash.native."},
+    {"restoring", restoring, METH_VARARGS, "See tensorstash.native."},
+    {"packing", packing, METH_VARARGS, "See tensorstash.native."},
+    {"unpacking", unpacking, METH_VARARGS, "See tensorstash.native."},
+    {NULL, NULL, 0, NULL},
+};
