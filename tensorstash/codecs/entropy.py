@@ -15,6 +15,7 @@ _SAMPLE_SHARE = 16
 _LARGEST_SAMPLE = 1 << 16
 _MIN_SAMPLED = 1 << 15
 _WORTHWHILE = 1.04
+_WORTH_ITS_TIME = 1.12
 _SLACK = 1.06
 _FAST_LEVELS = 3
 
@@ -34,9 +35,10 @@ def field_context(level: int) -> zstandard.ZstdCompressor:
     return literal_context() if level <= _FAST_LEVELS else zstandard.ZstdCompressor(level=level)
 
 
-def shrinks(context: zstandard.ZstdCompressor, sample: Array) -> bool:
-    """Whether a sample of bytes gets smaller by more than what it costs to unpack them again."""
-    return len(context.compress(sample.data)) * _WORTHWHILE <= sample.size
+def shrinks(context: zstandard.ZstdCompressor, sample: Array, level: int) -> bool:
+    """Whether a sample of bytes gets enough smaller: up to level 3, to be worth the time of all bytes of the field."""
+    least = _WORTH_ITS_TIME if level <= _FAST_LEVELS else _WORTHWHILE
+    return len(context.compress(sample.data)) * least <= sample.size
 
 
 def frame_of(context: zstandard.ZstdCompressor, run: Array) -> Array:
@@ -84,8 +86,8 @@ def contiguous_sample(row: Array, size: int, runs: int = _SAMPLE_RUNS) -> Array:
     length = max(min(size, _LARGEST_SAMPLE) // runs, 1)
     if length * runs >= row.size:
         return row
-    starts = np.linspace(0, row.size - length, runs).astype(np.intp)
-    return np.concatenate([row[start : start + length] for start in starts.tolist()])
+    starts = [(row.size - length) * k // max(runs - 1, 1) for k in range(runs)]
+    return np.concatenate([row[start : start + length] for start in starts])
 
 
 class Decompressor:

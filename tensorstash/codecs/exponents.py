@@ -86,7 +86,7 @@ class Exponents:
         sample = contiguous_sample(floats, _SAMPLE, runs=_SAMPLE_RUNS)
         room = [np.empty(min(max(sample.size, BLOCK), floats.size), f"u{width}") for width in widths]
         frames: dict[int, list[Array]] = {
-            k: [] for k in range(len(widths)) if shrinks(context, _field_bytes(sample, k, room[k]))
+            k: [] for k in range(len(widths)) if shrinks(context, _field_bytes(sample, k, room[k]), self.level)
         }
         for block in _blocks(floats):
             for k, stored in frames.items():

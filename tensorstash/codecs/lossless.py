@@ -32,15 +32,18 @@ _BY_MAGIC: dict[bytes, Codec] = {
     zstd.MAGIC: zstd.Zstd(),
 }
 
+# These need no sample: they give up at the first element that does not fit, which in other tensors is an early one.
+_ONE_BIT = (pack_bits.PackBits(), two_valued.TwoValued())
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lossless:
     """Store a tensor in the way that suits its content, bit for bit.
 
-    The codecs that accept the dtype are tried on a sample of about 4096 elements, in runs of neighbours, and the best
-    one encodes the tensor. Up to level 3 time counts: a codec has to save 0.4 % of the bytes for each plain copy of
-    the tensor that it takes as long as. Above, the smallest payload is the best. What does not shrink by
-    ``min_ratio`` is passed on untouched and without a copy.
+    What has two values takes one bit each. Else the codecs that accept the dtype are tried on a sample of about 4096
+    elements, in runs of neighbours, and the best one encodes the tensor. Up to level 3 time counts: a codec has to save
+    0.4 % of the bytes for each plain copy of the tensor that it takes as long as. Above, the smallest payload is the
+    best. What does not shrink by ``min_ratio`` is passed on untouched and without a copy.
 
     Payload: the bytes of the tensor where it is as long as the tensor, else that of the chosen codec, which begins
     with its name.
@@ -89,6 +92,10 @@ class Lossless:
         if spec.shape == (-1,):
             return zstd.Zstd(level=self.level).encode(data, spec)
         if data.nbytes >= _SMALLEST:
+            for flags in _ONE_BIT:
+                found = flags.packed(data, spec) if flags.accepts(spec) else None
+                if found is not None and self._pays(found, data):
+                    return found
             sample = contiguous_sample(data.reshape(-1), _SAMPLE, _SAMPLE_RUNS)
             candidates = self._candidates(sample, spec)
             for _ in range(_ATTEMPTS):
@@ -96,7 +103,7 @@ class Lossless:
                 if codec is None:
                     break
                 payload = codec.encode(data, spec)
-                if payload.nbytes * self.min_ratio <= data.nbytes and payload.nbytes < data.nbytes:
+                if self._pays(payload, data):
                     return payload
                 del candidates[codec]
         return as_bytes(data)
@@ -123,6 +130,9 @@ class Lossless:
         except CodecError as error:
             raise error.at(repr(self)) from error
 
+    def _pays(self, payload: Array, data: Array) -> bool:
+        return payload.nbytes * self.min_ratio <= data.nbytes and payload.nbytes < data.nbytes
+
     def _best(self, sample: Array, spec: TensorSpec, candidates: dict[Codec, int]) -> Codec | None:
         """Return the codec that does best on a sample, or None if none pays."""
         sampled = replace(spec, shape=sample.shape, strides=(1,))
@@ -142,13 +152,11 @@ class Lossless:
         zeros = sample.size - int(np.count_nonzero(unsigned(sample)))
         has_zeros = zeros > _FEW_ZEROS * sample.size
         rows: list[tuple[Codec, int, bool]] = [
-            (pack_bits.PackBits(), 4, True),
-            (two_valued.TwoValued(), 4, True),
-            (narrow.Narrow(), 4, True),
-            (sparse.Sparse(), 14 if wide else 22, has_zeros),
+            (narrow.Narrow(), 3, True),
+            (sparse.Sparse(), 5 if wide else 9, has_zeros),
             (zstd.Zstd(level=-5), 16 if is_float else 60, has_zeros or not is_float),
-            (exponents.Exponents(level=self.level), 24 if wide else 32, not has_zeros or self.level > _FAST_LEVELS),
-            (sparse.Sparse(exponents=True), 30 if wide else 46, has_zeros and self.level > 1),
+            (exponents.Exponents(level=self.level), 16 if wide else 22, not has_zeros or self.level > _FAST_LEVELS),
+            (sparse.Sparse(exponents=True), 21 if wide else 31, has_zeros and self.level > 1),
             (zstd.Zstd(level=self.level), 80, self.level > _FAST_LEVELS or spec.itemsize == 1),
         ]
         return {codec: copies for codec, copies, wanted in rows if wanted and codec.accepts(spec)}

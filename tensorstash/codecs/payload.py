@@ -78,8 +78,11 @@ def split_sections(codec: Codec, body: Array, *sizes: int) -> list[Array]:
         raise CodecError(
             f"{codec!r}: got {body.size} bytes after the header, expected {sum(sizes)}; the payload was cut or altered"
         )
-    ends = np.cumsum(sizes).tolist()
-    return [body[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    sections, start = [], 0
+    for size in sizes:
+        sections.append(body[start : start + size])
+        start += size
+    return sections
 
 
 def damaged(codec: Codec, what: str) -> CodecError:
