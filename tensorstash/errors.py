@@ -85,3 +85,12 @@ class SlotGoneError(StoreError):
 
 class CorruptDataError(StoreError):
     """The bytes that came back are not the bytes that were put."""
+
+
+def graph_is_captured(device: str) -> BackendError:
+    """Return the error for a saved tensor whose device records its work, to replay it later."""
+    return BackendError(
+        f"a saved tensor on {device} cannot be stashed or brought back while a CUDA graph is captured: a replay would "
+        f"copy to and from memory that is somebody else's by then. Capture outside of the stash, or keep what the "
+        f"captured region saves (Route, min_bytes)"
+    )

@@ -15,7 +15,7 @@ from paddle import Tensor
 
 from tensorstash.backends.paddle_layout import dense_run, laid_out, uninitialised
 from tensorstash.buffers import Array
-from tensorstash.errors import BackendError
+from tensorstash.errors import graph_is_captured
 from tensorstash.protocols import Codec, Event, Undo
 from tensorstash.spec import TensorSpec, memory_order
 
@@ -89,11 +89,7 @@ class GpuStreams:
             return None
         is_capturing = getattr(paddle.base.core, "is_cuda_graph_capturing", None)
         if is_capturing is not None and is_capturing():
-            raise BackendError(
-                f"a saved tensor on {device} cannot be stashed or brought back while a CUDA graph is captured: a "
-                f"replay would copy to and from memory that is somebody else's by then. Capture outside of the stash, "
-                f"or keep what the captured region saves (Route, min_bytes)"
-            )
+            raise graph_is_captured(device)
         return GpuStream(self._device.current_stream(device), self._device)
 
     def new_stream(self, device: str, /) -> GpuStream:

@@ -14,7 +14,7 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.backends.torch_layout import payload
 from tensorstash.buffers import Array
-from tensorstash.errors import BackendError
+from tensorstash.errors import graph_is_captured
 from tensorstash.protocols import Event, Undo
 from tensorstash.spec import TensorSpec
 
@@ -69,11 +69,7 @@ class CudaStreams:
         if place.type != "cuda":
             return None
         if self._cuda.is_current_stream_capturing():
-            raise BackendError(
-                f"a saved tensor on {device} cannot be stashed or brought back while a CUDA graph is captured: a "
-                f"replay would copy to and from memory that is somebody else's by then. Capture outside of the stash, "
-                f"or keep what the captured region saves (Route, min_bytes)"
-            )
+            raise graph_is_captured(device)
         return CudaStream(self._cuda.current_stream(place), self._cuda)
 
     def new_stream(self, device: str) -> CudaStream:
