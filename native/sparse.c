@@ -4,8 +4,8 @@
 #include "tables.h"
 #include "words.h"
 
-/* Elements at a time: those whose bits make one word of the mask. */
-enum { RUN = 64 };
+/* Elements at a time: those whose bits make one word of the mask; and how many of them are taken one by one. */
+enum { RUN = 64, FEW = 16 };
 
 /* The bits of up to 64 elements from `start` on, those beyond `count` as 0. */
 INLINED uint64_t
@@ -21,7 +21,7 @@ mask_word(const uint8_t *mask, Py_ssize_t start, Py_ssize_t count)
     return word & (((uint64_t)1 << left) - 1);
 }
 
-#define SPARSE_OF(N) \
+#define MASK_OF(N) \
     EACH_WIDTH static Py_ssize_t mask_##N(const word##N *words, Py_ssize_t count, uint8_t *mask) \
     { \
         Py_ssize_t total = 0; \
@@ -45,33 +45,57 @@ mask_word(const uint8_t *mask, Py_ssize_t start, Py_ssize_t count)
             total += sum; \
         } \
         return total; \
+    }
+
+MASK_OF(2)
+MASK_OF(4)
+MASK_OF(8)
+
+/* Runs of elements of which some are there. What lies between the last one and the end of a run of values may be read
+ * and, while they are gathered, overwritten: by the values that follow. */
+#define PLAIN_RUNS_OF(N) \
+    INLINED void gather_run_plain_##N(const word##N *words, uint64_t bits, word##N *values) \
+    { \
+        for (int i = 0; i < RUN; i++) { \
+            *values = words[i]; \
+            values += bits >> i & 1; \
+        } \
     } \
 \
+    INLINED void scatter_run_plain_##N(const word##N *values, uint64_t bits, word##N *words) \
+    { \
+        for (int i = 0; i < RUN; i++) { \
+            word##N there = bits >> i & 1; \
+            words[i] = (word##N)(*values & -there); \
+            values += there; \
+        } \
+    }
+
+PLAIN_RUNS_OF(2)
+PLAIN_RUNS_OF(4)
+PLAIN_RUNS_OF(8)
+
+#define RUNS_OF(N, KIND, TARGET) \
     /* Whether the mask has as many ones as there is room for; never writes beyond that. */ \
-    EACH_WIDTH static int gather_##N( \
+    TARGET static int gather_##KIND##_##N( \
         const word##N *words, Py_ssize_t count, const uint8_t *mask, word##N *values, Py_ssize_t room) \
     { \
         Py_ssize_t done = 0; \
         for (Py_ssize_t start = 0; start < count; start += RUN) { \
-            uint64_t word = mask_word(mask, start, count); \
-            int ones = __builtin_popcountll(word); \
+            uint64_t bits = mask_word(mask, start, count); \
+            int ones = __builtin_popcountll(bits); \
             if (ones > room - done) { \
                 return 0; \
             } \
             if (ones == RUN) { \
                 memcpy(values + done, words + start, RUN * sizeof *words); \
             } \
-            else if (ones > 16 && room - done >= RUN && count - start >= RUN) { \
-                /* Without branches: what is not wanted is overwritten by the next. */ \
-                word##N *place = values + done; \
-                for (Py_ssize_t i = 0; i < RUN; i++) { \
-                    *place = words[start + i]; \
-                    place += word >> i & 1; \
-                } \
+            else if (ones > FEW && room - done >= RUN && count - start >= RUN) { \
+                gather_run_##KIND##_##N(words + start, bits, values + done); \
             } \
             else { \
-                for (word##N *place = values + done; word; word &= word - 1) { \
-                    *place++ = words[start + __builtin_ctzll(word)]; \
+                for (word##N *place = values + done; bits; bits &= bits - 1) { \
+                    *place++ = words[start + __builtin_ctzll(bits)]; \
                 } \
             } \
             done += ones; \
@@ -80,32 +104,27 @@ mask_word(const uint8_t *mask, Py_ssize_t start, Py_ssize_t count)
     } \
 \
     /* Whether the mask has as many ones as there are values; never reads beyond them. */ \
-    EACH_WIDTH static int scatter_##N( \
+    TARGET static int scatter_##KIND##_##N( \
         const word##N *values, Py_ssize_t size, const uint8_t *mask, word##N *words, Py_ssize_t count) \
     { \
         Py_ssize_t done = 0; \
         for (Py_ssize_t start = 0; start < count; start += RUN) { \
-            uint64_t word = mask_word(mask, start, count); \
-            int ones = __builtin_popcountll(word); \
+            uint64_t bits = mask_word(mask, start, count); \
+            int ones = __builtin_popcountll(bits); \
             if (ones > size - done) { \
                 return 0; \
             } \
             if (ones == RUN) { \
                 memcpy(words + start, values + done, RUN * sizeof *words); \
             } \
-            else if (ones > 16 && size - done >= RUN && count - start >= RUN) { \
-                const word##N *place = values + done; \
-                for (Py_ssize_t i = 0; i < RUN; i++) { \
-                    word##N there = word >> i & 1; \
-                    words[start + i] = *place & -there; \
-                    place += there; \
-                } \
+            else if (ones > FEW && size - done >= RUN && count - start >= RUN) { \
+                scatter_run_##KIND##_##N(values + done, bits, words + start); \
             } \
             else { \
                 Py_ssize_t here = count - start < RUN ? count - start : RUN; \
                 memset(words + start, 0, (size_t)here * sizeof *words); \
-                for (const word##N *place = values + done; word; word &= word - 1) { \
-                    words[start + __builtin_ctzll(word)] = *place++; \
+                for (const word##N *place = values + done; bits; bits &= bits - 1) { \
+                    words[start + __builtin_ctzll(bits)] = *place++; \
                 } \
             } \
             done += ones; \
@@ -113,9 +132,50 @@ mask_word(const uint8_t *mask, Py_ssize_t start, Py_ssize_t count)
         return done == size; \
     }
 
-SPARSE_OF(2)
-SPARSE_OF(4)
-SPARSE_OF(8)
+RUNS_OF(2, plain, EACH_WIDTH)
+RUNS_OF(4, plain, EACH_WIDTH)
+RUNS_OF(8, plain, EACH_WIDTH)
+
+#if defined(__x86_64__)
+/* Neither vectors of the compiler's own nor loops that it vectorizes become the instructions made for this. */
+#include <immintrin.h>
+
+#define WIDE __attribute__((target("avx512f,avx512bw,avx512vl,popcnt,bmi")))
+#define WIDE_RUNS_OF(N, LANES, LOAD, STORE, COMPRESS, EXPAND) \
+    WIDE INLINED void gather_run_wide_##N(const word##N *words, uint64_t bits, word##N *values) \
+    { \
+        for (int i = 0; i < RUN; i += LANES) { \
+            uint64_t lanes = bits >> i & (((uint64_t)1 << LANES) - 1); \
+            STORE(values, COMPRESS((__mmask##LANES)lanes, LOAD(words + i))); \
+            values += __builtin_popcountll(lanes); \
+        } \
+    } \
+\
+    WIDE INLINED void scatter_run_wide_##N(const word##N *values, uint64_t bits, word##N *words) \
+    { \
+        for (int i = 0; i < RUN; i += LANES) { \
+            uint64_t lanes = bits >> i & (((uint64_t)1 << LANES) - 1); \
+            STORE(words + i, EXPAND((__mmask##LANES)lanes, LOAD(values))); \
+            values += __builtin_popcountll(lanes); \
+        } \
+    }
+
+#define LOAD_2(FROM) _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(FROM)))
+#define STORE_2(TO, LANES) _mm256_storeu_si256((__m256i *)(TO), _mm512_cvtepi32_epi16(LANES))
+WIDE_RUNS_OF(2, 16, LOAD_2, STORE_2, _mm512_maskz_compress_epi32, _mm512_maskz_expand_epi32)
+WIDE_RUNS_OF(4, 16, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_maskz_compress_epi32, _mm512_maskz_expand_epi32)
+WIDE_RUNS_OF(8, 8, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_maskz_compress_epi64, _mm512_maskz_expand_epi64)
+
+RUNS_OF(2, wide, WIDE)
+RUNS_OF(4, wide, WIDE)
+RUNS_OF(8, wide, WIDE)
+
+#define EITHER(FUNCTION, N, ...) \
+    (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") ? FUNCTION##_wide_##N(__VA_ARGS__) \
+                                                                              : FUNCTION##_plain_##N(__VA_ARGS__))
+#else
+#define EITHER(FUNCTION, N, ...) FUNCTION##_plain_##N(__VA_ARGS__)
+#endif
 
 /* Whether there is one bit for each word, and whatever else there is consists of words. */
 static int
@@ -163,9 +223,9 @@ gather_masked(PyObject *module, PyObject *args)
     if (is_of_words(size, &words, &mask, &values)) {
         Py_BEGIN_ALLOW_THREADS
         switch (size) {
-        case 2: fits = gather_2(words.buf, words.len / 2, mask.buf, values.buf, values.len / 2); break;
-        case 4: fits = gather_4(words.buf, words.len / 4, mask.buf, values.buf, values.len / 4); break;
-        case 8: fits = gather_8(words.buf, words.len / 8, mask.buf, values.buf, values.len / 8); break;
+        case 2: fits = EITHER(gather, 2, words.buf, words.len / 2, mask.buf, values.buf, values.len / 2); break;
+        case 4: fits = EITHER(gather, 4, words.buf, words.len / 4, mask.buf, values.buf, values.len / 4); break;
+        case 8: fits = EITHER(gather, 8, words.buf, words.len / 8, mask.buf, values.buf, values.len / 8); break;
         }
         Py_END_ALLOW_THREADS
     }
@@ -187,9 +247,9 @@ scatter_masked(PyObject *module, PyObject *args)
     if (is_of_words(size, &words, &mask, &values)) {
         Py_BEGIN_ALLOW_THREADS
         switch (size) {
-        case 2: fits = scatter_2(values.buf, values.len / 2, mask.buf, words.buf, words.len / 2); break;
-        case 4: fits = scatter_4(values.buf, values.len / 4, mask.buf, words.buf, words.len / 4); break;
-        case 8: fits = scatter_8(values.buf, values.len / 8, mask.buf, words.buf, words.len / 8); break;
+        case 2: fits = EITHER(scatter, 2, values.buf, values.len / 2, mask.buf, words.buf, words.len / 2); break;
+        case 4: fits = EITHER(scatter, 4, values.buf, values.len / 4, mask.buf, words.buf, words.len / 4); break;
+        case 8: fits = EITHER(scatter, 8, values.buf, values.len / 8, mask.buf, words.buf, words.len / 8); break;
         }
         Py_END_ALLOW_THREADS
     }
