@@ -49,6 +49,7 @@ RANKS = {
     "engine.capture": 5,
     "engine.payload": 5,
     "engine.streamed": 6,
+    "engine.latest": 6,
     "engine.tape": 5,
     "engine.ahead": 6,
     "engine.state": 6,

@@ -33,13 +33,13 @@ class Capture:
 
     __slots__ = (
         "__weakref__",
-        "_backend",
         "_error",
         "_ledger",
         "_source",
         "_stored",
         "_version",
         "_witness",
+        "backend",
         "passage",
         "spec",
     )
@@ -54,7 +54,7 @@ class Capture:
         ledger: Ledger,
     ) -> None:
         self.passage = passage
-        self._backend = backend
+        self.backend = backend
         self._source = source
         self.spec = spec
         self._version = version
@@ -93,7 +93,7 @@ class Capture:
 
     def _keep_bytes(self, source: Any, ask: Ask) -> bool:
         """Return whether the bytes are in the store; False if the source itself is the best place for them."""
-        witness = self._backend.witness(source)
+        witness = self.backend.witness(source)
         stored = self.passage.encode(source, self.spec, ask)
         if stored is None:
             return False
@@ -103,7 +103,7 @@ class Capture:
         return True
 
     def _unreadable(self, source: Any, error: Exception) -> StashError:
-        return StashError(f"reading {self._backend.describe(source)} raised {type(error).__name__}: {error}")
+        return StashError(f"reading {self.backend.describe(source)} raised {type(error).__name__}: {error}")
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
@@ -127,9 +127,9 @@ class Capture:
         Raises:
             SavedTensorModifiedError: it has.
         """
-        version = self._backend.version(source)
+        version = self.backend.version(source)
         if version != self._version:
-            raise modified(self._backend, source, version, self._version)
+            raise modified(self.backend, source, version, self._version)
 
     @property
     def is_stored(self) -> bool:
@@ -151,7 +151,7 @@ class Capture:
     def settle(self) -> None:
         """Make captured bytes immune to later changes; for threads that are not modifying the source meanwhile."""
         witness = self._witness
-        if witness is not None and self._backend.version(witness) == self._version:
+        if witness is not None and self.backend.version(witness) == self._version:
             self._witness = None
 
     def decode(self, ask: Ask = call) -> Any:

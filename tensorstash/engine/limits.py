@@ -14,6 +14,9 @@ class Limits:
     Args:
         in_flight: bytes of saved tensors that wait to be encoded and stored behind the computation; at the limit the
             forward pass waits. With 0, and for tensors larger than this, the work is done before ``pack`` returns.
+        resident: bytes of saved tensors that stay where they are, the latest ones: backward needs those first, and they
+            cost no work at all. A tensor starts on its way when more than this have been saved after it. On the CPU
+            only, and for policies that lose nothing. With 0, the default, everything leaves: least memory.
         ahead: bytes that may be read back before backward asks for them. With 0 nothing is.
         writers: threads that encode and store.
         readers: threads that load and decode.
@@ -29,6 +32,7 @@ class Limits:
     """
 
     in_flight: int | str = "256 MiB"
+    resident: int | str = 0
     ahead: int | str = "256 MiB"
     writers: int = 1
     readers: int = 1
@@ -36,7 +40,7 @@ class Limits:
     pinned: int | str | None = None
 
     def __post_init__(self) -> None:
-        for field in ("in_flight", "ahead"):
+        for field in ("in_flight", "resident", "ahead"):
             object.__setattr__(self, field, parse_bytes(getattr(self, field), path=f"limits.{field}"))
         if self.pinned is not None:
             object.__setattr__(self, "pinned", parse_bytes(self.pinned, path="limits.pinned"))
@@ -51,6 +55,11 @@ class Limits:
     def in_flight_bytes(self) -> int:
         """The limit of bytes in flight as a number."""
         return parse_bytes(self.in_flight, path="limits.in_flight")
+
+    @property
+    def resident_bytes(self) -> int:
+        """The limit of bytes that stay as a number."""
+        return parse_bytes(self.resident, path="limits.resident")
 
     @property
     def ahead_bytes(self) -> int:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
 from tensorstash.buffers import borrowed
@@ -17,11 +17,26 @@ from tensorstash.spec import TensorSpec
 Submit = Callable[[Callable[[], Any]], Future[Any]]
 
 
+class _Rebuilt(NamedTuple):
+    """A tensor that was handed out and may be again, as long as nobody has written into it.
+
+    Args:
+        tensor: shares memory and version with what was handed out.
+        spec: its layout.
+        version: of the tensor when it was handed out.
+    """
+
+    tensor: Any
+    spec: TensorSpec
+    version: int
+
+
 class Payload:
     """One content, shared by all handles that need it; freed with the last of them. Thread-safe.
 
     What has been read and is still needed by another handle is held as far as the budget goes, so that a content that
-    several operations saved is read once.
+    several operations saved is read once. Where backward kernels do not write into what they unpack, these share one
+    tensor, as they do without hooks; whoever writes into it all the same bumps its version, and the others get another.
 
     Args:
         capture: where the bytes come from.
@@ -37,6 +52,7 @@ class Payload:
         "_loading",
         "_lock",
         "_patience",
+        "_rebuilt",
         "_uses",
         "capture",
         "index",
@@ -55,6 +71,7 @@ class Payload:
         self._lock = threading.Lock()
         self._loading: Future[Any] | None = None
         self._data: Any = None
+        self._rebuilt: _Rebuilt | None = None
         self._holds = False
         self._uses = 0
 
@@ -84,13 +101,37 @@ class Payload:
         return True
 
     def restore(self, spec: TensorSpec) -> Any:
-        """Return a fresh tensor of the given layout.
+        """Return a tensor of the given layout that the graph does not know yet.
 
         Raises:
             SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
         """
-        return self.capture.passage.rebuild(self.load(), spec)
+        passage, backend = self.capture.passage, self.capture.backend
+        self.capture.raise_failure()
+        rebuilt = self._reuse()
+        if rebuilt is None:
+            tensor = passage.rebuild(self.load(), spec)
+            with self._lock:
+                if self._holds and self._data is None:
+                    self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))
+            return tensor
+        if rebuilt.spec == spec:
+            return backend.detached(rebuilt.tensor)
+        return passage.copy(rebuilt.tensor, rebuilt.spec, spec)
+
+    def _reuse(self) -> _Rebuilt | None:
+        """Return what was rebuilt before, if it is still as it was."""
+        with self._lock:
+            rebuilt, self._rebuilt = self._rebuilt, None
+            if rebuilt is None or self.capture.backend.version(rebuilt.tensor) != rebuilt.version:
+                return None
+            self._uses += 1
+            if self._uses % self.users:
+                self._rebuilt = rebuilt
+                return rebuilt
+        self._let_go()
+        return rebuilt
 
     def load(self) -> Any:
         """Return what the passage rebuilds tensors from; writable only if nobody else needs it.
@@ -137,14 +178,17 @@ class Payload:
                 and self.capture.passage.tier != "device"
                 and (self._holds or self._ahead.try_acquire(self.nbytes))
             ):
-                self._data, self._holds = data, True
+                self._holds = True
+                if not self.capture.backend.backward_writes:
+                    return data  # which becomes a tensor for all of them
+                self._data = data
                 return borrowed(data)
         self._let_go()
         return data
 
     def _let_go(self) -> None:
         with self._lock:
-            self._data = None
+            self._data = self._rebuilt = None
             held, self._holds = self._holds, False
         if held:
             self._ahead.release(self.nbytes)

@@ -17,6 +17,7 @@ from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.capture import Capture
 from tensorstash.engine.copies import Copies
 from tensorstash.engine.handle import Handle, Stashed, restore
+from tensorstash.engine.latest import Latest
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.passage import Passage
 from tensorstash.engine.patience import Patience
@@ -69,6 +70,7 @@ class Session(Generic[T]):
         self.limits = limits
         self._min_bytes = min_bytes
         self._in_flight = ByteBudget(limits.in_flight_bytes)
+        self._latest = Latest(limits.resident_bytes)
         self._patience = Patience(limits.timeout_s)
         self._writers = Workers("tensorstash-writer", limits.writers, patience_s=limits.timeout_s)
         readers = Workers("tensorstash-reader", limits.readers, patience_s=limits.timeout_s)
@@ -141,6 +143,8 @@ class Session(Generic[T]):
             StoreError: they were not within the session's ``timeout_s``. They are given up, and not waited for again:
                 their tensors stay where they are, and are refused if they are modified.
         """
+        for payload in self._latest.clear():
+            self._begin(payload)
         if not self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s):
             used = self._in_flight.used
             self._writers.give_up()
@@ -231,15 +235,23 @@ class Session(Generic[T]):
         return self._tape
 
     def _start(self, payload: Payload) -> None:
-        capture, nbytes = payload.capture, payload.nbytes
+        capture = payload.capture
         if not capture.needs_worker:
             capture.launch()
             return
+        passage = capture.passage
+        for due in self._latest.add(payload) if passage.is_lossless and not passage.is_streamed else (payload,):
+            self._begin(due)
+        if payload.nbytes > self._in_flight.limit:
+            capture.raise_failure()
+            capture.settle()
+
+    def _begin(self, payload: Payload) -> None:
+        """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
+        capture, nbytes = payload.capture, payload.nbytes
         if nbytes > self._in_flight.limit:
             capture.launch()
             capture.run(self._patience.ask)
-            capture.raise_failure()
-            capture.settle()
             return
         if not self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s):
             used = self._in_flight.used

@@ -77,13 +77,13 @@ class StreamedCapture(Capture):
     def _launch(self, source: Any) -> None:
         passage = self.passage
         encoded = passage.launch(source, self.spec)
-        self.crossed_nbytes = self._backend.nbytes(encoded)
+        self.crossed_nbytes = self.backend.nbytes(encoded)
         if passage.stays:
             self._keep(passage.resident(encoded))
             return
         if passage.shares_source:
             # Until it is copied, the bytes are the tensor's own.
-            self._witness = self._backend.witness(source)
+            self._witness = self.backend.witness(source)
         held = source if passage.shares_source else encoded
         self._flight = self.copies.out(encoded, held, passage.crossing(self.crossed_nbytes))
         if not passage.works_on_host:

@@ -35,9 +35,9 @@ LEAST_SEEN = 0.7
 LEGEND = """\
 Every variant runs in fresh processes, which take turns with those of the others; figures are medians over the rounds,
 and ratios are taken within a round. "of default" is relative to no hooks under the C library's allocator as it is, "of
-same" to no hooks under the same allocator setting; a bar is met when both are. "CPU" is the ratio of processor time,
-"seen" the resident memory saved for each byte that the policy took away, "recomputation" step and memory relative to
-it."""
+same" to no hooks under the same allocator setting; a bar is met when both are. "resident" is Limits(resident=...): what
+the policy may leave in memory; "CPU" is the ratio of processor time, "seen" the resident memory saved for each byte that
+the policy took away, "recomputation" step and memory relative to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class Row:
             "threads": str(v.threads),
             "allocator": v.allocator,
             "method": v.method.replace("|", "\\|"),
+            "resident MiB": f"{v.resident_bytes / 2**20:.0f}" if self.is_policy else "",
             "step s": f"{median(map(step_s, self.runs)):.3f}",
             "step of default": self._ratio(step_s, self.default),
             "of same": self._ratio(step_s, self.alike),
@@ -120,7 +121,7 @@ class Row:
     @property
     def seen(self) -> float:
         return median(
-            (theirs.activation_bytes - ours.activation_bytes) / ours.stashed_bytes
+            (theirs.activation_bytes - ours.activation_bytes) / max(ours.stashed_bytes - self.variant.resident_bytes, 1)
             for ours, theirs in zip(self.runs, self.alike, strict=True)
         )
 

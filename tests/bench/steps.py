@@ -25,6 +25,9 @@ NONE, RECOMPUTE = "none", "recompute"
 ALLOCATORS = ("default", "advised", "threshold")
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
 
+RESIDENT_MIB = {"gpt": 0, "gpt_dropout": 32, "resnet": 200, "paddle_gpt": 0}
+"""How much of the latest activations a spilling policy may leave in memory, by workload: what its bar has room for."""
+
 _ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")
 
 
@@ -45,6 +48,11 @@ class Variant:
     allocator: str = "advised"
     threads: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that the policy may leave where they are."""
+        return RESIDENT_MIB[self.workload] * 2**20 if "disk_spill" in self.method else 0
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the process."""
@@ -83,7 +91,7 @@ class Run:
         cpu_s: median processor time of a step, of all threads, in seconds: says more than ``step_s`` on a machine
             that others use.
         activation_bytes: peak resident memory above libraries, model, gradients and optimizer state.
-        stashed_bytes: bytes of a step that went through the policy's plan.
+        stashed_bytes: bytes of a step that the policy's plan applies to.
         gradients: digest of the last step's gradients.
         stats: of the session; empty without one.
     """
