@@ -36,8 +36,8 @@ LEGEND = """\
 Every variant runs in fresh processes, which take turns with those of the others; figures are medians over the rounds,
 and ratios are taken within a round. "of default" is relative to no hooks under the C library's allocator as it is, "of
 same" to no hooks under the same allocator setting; a bar is met when both are. "resident" is Limits(resident=...): what
-the policy may leave in memory; "CPU" is the ratio of processor time, "seen" the resident memory saved for each byte that
-the policy took away, "recomputation" step and memory relative to it."""
+the policy may leave in memory; "CPU" is the ratio of processor time, "seen" the resident memory saved for each byte
+that the policy took away, "recomputation" step and memory relative to it."""
 
 
 @dataclass(frozen=True, slots=True)
