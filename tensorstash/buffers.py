@@ -11,7 +11,7 @@ from tensorstash.spec import ALIGNMENT
 Array = NDArray[Any]
 """A C-contiguous NumPy array; a run of bytes is a one-dimensional ``uint8`` array."""
 
-POOL_BYTES = 64 * 2**20
+POOL_BYTES = 32 * 2**20
 """Most bytes of host memory that the process keeps for the next large buffers; those in use do not count."""
 
 # Of the process, as the C allocator is, which it stands in for: buffers outlive the sessions they were made in.

@@ -4,7 +4,6 @@ import mmap
 import sys
 import threading
 import weakref
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,6 @@ SMALLEST = 64 * 2**10
 """Buffers below this many bytes are not pooled: there the C allocator is as good."""
 
 _CLASSES = 16
-
-_REMEMBERED = 4096
 
 
 def round_up(nbytes: int) -> int:
@@ -96,9 +93,6 @@ class PagePool:
         self.idle_bytes = 0
         self._limit = idle_limit_bytes
         self._idle: dict[int, list[NDArray[Any]]] = {}
-        self._in_use = 0
-        self._most_in_use = 0
-        self._uncounted: deque[int] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> NDArray[Any]:
@@ -111,7 +105,6 @@ class PagePool:
             try:
                 pages = mapped_pages(size)
             except OSError:
-                self._uncounted.append(-size)
                 return page_aligned(nbytes)  # a process may have only so many mappings
         # A view of an array refers to the array itself only if that one's memory belongs to something else: hence the
         # detour over a memoryview, without which the finalizer could run while a view is alive.
@@ -122,13 +115,11 @@ class PagePool:
     def _reuse(self, size: int) -> NDArray[Any] | None:
         # Without waiting: a fork may have come while another thread held the lock, which then stays locked.
         if not self._lock.acquire(blocking=False):
-            self._uncounted.append(size)
             return None
         try:
-            self._use(size)
             if size in self._idle:
                 return self._pop(size, -1)
-            self._trim(self._most_in_use - self._in_use)
+            self._trim(self.idle_bytes - size)  # what is mapped anew takes the place of what nobody asks for
             return None
         finally:
             self._lock.release()
@@ -136,24 +127,16 @@ class PagePool:
     def _give(self, pages: NDArray[Any]) -> None:
         # A finalizer must not wait, and may run inside any method here: then the pages just go to the system.
         if not self._lock.acquire(blocking=False):
-            self._uncounted.append(-pages.size)
             return
         try:
-            self._use(-pages.size)
             self._idle.setdefault(pages.size, []).append(pages)
             self.idle_bytes += pages.size
             self._trim(self._limit)
         finally:
             self._lock.release()
 
-    def _use(self, nbytes: int) -> None:
-        while self._uncounted:
-            self._in_use += self._uncounted.popleft()
-        self._in_use += nbytes
-        self._most_in_use = max(self._most_in_use, self._in_use)
-
     def _trim(self, most_bytes: int) -> None:
-        while self.idle_bytes > most_bytes:
+        while self.idle_bytes > max(most_bytes, 0):
             self._pop(next(iter(self._idle)), 0)
 
     def _pop(self, size: int, place: int) -> NDArray[Any]:

@@ -1,6 +1,7 @@
 """Between the memory of PyTorch tensors and NumPy arrays: distinct elements out, exact layouts back in."""
 
 from collections.abc import Mapping
+from math import prod
 from types import MappingProxyType
 
 import numpy as np
@@ -48,10 +49,14 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     with DisableTorchFunction(), _DisableTorchDispatch():  # unseen by dispatch modes and default devices
         run = _plain(tensor, spec).view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
         on_host = run.device.type == "cpu"
+        if on_host and not order.is_dense:
+            array: Array = aligned_empty(prod(order.shape) * spec.itemsize).view(spec.carrier).reshape(order.shape)
+            torch.from_numpy(array).copy_(run)
+            return array
         if not order.is_dense:
             run = run.clone(memory_format=torch.contiguous_format)
-        array: Array = run.cpu().numpy()
-    return borrowed(array) if on_host and order.is_dense else array
+        array = run.cpu().numpy()
+    return borrowed(array) if on_host else array
 
 
 def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:

@@ -2,10 +2,16 @@
 
 import threading
 from collections import OrderedDict
+from weakref import ref
 
 from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.payload import Payload
 from tensorstash.engine.tape import Tape
 from tensorstash.workers import Workers
+
+NEAR_BYTES = 8 * 2**20
+"""With so many bytes per reader decoded ahead, no more of what only has to be decoded is: that takes hardly longer than
+a copy, and what waits decoded undoes what encoding has saved."""
 
 _REMEMBERED_ORDERS = 64
 _TO_HOST, _TO_DEVICE = 0, 1
@@ -20,13 +26,16 @@ class ReadAhead:
     Args:
         budget: bytes that all payloads together may hold decoded.
         readers: where loading runs.
+        near_bytes: where this many wait decoded of payloads that are in memory anyway, no more of those is begun.
     """
 
-    __slots__ = ("_lock", "_orders", "_readers", "budget")
+    __slots__ = ("_lock", "_near", "_near_bytes", "_orders", "_readers", "budget")
 
-    def __init__(self, budget: ByteBudget, readers: Workers) -> None:
+    def __init__(self, budget: ByteBudget, readers: Workers, near_bytes: int = NEAR_BYTES) -> None:
         self.budget = budget
         self._readers = readers
+        self._near_bytes = near_bytes
+        self._near: list[ref[Payload]] = []
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -36,9 +45,17 @@ class ReadAhead:
             if not tape.is_expecting:
                 tape.expect(self._orders.get(tape.signature, ()))
             tape.ask(index)
+            near = [payload for known in self._near if (payload := known()) and payload.waits_beyond(index)]
             for payload in tape.coming(_TO_HOST):
-                if payload.wants_reading and not payload.read_ahead(self._readers.submit):
+                if not payload.wants_reading:
+                    continue
+                if payload.is_near and sum(other.nbytes for other in near) >= self._near_bytes:
                     break
+                if not payload.read_ahead(self._readers.submit):
+                    break
+                if payload.is_near:
+                    near.append(payload)
+            self._near = [ref(payload) for payload in near]
 
     def bring(self, tape: Tape) -> None:
         """Start bringing what is expected next back to its device."""

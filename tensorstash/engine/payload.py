@@ -85,6 +85,15 @@ class Payload:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
         return self.capture.is_stored and not self._holds and self.capture.passage.is_costly
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the bytes are in host memory already, and its tensor is there too."""
+        return self.capture.passage.tier == "memory" and not self.is_streamed
+
+    def waits_beyond(self, asked: int) -> bool:
+        """Whether it was read ahead of the request for the payload of index ``asked``, and still waits for its own."""
+        return self._loading is not None and self.index != asked
+
     def read_ahead(self, submit: Submit) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
         with self._lock:

@@ -11,7 +11,7 @@ from weakref import ref
 
 from tensorstash import native
 from tensorstash.allocator import returns_memory
-from tensorstash.engine.ahead import ReadAhead
+from tensorstash.engine.ahead import NEAR_BYTES, ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.capture import Capture
@@ -74,7 +74,7 @@ class Session(Generic[T]):
         self._patience = Patience(limits.timeout_s)
         self._writers = Workers("tensorstash-writer", limits.writers, patience_s=limits.timeout_s)
         readers = Workers("tensorstash-reader", limits.readers, patience_s=limits.timeout_s)
-        ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers)
+        ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers, NEAR_BYTES * limits.readers)
         self._state = SessionState(backend, Ledger(), ahead)
         self._copies: Copies[T] | None = None
         if isinstance(backend, SupportsStreams):
