@@ -9,7 +9,7 @@ from tensorstash.engine.payload import Payload
 from tensorstash.engine.tape import Tape
 from tensorstash.workers import Workers
 
-NEAR_BYTES = 8 * 2**20
+NEAR_BYTES = 4 * 2**20
 """With so many bytes per reader decoded ahead, no more of what only has to be decoded is: that takes hardly longer than
 a copy, and what waits decoded undoes what encoding has saved."""
 
