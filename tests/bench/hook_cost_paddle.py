@@ -3,11 +3,12 @@
     python tests/bench/hook_cost_paddle.py
 
 Cost is the time of forward and backward above the same without hooks, divided by the number of saved tensors. All
-variants of a program run interleaved, round by round; the best of all rounds counts.
+variants of a program run interleaved, round by round; the median of all rounds counts.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from statistics import median
 from time import thread_time
 
 import paddle
@@ -76,11 +77,11 @@ def seconds(forward: Callable[[], Tensor], around: AbstractContextManager[object
 
 def costs(forward: Callable[[], Tensor], ours: AbstractContextManager[object]) -> tuple[float, float, float]:
     """Return microseconds per saved tensor: without hooks (all of it), and on top of that identity and ours."""
-    best = [float("inf")] * 3
+    found: list[tuple[float, ...]] = []
     for _ in range(ROUNDS):
         scopes: tuple[AbstractContextManager[object], ...] = (nullcontext(), identity(), ours)
-        best = [min(seconds(forward, scope), known) for scope, known in zip(scopes, best, strict=True)]
-    plain, by_identity, by_ours = (1e6 * best_s / SAVES for best_s in best)
+        found.append(tuple(seconds(forward, scope) for scope in scopes))
+    plain, by_identity, by_ours = (1e6 * median(column) / SAVES for column in zip(*found, strict=True))
     return plain, by_identity - plain, by_ours - plain
 
 
