@@ -8,6 +8,7 @@ variants of a program run interleaved, round by round; the median of all rounds 
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from statistics import median
 from time import perf_counter
 
 import torch
