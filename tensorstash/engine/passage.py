@@ -36,7 +36,6 @@ class Passage(Generic[T]):
 
     __slots__ = (
         "_backend",
-        "_decodes_early",
         "_device",
         "_echo",
         "_kernels",
@@ -72,7 +71,6 @@ class Passage(Generic[T]):
         kernels = self._kernels
         self._pipeline = None if self.stays else Pipeline(rest, kernels.spec, config, store, ledger, places[ran:])
         self.tier = "device" if self.stays else config.tier
-        self._decodes_early = ran > 0 and spec.device == "cpu"
         self.is_costly = self._pipeline is not None and self._pipeline.is_costly
         self.is_streamed = isinstance(backend, SupportsStreams) and backend.current_stream(spec.device) is not None
         """Whether the device works behind the program, so that :meth:`launch` and :meth:`store` can be apart."""
@@ -144,8 +142,6 @@ class Passage(Generic[T]):
     def decode(self, stored: Stored, ask: Ask = call) -> Any:
         """Return what :meth:`rebuild` needs: an array, or the payload itself where it has stayed on its device.
 
-        Kernels of the host's own memory run here, ahead of the thread that needs the tensor.
-
         Args:
             stored: what :meth:`encode` returned.
             ask: how a store is asked that may not answer.
@@ -156,11 +152,7 @@ class Passage(Generic[T]):
         """
         if self._pipeline is None:
             return stored.slot
-        data = self._pipeline.decode(stored, ask)
-        if self._device is None or not self._decodes_early:
-            return data
-        dense = self._kernels.decode(self._device.payload(data, self.crossing(data.nbytes)))
-        return adopted(self._backend.to_host(dense, self.spec).wait())
+        return self._pipeline.decode(stored, ask)
 
     def rebuild(self, data: Any, spec: TensorSpec) -> T:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
@@ -173,7 +165,7 @@ class Passage(Generic[T]):
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
         backend = self._backend
-        if self._device is None or not self._kernels or self._decodes_early:
+        if self._device is None or not self._kernels:
             return backend.from_host(data.reshape(spec.dense().shape), spec)
         if self._pipeline is not None:
             data = self._device.payload(data, self.crossing(data.nbytes))
