@@ -9,7 +9,7 @@ from tensorstash.codecs import Affine
 from tensorstash.codecs.bits import coarsen
 from tensorstash.codecs.groups import Groups, extremes
 
-pytestmark = pytest.mark.usefixtures("either")
+pytestmark = pytest.mark.usefixtures("either_way")
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 

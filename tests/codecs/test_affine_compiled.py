@@ -99,7 +99,7 @@ def test_payloads_and_elements_may_start_at_any_byte() -> None:
     assert codec.decode(shifted, spec).tobytes() == codec.decode(payload, spec).tobytes()
 
 
-@pytest.mark.usefixtures("either")
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_whatever_a_payload_holds_becomes_elements_or_an_error(bits: int, dtype: str) -> None:

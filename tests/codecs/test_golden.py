@@ -81,7 +81,7 @@ def as_text(array: Array) -> str:
     return array.tobytes().hex()
 
 
-@pytest.mark.usefixtures("either")
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("name", CASES)
 def test_golden_payload_is_read_as_it_was_meant(name: str) -> None:
     codec, data, dtype = CASES[name]
@@ -92,7 +92,7 @@ def test_golden_payload_is_read_as_it_was_meant(name: str) -> None:
     assert as_text(codec.decode(payload, spec)) == (as_text(data) if codec.lossless else golden["array"])
 
 
-@pytest.mark.usefixtures("either")
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in COMPRESSED])
 def test_golden_payload_is_written_again(name: str) -> None:
     assert as_text(payload_of(name)) == json.loads(FILE.read_text(encoding="utf-8"))[name]["payload"]

@@ -1,6 +1,6 @@
 import pytest
 
-from tensorstash import native, registry
+from tensorstash import registry
 from tensorstash.codecs import (
     Affine,
     AsType,
@@ -55,10 +55,9 @@ class TestAffine8(CodecSuite):
     refused = ({"bits": 3}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1})
 
 
+@pytest.mark.usefixtures("nothing_is_compiled")
 class TestAffine8InNumPy(TestAffine8):
-    @pytest.fixture(autouse=True)
-    def nothing_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native, "functions", None)
+    pass
 
 
 class TestAffine2Stochastic(CodecSuite):

@@ -1,6 +1,5 @@
 import pytest
 
-from tensorstash import native
 from tensorstash.engine.limits import Limits
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.reference_lab import ReferenceLab
@@ -15,9 +14,6 @@ class TestReferenceWithoutWorkers(BackendSuite):
     limits = Limits(in_flight=0, ahead=0)
 
 
+@pytest.mark.usefixtures("nothing_is_compiled")
 class TestReferenceWithNothingCompiled(BackendSuite):
     lab = ReferenceLab()
-
-    @pytest.fixture(autouse=True)
-    def _nothing_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(native, "functions", None)

@@ -13,22 +13,12 @@ import pytest
 from paddle.base import core
 from paddle_cases import CopyingPair
 
-from tensorstash import native
 from tensorstash.backends.paddle import _STACK, PaddleBackend
 
 
 @pytest.fixture
 def backend() -> PaddleBackend:
     return PaddleBackend()
-
-
-@pytest.fixture(params=["compiled", "in Python"])
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test with the hooks that are compiled, and with those that define what they do."""
-    if request.param == "in Python":
-        monkeypatch.setattr(native, "functions", None)
-    elif native.functions is None:
-        pytest.skip("nothing is compiled here")
 
 
 @pytest.fixture

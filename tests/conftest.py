@@ -1,0 +1,20 @@
+"""With what is compiled, and without: Python and NumPy define what is done."""
+
+import pytest
+
+from tensorstash import native
+
+
+@pytest.fixture
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test as where the package was installed without a C compiler."""
+    monkeypatch.setattr(native, "functions", None)
+
+
+@pytest.fixture(params=["compiled", "defined"])
+def either_way(request: pytest.FixtureRequest) -> None:
+    """Run a test with what is compiled, and with what defines it."""
+    if request.param == "defined":
+        request.getfixturevalue("nothing_is_compiled")
+    elif native.functions is None:
+        pytest.skip("nothing is compiled here")
