@@ -1,8 +1,16 @@
 """With what is compiled, and without: Python and NumPy define what is done."""
 
+import gc
+
 import pytest
 
 from tensorstash import native
+
+
+def pytest_collection_finish() -> None:
+    """Leave alone what importing frameworks has made: to look through it takes longer than most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

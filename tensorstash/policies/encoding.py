@@ -89,14 +89,15 @@ class Quantize(Policy):
         bits: per element: 2, 4 or 8, or ``"auto"``.
         budget: for ``"auto"``, and only there: bits per element on average, from 2 to 8; 4 if left out.
         group_size: elements along the last dimension that share a scale and an offset.
-        rounding: ``"nearest"``, or ``"stochastic"``, which is right on average.
+        rounding: ``"nearest"``; ``"stochastic"``, which is right on average; or ``"auto"``: nearest for 8 bits, and
+            stochastic for fewer, where errors that all lean one way add up over the layers.
         seed: of stochastic rounding; the user's random state is never touched.
 
     Raises:
         ConfigError: a value is none of these.
 
     >>> Quantize("auto", budget=3).plan(TensorSpec((64, 64), (64, 1), 0, "float32", "cpu")).codecs
-    (AutoAffine(budget=3, group_size=128, rounding='nearest', seed=0),)
+    (AutoAffine(budget=3, group_size=128, rounding='stochastic', seed=0),)
     """
 
     name: ClassVar[str] = "quantize"
@@ -104,7 +105,7 @@ class Quantize(Policy):
     _: KW_ONLY
     budget: float | None = None
     group_size: int = 128
-    rounding: Literal["nearest", "stochastic"] = "nearest"
+    rounding: Literal["auto", "nearest", "stochastic"] = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -117,12 +118,15 @@ class Quantize(Policy):
         return built(self.name, self._built)
 
     def _built(self) -> Affine | AutoAffine:
+        rounding = self.rounding
+        if rounding == "auto":
+            rounding = "nearest" if self.bits == 8 else "stochastic"
         if self.bits == "auto":
             budget = 4.0 if self.budget is None else self.budget
-            return AutoAffine(budget=budget, group_size=self.group_size, rounding=self.rounding, seed=self.seed)
+            return AutoAffine(budget=budget, group_size=self.group_size, rounding=rounding, seed=self.seed)
         if self.budget is not None:
             raise ConfigError(f'quantize.budget: got {self.budget!r} with bits={self.bits!r}; it needs bits="auto"')
-        return Affine(bits=self.bits, group_size=self.group_size, rounding=self.rounding, seed=self.seed)
+        return Affine(bits=self.bits, group_size=self.group_size, rounding=rounding, seed=self.seed)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Every codec on what real models save: ratio, speed as a fraction of memcpy, and error.
 
-    python tests/bench/codec_table.py                              # GPT and ResNet in PyTorch, GPT in PaddlePaddle
+    python tests/bench/codec_table.py                              # GPTs and ResNet in PyTorch, GPT in PaddlePaddle
     python tests/bench/codec_table.py --workload torch:resnet --markdown table.md --json table.json
 
 A workload is trained a little, and what its next step saves is sorted by content. Floats are also measured rounded to
@@ -47,7 +47,7 @@ from tensorstash.protocols import Codec  # noqa: E402
 from tensorstash.spec import TensorSpec  # noqa: E402
 from tensorstash.testing.contents import dense_spec  # noqa: E402
 
-WORKLOADS = ("torch:gpt", "torch:resnet", "paddle:gpt")
+WORKLOADS = ("torch:gpt", "torch:gpt-long", "torch:resnet", "paddle:gpt")
 CODECS: tuple[Codec, ...] = (
     Lossless(),
     Lossless(level=2),
@@ -63,6 +63,8 @@ CODECS: tuple[Codec, ...] = (
     Affine(bits=4),
     Affine(bits=2),
     Affine(bits=8, rounding="stochastic"),
+    Affine(bits=4, rounding="stochastic"),
+    Affine(bits=2, rounding="stochastic"),
     AsType(dtype="bfloat16"),
     AsType(dtype="float16"),
     AsType(dtype="float8_e4m3fn"),

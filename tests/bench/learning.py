@@ -9,9 +9,9 @@ BASELINE = "none"
 POLICIES = (
     "quantize:bits=8",
     "quantize:bits=4",
-    "quantize:bits=4,rounding=stochastic",
+    "quantize:bits=4,rounding=nearest",
     "quantize:bits=2",
-    "quantize:bits=2,rounding=stochastic",
+    "quantize:bits=2,rounding=nearest",
     "cast:dtype=bfloat16",
     "cast:dtype=float16",
 )

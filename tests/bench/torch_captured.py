@@ -1,4 +1,4 @@
-"""What real PyTorch models save, once they are trained a little: a GPT with dropout, and a residual network."""
+"""What real PyTorch models save, once trained a little: a GPT with dropout, short and long, and a residual network."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,12 +21,12 @@ def capture(model: str, steps: int, scale: int) -> list[Saved]:
     """Return what the step after ``steps`` of training saves, each storage once, without parameters.
 
     Args:
-        model: ``"gpt"`` or ``"resnet"``.
+        model: ``"gpt"``, ``"gpt-long"``, which sees four times as much text at a time, or ``"resnet"``.
         steps: of training.
         scale: of the batch.
     """
     torch.manual_seed(0)
-    network, batch = (_gpt if model == "gpt" else _resnet)(scale)
+    network, batch = _resnet(scale) if model == "resnet" else _gpt(scale, 1024 if model == "gpt-long" else 256)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     kept = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
     saved: dict[int, Tensor] = {}
@@ -57,15 +57,15 @@ def _bits(tensor: Tensor) -> Saved:
     return dense.clone().numpy(), str(tensor.dtype).removeprefix("torch.")
 
 
-def _gpt(scale: int) -> tuple[nn.Module, Callable[[int], tuple[Tensor, Tensor]]]:
-    config = Config(Text.vocabulary, context=256, width=384, heads=6, depth=2, dropout=0.1)
+def _gpt(scale: int, context: int) -> tuple[nn.Module, Callable[[int], tuple[Tensor, Tensor]]]:
+    config = Config(Text.vocabulary, context=context, width=384, heads=6, depth=2, dropout=0.1)
     model = GPT(config)
     for block in model.blocks:
         block.attention = EagerAttention(config)
     text = Text()
 
     def batch(seed: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = text.batch(scale, 256, seed)
+        inputs, targets = text.batch(max(scale * 256 // context, 1), context, seed)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     return model, batch

@@ -64,7 +64,7 @@ lossy = st.one_of(
         Quantize,
         bits,
         group_size=st.integers(1, 4096),
-        rounding=st.sampled_from(["nearest", "stochastic"]),
+        rounding=st.sampled_from(["auto", "nearest", "stochastic"]),
         seed=st.integers(0, 2**40),
     ),
     st.builds(Quantize, st.just("auto"), budget=st.none() | st.floats(2, 8), group_size=st.integers(1, 4096)),

@@ -81,7 +81,7 @@ def test_wire_form_is_flat():
     assert to_dict(Quantize(4) | DiskSpill("/x")) == {
         "name": "chain",
         "steps": [
-            {"name": "quantize", "bits": 4, "group_size": 128, "rounding": "nearest", "seed": 0},
+            {"name": "quantize", "bits": 4, "group_size": 128, "rounding": "auto", "seed": 0},
             {"name": "disk_spill", "directory": "/x"},
         ],
     }

@@ -178,6 +178,22 @@ def test_every_codec_accepts_what_it_will_be_given(policy, spec):
 
 
 @pytest.mark.parametrize(
+    ("policy", "rounding"),
+    [
+        (Quantize(8), "nearest"),
+        (Quantize(4), "stochastic"),
+        (Quantize(2), "stochastic"),
+        (Quantize("auto"), "stochastic"),
+        (Quantize(8, rounding="stochastic"), "stochastic"),
+        (Quantize(4, rounding="nearest"), "nearest"),
+    ],
+)
+def test_few_bits_are_rounded_stochastically_unless_said_otherwise(policy, rounding):
+    (codec,) = policy.plan(TensorSpec((64, 64), (64, 1), 0, "float32", "cpu")).codecs
+    assert codec.rounding == rounding
+
+
+@pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: Quantize(3), "quantize: affine.bits: got 3, expected one of 2, 4, 8"),

@@ -125,13 +125,11 @@ def assert_fails(cell: Cell, stash: ts.Stash) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def reference_counting_only():
-    """Only reference counting frees; what is there already is left alone, which would take longest to look through."""
+    """Only reference counting frees."""
     gc.collect()
-    gc.freeze()
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

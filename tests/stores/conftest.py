@@ -29,15 +29,16 @@ def store(open_store: Callable[..., Store]) -> Iterator[Store]:
 
 def open_descriptors() -> int:
     """Return the number of open file descriptors; 0 where the system has no list of them."""
-    gc.collect()
     return len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else 0
 
 
 @pytest.fixture(autouse=True)
 def no_leaked_descriptors() -> Iterator[None]:
     """Every test gives back the file descriptors it took."""
+    gc.collect()
     before = open_descriptors()
     yield
+    gc.collect()
     assert open_descriptors() <= before
 
 
