@@ -21,7 +21,7 @@ def to_dict(policy: HookPolicy) -> dict[str, Any]:
 
     >>> from tensorstash.policies import Quantize
     >>> to_dict(Quantize(4))
-    {'name': 'quantize', 'bits': 4, 'group_size': 128, 'rounding': 'nearest', 'seed': 0}
+    {'name': 'quantize', 'bits': 4, 'group_size': 128, 'rounding': 'auto', 'seed': 0}
     """
     given: object = policy
     if isinstance(given, type) or not (isinstance(given, HookPolicy) and hasattr(given, "__dataclass_fields__")):

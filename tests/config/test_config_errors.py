@@ -32,7 +32,10 @@ def rule(when="parameters", use="keep"):
         ({"name": "quantize", "bits": 3}, "policy.bits: got 3, expected 2 or 4 or 8"),
         ({"name": "quantize", "bits": 4.0}, "policy.bits: got 4.0, expected 2 or 4 or 8"),
         ({"name": "quantize", "bits": "4"}, "policy.bits: got '4', expected 2 or 4 or 8"),
-        ({"name": "quantize", "rounding": "up"}, "policy.rounding: got 'up', expected 'auto' or 'nearest' or 'stochastic'"),
+        (
+            {"name": "quantize", "rounding": "up"},
+            "policy.rounding: got 'up', expected 'auto' or 'nearest' or 'stochastic'",
+        ),
         ({"name": "quantize", "seed": True}, "policy.seed: got True, expected a whole number"),
         ({"name": "quantize", "seed": 1.0}, "policy.seed: got 1.0, expected a whole number"),
         ({"name": "quantize", "seed": None}, "policy.seed: got None, expected a whole number"),
