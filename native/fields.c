@@ -1,7 +1,7 @@
 /* The fields of floats, as tensorstash.codecs.fields defines them. */
 
+#include "fields.h"
 #include "simd.h"
-#include "tables.h"
 #include "words.h"
 
 /* Bits from `shift` on, of floats of N bytes, as words of W bytes. */
@@ -65,39 +65,75 @@ join_8(word8 *floats, Py_ssize_t count, const word1 *exponents, const word1 *sig
     }
 }
 
-static PyObject *
-take_field(PyObject *module, PyObject *args)
+int
+is_field(Py_ssize_t size, int start, Py_ssize_t width)
 {
-    Py_buffer floats, field;
-    Py_ssize_t size;
-    int start;
-    if (!PyArg_ParseTuple(args, "y*niw*:take_field", &floats, &size, &start, &field)) {
+    return (size == 2 || size == 4 || size == 8) && start >= -1 && start < 8 * size
+        && (width == 1 || width == 2 || width == 4) && width < size && (start >= 0 || width == 1);
+}
+
+void
+cut_field(const void *floats, Py_ssize_t size, Py_ssize_t count, int start, Py_ssize_t width, void *field)
+{
+    switch (start < 0 ? size : 10 * size + width) {
+    case 2: sign_2(floats, count, field); break;
+    case 4: sign_4(floats, count, field); break;
+    case 8: sign_8(floats, count, field); break;
+    case 21: cut_2_1(floats, count, start, field); break;
+    case 41: cut_4_1(floats, count, start, field); break;
+    case 42: cut_4_2(floats, count, start, field); break;
+    case 81: cut_8_1(floats, count, start, field); break;
+    case 82: cut_8_2(floats, count, start, field); break;
+    case 84: cut_8_4(floats, count, start, field); break;
+    }
+}
+
+/* Floats at a time, so that they stay in the cache while one field after the other is taken. */
+enum { AT_ONCE = 1 << 12, MOST_FIELDS = 4 };
+
+static PyObject *
+take_fields(PyObject *module, PyObject *args)
+{
+    Py_buffer floats, fields[MOST_FIELDS];
+    Py_ssize_t size, widths[MOST_FIELDS];
+    int starts[MOST_FIELDS], taken = 0;
+    PyObject *pairs;
+    if (!PyArg_ParseTuple(args, "y*nO!:take_fields", &floats, &size, &PyTuple_Type, &pairs)) {
         return NULL;
     }
     Py_ssize_t count = size > 0 ? floats.len / size : 0;
-    Py_ssize_t width = count ? field.len / count : 1;
-    if ((size != 2 && size != 4 && size != 8) || floats.len % size || start < -1 || start >= 8 * size
-        || (width != 1 && width != 2 && width != 4) || width >= size || (start < 0 && width != 1)
-        || field.len != width * count) {
-        PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and a narrower field of each");
+    if (size <= 0 || floats.len % size || PyTuple_GET_SIZE(pairs) > MOST_FIELDS) {
+        PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and at most four fields of them");
     }
-    else {
+    for (; !PyErr_Occurred() && taken < PyTuple_GET_SIZE(pairs); taken++) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, taken);
+        if (!PyTuple_Check(pair)) {
+            PyErr_SetString(PyExc_TypeError, "expected a tuple of tuples");
+            break;
+        }
+        if (!PyArg_ParseTuple(pair, "iw*:take_fields", &starts[taken], &fields[taken])) {
+            break;
+        }
+        widths[taken] = count ? fields[taken].len / count : 1;
+        if (!is_field(size, starts[taken], widths[taken]) || fields[taken].len != widths[taken] * count) {
+            PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and a narrower field of each");
+        }
+    }
+    if (!PyErr_Occurred()) {
         Py_BEGIN_ALLOW_THREADS
-        switch (start < 0 ? size : 10 * size + width) {
-        case 2: sign_2(floats.buf, count, field.buf); break;
-        case 4: sign_4(floats.buf, count, field.buf); break;
-        case 8: sign_8(floats.buf, count, field.buf); break;
-        case 21: cut_2_1(floats.buf, count, start, field.buf); break;
-        case 41: cut_4_1(floats.buf, count, start, field.buf); break;
-        case 42: cut_4_2(floats.buf, count, start, field.buf); break;
-        case 81: cut_8_1(floats.buf, count, start, field.buf); break;
-        case 82: cut_8_2(floats.buf, count, start, field.buf); break;
-        case 84: cut_8_4(floats.buf, count, start, field.buf); break;
+        for (Py_ssize_t done = 0; done < count; done += AT_ONCE) {
+            Py_ssize_t here = count - done < AT_ONCE ? count - done : AT_ONCE;
+            for (int k = 0; k < taken; k++) {
+                cut_field((const char *)floats.buf + done * size, size, here, starts[k], widths[k],
+                          (char *)fields[k].buf + done * widths[k]);
+            }
         }
         Py_END_ALLOW_THREADS
     }
+    while (taken > 0) {
+        PyBuffer_Release(&fields[--taken]);
+    }
     PyBuffer_Release(&floats);
-    PyBuffer_Release(&field);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
@@ -132,9 +168,10 @@ join_fields(PyObject *module, PyObject *args)
 }
 
 PyMethodDef fields_functions[] = {
-    {"take_field", take_field, METH_VARARGS,
-     "take_field(floats, size, start, field)\n\n"
-     "Fill field with the bits of each float from start on, or with its sign and seven bits where start is -1."},
+    {"take_fields", take_fields, METH_VARARGS,
+     "take_fields(floats, size, pairs)\n\n"
+     "Fill each field of the pairs with the bits of each float from its start on, or with its sign and seven bits where "
+     "that is -1."},
     {"join_fields", join_fields, METH_VARARGS,
      "join_fields(floats, *fields)\n\nFill floats from their fields, the highest first."},
     {NULL, NULL, 0, NULL},

@@ -10,6 +10,7 @@ static PyMethodDef *const tables[] = {
     checksum_functions,
     fields_functions,
     hooks_functions,
+    huffman_functions,
     integers_functions,
     masks_functions,
     sparse_functions,

@@ -10,6 +10,7 @@ extern PyMethodDef affine_functions[];
 extern PyMethodDef checksum_functions[];
 extern PyMethodDef fields_functions[];
 extern PyMethodDef hooks_functions[];
+extern PyMethodDef huffman_functions[];
 extern PyMethodDef integers_functions[];
 extern PyMethodDef masks_functions[];
 extern PyMethodDef sparse_functions[];

@@ -121,18 +121,41 @@ class Functions(Protocol):
         """Fill words, the inverse of :meth:`narrow_words`."""
         ...
 
-    def take_field(self, floats: Array, itemsize: int, start: int, field: Array, /) -> None:
-        """Fill a field of floats of 2, 4 or 8 bytes.
+    def take_fields(self, floats: Array, itemsize: int, pairs: tuple[tuple[int, Array], ...], /) -> None:
+        """Fill fields of floats of 2, 4 or 8 bytes.
 
         Args:
             floats: elements of ``itemsize`` bytes.
-            start: lowest bit of the field; -1 for the sign and the seven bits below the last one, in one byte.
-            field: an unsigned integer of 1, 2 or 4 bytes for each, narrower than the float.
+            pairs: at most four: the lowest bit of a field, or -1 for the sign and the seven bits below the last field,
+                in one byte; and an unsigned integer of 1, 2 or 4 bytes for each float, narrower than it; filled.
         """
         ...
 
     def join_fields(self, floats: Array, /, *fields: Array) -> None:
         """Fill floats from all their fields, the highest first."""
+        ...
+
+    def huffman_frames(
+        self, words: Array, itemsize: int, start: int, width: int, count: int, frames: Array, /
+    ) -> tuple[int, int]:
+        """Fill ``frames`` with as many whole Zstandard frames as there is room for, of Huffman coded literals alone.
+
+        The library, which stands in for it elsewhere, writes other frames of the same content.
+
+        Args:
+            words: bytes, or floats of 2, 4 or 8 bytes.
+            itemsize: of one of them.
+            start: of the field that is coded, as for :meth:`take_fields`; 0 for bytes.
+            width: of that field, in bytes; 1 for bytes.
+            count: words of a frame, at most 2**20; the last one may have fewer.
+            frames: bytes, with room for one frame at least; what lies beyond the last one is filled with anything.
+
+        Returns:
+            How many words are in the frames, and how many bytes these take.
+
+        Raises:
+            ValueError: the sizes do not fit together, or there is no room for one frame.
+        """
         ...
 
     def keeping(

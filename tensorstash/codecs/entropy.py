@@ -1,9 +1,13 @@
 """Zstandard, set up for what tensors are made of."""
 
+from collections.abc import Callable
+
 import numpy as np
 import zstandard
 
+from tensorstash import native
 from tensorstash.buffers import Array
+from tensorstash.codecs.literals import huffman_frames, literal_context
 from tensorstash.codecs.payload import damaged
 from tensorstash.protocols import Codec
 
@@ -14,31 +18,13 @@ _SAMPLE_RUNS = 4
 _SAMPLE_SHARE = 16
 _LARGEST_SAMPLE = 1 << 16
 _MIN_SAMPLED = 1 << 15
-_WORTHWHILE = 1.04
-_WORTH_ITS_TIME = 1.12
 _SLACK = 1.06
-_FAST_LEVELS = 3
 
+WORTHWHILE = 1.04
+"""How many times smaller a sample has to get for the rest to be compressed."""
 
-def literal_context() -> zstandard.ZstdCompressor:
-    """Return a context for bytes that are unevenly distributed, such as exponents, but hardly ever repeat in order.
-
-    Few matches there are as long as 7, and looking for them in a small table is cheap; from level 1 on the literals
-    that remain, nearly all, are Huffman coded. Twice as fast as level 1 at nearly its ratio.
-    """
-    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=17, hash_log=6, min_match=7)
-    return zstandard.ZstdCompressor(compression_params=parameters)
-
-
-def field_context(level: int) -> zstandard.ZstdCompressor:
-    """Return a context for the bytes of one field of many floats: a fast one up to level 3."""
-    return literal_context() if level <= _FAST_LEVELS else zstandard.ZstdCompressor(level=level)
-
-
-def shrinks(context: zstandard.ZstdCompressor, sample: Array, level: int) -> bool:
-    """Whether a sample of bytes gets enough smaller: up to level 3, to be worth the time of all bytes of the field."""
-    least = _WORTH_ITS_TIME if level <= _FAST_LEVELS else _WORTHWHILE
-    return len(context.compress(sample.data)) * least <= sample.size
+FAST_LEVELS = 3
+"""Levels up to this one save time where it costs little."""
 
 
 def frame_of(context: zstandard.ZstdCompressor, run: Array) -> Array:
@@ -46,36 +32,54 @@ def frame_of(context: zstandard.ZstdCompressor, run: Array) -> Array:
     return np.frombuffer(context.compress(run.data), np.uint8).copy()
 
 
+def literal_frames(row: Array) -> list[Array]:
+    """Return a run of bytes as frames of :data:`FRAME` bytes, without or nearly without a search for what repeats."""
+    if native.functions is not None:
+        return huffman_frames(native.functions, row, 0, 1, FRAME)
+    return _library_frames(literal_context(), row)
+
+
 class Compressor:
     """Chooses a context for each run of bytes; for one call, not for use by several threads.
 
-    Making contexts costs about 10 us, which is little for the 64 KiB and more that are worth compressing.
+    Making a context costs about 10 us, which is little for the 64 KiB and more that are worth compressing.
 
     Args:
         level: Zstandard's compression level; up to 0, and above 3, no other context is faster, or smaller.
     """
 
     def __init__(self, level: int) -> None:
-        self._contexts = [zstandard.ZstdCompressor(level=level)]
-        if 1 <= level <= _FAST_LEVELS:
-            self._contexts.append(literal_context())
+        context = zstandard.ZstdCompressor(level=level)
+        self._ways: list[Callable[[Array], list[Array]]] = [lambda row: _library_frames(context, row)]
+        if 1 <= level <= FAST_LEVELS:
+            self._ways.append(literal_frames)
 
     def compress(self, row: Array) -> list[Array]:
         """Return a run of bytes as frames of :data:`FRAME` bytes, or as it is if it, or a sample, gets no smaller."""
-        context = self._contexts[0]
+        way = self._ways[0]
         if row.size >= _MIN_SAMPLED:
             sample = contiguous_sample(row, row.size // _SAMPLE_SHARE)
-            sizes = [len(context.compress(sample.data)) for context in self._contexts]
-            if min(sizes) * _WORTHWHILE > sample.size:
+            sizes = [total_size(way(sample)) for way in self._ways]
+            if min(sizes) * WORTHWHILE > sample.size:
                 return [row]
-            context = self._contexts[-1 if sizes[-1] <= sizes[0] * _SLACK else 0]
-        frames, stored = [], 0
-        for start in range(0, row.size, FRAME):
-            frames.append(frame_of(context, row[start : start + FRAME]))
-            stored += frames[-1].size
-            if stored >= row.size:
-                return [row]
-        return frames
+            way = self._ways[-1 if sizes[-1] <= sizes[0] * _SLACK else 0]
+        frames = way(row)
+        return frames if total_size(frames) < row.size else [row]
+
+
+def total_size(frames: list[Array]) -> int:
+    """Return the bytes of frames."""
+    return sum(frame.size for frame in frames)
+
+
+def _library_frames(context: zstandard.ZstdCompressor, row: Array) -> list[Array]:
+    frames, stored = [], 0
+    for start in range(0, row.size, FRAME):
+        frames.append(frame_of(context, row[start : start + FRAME]))
+        stored += frames[-1].size
+        if stored >= row.size:
+            return [row]
+    return frames
 
 
 def contiguous_sample(row: Array, size: int, runs: int = _SAMPLE_RUNS) -> Array:

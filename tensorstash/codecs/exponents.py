@@ -1,14 +1,18 @@
 """Floats with their exponents entropy coded, and their mantissas as they are."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
+import zstandard
 
+from tensorstash import native
 from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.entropy import Decompressor, contiguous_sample, field_context, frame_of, shrinks
-from tensorstash.codecs.fields import field_widths, float_bits, join_fields, take_field
+from tensorstash.codecs.entropy import FAST_LEVELS, WORTHWHILE, Decompressor, contiguous_sample, frame_of, total_size
+from tensorstash.codecs.fields import field_start, field_widths, float_bits, join_fields, take_fields
+from tensorstash.codecs.literals import huffman_frames, literal_context
 from tensorstash.codecs.payload import (
     BLOCK,
     HEADER_NBYTES,
@@ -29,22 +33,31 @@ MAGIC = b"EXP1"
 _PLAIN, _FIELDS = 0, 1
 _SAMPLE = 1 << 14
 _SAMPLE_RUNS = 8
+_WORTH_ITS_TIME = 1.12
+_SLACK = 1.06
+
+_Way = Callable[[Array, int], list[Array]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exponents:
-    """Split floats into fields, and compress with Zstandard those fields that compress.
+    """Split floats into fields, and code those fields that get smaller, as Zstandard frames.
 
     Of the bits of trained activations only the exponent is far from random: fields are the (top eight bits of the)
     exponent, the byte of sign and leading mantissa bits, and what lies below. A field of which a sample does not
     compress is stored as it is, straight from the tensor to the payload. Complex numbers are pairs of floats.
+
+    Up to level 3 the frames are compiled ones, which hold Huffman codes and nothing else; where nothing is compiled,
+    they are the library's, which cannot do without a search for what repeats and is slower. These are other bytes, and
+    both are read everywhere.
 
     Payload: header (mode 0 plain, 1 fields; count elements), then the bytes; or the stored length of every field as
     ``uint64``, the lowest field first, and the fields, each as it is where the length is its own, else as Zstandard
     frames of up to 65536 elements.
 
     Args:
-        level: Zstandard's compression level, from 1 to 22.
+        level: 1, or 2 and 3 for that search where a sample shows it to help, such as in floats that repeat; or the
+            library's compression level, from 4 to 22.
 
     Raises:
         ConfigError: no such level.
@@ -82,18 +95,11 @@ class Exponents:
         check_data(self, data, spec)
         floats = float_bits(data, spec)
         widths = field_widths(floats.itemsize)
-        context = field_context(self.level)
         sample = contiguous_sample(floats, _SAMPLE, runs=_SAMPLE_RUNS)
-        room = [np.empty(min(max(sample.size, BLOCK), floats.size), f"u{width}") for width in widths]
-        frames: dict[int, list[Array]] = {
-            k: [] for k in range(len(widths)) if shrinks(context, _field_bytes(sample, k, room[k]), self.level)
-        }
-        for block in _blocks(floats):
-            for k, stored in frames.items():
-                stored.append(frame_of(context, _field_bytes(block, k, room[k])))
+        frames = {k: self._frames(floats, sample, k) for k in range(len(widths))}
         lengths = [
-            sum(frame.size for frame in frames[k]) if k in frames else floats.size * width
-            for k, width in enumerate(widths)
+            total_size(stored) if stored else floats.size * width
+            for stored, width in zip(frames.values(), widths, strict=True)
         ]
         if 8 * len(lengths) + sum(lengths) >= data.nbytes:
             return plain_payload(Header(MAGIC, _PLAIN, 0, spec.numel), data)
@@ -102,11 +108,9 @@ class Exponents:
         table, *sections = split_sections(self, payload[HEADER_NBYTES:], 8 * len(lengths), *lengths)
         table.view("<u8")[:] = lengths
         for k, stored in frames.items():
-            np.concatenate(stored, out=sections[k])
-        plain = {k: sections[k].view(f"u{width}") for k, width in enumerate(widths) if k not in frames}
-        for start, block in zip(range(0, floats.size, BLOCK), _blocks(floats), strict=True):
-            for k, target in plain.items():
-                take_field(block, k, target[start : start + block.size])
+            if stored:
+                np.concatenate(stored, out=sections[k])
+        take_fields(floats, {k: sections[k].view(f"u{widths[k]}") for k, stored in frames.items() if not stored})
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -140,6 +144,16 @@ class Exponents:
             source.finish()
         return array
 
+    def _frames(self, floats: Array, sample: Array, k: int) -> list[Array]:
+        """Return a field as frames by the way that does best on a sample, or nothing if none makes it smaller."""
+        nbytes = sample.size * field_widths(floats.itemsize)[k]
+        ways = _ways(self.level)
+        sizes = [total_size(way(sample, k)) for way in ways]
+        if min(sizes) * (_WORTH_ITS_TIME if self.level <= FAST_LEVELS else WORTHWHILE) > nbytes:
+            return []
+        frames = ways[0 if sizes[0] <= min(sizes) * _SLACK else 1](floats, k)
+        return frames if total_size(frames) * sample.size < nbytes * floats.size else []
+
 
 class _Field:
     """Reads one field of a payload, block by block."""
@@ -165,11 +179,30 @@ class _Field:
             self._reader.finish()
 
 
-def _field_bytes(floats: Array, k: int, room: Array) -> Array:
-    """Return the bytes of a field, which lie in ``room`` until the next call."""
-    field = room[: floats.size]
-    take_field(floats, k, field)
-    return as_bytes(field)
+def _ways(level: int) -> list[_Way]:
+    """Return the ways to make frames of a field, the fastest first."""
+    if level > FAST_LEVELS:
+        return [partial(_library_frames, zstandard.ZstdCompressor(level=level))]
+    searching = partial(_library_frames, literal_context())
+    if native.functions is None:
+        return [searching]
+    without = partial(_huffman_frames, native.functions)
+    return [without, searching] if level > 1 else [without]
+
+
+def _huffman_frames(functions: native.Functions, floats: Array, k: int) -> list[Array]:
+    itemsize = floats.itemsize
+    return huffman_frames(functions, floats, field_start(itemsize, k), field_widths(itemsize)[k], BLOCK)
+
+
+def _library_frames(context: zstandard.ZstdCompressor, floats: Array, k: int) -> list[Array]:
+    room = np.empty(min(BLOCK, floats.size), f"u{field_widths(floats.itemsize)[k]}")
+    frames = []
+    for block in _blocks(floats):
+        field = room[: block.size]
+        take_fields(block, {k: field})
+        frames.append(frame_of(context, as_bytes(field)))
+    return frames
 
 
 def _blocks(floats: Array) -> Iterator[Array]:

@@ -1,9 +1,12 @@
 """The fields of floats, from the lowest bits to the exponent, as arrays of their own."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tensorstash import native
 from tensorstash.buffers import Array
+from tensorstash.codecs.payload import BLOCK
 from tensorstash.spec import TensorSpec
 
 
@@ -24,33 +27,37 @@ def field_widths(itemsize: int) -> tuple[int, ...]:
     return {2: (1, 1), 4: (2, 1, 1), 8: (4, 2, 1, 1)}[itemsize]
 
 
-def take_field(floats: Array, k: int, field: Array) -> None:
-    """Write field ``k`` of floats.
+def field_start(itemsize: int, k: int) -> int:
+    """Return the lowest bit of field ``k`` of floats, or -1 for that of the sign, which is in two places.
+
+    >>> [field_start(4, k) for k in range(3)]
+    [0, -1, 23]
+    """
+    widths = field_widths(itemsize)
+    if k == len(widths) - 2:
+        return -1
+    return 8 * itemsize - 9 if k == len(widths) - 1 else 8 * sum(widths[:k])
+
+
+def take_fields(floats: Array, fields: Mapping[int, Array]) -> None:
+    """Write some fields of floats.
 
     Args:
         floats: flat unsigned integers of 2, 4 or 8 bytes.
-        k: index into :func:`field_widths`.
-        field: flat unsigned integers of the width of the field, to be overwritten.
+        fields: by index into :func:`field_widths`: flat unsigned integers of the width of the field, to be overwritten.
     """
-    widths, bits = field_widths(floats.itemsize), 8 * floats.itemsize
-    is_sign = k == len(widths) - 2
-    start = bits - 9 if k == len(widths) - 1 else 8 * sum(widths[:k])
     if native.functions is not None:
-        native.functions.take_field(floats, floats.itemsize, -1 if is_sign else start, field)
+        pairs = tuple((field_start(floats.itemsize, k), field) for k, field in fields.items())
+        native.functions.take_fields(floats, floats.itemsize, pairs)
         return
-    if not is_sign:
-        _cut(floats, start, field)
-        return
-    _cut(floats, bits - 16, field)
-    field &= np.uint8(0x7F)
-    sign = np.empty_like(field)
-    _cut(floats, bits - 8, sign)
-    sign &= np.uint8(0x80)
-    field |= sign
+    for start in range(0, floats.size, BLOCK):
+        block = floats[start : start + BLOCK]
+        for k, field in fields.items():
+            _take(block, field_start(floats.itemsize, k), field[start : start + block.size])
 
 
 def join_fields(fields: list[Array], floats: Array) -> None:
-    """Write floats of which all fields are given; the inverse of :func:`take_field`.
+    """Write floats of which all fields are given; the inverse of :func:`take_fields`.
 
     Args:
         fields: the lowest first.
@@ -70,6 +77,19 @@ def join_fields(fields: list[Array], floats: Array) -> None:
     for field in reversed(fields[:-2]):
         floats <<= floats.dtype.type(8 * field.itemsize)
         floats |= field
+
+
+def _take(floats: Array, start: int, field: Array) -> None:
+    if start >= 0:
+        _cut(floats, start, field)
+        return
+    bits = 8 * floats.itemsize
+    _cut(floats, bits - 16, field)
+    field &= np.uint8(0x7F)
+    sign = np.empty_like(field)
+    _cut(floats, bits - 8, sign)
+    sign &= np.uint8(0x80)
+    field |= sign
 
 
 def _cut(floats: Array, start: int, field: Array) -> None:

@@ -50,7 +50,8 @@ class Lossless:
 
     Args:
         level: Zstandard's compression level, from 1 to 22. From 2 on, what is not zero in a tensor of many zeros is
-            compressed as well; from 4 on, Zstandard is tried on whole elements too.
+            compressed as well, and floats that repeat are searched for that field by field; from 4 on, Zstandard is
+            tried on whole elements at this level too.
         min_ratio: how many times smaller the payload has to be, 1 or more.
 
     Raises:
@@ -154,9 +155,9 @@ class Lossless:
         rows: list[tuple[Codec, int, bool]] = [
             (narrow.Narrow(), 3, True),
             (sparse.Sparse(), 5 if wide else 9, has_zeros),
-            (zstd.Zstd(level=-5), 16 if is_float else 60, has_zeros or not is_float),
-            (exponents.Exponents(level=self.level), 16 if wide else 22, not has_zeros or self.level > _FAST_LEVELS),
-            (sparse.Sparse(exponents=True), 21 if wide else 31, has_zeros and self.level > 1),
+            (zstd.Zstd(level=-5), (11 if wide else 20) if is_float else 60, True),
+            (exponents.Exponents(level=self.level), 8 if wide else 12, not has_zeros or self.level > _FAST_LEVELS),
+            (sparse.Sparse(exponents=True), 13 if wide else 21, has_zeros and self.level > 1),
             (zstd.Zstd(level=self.level), 80, self.level > _FAST_LEVELS or spec.itemsize == 1),
         ]
         return {codec: copies for codec, copies, wanted in rows if wanted and codec.accepts(spec)}

@@ -34,9 +34,10 @@ class Zstd:
 
     A ``uint8`` array of 2 to 16 rows, such as byte planes, is compressed row by row; anything else is one row. A row
     of which a sample does not compress is stored as it is. Rows whose bytes are merely unevenly distributed, such as
-    the exponents of floats, are compressed with parameters that skip the search for matches and keep the Huffman
-    coder, at twice the speed, unless the level does better on the sample. Contexts live for one call: making one
-    costs about 10 us. The GIL is released while compressing. Payloads are at most 16 bytes larger than the data.
+    the exponents of floats, are coded by Huffman without a search for matches, at three times the speed, unless the
+    level does better on the sample; where nothing is compiled, with parameters of the library that search little.
+    Contexts live for one call: making one costs about 10 us. The GIL is released while compressing. Payloads are at
+    most 16 bytes larger than the data.
 
     Payload: header (mode 0 plain, 1 rows; param rows, count bytes), then the bytes, or the length of every stored row
     as ``uint64`` and the rows, each as Zstandard frames of 1 MiB, or as it is where the length is its own.

@@ -9,10 +9,11 @@ import zstandard
 from codec_cases import CODECS, float_bits, spec_of
 
 import tensorstash.codecs.payload as payload_module
+from tensorstash import native
 from tensorstash.buffers import Array, borrowed
 from tensorstash.codecs import Affine, Exponents, Lossless, Narrow, PackBits, Planes, Sparse, TwoValued, Zstd
 from tensorstash.codecs.entropy import contiguous_sample
-from tensorstash.codecs.fields import field_widths, join_fields, take_field
+from tensorstash.codecs.fields import field_widths, join_fields, take_fields
 from tensorstash.errors import CodecError
 from tensorstash.protocols import Codec
 from tensorstash.spec import opaque_bytes
@@ -186,8 +187,7 @@ def test_narrow_needs_the_bytes_of_the_range_wherever_that_lies(dtype: str, span
 def test_fields_join_to_what_they_were_taken_from(itemsize: int) -> None:
     floats = np.random.default_rng(0).integers(0, 256, 4096 * itemsize, np.uint8).view(f"u{itemsize}")
     fields = [np.empty(floats.size, f"u{width}") for width in field_widths(itemsize)]
-    for k, field in enumerate(fields):
-        take_field(floats, k, field)
+    take_fields(floats, dict(enumerate(fields)))
     joined = np.empty_like(floats)
     join_fields(fields, joined)
     np.testing.assert_array_equal(joined, floats)
@@ -198,6 +198,14 @@ def test_fields_join_to_what_they_were_taken_from(itemsize: int) -> None:
 @pytest.mark.parametrize(("dtype", "least"), [("float32", 1.19), ("bfloat16", 1.48), ("float16", 1.17)])
 def test_exponents_come_near_the_entropy_of_ordinary_floats(dtype: str, least: float) -> None:
     assert ratio(Exponents(), normal(1 << 20, dtype), dtype) > least
+
+
+@pytest.mark.usefixtures("either_way")
+def test_exponents_search_for_what_repeats_from_level_2_on() -> None:
+    data = np.tile(normal(500), 400)
+    assert ratio(Exponents(level=2), data, "float32") > 20
+    assert ratio(Exponents(level=1), data, "float32") < (2 if native.functions is not None else 1000)
+    assert ratio(Exponents(level=2), normal(1 << 17), "float32") > 1.19
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
@@ -234,6 +242,7 @@ def kinds() -> dict[str, tuple[Array, str, bytes]]:
         "token numbers": (rng.integers(0, 50_000, size), "int64", b"NRW1"),
         "rectified": (np.maximum(normal(size), 0), "float32", b"SPR1"),
         "activations": (normal(size), "float32", b"EXP1"),
+        "repeated activations": (np.tile(normal(128), size // 128), "float32", b"ZST1"),
         "bfloat16 activations": (normal(size, "bfloat16"), "bfloat16", b"EXP1"),
         "float16 activations": (normal(size, "float16"), "float16", b"EXP1"),
         "bytes of text": (np.frombuffer(b"saved tensors " * 20_000, np.uint8).copy(), "uint8", b"ZST1"),
