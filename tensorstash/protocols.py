@@ -243,6 +243,20 @@ class Backend(Protocol[T]):
         ...
 
 
+@runtime_checkable
+class SupportsSharedMemory(Protocol[T]):
+    """A backend that puts tensors of the host side by side into one memory, as views of one tensor are."""
+
+    def memory(self, nbytes: int, alignment: int, /) -> tuple[T, Callable[[], T | None]]:
+        """Return uninitialised bytes whose address modulo 64 is ``alignment``, and what gives them again as long as a
+        tensor lies in them, None afterwards; it keeps nothing alive."""
+        ...
+
+    def place(self, data: Array, spec: TensorSpec, memory: T, start: int, /) -> T:
+        """Return what :meth:`Backend.from_host` does, with a version of its own, but in ``memory`` from a byte on."""
+        ...
+
+
 class Kernel(Protocol[T]):
     """A codec that runs where the tensor is, for tensors of one spec. Thread-safe, stateless.
 

@@ -42,6 +42,7 @@ RANKS = {
     "config": 3,
     "engine": 4,
     "engine.pipeline": 5,
+    "engine.columns": 4,
     "engine.copies": 5,
     "engine.calibration": 4,
     "engine.kernels": 5,

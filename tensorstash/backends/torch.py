@@ -16,7 +16,17 @@ from tensorstash.backends.forward import replace_forward
 from tensorstash.backends.torch_hooks import HookScope
 from tensorstash.backends.torch_kernels import kernel
 from tensorstash.backends.torch_kinds import dispatch_reason, is_tracing, subclass_reason
-from tensorstash.backends.torch_layout import DTYPE_NAMES, CopiedArray, dense, elements, payload, rebuilt, restored
+from tensorstash.backends.torch_layout import (
+    DTYPE_NAMES,
+    CopiedArray,
+    dense,
+    elements,
+    host_memory,
+    payload,
+    placed,
+    rebuilt,
+    restored,
+)
 from tensorstash.backends.torch_streams import CudaStream, CudaStreams
 from tensorstash.buffers import Array
 from tensorstash.protocols import Codec, Kernel, PendingArray, Undo
@@ -131,6 +141,14 @@ class TorchBackend:
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
         return rebuilt(data, spec, self._order(spec.shape, spec.strides))
+
+    def memory(self, nbytes: int, alignment: int, /) -> tuple[Tensor, Callable[[], Tensor | None]]:
+        """Return bytes of the host, and what gives them again as long as a tensor lies in them."""
+        return host_memory(nbytes, alignment)
+
+    def place(self, data: Array, spec: TensorSpec, memory: Tensor, start: int, /) -> Tensor:
+        """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
+        return placed(data, spec, self._order(spec.shape, spec.strides), memory, start)
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
         """Return what runs ``codec`` on the device of ``spec``, or None."""

@@ -1,13 +1,15 @@
 """Between the memory of PyTorch tensors and NumPy arrays: distinct elements out, exact layouts back in."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tensorstash.buffers import Array, adopted, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec
@@ -75,6 +77,44 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
         return _laid_out(memory, spec)
 
 
+def host_memory(nbytes: int, alignment: int) -> tuple[Tensor, Callable[[], Tensor | None]]:
+    """Return bytes of the host, and what gives them again as long as a tensor lies in them, None afterwards.
+
+    Args:
+        nbytes: how many; they are uninitialised.
+        alignment: their address modulo :data:`~tensorstash.spec.ALIGNMENT`.
+    """
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        memory = torch.from_numpy(aligned_empty(nbytes, alignment))
+    known: Any = StorageWeakRef(memory.untyped_storage())  # type: ignore[no-untyped-call]
+
+    def again() -> Tensor | None:
+        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(known.cdata)
+        if storage is None:
+            return None
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+    return memory, again
+
+
+def placed(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Tensor, start: int) -> Tensor:
+    """Write elements into memory, and return a detached tensor there with the exact layout of ``spec``.
+
+    Args:
+        data: distinct elements in memory order, as carrier bits.
+        spec: the layout.
+        order: ``memory_order(spec.shape, spec.strides)``.
+        memory: bytes of the host.
+        start: the byte at which the first element goes.
+    """
+    with DisableTorchFunction(), _DisableTorchDispatch(), torch.no_grad():
+        # Bytes with an in-place version of their own, whatever else lies in the memory.
+        run = memory.data[start : start + order.span * spec.itemsize]
+        _write(data, spec, order, run.numpy())
+        return _laid_out(run, spec)
+
+
 def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     """Return the distinct elements of a tensor in memory order, on its device, without lazy flags.
 
@@ -139,9 +179,13 @@ def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
     if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == spec.alignment:
         return as_bytes(data)
     memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
+    _write(data, spec, order, memory)
+    return memory
+
+
+def _write(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Array) -> None:
     strides = tuple(stride * spec.itemsize for stride in order.strides)
     np.ndarray(order.shape, spec.carrier, memory, strides=strides)[...] = data.reshape(order.shape)
-    return memory
 
 
 def _device_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:

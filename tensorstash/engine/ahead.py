@@ -26,7 +26,7 @@ class ReadAhead:
     Args:
         budget: bytes that all payloads together may hold decoded.
         readers: where loading runs.
-        near_bytes: where this many wait decoded of payloads that are in memory anyway, no more of those is begun.
+        near_bytes: where this many wait decoded of payloads that are near, no more of those is begun.
     """
 
     __slots__ = ("_lock", "_near", "_near_bytes", "_orders", "_readers", "budget")

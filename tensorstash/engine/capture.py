@@ -136,6 +136,11 @@ class Capture:
         """Whether the bytes are in the store."""
         return self._stored is not None
 
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes in the store; 0 before they are captured."""
+        return 0 if self._stored is None else self._stored.nbytes
+
     def raise_failure(self) -> None:
         """Raise what has kept the bytes from being captured as they were saved, if anything has.
 

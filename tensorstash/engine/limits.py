@@ -17,8 +17,8 @@ class Limits:
         resident: bytes of saved tensors that stay where they are, the latest ones: backward needs those first, and they
             cost no work at all. A tensor starts on its way when more than this have been saved after it. On the CPU
             only, and for policies that lose nothing. With 0, the default, everything leaves: least memory.
-        ahead: bytes that may be read back before backward asks for them. With 0 nothing is. Payloads in memory, which
-            only have to be decoded, are not read further ahead than saves time.
+        ahead: bytes that may be read back before backward asks for them. With 0 nothing is. Payloads in memory, and
+            those much smaller than their tensors, are not read further ahead than saves time.
         writers: threads that encode and store.
         readers: threads that load and decode.
         timeout_s: how long to wait for a store that does not answer before an error says so, in seconds.

@@ -10,12 +10,13 @@ from operator import call
 from typing import Any, Generic, TypeVar
 
 from tensorstash.buffers import Array, adopted, borrowed
+from tensorstash.engine.columns import Column
 from tensorstash.engine.kernels import KernelChain, stage_places
 from tensorstash.engine.patience import Ask
 from tensorstash.engine.pipeline import Pipeline, Stored
 from tensorstash.engine.stats import Ledger
 from tensorstash.plan import Plan
-from tensorstash.protocols import Backend, Store, StoreConfig, SupportsKernels, SupportsStreams
+from tensorstash.protocols import Backend, Store, StoreConfig, SupportsKernels, SupportsSharedMemory, SupportsStreams
 from tensorstash.spec import TensorSpec, memory_order
 from tensorstash.stores.memory import Memory
 
@@ -44,6 +45,7 @@ class Passage(Generic[T]):
         "is_lossless",
         "is_streamed",
         "plan",
+        "shared_memory",
         "shares_source",
         "spec",
         "stays",
@@ -71,6 +73,10 @@ class Passage(Generic[T]):
         kernels = self._kernels
         self._pipeline = None if self.stays else Pipeline(rest, kernels.spec, config, store, ledger, places[ran:])
         self.tier = "device" if self.stays else config.tier
+        self.shared_memory: SupportsSharedMemory[T] | None = None
+        """What puts rebuilt tensors into one memory, where they are on the host and backward does not write."""
+        if not ran and spec.device == "cpu" and isinstance(backend, SupportsSharedMemory):
+            self.shared_memory = None if backend.backward_writes else backend
         self.is_costly = self._pipeline is not None and self._pipeline.is_costly
         self.is_streamed = isinstance(backend, SupportsStreams) and backend.current_stream(spec.device) is not None
         """Whether the device works behind the program, so that :meth:`launch` and :meth:`store` can be apart."""
@@ -154,17 +160,21 @@ class Passage(Generic[T]):
             return stored.slot
         return self._pipeline.decode(stored, ask)
 
-    def rebuild(self, data: Any, spec: TensorSpec) -> T:
+    def rebuild(self, data: Any, spec: TensorSpec, column: Column | None = None) -> T:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
 
         Args:
             data: from :meth:`decode`; memory of a writable array may be adopted.
             spec: any layout of the same block of memory.
+            column: a place of its own in memory that is shared.
 
         Raises:
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
         backend = self._backend
+        if column is not None:
+            tensor: T = column.rebuild(data, spec)
+            return tensor
         if self._device is None or not self._kernels:
             return backend.from_host(data.reshape(spec.dense().shape), spec)
         if self._pipeline is not None:

@@ -10,9 +10,13 @@ from weakref import ref
 from tensorstash.buffers import borrowed
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
+from tensorstash.engine.columns import Column
 from tensorstash.engine.patience import Patience
 from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
 from tensorstash.spec import TensorSpec
+
+FEW = 4
+"""A payload that is so many times smaller than its tensor is read in about the time that decoding it takes."""
 
 Submit = Callable[[Callable[[], Any]], Future[Any]]
 
@@ -55,6 +59,7 @@ class Payload:
         "_rebuilt",
         "_uses",
         "capture",
+        "column",
         "index",
         "users",
     )
@@ -64,6 +69,7 @@ class Payload:
 
     def __init__(self, capture: Capture, ahead: ByteBudget, patience: Patience) -> None:
         self.capture = capture
+        self.column: Column | None = None
         self.index = 0
         self.users = 0
         self._ahead = ahead
@@ -87,8 +93,11 @@ class Payload:
 
     @property
     def is_near(self) -> bool:
-        """Whether the bytes are in host memory already, and its tensor is there too."""
-        return self.capture.passage.tier == "memory" and not self.is_streamed
+        """Whether bringing it back is hardly more than decoding: its tensor is in host memory, and its bytes are there
+        already, or few."""
+        if self.is_streamed:
+            return False
+        return self.capture.passage.tier == "memory" or self.capture.stored_nbytes * FEW <= self.nbytes
 
     def waits_beyond(self, asked: int) -> bool:
         """Whether it was read ahead of the request for the payload of index ``asked``, and still waits for its own."""
@@ -120,7 +129,7 @@ class Payload:
         self.capture.raise_failure()
         rebuilt = self._reuse()
         if rebuilt is None:
-            tensor = passage.rebuild(self.load(), spec)
+            tensor = passage.rebuild(self.load(), spec, self.column)
             with self._lock:
                 if self._holds and self._data is None:
                     self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))

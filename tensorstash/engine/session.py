@@ -15,6 +15,7 @@ from tensorstash.engine.ahead import NEAR_BYTES, ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.capture import Capture
+from tensorstash.engine.columns import Column, Strip
 from tensorstash.engine.copies import Copies
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.latest import Latest
@@ -201,6 +202,7 @@ class Session(Generic[T]):
             is_new = payload is None
             if payload is None:
                 payload = self._payload(self.backend.detached(tensor), spec, version, passage)
+                payload.column = self._column(tensor, spec, version, passage, tape)
                 tape.add(content, payload)
             payload.users += 1
         handle = Stashed(state, payload, tape, spec)
@@ -221,6 +223,13 @@ class Session(Generic[T]):
             return Payload(Capture(passage, self.backend, source, spec, version, ledger), ahead, self._patience)
         capture = StreamedCapture(passage, self.backend, source, spec, version, ledger, self._copies)
         return StreamedPayload(capture, ahead, self._patience)
+
+    def _column(self, tensor: T, spec: TensorSpec, version: int, passage: Passage[T], tape: Tape) -> Column | None:
+        if passage.shared_memory is None:
+            return None
+        token, start = self.backend.storage(tensor)
+        strip = Strip.of(spec, start)
+        return None if strip is None else tape.column((token, spec.dtype, version), strip, passage.shared_memory)
 
     def _current_tape(self) -> Tape:
         if self._state.was_asked:

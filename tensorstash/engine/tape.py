@@ -1,9 +1,12 @@
 """What was saved since the last time something was asked for: contents that are live, and their order."""
 
 from collections.abc import Hashable, Iterator
+from typing import Any
 from weakref import ref
 
+from tensorstash.engine.columns import Column, Strip, Table
 from tensorstash.engine.payload import Payload
+from tensorstash.protocols import SupportsSharedMemory
 
 
 class Tape:
@@ -16,11 +19,12 @@ class Tape:
     Not thread-safe; its owner locks.
     """
 
-    __slots__ = ("_asked", "_contents", "_cursors", "_order", "_payloads", "_places", "signature")
+    __slots__ = ("_asked", "_contents", "_cursors", "_order", "_payloads", "_places", "_tables", "signature")
 
     def __init__(self) -> None:
         self.signature = 0
         self._contents: dict[Hashable, ref[Payload]] = {}
+        self._tables: dict[Hashable, Table] = {}
         self._payloads: list[ref[Payload]] = []
         self._order: list[int] = []
         self._places: dict[int, int] = {}
@@ -39,6 +43,20 @@ class Tape:
         self._payloads.append(known)
         self.signature = hash((self.signature, payload.capture.passage.spec))
 
+    def column(self, memory: Hashable, strip: Strip, backend: SupportsSharedMemory[Any]) -> Column | None:
+        """Return the place of a strip among those of the same memory that it lies interleaved with, if there is one.
+
+        Args:
+            memory: names the storage, its version and the type of its elements.
+            strip: where a content lies in it.
+            backend: what puts them back together.
+        """
+        key = memory, strip.block[0]
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = Table(backend)
+        return table.add(strip)
+
     def payloads(self) -> Iterator[Payload]:
         """Give the payloads that are live."""
         return filter(None, (known() for known in self._payloads))
@@ -49,6 +67,7 @@ class Tape:
     def close(self) -> None:
         """Take nothing for the same as what was saved here any more."""
         self._contents.clear()
+        self._tables.clear()
 
     @property
     def is_expecting(self) -> bool:

@@ -1,0 +1,302 @@
+"""Parts of a split that are saved one by one come back in one memory, where none disturbs another."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F  # noqa: N812 (the name every PyTorch program has for it)
+
+import tensorstash as ts
+from tensorstash.backends import torch_layout
+from tensorstash.spec import ALIGNMENT
+
+SPILL, LOSSY = ts.DiskSpill(), ts.Quantize(8)
+
+
+def storage(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+def saved(parts, policy=SPILL):
+    """Return what unpacks, and a handle for each of ``parts``, whose bytes have left."""
+    with ts.stash(policy, framework="torch", min_bytes=0) as session:
+        handles = [session.pack(part) for part in parts]
+    session.drain()
+    return session.unpack, handles
+
+
+def table(rows=40, columns=24, dtype=torch.float32):
+    return torch.arange(rows * columns).to(dtype).view(rows, columns)
+
+
+def assert_same(tensor, expected):
+    assert torch.equal(tensor, expected)
+    assert tensor.stride() == expected.stride()
+    assert tensor.dtype == expected.dtype
+    assert tensor.data_ptr() % ALIGNMENT == expected.data_ptr() % ALIGNMENT
+    assert not tensor.requires_grad
+    assert tensor._base is None
+
+
+SPLITS = {
+    "chunks": lambda x: x.chunk(3, 1),
+    "unequal": lambda x: x.split([5, 12, 7], 1),
+    "with a hole": lambda x: (x[:, 2:5], x[:, 20:23]),
+    "every other": lambda x: (x[:, ::2], x[:, 1::2]),
+    "heads": lambda x: [part.unflatten(1, (2, -1)).transpose(0, 1) for part in x.chunk(3, 1)],
+    "cropped": lambda x: [part[:, :7] for part in x.view(4, 10, 24).chunk(3, 2)],
+    "channels": lambda x: x.view(5, 8, 24).chunk(4, 1),
+    "halves of thirds": lambda x: [half for part in x.chunk(3, 1) for half in part.chunk(2, 1)],
+    "unaligned": lambda x: x.view(-1)[3 : 3 + 39 * 24].view(39, 24).chunk(2, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64])
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+def test_parts_come_back_in_one_memory(split, dtype):
+    x = table(dtype=dtype)
+    parts = split(x)
+    unpack, handles = saved(parts)
+    back = [unpack(handle) for handle in reversed(handles)][::-1]
+    for tensor, part in zip(back, parts, strict=True):
+        assert_same(tensor, part)
+    assert len({storage(tensor) for tensor in back}) == 1
+    assert back[0].untyped_storage().nbytes() <= x.nbytes + ALIGNMENT
+
+
+def test_halves_of_a_complex_tensor_come_back_in_one_memory_with_their_flags():
+    x = torch.view_as_complex(table().view(-1, 2)).conj()
+    parts = x.real, x.imag
+    assert parts[1].is_neg()
+    unpack, handles = saved(parts)
+    back = [unpack(handle) for handle in handles]
+    for tensor, part in zip(back, parts, strict=True):
+        assert_same(tensor, part)
+        assert tensor.is_neg() == part.is_neg()
+    assert storage(back[0]) == storage(back[1])
+
+
+APART = {
+    "overlapping": lambda x: (x[:, :10], x[:, 5:15]),
+    "one inside another": lambda x: (x[:, :10], x[:, 3:4]),
+    "runs of memory": lambda x: (x[:20], x[20:]),
+    "a run and a part": lambda x: (x[:, :10], x[:1]),
+    "other periods": lambda x: (x[:, :10], x.view(-1, 48)[:, 20:30]),
+    "other lengths": lambda x: (x[:, :10], x[:-1, 10:]),
+    "far apart": lambda x: (x[:4, :10], x[30:34, 10:20]),
+    "other types": lambda x: (x[:, :10], x.view(torch.int32)[:, 10:]),
+    "alone": lambda x: (x[:, :10], table()[:, 10:]),
+}
+
+
+@pytest.mark.parametrize("policy", [SPILL, LOSSY], ids=["lossless", "lossy"])
+@pytest.mark.parametrize("split", APART.values(), ids=APART)
+def test_what_is_not_known_to_be_apart_has_memory_of_its_own(split, policy):
+    unpack, handles = saved(split(table()), policy)
+    back = [unpack(handle) for handle in handles]
+    assert storage(back[0]) != storage(back[1])
+    alone = [saved([part], policy) for part in split(table())]
+    for tensor, (unpack_one, (handle,)) in zip(back, alone, strict=True):
+        assert torch.equal(tensor, unpack_one(handle))
+        assert tensor.untyped_storage().nbytes() == unpack_one(handle).untyped_storage().nbytes()
+
+
+def test_parts_of_a_lossy_policy_are_what_they_are_alone():
+    parts = torch.randn(40, 24).chunk(3, 1)
+    unpack, handles = saved(parts, LOSSY)
+    back = [unpack(handle) for handle in handles]
+    assert len({storage(tensor) for tensor in back}) == 1
+    for tensor, part in zip(back, parts, strict=True):
+        unpack_one, (handle,) = saved([part], LOSSY)
+        assert torch.equal(tensor, unpack_one(handle))
+
+
+def test_parts_of_different_versions_have_memory_of_their_own():
+    x = table()
+    with ts.stash(SPILL, framework="torch", min_bytes=0) as session:
+        first = session.pack(x[:, :10])
+        session.drain()
+        x.mul_(2)
+        second = session.pack(x[:, 10:])
+    session.drain()
+    one, other = session.unpack(first), session.unpack(second)
+    assert storage(one) != storage(other)
+    assert torch.equal(one, table()[:, :10])
+    assert torch.equal(other, x[:, 10:])
+
+
+def test_whoever_writes_into_a_part_changes_no_other():
+    parts = table().chunk(3, 1)
+    unpack, handles = saved(parts)
+    query, key = (unpack(handle) for handle in handles[:2])
+    version = key._version
+    query.fill_(7)
+    value, again = unpack(handles[2]), unpack(handles[0])
+    assert key._version == version
+    assert storage(query) == storage(key) == storage(value) != storage(again)
+    for tensor, part in zip((again, key, value), parts, strict=True):
+        assert_same(tensor, part)
+    key.zero_()
+    assert_same(again, parts[0])
+
+
+def test_the_same_part_twice_is_never_the_same_memory():
+    parts = table().chunk(2, 1)
+    unpack, handles = saved(parts)
+    one, two, other = unpack(handles[0]), unpack(handles[0]), unpack(handles[1])
+    assert storage(one) != storage(two) == storage(other)
+    one.numpy()[...] = 7  # which no version counts
+    assert_same(two, parts[0])
+    assert_same(other, parts[1])
+
+
+def test_the_memory_goes_with_the_last_part(no_gc):
+    unpack, handles = saved(table().chunk(3, 1))
+    one = unpack(handles[0])
+    memory = StorageWeakRef(one.untyped_storage())
+    other = unpack(handles[1])
+    del one
+    assert not memory.expired()
+    third = unpack(handles[2])
+    del other
+    assert not memory.expired()
+    del third
+    assert memory.expired()
+    assert torch.equal(unpack(handles[1]), table().chunk(3, 1)[1])
+
+
+def test_nobody_keeps_a_part_of_a_dropped_graph(no_gc):
+    unpack, handles = saved(table().chunk(3, 1))
+    tensor = unpack(handles[0])
+    memory = StorageWeakRef(tensor.untyped_storage())
+    del handles, unpack
+    assert not memory.expired()
+    del tensor
+    assert memory.expired()
+
+
+def test_where_memory_runs_out_the_next_request_finds_all_as_it_was(monkeypatch):
+    x = table()
+    unpack, handles = saved(x.chunk(3, 1))
+    one = unpack(handles[0])
+
+    def no_memory(*arguments):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_layout, "aligned_empty", no_memory)
+        with pytest.raises(MemoryError):
+            unpack(handles[0])
+    other, again = unpack(handles[1]), unpack(handles[0])
+    assert storage(one) == storage(other) != storage(again)
+    assert_same(again, x.chunk(3, 1)[0])
+
+
+def test_of_very_many_parts_the_first_come_back_in_one_memory():
+    parts = torch.randn(4, 200).unbind(1)
+    unpack, handles = saved(parts)
+    back = [unpack(handle) for handle in handles]
+    for tensor, part in zip(back, parts, strict=True):
+        assert_same(tensor, part)
+    places = [storage(tensor) for tensor in back]
+    assert len(set(places[:64])) == 1
+    assert len(set(places)) == 1 + 200 - 64
+
+
+def test_the_last_part_that_is_needed_takes_memory_for_itself_alone():
+    x = torch.zeros(2, 1000)
+    unpack, handles = saved([x[:, :10], x[:, 500:510]])
+    del handles[0]
+    assert unpack(handles[0]).untyped_storage().nbytes() == (1000 + 10) * x.itemsize
+
+
+def test_what_came_later_and_lies_beyond_begins_a_new_memory():
+    x = table()
+    with ts.stash(SPILL, framework="torch", min_bytes=0) as session:
+        handles = [session.pack(x[:, 4:8]), session.pack(x[:, 8:12])]
+        session.drain()
+        # As another thread does that has not seen yet that backward has begun.
+        tape = session._tape
+        first = session.unpack(handles[0])
+        session._state.was_asked = False
+        handles.append(session.pack(x[:, :4]))
+        assert session._tape is tape
+        session.drain()
+    later, second = session.unpack(handles[2]), session.unpack(handles[1])
+    for tensor, part in ((first, x[:, 4:8]), (second, x[:, 8:12]), (later, x[:, :4])):
+        assert_same(tensor, part)
+    assert storage(first) != storage(later)
+
+
+def test_parts_that_several_threads_ask_for_at_once():
+    parts = torch.randn(256, 96).chunk(8, 1)
+    unpack, handles = saved(parts)
+    start, wrong = threading.Barrier(len(parts)), []
+
+    def ask(handle, part):
+        for _ in range(50):
+            start.wait(60)
+            tensor = unpack(handle)
+            if not torch.equal(tensor, part):
+                wrong.append(tensor)
+            tensor.zero_()
+
+    threads = [threading.Thread(target=ask, args=pair) for pair in zip(handles, parts, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_memory_is_not_begun_while_another_is(monkeypatch):
+    parts = table().chunk(2, 1)
+    unpack, handles = saved(parts)
+    back = []
+    other = threading.Thread(target=lambda: back.append(unpack(handles[1])))
+    begin = torch_layout.aligned_empty
+
+    def meanwhile(*arguments):
+        if other.ident is None:
+            other.start()
+            other.join(0.3)  # which it is only where nothing keeps it from beginning one too
+        return begin(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_layout, "aligned_empty", meanwhile)
+        back.append(unpack(handles[0]))
+        other.join()
+    assert storage(back[0]) == storage(back[1])
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.output = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.inputs(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("policy", [SPILL, ts.Compress(), ts.DiskSpill(), ts.Compress() | ts.DiskSpill()], ids=str)
+def test_attention_has_the_gradients_it_has_without_hooks(policy):
+    def gradients(stash):
+        torch.manual_seed(0)
+        model, x = Attention(), torch.randn(4, 12, 16, requires_grad=True)
+        if stash is None:
+            loss = model(x).square().sum()
+        else:
+            with stash as session:
+                loss = model(x).square().sum()
+            session.drain()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return [x.grad, *(parameter.grad for parameter in model.parameters())]
+
+    stash = ts.stash(policy, framework="torch", min_bytes=0)
+    for ours, theirs in zip(gradients(stash), gradients(None), strict=True):
+        assert torch.equal(ours, theirs)
