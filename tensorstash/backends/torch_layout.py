@@ -93,7 +93,7 @@ def host_memory(nbytes: int, alignment: int) -> tuple[Tensor, Callable[[], Tenso
         if storage is None:
             return None
         with DisableTorchFunction(), _DisableTorchDispatch():
-            return torch.empty(0, dtype=torch.uint8).set_(storage)
+            return torch.empty(0, dtype=torch.uint8).set_(storage)  # with an in-place version of its own
 
     return memory, again
 
@@ -109,8 +109,7 @@ def placed(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Tensor, st
         start: the byte at which the first element goes.
     """
     with DisableTorchFunction(), _DisableTorchDispatch(), torch.no_grad():
-        # Bytes with an in-place version of their own, whatever else lies in the memory.
-        run = memory.data[start : start + order.span * spec.itemsize]
+        run = memory[start : start + order.span * spec.itemsize]
         _write(data, spec, order, run.numpy())
         return _laid_out(run, spec)
 
