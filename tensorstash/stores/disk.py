@@ -23,7 +23,7 @@ from tensorstash.stores.slab import PIECE, Extent, Slab
 from tensorstash.stores.syscalls import Syscalls
 from tensorstash.workers import Workers
 
-_WORTH_A_THREAD = 2 * 2**20
+_WORTH_A_THREAD = 2**20
 """Bytes from which on summing beside writing takes less time than waking a thread."""
 
 _SCATTERED = 64 * 2**10

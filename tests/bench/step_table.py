@@ -14,6 +14,7 @@ from steps import (
     RECOMPUTE,
     WORKLOADS,
     Effort,
+    Figure,
     Run,
     Runs,
     Variant,
@@ -21,6 +22,7 @@ from steps import (
     as_json,
     cpu_s,
     machine,
+    middle,
     ratio,
     same_gradients,
     step_s,
@@ -33,11 +35,11 @@ LEAST_SEEN = 0.7
 """Part of the removed bytes that has to be missing from resident memory."""
 
 LEGEND = """\
-Every variant runs in fresh processes, which take turns with those of the others; figures are medians over the rounds,
-and ratios are taken within a round. "of default" is relative to no hooks under the C library's allocator as it is, "of
-same" to no hooks under the same allocator setting; a bar is met when both are. "resident" is Limits(resident=...): what
-the policy may leave in memory; "CPU" is the ratio of processor time, "seen" the resident memory saved for each byte
-that the policy took away, "recomputation" step and memory relative to it."""
+Every variant runs in fresh processes, which take turns with those of the others, step by step; figures are medians,
+and ratios medians of those between steps that were made in the same turn. "of default" is relative to no hooks under
+the C library's allocator as it is, "of same" to no hooks under the same allocator setting; a bar is met when both are.
+"resident" is Limits(resident=...): what the policy may leave in memory; "CPU" is the ratio of processor time, "seen"
+the resident memory saved for each byte that the policy took away, "recomputation" step and memory relative to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,11 @@ class Row:
             "allocator": v.allocator,
             "method": v.method.replace("|", "\\|"),
             "resident MiB": f"{v.resident_bytes / 2**20:.0f}" if self.is_policy else "",
-            "step s": f"{median(map(step_s, self.runs)):.3f}",
+            "step s": f"{middle(step_s, self.runs):.3f}",
             "step of default": self._ratio(step_s, self.default),
             "of same": self._ratio(step_s, self.alike),
             "CPU of same": self._ratio(cpu_s, self.alike),
-            "activations MiB": f"{median(map(activation_bytes, self.runs)) / 2**20:.0f}",
+            "activations MiB": f"{middle(activation_bytes, self.runs) / 2**20:.0f}",
             "memory of default": self._ratio(activation_bytes, self.default),
             "of same ": self._ratio(activation_bytes, self.alike),
             "recomputation": ", ".join(self._ratio(figure, self.recompute) for figure in (step_s, activation_bytes)),
@@ -99,7 +101,7 @@ class Row:
             else "met",
         }
 
-    def _ratio(self, figure: Callable[[Run], float], base: Sequence[Run]) -> str:
+    def _ratio(self, figure: Figure, base: Sequence[Run]) -> str:
         return f"{ratio(figure, self.runs, base):.3f}"
 
     @property
@@ -174,8 +176,8 @@ def compare(
     parser.add_argument("--method", action="append", help="a policy as one line")
     parser.add_argument("--threads", action="append", type=int)
     parser.add_argument("--allocator", action="append", choices=ALLOCATORS)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=minutes, help="begin no round that would end later")
     parser.add_argument("--limit", default="32 MiB", help="bytes in flight and ahead, above the largest tensor")
     parser.add_argument("--directory", default=DIRECTORY)

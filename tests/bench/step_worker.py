@@ -1,12 +1,13 @@
-"""The process of one variant of steps.py; prints what it measured as one JSON object."""
+"""The process of one variant of steps.py: a step for each line it reads, and then what it measured, as JSON."""
 
 import gc
 import hashlib
 import json
+import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
-from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
@@ -25,7 +26,7 @@ def policy_scope(variant: Variant, effort: Effort) -> Any:
     return ts.stash(policy, framework=framework, limits=limits, min_bytes=0 if effort.tiny else "64KiB")
 
 
-def work(variant: Variant, effort: Effort) -> Run:
+def work(variant: Variant, effort: Effort, say: Callable[[str], object]) -> Run:
     if variant.workload.startswith("paddle"):
         from paddle_workloads import PaddleWorkload as Workload
     else:
@@ -38,20 +39,22 @@ def work(variant: Variant, effort: Effort) -> Run:
     memory.reset_peak()
     floor = peak = memory.peak_bytes()
     seconds, cpu_seconds = [], []
-    for number in range(effort.steps):
+    say("ready")
+    for number, _ in enumerate(sys.stdin):
         memory.reset_peak()
         started, cpu_started = perf_counter(), process_time()
         workload.step(number, scope)
         seconds.append(perf_counter() - started)
         cpu_seconds.append(process_time() - cpu_started)
         peak = max(peak, memory.peak_bytes())
+        say("done")
     gradients = hashlib.sha256()
     for array in workload.gradients():
         gradients.update(array.tobytes())
     stats = scope.stats() if isinstance(scope, ts.Stash) else None
     return Run(
-        step_s=median(seconds[1:]),
-        cpu_s=median(cpu_seconds[1:]),
+        step_s=seconds[1:],
+        cpu_s=cpu_seconds[1:],
         activation_bytes=peak - floor,
         stashed_bytes=stats.stashed.nbytes / effort.steps if stats else 0.0,
         gradients=gradients.hexdigest(),
@@ -61,7 +64,13 @@ def work(variant: Variant, effort: Effort) -> Run:
 
 def main() -> None:
     variant, effort = map(json.loads, sys.argv[1:])
-    print(json.dumps(asdict(work(Variant(**variant), Effort(**effort)))))
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)  # what libraries print is no answer
+
+        def say(line: str) -> None:
+            print(line, file=answers)
+
+        say(json.dumps(asdict(work(Variant(**variant), Effort(**effort), say))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whole training steps, each variant in fresh processes of its own that take turns with those of the others."""
+"""Whole training steps, each variant in a fresh process of its own, which takes turns with the others, step by step."""
 
 import json
 import os
@@ -6,7 +6,8 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
@@ -70,7 +71,7 @@ class Effort:
     """How large, and how long, every run is.
 
     Args:
-        steps: of a process, 2 or more; the first is not timed.
+        steps: of a process, 2 or more; the first does not count.
         limit: most bytes under way in each direction, as text.
         directory: where payloads are spilled to.
         tiny: sizes that take a second.
@@ -87,17 +88,17 @@ class Run:
     """What one process measured.
 
     Args:
-        step_s: median duration of a step, in seconds.
-        cpu_s: median processor time of a step, of all threads, in seconds: says more than ``step_s`` on a machine
-            that others use.
+        step_s: duration of each step, in seconds.
+        cpu_s: processor time of each step, of all threads, in seconds: says more than ``step_s`` on a machine that
+            others use.
         activation_bytes: peak resident memory above libraries, model, gradients and optimizer state.
         stashed_bytes: bytes of a step that the policy's plan applies to.
         gradients: digest of the last step's gradients.
         stats: of the session; empty without one.
     """
 
-    step_s: float
-    cpu_s: float
+    step_s: Sequence[float]
+    cpu_s: Sequence[float]
     activation_bytes: int
     stashed_bytes: float
     gradients: str
@@ -111,18 +112,84 @@ class StepError(RuntimeError):
     """A training process failed; the message ends with what it wrote to its standard error."""
 
 
-def run(variant: Variant, effort: Effort) -> Run:
-    """Run the variant in a fresh process."""
-    command = [sys.executable, str(Path(__file__).with_name("step_worker.py"))]
-    command += [json.dumps(asdict(variant)), json.dumps(asdict(effort))]
-    done = subprocess.run(command, env=variant.environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise StepError(f"{variant}: exit status {done.returncode}\n{done.stderr[-3000:]}")
-    return Run(**json.loads(done.stdout.splitlines()[-1]))
+class Worker:
+    """A training process that makes a step when it is told to.
+
+    Args:
+        variant: what it does.
+        effort: how much.
+    """
+
+    def __init__(self, variant: Variant, effort: Effort) -> None:
+        self._variant = variant
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        command = [sys.executable, str(Path(__file__).with_name("step_worker.py"))]
+        command += [json.dumps(asdict(variant)), json.dumps(asdict(effort))]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, env=variant.environment(), stdin=pipe, stdout=pipe, stderr=self._complaints, text=True
+        )
+
+    def wait(self) -> str:
+        """Wait until what it was told is done, and return the line in which it says so.
+
+        Raises:
+            StepError: it has ended instead.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            self._complaints.seek(0)
+            raise StepError(f"{self._variant}: exit status {status}\n{self._complaints.read()[-3000:]}")
+        return line
+
+    def go(self) -> None:
+        """Make a step, and wait until it is made."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        self.wait()
+
+    def report(self) -> Run:
+        """Return what it has measured; it makes no more steps."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return Run(**json.loads(self.wait()))
+
+    def end(self) -> None:
+        """Be rid of the process, whatever it is at."""
+        with self._process, self._complaints:
+            self._process.kill()
+
+
+@contextmanager
+def workers(variants: Sequence[Variant], effort: Effort) -> Iterator[dict[Variant, Worker]]:
+    """Start processes, and wait until each is ready, one after the other."""
+    with ExitStack() as stack:
+        started = {}
+        for variant in variants:
+            started[variant] = Worker(variant, effort)
+            stack.callback(started[variant].end)
+            started[variant].wait()
+        yield started
+
+
+def run_together(variants: Sequence[Variant], effort: Effort) -> dict[Variant, Run]:
+    """Run variants at one time, each in a fresh process, of which one makes a step while the others wait.
+
+    Steps that are compared are seconds apart, so that a machine whose speed drifts is fair to all; every other turn
+    goes backwards.
+    """
+    with workers(variants, effort) as started:
+        for step in range(effort.steps):
+            for variant in variants if step % 2 else reversed(variants):
+                started[variant].go()
+        return {variant: worker.report() for variant, worker in started.items()}
 
 
 def take_turns(variants: Sequence[Variant], effort: Effort, *, rounds: int, minutes: float) -> Runs:
-    """Run every variant once per round, so that a machine whose speed drifts is fair to all.
+    """Run every variant once per round, together with those it is compared with.
 
     Args:
         variants: what to run, each once.
@@ -131,6 +198,9 @@ def take_turns(variants: Sequence[Variant], effort: Effort, *, rounds: int, minu
         minutes: after this time no further round is begun that would not end within it, by the longest so far.
     """
     runs: Runs = {variant: [] for variant in variants}
+    groups: dict[tuple[str, str, int], list[Variant]] = {}
+    for variant in variants:
+        groups.setdefault((variant.workload, variant.dtype, variant.threads), []).append(variant)
     begun, longest = monotonic(), 0.0
     for number in range(rounds):
         round_begun = monotonic()
@@ -138,29 +208,39 @@ def take_turns(variants: Sequence[Variant], effort: Effort, *, rounds: int, minu
             print(f"{number} of {rounds} rounds, for want of time", file=sys.stderr)
             break
         print(f"round {number + 1} of {rounds}, {len(variants)} runs: ", end="", file=sys.stderr)
-        for variant in variants:
-            runs[variant].append(run(variant, effort))
-            print(".", end="", file=sys.stderr, flush=True)
+        for group in groups.values():
+            for variant, run in run_together(group, effort).items():
+                runs[variant].append(run)
+                print(".", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
         longest = max(longest, monotonic() - round_begun)
     return runs
 
 
-def ratio(figure: Callable[[Run], float], runs: Sequence[Run], base: Sequence[Run]) -> float:
-    """Return the median, over the rounds, of a figure relative to what another variant had in the same round."""
-    return median(figure(ours) / figure(theirs) for ours, theirs in zip(runs, base, strict=True))
+Figure = Callable[[Run], Sequence[float]]
 
 
-def step_s(run: Run) -> float:
+def middle(figure: Figure, runs: Sequence[Run]) -> float:
+    """Return the median of a figure over all rounds."""
+    return median(value for run in runs for value in figure(run))
+
+
+def ratio(figure: Figure, runs: Sequence[Run], base: Sequence[Run]) -> float:
+    """Return the median of a figure relative to what another variant had in the same step of the same round."""
+    pairs = ((figure(ours), figure(theirs)) for ours, theirs in zip(runs, base, strict=True))
+    return median(our / their for pair in pairs for our, their in zip(*pair, strict=True))
+
+
+def step_s(run: Run) -> Sequence[float]:
     return run.step_s
 
 
-def cpu_s(run: Run) -> float:
+def cpu_s(run: Run) -> Sequence[float]:
     return run.cpu_s
 
 
-def activation_bytes(run: Run) -> float:
-    return run.activation_bytes
+def activation_bytes(run: Run) -> Sequence[float]:
+    return (run.activation_bytes,)
 
 
 def same_gradients(runs: Sequence[Run], base: Sequence[Run]) -> bool:
