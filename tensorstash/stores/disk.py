@@ -24,7 +24,7 @@ from tensorstash.stores.syscalls import Syscalls
 from tensorstash.workers import Workers
 
 _WORTH_A_THREAD = 2**20
-"""Bytes from which on summing beside writing takes less time than waking a thread."""
+"""Bytes from which on summing beside writing saves more time than waking a thread takes."""
 
 _SCATTERED = 64 * 2**10
 """Bytes from which on, up to a huge page, a buffer is of so many pages that the device would feel it."""
