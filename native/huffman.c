@@ -283,6 +283,17 @@ describe_tree(const uint8_t *lengths, int longest, uint8_t *tree)
     return 1 + direct;
 }
 
+/* Whether no code of bytes makes them an eightieth smaller: their entropy is at least that of order two, of 7.9 bits. */
+static int
+is_noise(const uint32_t *counts, size_t size)
+{
+    uint64_t squares = 0;
+    for (int s = 0; s < SYMBOLS; s++) {
+        squares += (uint64_t)counts[s] * counts[s];
+    }
+    return squares * 239 <= (uint64_t)size * size;
+}
+
 static size_t
 literals_header(size_t size)
 {
@@ -305,7 +316,7 @@ plan_block(const uint8_t *bytes, size_t size, Plan *plan)
         plan->nbytes = 1;
         return;
     }
-    if (size < FEWEST) {
+    if (size < FEWEST || is_noise(counts, size)) {
         return;
     }
     int longest = code_lengths(counts, lengths);

@@ -96,7 +96,8 @@ class Exponents:
         floats = float_bits(data, spec)
         widths = field_widths(floats.itemsize)
         sample = contiguous_sample(floats, _SAMPLE, runs=_SAMPLE_RUNS)
-        frames = {k: self._frames(floats, sample, k) for k in range(len(widths))}
+        ways = _ways(self.level)
+        frames = {k: self._frames(floats, sample, k, ways) for k in range(len(widths))}
         lengths = [
             total_size(stored) if stored else floats.size * width
             for stored, width in zip(frames.values(), widths, strict=True)
@@ -144,15 +145,16 @@ class Exponents:
             source.finish()
         return array
 
-    def _frames(self, floats: Array, sample: Array, k: int) -> list[Array]:
+    def _frames(self, floats: Array, sample: Array, k: int, ways: list[_Way]) -> list[Array]:
         """Return a field as frames by the way that does best on a sample, or nothing if none makes it smaller."""
-        nbytes = sample.size * field_widths(floats.itemsize)[k]
-        ways = _ways(self.level)
-        sizes = [total_size(way(sample, k)) for way in ways]
-        if min(sizes) * (_WORTH_ITS_TIME if self.level <= FAST_LEVELS else WORTHWHILE) > nbytes:
+        width = field_widths(floats.itemsize)[k]
+        tried = [way(sample, k) for way in ways]
+        sizes = [total_size(frames) for frames in tried]
+        if min(sizes) * (_WORTH_ITS_TIME if self.level <= FAST_LEVELS else WORTHWHILE) > sample.size * width:
             return []
-        frames = ways[0 if sizes[0] <= min(sizes) * _SLACK else 1](floats, k)
-        return frames if total_size(frames) * sample.size < nbytes * floats.size else []
+        best = 0 if sizes[0] <= min(sizes) * _SLACK else 1
+        frames = tried[best] if sample is floats else ways[best](floats, k)
+        return frames if total_size(frames) < floats.size * width else []
 
 
 class _Field:
@@ -183,11 +185,10 @@ def _ways(level: int) -> list[_Way]:
     """Return the ways to make frames of a field, the fastest first."""
     if level > FAST_LEVELS:
         return [partial(_library_frames, zstandard.ZstdCompressor(level=level))]
-    searching = partial(_library_frames, literal_context())
-    if native.functions is None:
-        return [searching]
-    without = partial(_huffman_frames, native.functions)
-    return [without, searching] if level > 1 else [without]
+    ways: list[_Way] = [] if native.functions is None else [partial(_huffman_frames, native.functions)]
+    if level > 1 or not ways:
+        ways.append(partial(_library_frames, literal_context()))
+    return ways
 
 
 def _huffman_frames(functions: native.Functions, floats: Array, k: int) -> list[Array]:

@@ -26,6 +26,7 @@ from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 MAGIC = b"TWO1"
+_FEW = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +76,9 @@ class TwoValued:
         """
         check_data(self, data, spec)
         bits = unsigned(data)
+        few = bits[:_FEW]
+        if not _pack(few, np.empty(2, bits.dtype), np.empty(-(-few.size // 8), np.uint8)):
+            return None  # most tensors show it at once: before memory for all of them is asked for
         payload = aligned_empty(HEADER_NBYTES + 2 * spec.itemsize + -(-bits.size // 8))
         Header(MAGIC, CODED, 0, bits.size).write(payload)
         pair = payload[HEADER_NBYTES : HEADER_NBYTES + 2 * spec.itemsize].view(bits.dtype)

@@ -130,6 +130,21 @@ def test_what_does_not_shrink_costs_a_few_bytes_and_what_is_equal_takes_them(siz
     assert len(written(np.full(size, 9, np.uint8))) <= 9 + 4 * blocks
 
 
+@pytest.mark.parametrize("spare", range(0, 40, 3))
+def test_a_room_that_is_too_small_is_refused_before_anything_is_beyond_it(spare: int) -> None:
+    assert native.functions is not None
+    for row in (np.random.default_rng(0).integers(0, 256, 5000, np.uint8), drawn(SHARES["wide"], 5000)):
+        guard, frames = 0xA5, np.full(row.size + 100, 0xA5, np.uint8)
+        try:
+            done, stored = native.functions.huffman_frames(row, 1, 0, 1, row.size, frames[: row.size + spare])
+        except ValueError:
+            stored = 0
+        else:
+            assert (done, read(frames[:stored].tobytes(), row.size)) == (row.size, row.tobytes())
+        assert (frames[row.size + spare :] == guard).all()
+        assert bool(stored) == (spare >= 21)
+
+
 def test_equal_bytes_give_equal_frames() -> None:
     row = drawn(SHARES["wide"], 200_000)
     assert written(row) == written(row.copy())
