@@ -31,7 +31,7 @@ from tensorstash.spec import TensorSpec, opaque_bytes
 MAGIC = b"SPR1"
 _PLAIN, _VALUES, _CODED = 0, 1, 2
 _TABLE_NBYTES = 24
-_EXPONENTS = Exponents()
+_EXPONENTS = Exponents(level=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
