@@ -30,7 +30,7 @@ kept_dealloc(PyObject *self)
 }
 
 /* Not tracked by the garbage collector, which would run more often for it: nothing it refers to knows of handles. */
-static PyTypeObject KeptType = {
+PyTypeObject KeptType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "tensorstash._native.Kept",
     .tp_basicsize = sizeof(Kept),

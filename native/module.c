@@ -24,7 +24,7 @@ fill(PyObject *module)
             return -1;
         }
     }
-    return 0;
+    return PyType_Ready(&KeptType);
 }
 
 static PyModuleDef_Slot slots[] = {

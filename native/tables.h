@@ -1,4 +1,4 @@
-/* The functions of every file here, as the one module offers them. */
+/* The functions of every file here, as the one module offers them, and the type of what they return. */
 
 #ifndef TENSORSTASH_TABLES_H
 #define TENSORSTASH_TABLES_H
@@ -14,5 +14,7 @@ extern PyMethodDef huffman_functions[];
 extern PyMethodDef integers_functions[];
 extern PyMethodDef masks_functions[];
 extern PyMethodDef sparse_functions[];
+
+extern PyTypeObject KeptType;
 
 #endif

@@ -36,6 +36,27 @@ def test_no_source_is_newer_than_the_module() -> None:
     assert not newer, f"install again: {newer} changed since the module was compiled"
 
 
+@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+def test_what_they_return_can_be_looked_at() -> None:
+    """By a debugger, say; in a process of its own, since what is not set up ends it."""
+    look = """
+import torch
+
+import tensorstash as ts
+
+with ts.stash(ts.Keep(), framework="torch") as session:
+    pack, unpack = session._hooks()
+    handle = pack(torch.ones(3))
+print(type(handle))
+print(handle, handle == pack(torch.ones(3)), len({handle, unpack}))
+"""
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("<class 'tensorstash._native.Kept'>\n<tensorstash._native.Kept object at"), (
+        done.stdout
+    )
+
+
 def test_a_broken_module_is_an_error_and_not_a_missing_one(tmp_path: Path) -> None:
     package = tmp_path / "tensorstash"
     shutil.copytree(ROOT / "tensorstash", package, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
