@@ -179,7 +179,7 @@ def compare(
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=minutes, help="begin no round that would end later")
-    parser.add_argument("--limit", default="32 MiB", help="bytes in flight and ahead, above the largest tensor")
+    parser.add_argument("--limit", default="48 MiB", help="bytes in flight and ahead; twice the largest tensor")
     parser.add_argument("--directory", default=DIRECTORY)
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
     parser.add_argument("--json", type=Path, help="write everything that was measured")

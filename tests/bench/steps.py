@@ -78,7 +78,7 @@ class Effort:
     """
 
     steps: int
-    limit: str = "32 MiB"
+    limit: str = "48 MiB"
     directory: str = DIRECTORY
     tiny: bool = False
 
