@@ -452,7 +452,7 @@ huffman_frames(PyObject *module, PyObject *args)
     if ((!is_plain && !is_field(size, start, width)) || words.len % size || count < 1 || count > 1 << 20) {
         PyErr_SetString(PyExc_ValueError, "expected bytes or floats, a field of them, and at most 2**20 to the frame");
     }
-    else if (!is_plain && (field = PyMem_RawMalloc((size_t)(count * width))) == NULL) {
+    else if ((field = PyMem_RawMalloc((size_t)(count * width))) == NULL) {
         PyErr_NoMemory();
     }
     else {
@@ -464,12 +464,15 @@ huffman_frames(PyObject *module, PyObject *args)
                 break;
             }
             const uint8_t *bytes = (const uint8_t *)words.buf + done * size;
-            if (!is_plain) {
+            /* Bytes are counted, and then coded: both from memory that nobody else may write to meanwhile. */
+            if (is_plain) {
+                memcpy(field, bytes, (size_t)here);
+            }
+            else {
                 cut_field(bytes, size, here, start, width, field);
-                bytes = field;
             }
             uint8_t *out = (uint8_t *)frames.buf + stored;
-            stored += write_frame(bytes, (size_t)(here * width), out) - out;
+            stored += write_frame(field, (size_t)(here * width), out) - out;
             done += here;
         }
         Py_END_ALLOW_THREADS

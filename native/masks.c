@@ -47,7 +47,7 @@ unpack_flags(const uint8_t *packed, Py_ssize_t count, uint8_t *flags)
             } \
             if (third && second == first) { \
                 Py_ssize_t place = 0; \
-                while (run[place] == first) { \
+                while (place < here - 1 && run[place] == first) { /* bounded: others may write meanwhile */ \
                     place++; \
                 } \
                 second = run[place]; \

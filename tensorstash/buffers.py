@@ -50,6 +50,18 @@ def whole_pages(nbytes: int) -> Array:
     return _POOL.take(nbytes)
 
 
+def lender(array: Array) -> Array:
+    """Return the array whose memory it is, which lives as long as any view of that memory.
+
+    >>> whole = aligned_empty(100)
+    >>> lender(whole[3:][4:]) is lender(whole)
+    True
+    """
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
 def copied(data: Array) -> Array:
     """Return a private copy of a run of bytes.
 

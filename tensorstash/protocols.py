@@ -11,6 +11,7 @@ CodecKind = Literal["array->array", "array->bytes", "bytes->bytes"]
 Tier = Literal["memory", "disk"]
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @runtime_checkable
@@ -244,16 +245,14 @@ class Backend(Protocol[T]):
 
 
 @runtime_checkable
-class SupportsSharedMemory(Protocol[T]):
+class SupportsSharedMemory(Protocol[T_co]):
     """A backend that puts tensors of the host side by side into one memory, as views of one tensor are."""
 
-    def memory(self, nbytes: int, alignment: int, /) -> tuple[T, Callable[[], T | None]]:
-        """Return uninitialised bytes whose address modulo 64 is ``alignment``, and what gives them again as long as a
-        tensor lies in them, None afterwards; it keeps nothing alive."""
-        ...
+    def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> T_co:
+        """Return what :meth:`Backend.from_host` does, but in ``memory`` from a byte on.
 
-    def place(self, data: Array, spec: TensorSpec, memory: T, start: int, /) -> T:
-        """Return what :meth:`Backend.from_host` does, with a version of its own, but in ``memory`` from a byte on."""
+        The tensor keeps the memory alive, and has an in-place version of its own.
+        """
         ...
 
 

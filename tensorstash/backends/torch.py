@@ -21,7 +21,6 @@ from tensorstash.backends.torch_layout import (
     CopiedArray,
     dense,
     elements,
-    host_memory,
     payload,
     placed,
     rebuilt,
@@ -142,11 +141,7 @@ class TorchBackend:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
         return rebuilt(data, spec, self._order(spec.shape, spec.strides))
 
-    def memory(self, nbytes: int, alignment: int, /) -> tuple[Tensor, Callable[[], Tensor | None]]:
-        """Return bytes of the host, and what gives them again as long as a tensor lies in them."""
-        return host_memory(nbytes, alignment)
-
-    def place(self, data: Array, spec: TensorSpec, memory: Tensor, start: int, /) -> Tensor:
+    def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> Tensor:
         """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
         return placed(data, spec, self._order(spec.shape, spec.strides), memory, start)
 

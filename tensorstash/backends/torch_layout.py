@@ -1,15 +1,13 @@
 """Between the memory of PyTorch tensors and NumPy arrays: distinct elements out, exact layouts back in."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from tensorstash.buffers import Array, adopted, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec
@@ -77,41 +75,20 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
         return _laid_out(memory, spec)
 
 
-def host_memory(nbytes: int, alignment: int) -> tuple[Tensor, Callable[[], Tensor | None]]:
-    """Return bytes of the host, and what gives them again as long as a tensor lies in them, None afterwards.
-
-    Args:
-        nbytes: how many; they are uninitialised.
-        alignment: their address modulo :data:`~tensorstash.spec.ALIGNMENT`.
-    """
-    with DisableTorchFunction(), _DisableTorchDispatch():
-        memory = torch.from_numpy(aligned_empty(nbytes, alignment))
-    known: Any = StorageWeakRef(memory.untyped_storage())  # type: ignore[no-untyped-call]
-
-    def again() -> Tensor | None:
-        storage: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(known.cdata)
-        if storage is None:
-            return None
-        with DisableTorchFunction(), _DisableTorchDispatch():
-            return torch.empty(0, dtype=torch.uint8).set_(storage)  # with an in-place version of its own
-
-    return memory, again
-
-
-def placed(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Tensor, start: int) -> Tensor:
+def placed(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Array, start: int) -> Tensor:
     """Write elements into memory, and return a detached tensor there with the exact layout of ``spec``.
 
     Args:
         data: distinct elements in memory order, as carrier bits.
         spec: the layout.
         order: ``memory_order(spec.shape, spec.strides)``.
-        memory: bytes of the host.
+        memory: bytes of the host, which live as long as a tensor lies in them.
         start: the byte at which the first element goes.
     """
+    stop = start + order.span * spec.itemsize
+    _write(data, spec, order, memory[start:stop])
     with DisableTorchFunction(), _DisableTorchDispatch(), torch.no_grad():
-        run = memory[start : start + order.span * spec.itemsize]
-        _write(data, spec, order, run.numpy())
-        return _laid_out(run, spec)
+        return _laid_out(torch.from_numpy(memory)[start:stop], spec)  # with an in-place version of its own
 
 
 def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 from weakref import ref
 
-from tensorstash.buffers import Array
+from tensorstash.buffers import Array, aligned_empty, lender
 from tensorstash.protocols import SupportsSharedMemory
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_block
 
@@ -103,15 +103,16 @@ class Table:
         backend: the framework's adapter.
     """
 
-    __slots__ = ("_columns", "_first", "_lock", "_memory", "_stop", "_taken", "backend")
+    __slots__ = ("_columns", "_first", "_lock", "_memory", "_run", "_stop", "_taken", "backend")
 
     def __init__(self, backend: SupportsSharedMemory[Any]) -> None:
         self.backend = backend
         self._columns: list[ref[Column]] = []
         self._lock = threading.Lock()
-        self._memory: Callable[[], Any] = _nothing
+        self._memory: Callable[[], Array | None] = _nothing
         self._taken: list[Strip] = []
         self._first = self._stop = 0
+        self._run = slice(0)
 
     def add(self, strip: Strip) -> Column | None:
         """Return the place of a strip among the others.
@@ -126,7 +127,7 @@ class Table:
             self._columns.append(ref(column))
         return column
 
-    def place(self, strip: Strip, spec: TensorSpec) -> tuple[Any, int]:
+    def place(self, strip: Strip, spec: TensorSpec) -> tuple[Array, int]:
         """Return memory for a strip, and where in it a tensor of ``spec`` goes, in bytes.
 
         That place is nobody else's as long as the memory is there.
@@ -134,18 +135,21 @@ class Table:
         with self._lock:
             memory = self._memory()
             if memory is None or not self._is_free(strip):
-                memory = self._begin(strip, spec)
+                memory = self._renew(strip, spec)
             self._taken.append(strip)
-            return memory, (strip.start - self._first) * spec.itemsize
+            return memory[self._run], (strip.start - self._first) * spec.itemsize
 
-    def _begin(self, strip: Strip, spec: TensorSpec) -> Any:
+    def _renew(self, strip: Strip, spec: TensorSpec) -> Array:
         """Return memory for all that are live now, and know it from now on."""
         strips = [column.strip for column in self._live()]
         first, stop = min(one.start for one in strips), max(one.stop() for one in strips)
         size, period = strip.block[0]
         nbytes = ((size - 1) * period + stop - first) * spec.itemsize
         alignment = (spec.alignment - (strip.start - first) * spec.itemsize) % ALIGNMENT
-        memory, self._memory = self.backend.memory(nbytes, alignment)
+        run = aligned_empty(nbytes, alignment)
+        memory = lender(run)
+        begin = run.ctypes.data - memory.ctypes.data
+        self._memory, self._run = ref(memory), slice(begin, begin + nbytes)
         self._first, self._stop, self._taken = first, stop, []
         return memory
 

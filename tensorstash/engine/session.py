@@ -1,7 +1,7 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tensorstash.engine.ahead import NEAR_BYTES, ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.capture import Capture
-from tensorstash.engine.columns import Column, Strip
+from tensorstash.engine.columns import Strip
 from tensorstash.engine.copies import Copies
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.latest import Latest
@@ -195,14 +195,16 @@ class Session(Generic[T]):
                 assert isinstance(now, Passage)
                 passage, measured = now, False
         version = self.backend.version(tensor)
-        content = self._content(tensor, spec, version, passage)
+        token, start = self.backend.storage(tensor)
+        content = token, start, memory_block(spec.shape, spec.strides), spec.dtype, version, passage.plan
         with self._lock:
             tape = self._current_tape()
             payload = tape.find(content)
             is_new = payload is None
             if payload is None:
                 payload = self._payload(self.backend.detached(tensor), spec, version, passage)
-                payload.column = self._column(tensor, spec, version, passage, tape)
+                if passage.shared_memory is not None and (strip := Strip.of(spec, start)) is not None:
+                    payload.column = tape.column((token, spec.dtype, version), strip, passage.shared_memory)
                 tape.add(content, payload)
             payload.users += 1
         handle = Stashed(state, payload, tape, spec)
@@ -223,13 +225,6 @@ class Session(Generic[T]):
             return Payload(Capture(passage, self.backend, source, spec, version, ledger), ahead, self._patience)
         capture = StreamedCapture(passage, self.backend, source, spec, version, ledger, self._copies)
         return StreamedPayload(capture, ahead, self._patience)
-
-    def _column(self, tensor: T, spec: TensorSpec, version: int, passage: Passage[T], tape: Tape) -> Column | None:
-        if passage.shared_memory is None:
-            return None
-        token, start = self.backend.storage(tensor)
-        strip = Strip.of(spec, start)
-        return None if strip is None else tape.column((token, spec.dtype, version), strip, passage.shared_memory)
 
     def _current_tape(self) -> Tape:
         if self._state.was_asked:
@@ -302,10 +297,6 @@ class Session(Generic[T]):
         if store is None:
             store = self._stores[config] = config.open()
         return store
-
-    def _content(self, tensor: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Hashable:
-        token, start = self.backend.storage(tensor)
-        return token, start, memory_block(spec.shape, spec.strides), spec.dtype, version, passage.plan
 
 
 def _capture(payload: ref[Payload]) -> None:

@@ -89,8 +89,8 @@ class Quantize(Policy):
         bits: per element: 2, 4 or 8, or ``"auto"``.
         budget: for ``"auto"``, and only there: bits per element on average, from 2 to 8; 4 if left out.
         group_size: elements along the last dimension that share a scale and an offset.
-        rounding: ``"nearest"``; ``"stochastic"``, which is right on average; or ``"auto"``: nearest for 8 bits, and
-            stochastic for fewer, where errors that all lean one way add up over the layers.
+        rounding: ``"nearest"``; ``"stochastic"``, which is right on average; or ``"auto"``: nearest with 8 bits, and
+            stochastic with fewer or ``bits="auto"``, since errors that all lean one way add up over the layers.
         seed: of stochastic rounding; the user's random state is never touched.
 
     Raises:

@@ -26,7 +26,7 @@ NONE, RECOMPUTE = "none", "recompute"
 ALLOCATORS = ("default", "advised", "threshold")
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
 
-RESIDENT_MIB = {"gpt": 24, "gpt_dropout": 32, "resnet": 200, "paddle_gpt": 0}
+RESIDENT_MIB = {"gpt": 24, "gpt_dropout": 16, "resnet": 200, "paddle_gpt": 0}
 """How much of the latest activations a spilling policy may leave in memory, by workload: what its bar has room for."""
 
 _ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")

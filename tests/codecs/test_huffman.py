@@ -1,5 +1,7 @@
 """The frames written here are frames of Zstandard: the library reads them, and they are as small as its own."""
 
+import threading
+
 import numpy as np
 import pytest
 import zstandard
@@ -170,3 +172,34 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="expected"):
             functions.huffman_frames(*arguments)
+
+
+def test_nothing_is_written_beyond_the_room_while_others_write_to_the_source() -> None:
+    """Which is a program's mistake, and gets its error later; until then its memory stays whole."""
+    size = 100_000
+    rng = np.random.default_rng(0)
+    high = rng.integers(1, 256, size).astype(np.uint8)
+    low = np.where(rng.random(size) < 0.02, high, 0).astype(np.uint8)
+    data, room = low.copy(), np.empty(2 * size, np.uint8)
+    bound = size + 64 + size // 64
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            for content in (low, high):
+                for _ in range(20):  # about as long as a block is being counted, or coded
+                    np.copyto(data, content)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert native.functions is not None
+    try:
+        for _ in range(4000):
+            room[bound:] = 0xA5
+            _, stored = native.functions.huffman_frames(data, 1, 0, 1, size, room[:bound])
+            assert stored <= bound
+            assert (room[bound:] == 0xA5).all()
+            assert len(zstandard.ZstdDecompressor().decompress(room[:stored].tobytes())) == size
+    finally:
+        done.set()
+        writer.join()

@@ -1,15 +1,15 @@
 """Parts of a split that are saved one by one come back in one memory, where none disturbs another."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F  # noqa: N812 (the name every PyTorch program has for it)
 
 import tensorstash as ts
-from tensorstash.backends import torch_layout
+from tensorstash.engine import columns
 from tensorstash.spec import ALIGNMENT
 
 SPILL, LOSSY = ts.DiskSpill(), ts.Quantize(8)
@@ -17,6 +17,11 @@ SPILL, LOSSY = ts.DiskSpill(), ts.Quantize(8)
 
 def storage(tensor):
     return tensor.untyped_storage().data_ptr()
+
+
+def memory_of(handle):
+    """Return what gives the memory that a part came back in, if it is still there."""
+    return handle._payload.column._table._memory
 
 
 def saved(parts, policy=SPILL):
@@ -155,26 +160,26 @@ def test_the_same_part_twice_is_never_the_same_memory():
 def test_the_memory_goes_with_the_last_part(no_gc):
     unpack, handles = saved(table().chunk(3, 1))
     one = unpack(handles[0])
-    memory = StorageWeakRef(one.untyped_storage())
+    memory = memory_of(handles[0])
     other = unpack(handles[1])
     del one
-    assert not memory.expired()
+    assert memory() is not None
     third = unpack(handles[2])
     del other
-    assert not memory.expired()
+    assert memory() is not None
     del third
-    assert memory.expired()
+    assert memory() is None
     assert torch.equal(unpack(handles[1]), table().chunk(3, 1)[1])
 
 
 def test_nobody_keeps_a_part_of_a_dropped_graph(no_gc):
     unpack, handles = saved(table().chunk(3, 1))
     tensor = unpack(handles[0])
-    memory = StorageWeakRef(tensor.untyped_storage())
+    memory = memory_of(handles[0])
     del handles, unpack
-    assert not memory.expired()
+    assert memory() is not None
     del tensor
-    assert memory.expired()
+    assert memory() is None
 
 
 def test_where_memory_runs_out_the_next_request_finds_all_as_it_was(monkeypatch):
@@ -186,7 +191,7 @@ def test_where_memory_runs_out_the_next_request_finds_all_as_it_was(monkeypatch)
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch_layout, "aligned_empty", no_memory)
+        patch.setattr(columns, "aligned_empty", no_memory)
         with pytest.raises(MemoryError):
             unpack(handles[0])
     other, again = unpack(handles[1]), unpack(handles[0])
@@ -256,7 +261,7 @@ def test_a_memory_is_not_begun_while_another_is(monkeypatch):
     unpack, handles = saved(parts)
     back = []
     other = threading.Thread(target=lambda: back.append(unpack(handles[1])))
-    begin = torch_layout.aligned_empty
+    begin = columns.aligned_empty
 
     def meanwhile(*arguments):
         if other.ident is None:
@@ -265,7 +270,7 @@ def test_a_memory_is_not_begun_while_another_is(monkeypatch):
         return begin(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch_layout, "aligned_empty", meanwhile)
+        patch.setattr(columns, "aligned_empty", meanwhile)
         back.append(unpack(handles[0]))
         other.join()
     assert storage(back[0]) == storage(back[1])
@@ -300,3 +305,27 @@ def test_attention_has_the_gradients_it_has_without_hooks(policy):
     stash = ts.stash(policy, framework="torch", min_bytes=0)
     for ours, theirs in zip(gradients(stash), gradients(None), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, on its way into jvp
+@pytest.mark.parametrize("transform", ["jvp", "grad", "vmap"])
+def test_parts_are_asked_for_inside_a_transform(transform):
+    weight, direction = torch.randn(8, 12, requires_grad=True), torch.randn(2, 8, 4)
+
+    def run(stash):
+        with stash as session:
+            first, second, third = (weight * 2.0).chunk(3, 1)
+            product = first * second * third
+        if session is not None:
+            session.drain()
+
+        def backward(v):
+            return torch.autograd.grad(product, weight, v, retain_graph=True)[0]
+
+        if transform == "jvp":
+            return torch.func.jvp(backward, (direction[0],), (direction[1],))[1]
+        if transform == "grad":
+            return torch.func.grad(lambda v: backward(v).square().sum())(direction[0])
+        return torch.func.vmap(backward)(direction)
+
+    assert torch.equal(run(ts.stash(SPILL, framework="torch", min_bytes=0)), run(nullcontext()))
