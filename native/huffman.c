@@ -449,14 +449,14 @@ huffman_frames(PyObject *module, PyObject *args)
     Py_ssize_t done = 0, stored = 0;
     uint8_t *field = NULL;
     int is_plain = size == 1 && start == 0 && width == 1;
+    Py_ssize_t total = size > 0 ? words.len / size : 0;
     if ((!is_plain && !is_field(size, start, width)) || words.len % size || count < 1 || count > 1 << 20) {
         PyErr_SetString(PyExc_ValueError, "expected bytes or floats, a field of them, and at most 2**20 to the frame");
     }
-    else if ((field = PyMem_RawMalloc((size_t)(count * width))) == NULL) {
+    else if ((field = PyMem_RawMalloc((size_t)((total < count ? total : count) * width))) == NULL) {
         PyErr_NoMemory();
     }
     else {
-        Py_ssize_t total = words.len / size;
         Py_BEGIN_ALLOW_THREADS
         while (done < total) {
             Py_ssize_t here = total - done < count ? total - done : count;

@@ -104,12 +104,7 @@ def is_private(array: Array) -> bool:
     >>> is_private(np.zeros(3)), is_private(borrowed(np.zeros(3))), is_private(np.frombuffer(b"abc", np.uint8)[1:])
     (True, False, True)
     """
-    if array.flags.writeable:
-        return True
-    base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return isinstance(base, bytes)
+    return array.flags.writeable or isinstance(lender(array).base, bytes)
 
 
 def as_bytes(array: Array) -> Array:

@@ -1,4 +1,4 @@
-"""With what is compiled, and without: Python and NumPy define what is done."""
+"""What all tests share: with what is compiled and without, and little to do for the garbage collector."""
 
 import gc
 

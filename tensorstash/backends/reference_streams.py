@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 
-from tensorstash.buffers import Array
+from tensorstash.buffers import Array, lender
 from tensorstash.protocols import Undo
 from tensorstash.reference import Tensor, streams
 
@@ -41,9 +41,7 @@ def _bytes(tensor: Tensor) -> Array:
 
 def _bare(array: Array) -> Array:
     """Return the same memory without what gives it back to its pool: a device keeps nothing alive."""
-    base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
+    base: object = lender(array).base
     if not isinstance(base, memoryview):
         return array
     whole: Array = np.frombuffer(base, np.uint8)

@@ -19,6 +19,7 @@ _SAMPLE_SHARE = 16
 _LARGEST_SAMPLE = 1 << 16
 _MIN_SAMPLED = 1 << 15
 _SLACK = 1.06
+"""How much larger the result of the faster of two ways may be."""
 
 WORTHWHILE = 1.04
 """How many times smaller a sample has to get for the rest to be compressed."""
@@ -45,26 +46,34 @@ class Compressor:
     Making a context costs about 10 us, which is little for the 64 KiB and more that are worth compressing.
 
     Args:
-        level: Zstandard's compression level; up to 0, and above 3, no other context is faster, or smaller.
+        level: Zstandard's compression level; up to 0, and above 3, no other way is faster, or smaller.
     """
 
     def __init__(self, level: int) -> None:
         context = zstandard.ZstdCompressor(level=level)
-        self._ways: list[Callable[[Array], list[Array]]] = [lambda row: _library_frames(context, row)]
-        if 1 <= level <= FAST_LEVELS:
-            self._ways.append(literal_frames)
+        self._ways: list[Callable[[Array], list[Array]]] = [literal_frames] if 1 <= level <= FAST_LEVELS else []
+        self._ways.append(lambda row: _library_frames(context, row))
 
     def compress(self, row: Array) -> list[Array]:
         """Return a run of bytes as frames of :data:`FRAME` bytes, or as it is if it, or a sample, gets no smaller."""
-        way = self._ways[0]
+        way = self._ways[-1]
         if row.size >= _MIN_SAMPLED:
             sample = contiguous_sample(row, row.size // _SAMPLE_SHARE)
             sizes = [total_size(way(sample)) for way in self._ways]
             if min(sizes) * WORTHWHILE > sample.size:
                 return [row]
-            way = self._ways[-1 if sizes[-1] <= sizes[0] * _SLACK else 0]
+            way = self._ways[choice(sizes)]
         frames = way(row)
         return frames if total_size(frames) < row.size else [row]
+
+
+def choice(sizes: list[int]) -> int:
+    """Return which of one or two ways to take, of which the first is the faster, by the bytes of a sample.
+
+    >>> choice([105, 100]), choice([107, 100]), choice([100])
+    (0, 1, 0)
+    """
+    return 0 if sizes[0] <= min(sizes) * _SLACK else 1
 
 
 def total_size(frames: list[Array]) -> int:

@@ -10,7 +10,15 @@ import zstandard
 
 from tensorstash import native
 from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.entropy import FAST_LEVELS, WORTHWHILE, Decompressor, contiguous_sample, frame_of, total_size
+from tensorstash.codecs.entropy import (
+    FAST_LEVELS,
+    WORTHWHILE,
+    Decompressor,
+    choice,
+    contiguous_sample,
+    frame_of,
+    total_size,
+)
 from tensorstash.codecs.fields import field_start, field_widths, float_bits, join_fields, take_fields
 from tensorstash.codecs.literals import huffman_frames, literal_context
 from tensorstash.codecs.payload import (
@@ -34,7 +42,6 @@ _PLAIN, _FIELDS = 0, 1
 _SAMPLE = 1 << 14
 _SAMPLE_RUNS = 8
 _WORTH_ITS_TIME = 1.12
-_SLACK = 1.06
 
 _Way = Callable[[Array, int], list[Array]]
 
@@ -152,7 +159,7 @@ class Exponents:
         sizes = [total_size(frames) for frames in tried]
         if min(sizes) * (_WORTH_ITS_TIME if self.level <= FAST_LEVELS else WORTHWHILE) > sample.size * width:
             return []
-        best = 0 if sizes[0] <= min(sizes) * _SLACK else 1
+        best = choice(sizes)
         frames = tried[best] if sample is floats else ways[best](floats, k)
         return frames if total_size(frames) < floats.size * width else []
 

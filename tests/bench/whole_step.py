@@ -1,6 +1,6 @@
 """Whole training steps on the CPU under DiskSpill, against no hooks and against recomputation, with the bars to meet.
 
-    python tests/bench/whole_step.py                       # every workload, 1 and 2 threads, 12 minutes
+    python tests/bench/whole_step.py                       # every workload, 1 and 2 threads, 20 minutes a round
     python tests/bench/whole_step.py --workload gpt --threads 1 --method "quantize:bits=8" --allocator threshold
 
 Prints a Markdown table and what its columns mean. Exits with 1 if gradients are not bitwise those without hooks.
