@@ -38,8 +38,9 @@ class MemorySpace:
         self.capacity_bytes: int | None = None
         self._allocated = 0
         self._peak = 0
-        # Releasing may happen inside reserve when collection runs there.
         self._lock = threading.RLock()
+        # What was freed and is not yet subtracted: finalizers, which run in the middle of anything, take no lock.
+        self._freed: deque[int] = deque()
         # Blocks that can be handed out again, by the stream they were allocated for, and those that came back since.
         self._free: defaultdict[Stream, list[Array]] = defaultdict(list)
         self._returned: deque[tuple[Stream, Array, list[Event]]] = deque()
@@ -47,7 +48,10 @@ class MemorySpace:
 
     @property
     def allocated_bytes(self) -> int:
-        return self._allocated
+        with self._lock:
+            while self._freed:
+                self._allocated -= self._freed.popleft()
+            return self._allocated
 
     @property
     def peak_bytes(self) -> int:
@@ -56,7 +60,7 @@ class MemorySpace:
     def reset_peak(self) -> None:
         """Let the peak start again from what is allocated now."""
         with self._lock:
-            self._peak = self._allocated
+            self._peak = self.allocated_bytes
 
     def reserve(self, nbytes: int) -> None:
         """Account for an allocation.
@@ -65,7 +69,7 @@ class MemorySpace:
             OutOfMemoryError: the capacity would be exceeded; nothing is accounted.
         """
         with self._lock:
-            allocated, capacity = self._allocated, self.capacity_bytes
+            allocated, capacity = self.allocated_bytes, self.capacity_bytes
             fits = capacity is None or allocated + nbytes <= capacity
             if fits:
                 self._allocated += nbytes
@@ -76,9 +80,8 @@ class MemorySpace:
             )
 
     def release(self, nbytes: int) -> None:
-        """Account for a freed allocation."""
-        with self._lock:
-            self._allocated -= nbytes
+        """Account for a freed allocation; safe in a finalizer."""
+        self._freed.append(nbytes)
 
     def take(self, nbytes: int, stream: Stream) -> Array:
         """Return a block for work in ``stream``: the one freed last of those of that size, else a new one."""

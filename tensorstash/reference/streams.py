@@ -9,6 +9,7 @@ PyTorch and Paddle do, and overwritten there: whoever still uses it without an o
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from collections import deque
@@ -156,7 +157,7 @@ class _Timeline:
         self._lock = threading.RLock()
 
     def submit(self, stream: Stream, work: Work | Event) -> None:
-        with self._lock:
+        with self._working():
             self.leave(stream, work)
             self.advance()
 
@@ -167,22 +168,42 @@ class _Timeline:
 
     def runnable(self) -> list[Stream]:
         streams = sorted(self._busy, key=lambda stream: stream.serial)
-        self._busy.difference_update([stream for stream in streams if not stream.queue])
+        for stream in streams:
+            if not stream.queue:
+                self._busy.discard(stream)
+                if stream.queue:  # left there meanwhile by a finalizer, perhaps on another thread
+                    self._busy.add(stream)
         return [stream for stream in streams if stream.can_work()]
 
     def advance(self) -> None:
         """Let the device work for as long as the schedule wants it to."""
-        with self._lock:
+        with self._working():
             while self.schedule is not None and not self.schedule.pauses() and (streams := self.runnable()):
                 self.schedule.pick(streams).step()
 
     def work_until(self, is_done: Callable[[], bool]) -> None:
-        with self._lock:
+        with self._working():
             while not is_done():
                 streams = self.runnable()
                 assert streams, "somebody waits for work that waits for itself, or was never submitted"
                 assert self.schedule is not None, "somebody waits for work of a schedule that has ended"
                 self.schedule.pick(streams).step()
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Do what the device does, on this thread alone and in one go.
+
+        No garbage is collected meanwhile: a finalizer that waits for the device would have it go on to its next piece
+        of work in the middle of one. A real device works beside the program and has no such middle.
+        """
+        with self._lock:
+            was_enabled = gc.isenabled()
+            gc.disable()
+            try:
+                yield
+            finally:
+                if was_enabled:
+                    gc.enable()
 
     def finish(self) -> None:
         """Do all work there is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -63,6 +64,44 @@ def test_streams_keep_their_order_and_wait_for_events(lazy: None) -> None:
 def test_waiting_for_what_can_never_come_is_an_error(lazy: None) -> None:
     with pytest.raises(AssertionError, match="waits for itself, or was never submitted"):
         streams.Event().synchronize()
+
+
+def test_a_finalizer_that_waits_for_the_device_does_not_run_in_the_middle_of_its_work(lazy: None) -> None:
+    class Waits:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            side.synchronize()
+
+    done: list[str] = []
+    stream, side = Stream("sim:0"), Stream("sim:0")
+
+    def work() -> None:
+        done.append("begins")
+        assert [[] for _ in range(20_000)], "containers, which make the interpreter collect garbage"
+        done.append("ends")
+
+    gc.collect()
+    stream.submit(work)
+    side.submit(lambda: done.append("beside"))
+    Waits()
+    stream.synchronize()
+    assert done[done.index("begins") + 1] == "ends"
+
+
+def test_freeing_memory_waits_for_no_other_thread() -> None:
+    space = ref.memory("sim:0")
+    before = space.allocated_bytes
+    space.reserve(16)
+    thread = threading.Thread(target=space.release, args=[16])
+    with space._lock:
+        thread.start()
+        thread.join(timeout=10)
+        is_waiting = thread.is_alive()
+    thread.join()
+    assert not is_waiting
+    assert space.allocated_bytes == before
 
 
 def test_schedules_do_not_nest(lazy: None) -> None:
