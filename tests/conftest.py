@@ -1,10 +1,17 @@
 """What all tests share: with what is compiled and without, and little to do for the garbage collector."""
 
 import gc
+from pathlib import Path
 
 import pytest
 
 from tensorstash import native
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Import no script in search of doctests: those are in the package alone."""
+    is_script = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return is_script or None
 
 
 def pytest_collection_finish() -> None:
