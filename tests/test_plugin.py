@@ -34,7 +34,8 @@ def run(installed: dict[str, str], *arguments: str) -> str:
 
 
 def test_its_own_suites_pass(installed: dict[str, str]) -> None:
-    out = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    examples = ["--doctest-modules", "--pyargs", "tests", "tensorstash_pages"]
+    out = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", *examples)
     passed = re.search(r"(\d+) passed", out)
     assert passed is not None
     assert int(passed[1]) > 60, out
