@@ -1,68 +1,135 @@
-"""The comparison run and the benchmarks of whole trainings, in sizes that take seconds."""
+"""The comparison run and the benchmarks of whole trainings, in sizes that take seconds.
+
+What measures a process runs in processes of its own; other scripts run here, where the frameworks are imported already.
+"""
 
 import json
+import os
 import re
+import runpy
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import pytest
+import torch
+from quality_worker import work
+from sklearn.datasets import load_digits
+from step_worker import policy_scope
+from steps import NONE, RECOMPUTE, Effort
+from steps import Variant as StepVariant
+from torch_workloads import TorchWorkload
 
+from benchmarks.__main__ import main
+from benchmarks.data import Digits
 from benchmarks.runner import WorkerError, measure
-from benchmarks.variants import Variant
+from benchmarks.variants import Variant, advice
+from tensorstash.allocator import advised_environment
 
 ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / "tests" / "bench"
 
 LOSSLESS = "compress | disk_spill"
 LOSSY = "quantize:bits=8"
 
-
-def compare(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "benchmarks", "--quick", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+RunHere = Callable[..., str]
 
 
-@pytest.mark.parametrize("framework", ["torch", "paddle"])
-def test_the_comparison_trains_under_each_policy(framework: str, tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    done = compare("--framework", framework, "--policy", LOSSLESS, "--policy", LOSSY, "--json", str(report))
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[RunHere]:
+    """Run a script as its command line would, but in this process, and return what it prints."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    for name in ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG"):  # what scripts set
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                runpy.run_path(str(BENCH / name), run_name="__main__")
+            except SystemExit as end:
+                status = end.code
+            else:
+                status = 0
+        assert not status
+        return capsys.readouterr().out
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+def script(*arguments: str, environment: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run ``python`` with these arguments, in a process of its own."""
+    command = [sys.executable, "-W", "ignore", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
+    return done
 
-    measurements = json.loads(report.read_text())["measurements"]
-    by_policy = {m["variant"]["policy"]: m for m in measurements}
-    assert list(by_policy) == ["none", LOSSLESS, LOSSY]
-    baseline = by_policy["none"]
-    assert by_policy[LOSSLESS]["gradients_sha256"] == baseline["gradients_sha256"]
-    assert by_policy[LOSSLESS]["final_loss"] == baseline["final_loss"]
-    assert 0 < by_policy[LOSSY]["gradient_difference"] < 0.5
-    assert all(by_policy[policy]["details"]["stats"]["stashed"]["tensors"] > 0 for policy in (LOSSLESS, LOSSY))
-    assert all(m["activation_bytes"] > 0 and m["step_seconds"] > 0 for m in measurements)
+
+@pytest.mark.parametrize(("framework", "policies"), [("torch", [LOSSLESS]), ("paddle", [LOSSLESS, LOSSY])])
+def test_the_comparison_trains_under_each_policy(framework: str, policies: list[str], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["--quick", "--framework", framework, "--steps", "2", "--json", str(report)]
+    # Where our environment is the advised one, nothing is run in another.
+    environment = advised_environment(os.environ) if framework == "torch" else dict(os.environ)
+    others = 1 if framework == "paddle" and advice() else 0
+    lines = [argument for policy in policies for argument in ("--policy", policy)]
+    done = script("-m", "benchmarks", *arguments, *lines, environment=environment)
+
+    baseline, *rest = json.loads(report.read_text())["measurements"]
+    assert [m["variant"]["policy"] for m in (baseline, *rest)] == ["none", *["none"] * others, *policies]
+    assert [m["variant"]["advised"] for m in (baseline, *rest)] == [True, *[False] * others, *[True] * len(policies)]
+    for measured in (baseline, *rest):
+        assert measured["activation_bytes"] > 0
+        assert measured["step_seconds"] > 0
+        if measured["variant"]["policy"] == LOSSY:
+            assert 0 < measured["gradient_difference"] < 0.5
+        else:
+            assert measured["gradients_sha256"] == baseline["gradients_sha256"]
+            assert measured["final_loss"] == baseline["final_loss"]
+    assert all(m["details"]["stats"]["stashed"]["tensors"] > 0 for m in rest[others:])
 
     rows = [line for line in done.stdout.splitlines() if line.startswith(f"| {framework}")]
-    assert len(rows) == len(measurements)
-    assert "bitwise equal" in next(row for row in rows if "compress" in row)
-    assert "differ by" in next(row for row in rows if "quantize" in row)
-    assert f"{3 * len(measurements)}/{3 * len(measurements)}" in done.stderr
+    assert len(rows) == 1 + len(rest)
+    for row in rows[1:]:
+        assert ("differ by" if "quantize" in row else "bitwise equal") in row
+    assert f"{2 * len(rows)}/{2 * len(rows)}" in done.stderr
 
 
-def test_a_policy_that_does_not_exist_is_refused_before_anything_runs() -> None:
-    done = compare("--policy", "qantize:bits=8")
-    assert done.returncode == 2
-    assert "did you mean 'quantize'" in done.stderr
+def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--quick", "--policy", "qantize:bits=8"])
+    assert end.value.code == 2
+    assert "did you mean 'quantize'" in capsys.readouterr().err
 
 
 def test_a_training_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None:
-    variant = Variant("torch", f"disk_spill:directory={tmp_path / 'missing'}")
+    variant = Variant("paddle", f"disk_spill:directory={tmp_path / 'missing'}")
     gradients = tmp_path / "gradients.npz"
-    with pytest.raises(WorkerError, match=r"^torch, disk_spill.*: exit status 1\n") as failure:
+    with pytest.raises(WorkerError, match=r"^paddle, disk_spill.*: exit status 1\n") as failure:
         measure(variant, steps=2, quick=True, gradients=gradients, reference=gradients, on_step=str)
     assert str(tmp_path / "missing") in str(failure.value).splitlines()[-1]
 
 
-def test_steps_on_a_device_are_measured_for_every_method(tmp_path: Path) -> None:
-    sizes = "--width=64 --depth=5 --heads=2 --vocabulary=128 --batch=4 --length=80 --rounds=1 --steps=1"
+def test_digits_are_those_of_scikit_learn() -> None:
+    theirs, ours = load_digits(), Digits(scale=2)
+    images, labels = ours.batch(len(theirs.images), seed=0)
+    chosen = np.random.default_rng(0).integers(0, len(theirs.images), len(theirs.images))
+    assert np.array_equal(labels, theirs.target[chosen])
+    enlarged = theirs.images[chosen].repeat(2, axis=1).repeat(2, axis=2)
+    assert np.allclose(images[:, 0], (enlarged - theirs.images.mean()) / theirs.images.std(), atol=1e-6)
+
+
+def test_steps_on_a_device_are_measured_for_every_method(run_here: RunHere, tmp_path: Path) -> None:
+    sizes = "--width=64 --depth=3 --heads=2 --vocabulary=64 --batch=4 --length=64 --rounds=1 --steps=1"
     files = ["--directory", str(tmp_path), "--json", str(tmp_path / "rows"), "--markdown", str(tmp_path / "table")]
-    script(["gpu_step.py", "--device", "cpu", *sizes.split(), *files])
+    run_here("gpu_step.py", "--device", "cpu", *sizes.split(), *files)
     rows = {row["method"]: row for row in json.loads((tmp_path / "rows").read_text())["rows"]}
     assert [name for name, row in rows.items() if "failure" in row] in ([], ["trl", "checkpoint, trl"])
     for name, row in rows.items():
@@ -70,30 +137,22 @@ def test_steps_on_a_device_are_measured_for_every_method(tmp_path: Path) -> None
             assert row["gradients"]["equal"] is not name.startswith("quantize")
             assert len(row["seconds"]) == 1
     assert rows["some: cpu_offload"]["stats"]["seen"]["nbytes"] < rows["cpu_offload"]["stats"]["seen"]["nbytes"] / 2
-    assert (tmp_path / "table").read_text().count("\n| 80 |") == len(rows)
+    assert (tmp_path / "table").read_text().count("\n| 64 |") == len(rows)
 
 
-def test_kernels_of_devices_are_measured(tmp_path: Path) -> None:
-    script(
-        ["gpu_kernels.py", "--device", "cpu", "--elements", "20480", "--rounds", "1", "--json", str(tmp_path / "rows")]
-    )
-    rows = json.loads((tmp_path / "rows").read_text())["rows"]
+def test_kernels_of_devices_are_measured(run_here: RunHere, tmp_path: Path) -> None:
+    report = tmp_path / "rows"
+    run_here("gpu_kernels.py", "--device", "cpu", "--elements", "20480", "--rounds", "1", "--json", str(report))
+    rows = json.loads(report.read_text())["rows"]
     assert {row["codec"].partition("(")[0] for row in rows} == {"Affine", "AsType", "PackBits", "TwoValued"}
     assert all(row["encode"] > 0 and row["decode"] > 0 and row["payload"] < 0.6 for row in rows)
 
 
-def script(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "bench" / arguments[0]), *arguments[1:]]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 @pytest.mark.parametrize("workload", ["torch:resnet", "paddle:gpt"])
-def test_every_codec_is_measured_on_what_a_model_saves(workload: str, tmp_path: Path) -> None:
+def test_every_codec_is_measured_on_what_a_model_saves(workload: str, run_here: RunHere, tmp_path: Path) -> None:
     report = tmp_path / "table.json"
     small = ("--steps", "1", "--scale", "1", "--rounds", "1", "--most", "1")
-    script(["codec_table.py", "--workload", workload, *small, "--json", str(report)])
+    run_here("codec_table.py", "--workload", workload, *small, "--json", str(report))
     found = json.loads(report.read_text())
     assert {row["dtype"] for row in found["rows"]} >= {"float32", "bfloat16"}
     assert all(row["ratio"] > 0.99 and row["encode"] > 0 and row["decode"] > 0 for row in found["rows"])
@@ -101,9 +160,8 @@ def test_every_codec_is_measured_on_what_a_model_saves(workload: str, tmp_path: 
     assert all(mix["limit"] > 1 for mix in found["mixes"])
 
 
-def test_random_tensors_survive_every_codec() -> None:
-    done = script(["fuzz_codecs.py", "--count", "300", "--seed", "1"])
-    assert "300 tensors, 0 faults" in done.stdout
+def test_random_tensors_survive_every_codec(run_here: RunHere) -> None:
+    assert "200 tensors, 0 faults" in run_here("fuzz_codecs.py", "--count", "200", "--seed", "1")
 
 
 def table(text: str) -> list[dict[str, str]]:
@@ -114,39 +172,79 @@ def table(text: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "exact"),
+    ("name", "arguments", "before", "method", "gradients"),
     [
-        ("whole_step.py", ("--workload", "gpt_dropout", "--threads", "1"), {"disk_spill": "bitwise"}),
-        ("whole_step.py", ("--workload", "paddle_gpt"), {"disk_spill": "bitwise"}),
+        ("whole_step.py", "--workload paddle_gpt", [NONE, NONE, RECOMPUTE], "disk_spill", "bitwise"),
         (
             "policy_table.py",
-            ("--workload", "resnet", "--dtype", "bfloat16", "--method", "compress", "--method", "quantize:bits=2"),
-            {"compress": "bitwise", "quantize:bits=2": "differ"},
+            "--workload gpt --dtype bfloat16 --allocator default --method quantize:bits=2",
+            [NONE, RECOMPUTE],
+            "quantize:bits=2",
+            "differ",
         ),
     ],
-    ids=["torch", "paddle", "policies"],
+    ids=["paddle", "torch"],
 )
-def test_whole_steps_are_compared(name: str, arguments: tuple[str, ...], exact: dict[str, str], tmp_path: Path) -> None:
+def test_whole_steps_are_compared(
+    name: str, arguments: str, before: list[str], method: str, gradients: str, tmp_path: Path
+) -> None:
     report = tmp_path / "report.json"
-    done = script([name, "--tiny", *arguments, "--rounds", "1", "--json", str(report)])
+    few = ("--tiny", "--rounds", "1", "--steps", "2", "--json", str(report))
+    done = script(str(BENCH / name), *few, *arguments.split())
 
     rows = table(done.stdout)
-    assert [row["method"] for row in rows] == ["none", "none", "recompute", *exact]
-    assert [row["gradients"] for row in rows] == ["", "", "", *exact.values()]
+    assert [row["method"] for row in rows] == [*before, method]
+    assert [row["gradients"] for row in rows] == [*[""] * len(before), gradients]
     assert all(float(row["step s"]) > 0 for row in rows)
-    assert rows[0]["step of default"] == rows[1]["of same"] == "1.000"
+    assert rows[0]["step of default"] == rows[before.count(NONE) - 1]["of same"] == "1.000"
     for measured in json.loads(report.read_text())["measured"]:
         (run,) = measured["runs"]
-        assert (run["stashed_bytes"] > 0) == (measured["variant"]["method"] in exact)
+        assert (run["stashed_bytes"] > 0) == (measured["variant"]["method"] == method)
+
+
+@pytest.mark.parametrize("workload", ["gpt", "gpt_dropout", "resnet"])
+def test_steps_that_are_compared_compute_the_same(workload: str) -> None:
+    found = {}
+    for method in (NONE, RECOMPUTE, "compress | disk_spill"):
+        variant = StepVariant(workload, method, threads=torch.get_num_threads())
+        training = TorchWorkload(variant, tiny=True)
+        training.floor_step()
+        training.step(0, policy_scope(variant, Effort(steps=1, tiny=True)))
+        found[method] = [array.tobytes() for array in training.gradients()]
+    assert all(gradients == found[NONE] for gradients in found.values())
 
 
 def test_training_quality_is_reported_as_numbers_a_table_and_a_plot(tmp_path: Path) -> None:
-    script(["training_quality.py", str(tmp_path), "--tiny", "--policy", LOSSY, "--seeds", "2", "--steps", "3"])
+    some = (
+        "--tiny",
+        "--policy",
+        LOSSY,
+        "--seeds",
+        "2",
+        "--steps",
+        "3",
+        "--task",
+        "paddle/gpt",
+        "--task",
+        "paddle/resnet",
+    )
+    script(str(BENCH / "training_quality.py"), str(tmp_path), *some)
 
     rows = table((tmp_path / "training_quality.md").read_text())
-    assert [row["policy"] for row in rows] == ["none", LOSSY] * 4
+    assert [row["policy"] for row in rows] == ["none", LOSSY] * 2
     assert all(0.2 < float(row["bytes"]) < 0.5 for row in rows[1::2])
     assert all(0 < float(row["gradient error, median"]) < 0.1 for row in rows[1::2])
     assert (tmp_path / "training_quality.png").read_bytes().startswith(b"\x89PNG")
     findings = json.loads((tmp_path / "training_quality.json").read_text())["findings"]
     assert {len(found["outcomes"]) for found in findings} == {4}
+
+
+@pytest.mark.parametrize("network", ["gpt", "resnet"])
+def test_training_quality_is_found_out_in_torch_too(network: str) -> None:
+    found = work("torch", network, [LOSSY], seeds=1, steps=3, tiny=True)
+    baseline, lossy = found.outcomes
+    assert baseline.payload == 0
+    assert 0.2 < lossy.payload < 0.5
+    assert lossy.share > 0.5
+    assert lossy.loss == pytest.approx(baseline.loss, rel=0.1)
+    assert 0 < median(error.relative for error in found.gradients) < 0.1

@@ -138,7 +138,7 @@ class Method:
             offload = OffloadActivations()
             self.scope = lambda: offload
         elif name not in ("none", ""):
-            session = self.session = ts.stash(ts.parse(line.format(directory=directory)))
+            session = self.session = ts.stash(ts.parse(line.format(directory=directory)), framework="torch")
             self.scope = partial(inside, model.blocks[::4], session) if some else lambda: session
 
     def stats(self) -> dict[str, Any]:
