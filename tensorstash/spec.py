@@ -124,15 +124,15 @@ class TensorSpec:
         >>> TensorSpec((3, 4, 5), (1, 0, 3), 8, "float32", "cpu").dense().shape
         (5, 3)
         """
-        order = memory_order(self.shape, self.strides)
-        return replace(
-            self,
-            shape=order.shape,
-            strides=contiguous_strides(order.shape),
-            offset=0,
-            alignment=0,
-            conj=False,
-            neg=False,
+        shape = memory_order(self.shape, self.strides).shape
+        return TensorSpec(
+            shape,
+            contiguous_strides(shape),
+            0,
+            self.dtype,
+            self.device,
+            is_parameter=self.is_parameter,
+            module=self.module,
         )
 
 

@@ -1,7 +1,7 @@
 """How policies compose: each continues the plan of those before it, and chains are checked when they are built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import combinations, product
@@ -132,23 +132,28 @@ def append(
     >>> append(Plan(), PROBES[1], codecs=(PackBits(), Zstd(level=3)))  # PROBES[1] is int8
     Plan(codecs=(Zstd(level=3),), store=None, reason='')
     """
+    fitting = tuple(_fitting(plan, spec, tuple(codecs)))
+    here = plan.store
+    if here is not None and store is not None and here.tier == store.tier == "disk" and here != store:
+        raise PlanError(f"{store!r} cannot follow {here!r}: the payload is on disk already; leave out one of the two")
+    longer = plan.then(Plan(fitting, store))
+    if not longer.keeps or not reason:
+        return longer
+    return Plan(reason="; ".join(dict.fromkeys(filter(None, (plan.reason, reason)))))
+
+
+def _fitting(plan: Plan, spec: TensorSpec, codecs: tuple[Codec, ...]) -> Iterator[Codec]:
+    if not codecs:
+        return
     at = spec.dense()
     for codec in plan.codecs:
         at = codec.encoded_spec(at)
     are_bytes = bool(plan.codecs) and plan.codecs[-1].kind.endswith("->bytes")
-    fitting: list[Codec] = []
     for codec in codecs:
         if (codec.kind == "bytes->bytes" or not are_bytes) and codec.accepts(at):
-            fitting.append(codec)
+            yield codec
             at = codec.encoded_spec(at)
             are_bytes = codec.kind.endswith("->bytes")
-    here = plan.store
-    if here is not None and store is not None and here.tier == store.tier == "disk" and here != store:
-        raise PlanError(f"{store!r} cannot follow {here!r}: the payload is on disk already; leave out one of the two")
-    longer = plan.then(Plan(tuple(fitting), store))
-    if not longer.keeps or not reason:
-        return longer
-    return Plan(reason="; ".join(dict.fromkeys(filter(None, (plan.reason, reason)))))
 
 
 def extend(policy: HookPolicy, plan: Plan, spec: TensorSpec) -> Plan:
@@ -171,12 +176,13 @@ def require_policy(value: object, *, path: str) -> None:
     """
     if isinstance(value, type):
         raise ConfigError(f"{path}: got the class {value.__name__}, expected a policy such as {value.__name__}()")
+    if isinstance(value, Policy | HookPolicy):
+        return
     if isinstance(value, Codec):
         raise ConfigError(f"{path}: got the codec {value!r}, expected a policy; write Encode({value!r})")
     if isinstance(value, StoreConfig):
         raise ConfigError(f"{path}: got the store {value!r}, expected a policy; write StoreIn({value!r})")
-    if not isinstance(value, HookPolicy):
-        raise ConfigError(f"{path}: got {value!r}, expected a policy such as CpuOffload()")
+    raise ConfigError(f"{path}: got {value!r}, expected a policy such as CpuOffload()")
 
 
 def built(policy: str, build: Callable[[], T]) -> T:
@@ -241,19 +247,27 @@ def _check_order(steps: tuple[HookPolicy, ...]) -> None:
     singles = [_single(step) for step in steps]
     pairs = (pair for first, second in combinations(singles, 2) for pair in product(first, second))
     for before, step in dict.fromkeys(pairs):
-        if obstacle := _obstacle(before, step):
+        if obstacle := _obstacle(before, step):  # type: ignore[arg-type]  # policies are frozen values
             raise PlanError(f"{step!r} cannot follow {before!r}: {obstacle}")
 
 
+@lru_cache(_REMEMBERED_POLICIES)
 def _obstacle(before: HookPolicy, step: HookPolicy) -> str | None:
     """Say why ``step`` can never do its work after ``before``, or return None if it sometimes can."""
+    # A longer chain is built pair by pair with ``|``, and each time all of its pairs are checked.
     able = works = False
-    for probe in PROBES:
-        so_far = extend(before, Plan(), probe)
+    answers = zip(PROBES, _answers(before), _answers(step), strict=True)  # type: ignore[arg-type]  # as above
+    for probe, so_far, alone in answers:
         try:
             together = extend(step, so_far, probe)
         except PlanError as error:
             return str(error)
-        able |= bool(extend(step, Plan(), probe).codecs)
+        able |= bool(alone.codecs)
         works |= len(together.codecs) > len(so_far.codecs)
     return None if works or not able else "what it would encode is encoded already; swap the two or leave one out"
+
+
+@lru_cache(_REMEMBERED_POLICIES)
+def _answers(policy: HookPolicy) -> tuple[Plan, ...]:
+    """Return what a policy without a choice does for each probe when nothing was done before."""
+    return tuple(extend(policy, Plan(), probe) for probe in PROBES)

@@ -97,19 +97,19 @@ def routes(uses):
     return st.builds(lambda rules, otherwise: Route(tuple(rules), otherwise), rules, uses)
 
 
-@st.composite
-def step_lists(draw, stage_steps):
+def step_lists(stage_steps):
     """Policies that can follow one another: of each stage at most one, possibly as a route."""
-    steps = []
+    # Strategies are made here once, not in each example.
+    nothing = st.just(())
+    keep = st.sampled_from([*([()] * 9), (Keep(),)])
+    parts = []
     for stage in stage_steps:
-        if draw(st.booleans()):
-            steps.append(draw(st.one_of(stage, routes(stage | st.just(Keep())))))
-        if draw(st.integers(0, 9)) == 0:
-            steps.append(Keep())
-    return steps
+        step = stage | routes(stage | st.just(Keep()))
+        parts += [nothing | step.map(lambda step: (step,)), keep]
+    return st.tuples(*parts).map(lambda parts: sum(parts, ()))
 
 
-chains = (step_lists(stages) | step_lists(lossy_stages)).map(lambda steps: Chain(tuple(steps)))
+chains = (step_lists(stages) | step_lists(lossy_stages)).map(Chain)
 single = st.one_of(st.just(Keep()), lossy, *stages)
 policies = st.one_of(single, chains, routes(single | chains))
 
