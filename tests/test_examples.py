@@ -1,5 +1,6 @@
-"""Every example runs as a user would run it, and says what it should."""
+"""Every example says what it should, in a process of its own, or after others that use the same framework."""
 
+import os
 import re
 import subprocess
 import sys
@@ -23,17 +24,39 @@ EXPECTED = {
 }
 """What has to be found in the output of each example."""
 
+TOGETHER = {
+    "no framework": ["own_backend"],
+    "paddle": ["paddle_vision"],
+    "torch": ["own_codec", "own_store", "policy_from_file", "torch_transformer"],
+}
+"""What one process runs, one after the other: to import a framework takes longer than most examples."""
+
 PARTS = {"tiny_autograd"}
 """Files that an example imports."""
 
 
 def test_every_example_is_run() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *PARTS}
+    assert sorted(EXPECTED) == sorted(name for names in TOGETHER.values() for name in names)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_example_does_what_it_says(name: str) -> None:
-    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=240)
+PROGRAM = """
+import runpy, sys
+for path in sys.argv[1:]:
+    runpy.run_path(path, run_name="__main__")
+    print("end of", path)
+"""
+
+
+@pytest.mark.parametrize("examples", TOGETHER.values(), ids=TOGETHER)
+def test_examples_do_what_they_say(examples: list[str]) -> None:
+    paths = [str(EXAMPLES / f"{name}.py") for name in examples]
+    command = [sys.executable, "-c", PROGRAM, *paths]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(EXAMPLES), os.environ.get("PYTHONPATH", "")))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    for pattern in EXPECTED[name]:
-        assert re.search(pattern, done.stdout), f"{pattern!r} is not in:\n{done.stdout}"
+    rest = done.stdout
+    for name, path in zip(examples, paths, strict=True):
+        said, _, rest = rest.partition(f"end of {path}\n")
+        for pattern in EXPECTED[name]:
+            assert re.search(pattern, said), f"{pattern!r} is not in:\n{said}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorstash.reference import Generator, MemorySpace, nn, ops, optim, save_on_cpu, tensor
 
-TOKENS, BATCH, STEPS = 32, 8, 40
+TOKENS, BATCH, STEPS = 24, 4, 24
 
 
 def train(scope: type[AbstractContextManager[Any]], device: str) -> list[float]:
@@ -19,7 +19,7 @@ def train(scope: type[AbstractContextManager[Any]], device: str) -> list[float]:
     )
     entries, encoded = np.unique(text, return_inverse=True)
     model = nn.TransformerLM(len(entries), TOKENS, 32, 4, 2, generator=Generator(0)).to(device)
-    optimizer = optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
     starts = np.random.default_rng(0).integers(0, len(encoded) - TOKENS - 1, (STEPS, BATCH))
     losses = []
     for begin in starts:
