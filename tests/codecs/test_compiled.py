@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from codec_cases import contents, from_bits, spec_of
+from codec_cases import KINDS, LARGE, contents, from_bits, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,16 +36,19 @@ OF_FRAMES = (Sparse(exponents=True), Exponents(), Lossless())
 def both_ways(call: Callable[[], Array]) -> tuple[Any, Any]:
     """Return what a call gives compiled, and what in NumPy: bytes, or the message of its error."""
 
-    def outcome() -> Any:
+    def outcome() -> Array | str:
         try:
-            return as_bytes(call()).tobytes()
+            return as_bytes(call())
         except CodecError as error:
             return str(error)
 
+    # Both at once: memory that is used again would hold the right bytes wherever none are written.
     compiled = outcome()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "functions", None)
-        return compiled, outcome()
+        outcomes = compiled, outcome()
+    compiled, defined = (result if isinstance(result, str) else result.tobytes() for result in outcomes)
+    return compiled, defined
 
 
 def shifted(array: Array, by: int) -> Array:
@@ -56,9 +59,11 @@ def shifted(array: Array, by: int) -> Array:
 
 
 @pytest.mark.parametrize("codec", LOSSLESS, ids=repr)
-@pytest.mark.parametrize("shape", [(), (0,), (7,), (129, 33), (1025, 8), (70_001,)], ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (129, 33), (1025, 8), LARGE], ids=str)
 def test_payloads_and_arrays_are_those_of_numpy(codec: Codec, shape: tuple[int, ...]) -> None:
     for dtype in (dtype for dtype in DTYPES if codec.accepts(spec_of((4, 5), dtype))):
+        if shape == LARGE and dtype not in KINDS:
+            continue
         spec = spec_of(shape, dtype)
         for name, data in contents(shape, dtype):
             payloads = both_ways(lambda data=data, spec=spec: codec.encode(borrowed(data), spec))
@@ -71,7 +76,7 @@ def test_payloads_and_arrays_are_those_of_numpy(codec: Codec, shape: tuple[int, 
 
 
 @pytest.mark.parametrize("codec", LOSSLESS, ids=repr)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(draw=st.data())
 def test_any_bits_at_any_address_go_both_ways(codec: Codec, draw: st.DataObject) -> None:
     dtype = draw.draw(st.sampled_from([dtype for dtype in DTYPES if codec.accepts(spec_of((4, 5), dtype))]))

@@ -97,13 +97,13 @@ def flushed_subnormals() -> Iterator[None]:
 def test_lossless_codecs_keep_subnormals_where_the_processor_flushes_them(codec: object) -> None:
     assert np.array([1e-45], np.float32) * np.float32(1) == 0
     for dtype in FLOAT_FIELDS:
-        spec = spec_of((70_001,), dtype)
+        spec = spec_of((20_001,), dtype)
         if not codec.accepts(spec):
             continue
         tensors = [data for _, data in contents(spec.shape, dtype)]
         subnormal = special_floats(dtype)[[0, 1, 2, 3]]
-        tensors.append(np.random.default_rng(0).choice(subnormal, 70_001).view(spec.carrier))
-        tensors.append(np.random.default_rng(0).choice(subnormal[:2], 70_001).view(spec.carrier))
+        tensors.append(np.random.default_rng(0).choice(subnormal, 20_001).view(spec.carrier))
+        tensors.append(np.random.default_rng(0).choice(subnormal[:2], 20_001).view(spec.carrier))
         for data in tensors:
             back = codec.decode(codec.encode(data, spec), spec)
             assert back.tobytes() == data.tobytes()
