@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from functools import cache
 
 MMAP_THRESHOLD_BYTES = 1 << 20
 """Size from which blocks are mapped one by one; below it lie the temporaries of kernels, which come and go."""
@@ -20,6 +21,7 @@ _ALLOCATORS = ("tcmalloc_minimal", "tcmalloc", "jemalloc", "mimalloc")
 _THRESHOLD_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 
 
+@cache
 def preloaded_allocator() -> str | None:
     """Return the name of the allocator that replaces the C library's in this process, or None."""
     if not sys.platform.startswith("linux"):
@@ -29,12 +31,17 @@ def preloaded_allocator() -> str | None:
     return next((name for name in _ALLOCATORS if f"lib{name}" in mapped), None)
 
 
+@cache
+def _is_glibc() -> bool:
+    return platform.libc_ver()[0] == "glibc"
+
+
 def returns_memory() -> bool:
     """Whether freed activations are known to leave this process, or to be reused without loss.
 
     True where another allocator than glibc's is in use, and where glibc's threshold is set.
     """
-    return platform.libc_ver()[0] != "glibc" or preloaded_allocator() is not None or _THRESHOLD_VARIABLE in os.environ
+    return not _is_glibc() or preloaded_allocator() is not None or _THRESHOLD_VARIABLE in os.environ
 
 
 def return_freed_memory(threshold_bytes: int = MMAP_THRESHOLD_BYTES) -> bool:
@@ -49,7 +56,7 @@ def return_freed_memory(threshold_bytes: int = MMAP_THRESHOLD_BYTES) -> bool:
     Returns:
         Whether the setting was made; False where the C library is not glibc, or is replaced.
     """
-    if platform.libc_ver()[0] != "glibc" or preloaded_allocator() is not None:
+    if not _is_glibc() or preloaded_allocator() is not None:
         return False
     was_set = bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, threshold_bytes))
     if was_set:
@@ -66,7 +73,7 @@ def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:
         environment: variables as they are.
     """
     advised = dict(environment)
-    if platform.libc_ver()[0] != "glibc" or _THRESHOLD_VARIABLE in advised or "LD_PRELOAD" in advised:
+    if not _is_glibc() or _THRESHOLD_VARIABLE in advised or "LD_PRELOAD" in advised:
         return advised
     library = installed_allocator()
     if library is not None:

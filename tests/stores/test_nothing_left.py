@@ -110,7 +110,7 @@ while True:
     print(flush=True)
 """
     moments = random.Random(0)
-    for _ in range(6):
+    for _ in range(4):
         process = start(script, tmp_path, level)
         for _ in range(moments.randint(1, 9)):
             assert process.stdout.readline() == "\n"
@@ -125,28 +125,34 @@ def test_a_process_that_is_killed_while_it_opens_leaves_nothing_for_long(tmp_pat
     """Kill at each event that the interpreter audits between the start and the end of opening and closing."""
     script = """
 import signal
-left = int(sys.argv[3])
+from tensorstash.stores.private_file import remove_stale
 def on_event(event, arguments):
     global left
-    if armed and event.split(".")[0] in {"open", "os", "fcntl", "tempfile"}:
+    if left and event.split(".")[0] in {"open", "os", "fcntl", "tempfile"}:
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-armed = False
+left = 0
 sys.addaudithook(on_event)
-armed = True
-open_store().close()
-armed = False
-print(left)
+kill_at = killed = 0
+while killed == kill_at:
+    kill_at += 1
+    if (child := os.fork()) == 0:
+        try:
+            left = kill_at
+            open_store().close()
+            left = 0
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL), status
+    killed += status == signal.SIGKILL
+    remove_stale(sys.argv[1])
+    assert os.listdir(sys.argv[1]) == []
+print(killed)
 """
-    kill_at = killed = 0
-    while killed == kill_at:
-        kill_at += 1
-        process = start(script, tmp_path, level, kill_at)
-        process.communicate(timeout=60)
-        killed += process.returncode == -signal.SIGKILL
-        remove_stale(str(tmp_path))
-        assert entries(tmp_path) == []
+    killed = int(finish(start(script, tmp_path, level)))
     assert killed >= (3 if level == "unnamed" else 6)
 
 
