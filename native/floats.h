@@ -33,6 +33,9 @@ float_of(uint32_t bits)
     return value;
 }
 
+/* A file may need only some of these. */
+#define ANY_OF __attribute__((unused))
+
 /* The bits without the lowest, to nearest even. */
 INLINE uint32_t
 rounded(uint32_t bits, int drop)
@@ -40,7 +43,7 @@ rounded(uint32_t bits, int drop)
     return (bits + ((bits >> drop) & 1) + ((1u << (drop - 1)) - 1)) >> drop;
 }
 
-EACH_WIDTH static void
+EACH_WIDTH ANY_OF static void
 widen_bfloat16(const uint16_t *source, float *values, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -48,7 +51,7 @@ widen_bfloat16(const uint16_t *source, float *values, size_t count)
     }
 }
 
-EACH_WIDTH static void
+EACH_WIDTH ANY_OF static void
 narrow_bfloat16(const float *values, uint16_t *target, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -58,7 +61,7 @@ narrow_bfloat16(const float *values, uint16_t *target, size_t count)
     }
 }
 
-EACH_WIDTH static void
+EACH_WIDTH ANY_OF static void
 widen_float16(const uint16_t *source, float *values, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -70,7 +73,7 @@ widen_float16(const uint16_t *source, float *values, size_t count)
     }
 }
 
-EACH_WIDTH static void
+EACH_WIDTH ANY_OF static void
 narrow_float16(const float *values, uint16_t *target, size_t count)
 {
     for (size_t i = 0; i < count; i++) {

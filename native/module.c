@@ -9,6 +9,7 @@ static PyMethodDef *const tables[] = {
     affine_functions,
     checksum_functions,
     fields_functions,
+    floats_functions,
     hooks_functions,
     huffman_functions,
     integers_functions,

@@ -9,6 +9,7 @@
 extern PyMethodDef affine_functions[];
 extern PyMethodDef checksum_functions[];
 extern PyMethodDef fields_functions[];
+extern PyMethodDef floats_functions[];
 extern PyMethodDef hooks_functions[];
 extern PyMethodDef huffman_functions[];
 extern PyMethodDef integers_functions[];

@@ -59,6 +59,22 @@ class Functions(Protocol):
         """
         ...
 
+    def narrow_bfloat16(self, values: Array, bits: Array, /) -> None:
+        """Fill words with rounded floats, as :func:`~tensorstash.codecs.floats.narrow` rounds them.
+
+        Args:
+            values: ``float32``, at an address that is a multiple of 4.
+            bits: words of 2 bytes, as many, at an address that is a multiple of 2; filled.
+
+        Raises:
+            ValueError: the sizes do not fit together.
+        """
+        ...
+
+    def widen_bfloat16(self, bits: Array, values: Array, /) -> None:
+        """Fill floats with the values of words; the inverse of :meth:`narrow_bfloat16`, and for the same addresses."""
+        ...
+
     def pack_booleans(self, flags: Array, packed: Array, /) -> bool:
         """Whether all bytes are 0 or 1; if so they are packed, else what is packed means nothing.
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tensorstash import native
 from tensorstash.buffers import Array, as_bytes, borrowed
 from tensorstash.codecs import Exponents, Lossless, Narrow, PackBits, Sparse, TwoValued
+from tensorstash.codecs.floats import FORMATS, narrow, widen
 from tensorstash.errors import CodecError
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES
@@ -114,6 +115,19 @@ def test_damaged_payloads_end_as_in_numpy(codec: Codec) -> None:
                 assert compiled == numpy
 
 
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_floats_are_converted_as_in_numpy(dtype: str) -> None:
+    high = np.arange(1 << 16, dtype=np.uint32) << 16
+    hard = np.concatenate([high | np.uint32(low) for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]).view(np.float32)
+    words = np.arange(1 << FORMATS[dtype].nbits).astype(f"u{FORMATS[dtype].nbits // 8}")
+    with np.errstate(all="ignore"):
+        for by in (0, 1):
+            narrowed = both_ways(lambda by=by: narrow(shifted(hard, by), dtype))
+            widened = both_ways(lambda by=by: widen(shifted(words.view(DTYPES[dtype].carrier), by), dtype))
+            assert narrowed[0] == narrowed[1]
+            assert widened[0] == widened[1]
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     functions, words = native.functions, np.zeros(20, np.uint32)
     assert functions is not None
@@ -134,6 +148,9 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         (functions.narrow_words, (words, words[:1].copy(), np.zeros(19, np.uint8))),
         (functions.narrow_words, (words, words[:1].copy(), words.copy())),
         (functions.widen_words, (np.zeros(60, np.uint8), words[:1].copy(), words)),
+        (functions.narrow_bfloat16, (words, np.zeros(19, np.uint16))),
+        (functions.narrow_bfloat16, (words, np.zeros(81, np.uint8))),
+        (functions.widen_bfloat16, (np.zeros(40, np.uint16), words.view(np.uint8)[:79])),
         (functions.take_fields, (words, 4, ((0, np.zeros(19, np.uint16)),))),
         (functions.take_fields, (words, 4, ((23, byte.repeat(20)), (32, byte.repeat(20))))),
         (functions.take_fields, (words, 4, ((-1, np.zeros(20, np.uint16)),))),

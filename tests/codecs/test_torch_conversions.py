@@ -20,6 +20,7 @@ def hard_floats() -> np.ndarray:
     return np.concatenate([*(high | np.uint32(bits) for bits in low), random]).view(np.float32)
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("source", ["float32", "float64", "bfloat16", "float16"])
 def test_astype_rounds_as_torch_does(dtype: str, source: str) -> None:
