@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorstash.pages import SMALLEST, PagePool
+from tensorstash.pool import SMALLEST, PagePool
 from tensorstash.spec import ALIGNMENT
 
 Array = NDArray[Any]

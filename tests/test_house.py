@@ -28,6 +28,7 @@ RANKS = {
     "sizes": 0,
     "allocator": 0,
     "pages": 0,
+    "pool": 0,
     "buffers": 1,
     "native": 1,
     "workers": 1,

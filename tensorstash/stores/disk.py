@@ -5,12 +5,12 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from operator import call
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from tensorstash.buffers import Array, whole_pages
 from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
@@ -23,7 +23,7 @@ from tensorstash.stores.slab import PIECE, Extent, Slab
 from tensorstash.stores.syscalls import Syscalls
 from tensorstash.workers import Workers
 
-_WORTH_A_THREAD = 2**20
+_WORTH_A_THREAD = 2 * 2**20
 """Bytes from which on summing beside writing saves more time than waking a thread takes."""
 
 _SCATTERED = 64 * 2**10
@@ -106,25 +106,7 @@ class _Piece:
     extent: Extent
     start: int
     stop: int
-    digests: Sequence[int] = ()
-
-    def parts(self) -> Iterator["_Part"]:
-        """Give the parts that have a checksum of their own."""
-        for number, digest in enumerate(self.digests):
-            before = number * CHECKSUM_BLOCK
-            start = self.start + before
-            stop = min(start + CHECKSUM_BLOCK, self.stop)
-            yield _Part(self.slab, self.extent.offset + before, start, stop, digest)
-
-
-class _Part(NamedTuple):
-    """The bytes ``start:stop`` of a record, at an offset of one slab."""
-
-    slab: Slab
-    offset: int
-    start: int
-    stop: int
-    digest: int
+    digests: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +141,7 @@ class DiskStore:
         directories = config.directories
         share = None if config.budget is None else parse_bytes(config.budget, path="disk.budget") // len(directories)
         self._slabs: list[Slab] = []
-        self._helpers = 2 * len(directories)
+        self._helpers = len(directories)
         self._workers = Workers("tensorstash-disk", 2 * self._helpers)
         self._release = weakref.finalize(self, _release, self._slabs, self._workers, self._pid)
         try:
@@ -238,19 +220,14 @@ class DiskStore:
             out = whole_pages(round_up(record.nbytes))
             is_scattered = _SCATTERED <= out.size < HUGE_PAGE
 
-            def read(part: _Part) -> None:
-                slab, offset, start, stop, digest = part
-                into = out[start : start + round_up(stop - start)]
+            def read(piece: _Piece) -> None:
+                slab, nbytes = piece.slab, piece.stop - piece.start
                 fill = slab.read_copy if is_scattered and slab.direct else slab.read
-                found = fill(into, stop - start, offset)
-                if found != [digest]:
-                    raise CorruptDataError(
-                        f"bytes {start} to {stop} of a record of {record.nbytes} bytes in {slab.directory!r}: "
-                        f"got checksum {found[0]:#010x}, expected {digest:#010x}"
-                    )
+                found = fill(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset)
+                if found != piece.digests:
+                    raise _corrupt(record, piece, found)
 
-            parts = [part for piece in record.pieces for part in piece.parts()]
-            for_each(read, parts, self._workers, self._helpers)
+            for_each(read, record.pieces, self._workers, self._helpers)
             return out[: record.nbytes]
         finally:
             self._end(record)
@@ -354,6 +331,19 @@ class DiskStore:
             f"{self._config!r}: a record of {record_bytes} bytes does not fit, "
             f"{format_bytes(self.file_bytes)} are in use; " + ("; ".join(reasons) or "raise the budget")
         )
+
+
+def _corrupt(record: _Record, piece: _Piece, found: Sequence[int]) -> CorruptDataError:
+    number, got, expected = next(
+        (number, got, expected)
+        for number, (got, expected) in enumerate(zip(found, piece.digests, strict=True))
+        if got != expected
+    )
+    start = piece.start + number * CHECKSUM_BLOCK
+    return CorruptDataError(
+        f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} of a record of {record.nbytes} bytes in "
+        f"{piece.slab.directory!r}: got checksum {got:#010x}, expected {expected:#010x}"
+    )
 
 
 def _release(slabs: list[Slab], workers: Workers, pid: int) -> None:

@@ -1,0 +1,161 @@
+"""Host memory that is used again, because fresh pages cost more than a copy."""
+
+import os
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorstash.pages import BLOCK, HUGE_PAGE, mapped_pages, move_pages, page_aligned, release_pages
+
+SMALLEST = 64 * 2**10
+"""Buffers below this many bytes are not pooled: there the C allocator is as good."""
+
+_CLASSES = 16
+
+Pages = NDArray[Any]
+
+
+def size_class(nbytes: int) -> int:
+    """Return the bytes that a pool takes for ``nbytes``: at most a sixteenth more, so that similar sizes share buffers.
+
+    >>> size_class(2**20), size_class(2**20 + 1), size_class(5_000_000)
+    (1048576, 1114112, 5242880)
+    """
+    step = max(BLOCK, (1 << (nbytes - 1).bit_length()) // (2 * _CLASSES))
+    return -(-nbytes // step) * step
+
+
+class PagePool:
+    """Buffers that come back by themselves when the last array over them goes. Thread-safe.
+
+    A buffer of a size that is not idle gets the memory of idle ones of other sizes, as far as the system can move it.
+    Idle buffers and those in use are together never more than were in use at one time: payloads that were compressed
+    have ever other sizes, and would fill the pool with buffers that nobody asks for again.
+
+    Args:
+        idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
+            the system at once.
+
+    >>> pool = PagePool(2**20)
+    >>> array = pool.take(2**20)
+    >>> part = array[10:20]
+    >>> del array
+    >>> pool.idle_bytes
+    0
+    >>> del part
+    >>> pool.idle_bytes
+    1048576
+    """
+
+    def __init__(self, idle_limit_bytes: int) -> None:
+        self._limit = idle_limit_bytes
+        self._shelf = _Shelf(idle_limit_bytes)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of buffers that nobody uses."""
+        return self._shelf.idle_bytes
+
+    def take(self, nbytes: int) -> Pages:
+        """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
+        if nbytes < SMALLEST:
+            return page_aligned(nbytes)
+        shelf = self._shelf
+        if shelf.pid != os.getpid():
+            # At the fork a thread of the parent may have been at it, which the child does not have.
+            shelf = self._shelf = _Shelf(self._limit)
+        try:
+            pages = shelf.take(size_class(nbytes))
+        except OSError:
+            return page_aligned(nbytes)  # a process may have only so many mappings
+        # A view of an array refers to the array itself only if that one's memory belongs to something else: hence the
+        # detour over a memoryview, without which the finalizer could run while a view is alive.
+        lease: Pages = np.frombuffer(pages.data, np.uint8)
+        weakref.finalize(lease, shelf.give, pages).atexit = False
+        return lease[:nbytes]
+
+
+class _Shelf:
+    """The idle buffers of one process, by size, and how many bytes are in use. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self.pid = os.getpid()
+        self.idle_bytes = 0
+        self._limit = limit
+        self._used = self._most_used = 0
+        self._idle: dict[int, list[Pages]] = {}
+        self._returned: deque[Pages] = deque()
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> Pages:
+        """Return a buffer of a size.
+
+        Raises:
+            OSError: none is idle, and the system gives no more.
+        """
+        with self._lock:
+            self._settle()
+            if size in self._idle:
+                pages = self._pop(size, -1)
+            else:
+                pages = mapped_pages(size)
+                self._furnish(pages[: size // HUGE_PAGE * HUGE_PAGE])
+            self._used += size
+            self._most_used = max(self._most_used, self._used)
+            self._trim(self._most_used - self._used)
+            return pages
+
+    def give(self, pages: Pages) -> None:
+        """Take a buffer back; for finalizers, which may run inside any method here and must not wait."""
+        self._returned.append(pages)
+        del pages
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+                self._trim(self._limit)
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        while self._returned:
+            pages = self._returned.popleft()
+            self._used -= pages.size
+            self._put(pages)
+
+    def _furnish(self, bare: Pages) -> None:
+        """Move memory of idle buffers to whole huge pages that have none yet, the longest unused first."""
+        for size in [size for size in self._idle if size >= HUGE_PAGE]:
+            while bare.size and size in self._idle:
+                source = self._pop(size, 0)
+                nbytes = min(bare.size, size // HUGE_PAGE * HUGE_PAGE)
+                if not move_pages(source[:nbytes], bare[:nbytes]):
+                    self._put(source)
+                    return
+                bare = bare[nbytes:]
+                if size - nbytes >= HUGE_PAGE:
+                    self._put(source[nbytes:])
+
+    def _trim(self, most_bytes: int) -> None:
+        """Give memory that was idle longest to the system, until no more than ``most_bytes`` are."""
+        while (excess := self.idle_bytes - most_bytes) > 0:
+            size = next(iter(self._idle))
+            pages = self._pop(size, 0)
+            surplus = -(-excess // HUGE_PAGE) * HUGE_PAGE
+            if size - surplus >= HUGE_PAGE and release_pages(pages[:surplus]):
+                self._put(pages[surplus:])
+
+    def _put(self, pages: Pages) -> None:
+        self._idle.setdefault(pages.size, []).append(pages)
+        self.idle_bytes += pages.size
+
+    def _pop(self, size: int, place: int) -> Pages:
+        stack = self._idle[size]
+        pages = stack.pop(place)
+        self.idle_bytes -= size
+        if not stack:
+            del self._idle[size]
+        return pages
