@@ -26,8 +26,9 @@ NONE, RECOMPUTE = "none", "recompute"
 ALLOCATORS = ("default", "advised", "threshold")
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
 
-RESIDENT_MIB = {"gpt": 24, "gpt_dropout": 16, "resnet": 200, "paddle_gpt": 0}
-"""How much of the latest activations a spilling policy may leave in memory, by workload: what its bar has room for."""
+RESIDENT_MIB = {"gpt": 8, "gpt_dropout": 16, "resnet": 200, "paddle_gpt": 0}
+"""How much of the latest activations a policy that only spills may leave in memory, by workload: what its bar has
+room for."""
 
 _ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")
 
@@ -53,7 +54,7 @@ class Variant:
     @property
     def resident_bytes(self) -> int:
         """Bytes that the policy may leave where they are."""
-        return RESIDENT_MIB[self.workload] * 2**20 if "disk_spill" in self.method else 0
+        return RESIDENT_MIB[self.workload] * 2**20 if self.method == "disk_spill" else 0
 
     def environment(self) -> dict[str, str]:
         """Return the environment of the process."""
