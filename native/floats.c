@@ -3,49 +3,43 @@
 #include "floats.h"
 #include "tables.h"
 
-/* Whether these are as many floats as words of 16 bits; else an error. */
-static int
-fit(const Py_buffer *values, const Py_buffer *bits)
+/* Fill as many elements of the other width as there are of this. */
+static PyObject *
+convert(PyObject *args, int narrows)
 {
-    if (values->len % 4 || bits->len % 2 || values->len / 4 != bits->len / 2) {
-        PyErr_SetString(PyExc_ValueError, "expected as many words of 2 bytes as of 4");
-        return 0;
+    Py_buffer from, to;
+    if (!PyArg_ParseTuple(args, "y*w*", &from, &to)) {
+        return NULL;
     }
-    return 1;
+    Py_ssize_t from_bytes = narrows ? 4 : 2, to_bytes = narrows ? 2 : 4, count = from.len / from_bytes;
+    if (from.len % from_bytes || to.len % to_bytes || to.len / to_bytes != count) {
+        PyErr_SetString(PyExc_ValueError, "expected as many words of 2 bytes as of 4");
+    }
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        if (narrows) {
+            narrow_bfloat16(from.buf, to.buf, (size_t)count);
+        }
+        else {
+            widen_bfloat16(from.buf, to.buf, (size_t)count);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&from);
+    PyBuffer_Release(&to);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *
 narrow(PyObject *module, PyObject *args)
 {
-    Py_buffer values, bits;
-    if (!PyArg_ParseTuple(args, "y*w*:narrow_bfloat16", &values, &bits)) {
-        return NULL;
-    }
-    if (fit(&values, &bits)) {
-        Py_BEGIN_ALLOW_THREADS
-        narrow_bfloat16(values.buf, bits.buf, (size_t)bits.len / 2);
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&values);
-    PyBuffer_Release(&bits);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return convert(args, 1);
 }
 
 static PyObject *
 widen(PyObject *module, PyObject *args)
 {
-    Py_buffer bits, values;
-    if (!PyArg_ParseTuple(args, "y*w*:widen_bfloat16", &bits, &values)) {
-        return NULL;
-    }
-    if (fit(&values, &bits)) {
-        Py_BEGIN_ALLOW_THREADS
-        widen_bfloat16(bits.buf, values.buf, (size_t)bits.len / 2);
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&bits);
-    PyBuffer_Release(&values);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return convert(args, 0);
 }
 
 PyMethodDef floats_functions[] = {

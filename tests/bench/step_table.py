@@ -38,8 +38,9 @@ LEGEND = """\
 Every variant runs in fresh processes, which take turns with those of the others, step by step; figures are medians,
 and ratios medians of those between steps that were made in the same turn. "of default" is relative to no hooks under
 the C library's allocator as it is, "of same" to no hooks under the same allocator setting; a bar is met when both are.
-"resident" is Limits(resident=...): what the policy may leave in memory; "CPU" is the ratio of processor time, "seen"
-the resident memory saved for each byte that the policy took away, "recomputation" step and memory relative to it."""
+"resident" is Limits(resident=...): what the policy may leave in memory; what is quantized is not read ahead
+(Limits(ahead=0)). "CPU" is the ratio of processor time, "seen" the resident memory saved for each byte that the policy
+took away, "recomputation" step and memory relative to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ def policy_scope(variant: Variant, effort: Effort) -> Any:
     if variant.method in (NONE, RECOMPUTE):
         return nullcontext()
     policy = ts.parse(variant.method.replace("disk_spill", f"disk_spill:directory={effort.directory}"))
-    limits = ts.Limits(in_flight=effort.limit, ahead=effort.limit, resident=variant.resident_bytes)
+    ahead = effort.limit if variant.reads_ahead else 0
+    limits = ts.Limits(in_flight=effort.limit, ahead=ahead, resident=variant.resident_bytes)
     framework = "paddle" if variant.workload.startswith("paddle") else "torch"
     return ts.stash(policy, framework=framework, limits=limits, min_bytes=0 if effort.tiny else "64KiB")
 

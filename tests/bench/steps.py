@@ -56,6 +56,11 @@ class Variant:
         """Bytes that the policy may leave where they are."""
         return RESIDENT_MIB[self.workload] * 2**20 if self.method == "disk_spill" else 0
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it brings payloads back before they are asked for: quantized ones are few bytes, and soon decoded."""
+        return "quantize" not in self.method
+
     def environment(self) -> dict[str, str]:
         """Return the environment of the process."""
         plain = {name: value for name, value in os.environ.items() if name not in _ALLOCATOR_VARIABLES}

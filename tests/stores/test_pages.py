@@ -58,10 +58,14 @@ def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages():
     with pool._shelf._lock:  # as a thread of the parent may, which the child does not have
         child = os.fork()
         if not child:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(30)
-            taken = pool.take(MIB)
-            taken[:] = 1
-            os._exit(0 if taken.sum() == MIB else 1)
+            try:
+                taken = pool.take(MIB)
+                taken[:] = 1
+                os._exit(0 if taken.sum() == MIB else 1)
+            finally:
+                os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
