@@ -29,6 +29,7 @@ from benchmarks.data import Digits
 from benchmarks.runner import WorkerError, measure
 from benchmarks.variants import Variant, advice
 from tensorstash.allocator import advised_environment
+from tensorstash.stores.syscalls import Syscalls
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "tests" / "bench"
@@ -169,6 +170,15 @@ def table(text: str) -> list[dict[str, str]]:
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
     heads, _, *rows = [[cell.strip() for cell in line] for line in lines]
     return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+@pytest.mark.skipif(not Syscalls().unnamed or not Syscalls().direct, reason="the bare loop needs Linux")
+def test_the_disk_store_is_measured_beside_a_bare_loop(run_here: RunHere, tmp_path: Path) -> None:
+    printed = run_here("disk_bandwidth.py", "--directory", str(tmp_path), "--kib", "64", "5000", "--rounds", "1")
+    rows = table(printed)
+    assert [row["record KiB"] for row in rows] == ["64"] * 4 + ["5000"] * 4
+    assert [row["at once"] for row in rows] == ["1", "1", "4", "4"] * 2
+    assert all(float(row["bare GB/s"]) > 0 and float(row["store GB/s"]) > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
