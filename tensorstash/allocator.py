@@ -13,6 +13,9 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 
+from tensorstash.pool import POOL
+from tensorstash.sizes import parse_bytes
+
 MMAP_THRESHOLD_BYTES = 1 << 20
 """Size from which blocks are mapped one by one; below it lie the temporaries of kernels, which come and go."""
 
@@ -62,6 +65,25 @@ def return_freed_memory(threshold_bytes: int = MMAP_THRESHOLD_BYTES) -> bool:
     if was_set:
         os.environ[_THRESHOLD_VARIABLE] = str(threshold_bytes)  # for child processes, and for returns_memory
     return was_set
+
+
+def keep_idle(nbytes: int | str) -> None:
+    """Set how much freed host memory the package keeps for its own next buffers, in the whole process; thread-safe.
+
+    What it keeps and what it uses are together never more than what it has used at one time, so that the peak
+    depends little on this. With less, memory goes back to the system between steps and within them, for the price of
+    fresh pages later. Without this call it keeps 256 MiB.
+
+    Args:
+        nbytes: most bytes to keep, an int or text such as ``"64 MiB"``; 0 to keep none.
+
+    Raises:
+        ConfigError: not a size.
+
+    >>> keep_idle("64 MiB")
+    >>> keep_idle("256 MiB")
+    """
+    POOL.keep(parse_bytes(nbytes, path="keep_idle"))
 
 
 def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -5,17 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorstash.pool import SMALLEST, PagePool
+from tensorstash.pool import POOL, SMALLEST
 from tensorstash.spec import ALIGNMENT
 
 Array = NDArray[Any]
 """A C-contiguous NumPy array; a run of bytes is a one-dimensional ``uint8`` array."""
-
-POOL_BYTES = 32 * 2**20
-"""Most bytes of host memory that the process keeps for the next large buffers; those in use do not count."""
-
-# Of the process, as the C allocator is, which it stands in for: buffers outlive the sessions they were made in.
-_POOL = PagePool(POOL_BYTES)
 
 
 def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
@@ -47,7 +41,7 @@ def whole_pages(nbytes: int) -> Array:
     >>> whole_pages(10).ctypes.data % 4096
     0
     """
-    return _POOL.take(nbytes)
+    return POOL.take(nbytes)
 
 
 def lender(array: Array) -> Array:

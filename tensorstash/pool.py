@@ -60,6 +60,11 @@ class PagePool:
         """Bytes of buffers that nobody uses."""
         return self._shelf.idle_bytes
 
+    def keep(self, idle_limit_bytes: int) -> None:
+        """Keep at most so many bytes for later from now on."""
+        self._limit = idle_limit_bytes
+        self._shelf.keep(idle_limit_bytes)
+
     def take(self, nbytes: int) -> Pages:
         """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
         if nbytes < SMALLEST:
@@ -120,6 +125,13 @@ class _Shelf:
             finally:
                 self._lock.release()
 
+    def keep(self, limit: int) -> None:
+        """Keep at most so many bytes for later."""
+        with self._lock:
+            self._limit = limit
+            self._settle()
+            self._trim(limit)
+
     def _settle(self) -> None:
         while self._returned:
             pages = self._returned.popleft()
@@ -159,3 +171,10 @@ class _Shelf:
         if not stack:
             del self._idle[size]
         return pages
+
+
+IDLE_BYTES = 256 * 2**20
+"""Most bytes of host memory that the process keeps for the next large buffers, unless told otherwise."""
+
+POOL = PagePool(IDLE_BYTES)
+"""Of the process, as the C allocator is, which it stands in for: buffers outlive the sessions they were made in."""

@@ -182,6 +182,7 @@ def compare(
     parser.add_argument("--minutes", type=float, default=minutes, help="begin no round that would end later")
     parser.add_argument("--limit", default="48 MiB", help="bytes in flight and ahead; twice the largest tensor")
     parser.add_argument("--directory", default=DIRECTORY)
+    parser.add_argument("--idle", help="bytes of freed memory that the package keeps for later")
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
     parser.add_argument("--json", type=Path, help="write everything that was measured")
     options = parser.parse_args()
@@ -196,14 +197,19 @@ def compare(
                 for allocator in options.allocator or ("advised",):
                     for method in (NONE, RECOMPUTE, *(options.method or methods)):
                         variants[Variant(workload, method, allocator, count, dtype)] = None
-    effort = Effort(options.steps, options.limit, options.directory, options.tiny)
+    effort = Effort(options.steps, options.limit, options.directory, options.idle, options.tiny)
     runs = take_turns(list(variants), effort, rounds=options.rounds, minutes=options.minutes)
     table = list(rows(runs, bars))
     columns = list(table[0].cells())
     print(f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", sep="\n")
     for row in table:
         print(f"| {' | '.join(row.cells().values())} |")
-    print("", LEGEND, f"{len(table[0].runs)} rounds of {options.steps} steps. {machine()}.", sep="\n")
+    print(
+        "",
+        LEGEND,
+        f"{len(table[0].runs)} rounds of {options.steps} steps, {options.limit} under way. {machine()}.",
+        sep="\n",
+    )
     if options.json:
         options.json.write_text(as_json(runs))
     broken = [row.variant for row in table if row.is_broken]

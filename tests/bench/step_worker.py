@@ -15,11 +15,14 @@ from steps import NONE, RECOMPUTE, Effort, Run, Variant
 
 import tensorstash as ts
 from benchmarks import memory
+from tensorstash.allocator import keep_idle
 
 
 def policy_scope(variant: Variant, effort: Effort) -> Any:
     if variant.method in (NONE, RECOMPUTE):
         return nullcontext()
+    if effort.idle is not None:
+        keep_idle(effort.idle)
     policy = ts.parse(variant.method.replace("disk_spill", f"disk_spill:directory={effort.directory}"))
     ahead = effort.limit if variant.reads_ahead else 0
     limits = ts.Limits(in_flight=effort.limit, ahead=ahead, resident=variant.resident_bytes)

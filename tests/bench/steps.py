@@ -26,7 +26,7 @@ NONE, RECOMPUTE = "none", "recompute"
 ALLOCATORS = ("default", "advised", "threshold")
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
 
-RESIDENT_MIB = {"gpt": 8, "gpt_dropout": 16, "resnet": 200, "paddle_gpt": 0}
+RESIDENT_MIB = {"gpt": 8, "gpt_dropout": 4, "resnet": 200, "paddle_gpt": 0}
 """How much of the latest activations a policy that only spills may leave in memory, by workload: what its bar has
 room for."""
 
@@ -80,12 +80,14 @@ class Effort:
         steps: of a process, 2 or more; the first does not count.
         limit: most bytes under way in each direction, as text.
         directory: where payloads are spilled to.
+        idle: most bytes of host memory that the package keeps for later, as text; None for what it keeps by itself.
         tiny: sizes that take a second.
     """
 
     steps: int
     limit: str = "48 MiB"
     directory: str = DIRECTORY
+    idle: str | None = None
     tiny: bool = False
 
 

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from tensorstash import pages as pages_module
+from tensorstash.allocator import keep_idle
 from tensorstash.buffers import aligned_empty
+from tensorstash.errors import ConfigError
 from tensorstash.pages import HUGE_PAGE, mapped_pages, move_pages, page_aligned
-from tensorstash.pool import SMALLEST, PagePool, size_class
+from tensorstash.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
 
 MIB = 2**20
 
@@ -107,6 +109,33 @@ def test_idle_memory_keeps_to_its_limit():
         held.pop()
         assert pool.idle_bytes <= 4 * MIB
     assert pool.idle_bytes == 4 * MIB
+
+
+def test_the_limit_of_what_is_idle_can_be_changed():
+    pool = PagePool(8 * MIB)
+    held = pool.take(4 * MIB)
+    del held
+    pool.keep(0)
+    assert pool.idle_bytes == 0
+    held = pool.take(4 * MIB)
+    del held
+    assert pool.idle_bytes == 0
+    pool.keep(8 * MIB)
+    held = pool.take(4 * MIB)
+    del held
+    assert pool.idle_bytes == 4 * MIB
+
+
+def test_the_limit_of_the_process_is_set_by_the_user():
+    held = aligned_empty(3 * MIB)
+    try:
+        keep_idle("1 MiB")
+        del held
+        assert POOL.idle_bytes <= MIB
+        with pytest.raises(ConfigError, match="keep_idle"):
+            keep_idle("much")
+    finally:
+        keep_idle(IDLE_BYTES)
 
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="moves no memory between mappings")
