@@ -52,7 +52,6 @@ class PagePool:
     """
 
     def __init__(self, idle_limit_bytes: int) -> None:
-        self._limit = idle_limit_bytes
         self._shelf = _Shelf(idle_limit_bytes)
 
     @property
@@ -62,7 +61,6 @@ class PagePool:
 
     def keep(self, idle_limit_bytes: int) -> None:
         """Keep at most so many bytes for later from now on."""
-        self._limit = idle_limit_bytes
         self._shelf.keep(idle_limit_bytes)
 
     def take(self, nbytes: int) -> Pages:
@@ -72,7 +70,7 @@ class PagePool:
         shelf = self._shelf
         if shelf.pid != os.getpid():
             # At the fork a thread of the parent may have been at it, which the child does not have.
-            shelf = self._shelf = _Shelf(self._limit)
+            shelf = self._shelf = _Shelf(shelf.limit)
         try:
             pages = shelf.take(size_class(nbytes))
         except OSError:
@@ -90,7 +88,7 @@ class _Shelf:
     def __init__(self, limit: int) -> None:
         self.pid = os.getpid()
         self.idle_bytes = 0
-        self._limit = limit
+        self.limit = limit
         self._used = self._most_used = 0
         self._idle: dict[int, list[Pages]] = {}
         self._returned: deque[Pages] = deque()
@@ -108,7 +106,9 @@ class _Shelf:
                 pages = self._pop(size, -1)
             else:
                 pages = mapped_pages(size)
-                self._furnish(pages[: size // HUGE_PAGE * HUGE_PAGE])
+                if not self._furnish(pages[: size // HUGE_PAGE * HUGE_PAGE]):
+                    # Linux may have unmapped the target of a move before it refused.
+                    pages = mapped_pages(size)
             self._used += size
             self._most_used = max(self._most_used, self._used)
             self._trim(self._most_used - self._used)
@@ -121,14 +121,14 @@ class _Shelf:
         while self._returned and self._lock.acquire(blocking=False):
             try:
                 self._settle()
-                self._trim(self._limit)
+                self._trim(self.limit)
             finally:
                 self._lock.release()
 
     def keep(self, limit: int) -> None:
         """Keep at most so many bytes for later."""
         with self._lock:
-            self._limit = limit
+            self.limit = limit
             self._settle()
             self._trim(limit)
 
@@ -138,18 +138,23 @@ class _Shelf:
             self._used -= pages.size
             self._put(pages)
 
-    def _furnish(self, bare: Pages) -> None:
-        """Move memory of idle buffers to whole huge pages that have none yet, the longest unused first."""
+    def _furnish(self, bare: Pages) -> bool:
+        """Move memory of idle buffers to whole huge pages that have none yet, the longest unused first.
+
+        Returns:
+            False if a move was refused: nobody may touch the pages then.
+        """
         for size in [size for size in self._idle if size >= HUGE_PAGE]:
             while bare.size and size in self._idle:
                 source = self._pop(size, 0)
                 nbytes = min(bare.size, size // HUGE_PAGE * HUGE_PAGE)
                 if not move_pages(source[:nbytes], bare[:nbytes]):
                     self._put(source)
-                    return
+                    return False
                 bare = bare[nbytes:]
                 if size - nbytes >= HUGE_PAGE:
                     self._put(source[nbytes:])
+        return True
 
     def _trim(self, most_bytes: int) -> None:
         """Give memory that was idle longest to the system, until no more than ``most_bytes`` are."""

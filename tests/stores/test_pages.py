@@ -204,6 +204,22 @@ def test_where_memory_cannot_be_moved_idle_buffers_make_room(monkeypatch):
     assert pool.idle_bytes == 0
 
 
+def test_pages_that_a_refused_move_may_have_unmapped_are_not_handed_out(monkeypatch):
+    targets = []
+
+    def refuse(source, target):
+        targets.append(target.ctypes.data)
+        return False
+
+    monkeypatch.setattr("tensorstash.pool.move_pages", refuse)
+    pool = PagePool(64 * MIB)
+    held = pool.take(6 * MIB)
+    del held
+    taken = pool.take(8 * MIB)
+    assert targets
+    assert taken.ctypes.data not in targets
+
+
 def test_no_buffer_is_handed_out_twice_and_none_is_lost():
     pool, random = PagePool(32 * MIB), np.random.default_rng(1)
     held, most = {}, 0
