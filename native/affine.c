@@ -36,8 +36,8 @@ typedef struct {
 typedef struct {
     int32_t lowest[MOST], highest[MOST]; /* ordered extremes, of what is rounded */
     float low[MOST], scale[MOST], inverse[MOST];
-    bool special[MOST]; /* holds a NaN or an infinity */
-    bool odd[MOST];     /* holds one, or an element beyond the limit */
+    int32_t special[MOST]; /* holds a NaN or an infinity */
+    int32_t odd[MOST];     /* holds one, or an element beyond the limit */
     bool any_odd;
 } Grids;
 
@@ -119,41 +119,41 @@ odd_extremes(const float *values, size_t groups, size_t size, Grids *grids)
     }
 }
 
-static void
+EACH_WIDTH static void
 find_odd(size_t groups, Grids *grids)
 {
     int32_t limit = (int32_t)bits_of(LIMIT), least = ordered((int32_t)bits_of(-LIMIT));
+    int32_t any = 0;
     for (size_t g = 0; g < groups; g++) {
-        grids->special[g] = false;
-        grids->odd[g] = grids->lowest[g] < least || grids->highest[g] > limit;
-        if (grids->odd[g]) {
-            grids->any_odd = true;
-            grids->lowest[g] = INT32_MAX;
-            grids->highest[g] = INT32_MIN;
-        }
+        int32_t odd = (grids->lowest[g] < least) | (grids->highest[g] > limit);
+        grids->special[g] = 0;
+        grids->odd[g] = odd;
+        grids->lowest[g] = odd ? INT32_MAX : grids->lowest[g];
+        grids->highest[g] = odd ? INT32_MIN : grids->highest[g];
+        any |= odd;
     }
+    grids->any_odd = any;
 }
 
 EACH_WIDTH static void
 finish(size_t groups, int bits, bool stochastic, Grids *grids)
 {
     int codes = (1 << bits) - 1;
+    int32_t few = bits == 2;
     float levels = stochastic ? codes : FINEST, worth = FINEST / codes, rest = codes - SPECIALS;
     for (size_t g = 0; g < groups; g++) {
-        bool empty = grids->lowest[g] > grids->highest[g];
+        int32_t special = grids->special[g], empty = grids->lowest[g] > grids->highest[g];
         float low = empty ? 0 : float_of((uint32_t)ordered(grids->lowest[g]));
         float high = empty ? 0 : float_of((uint32_t)ordered(grids->highest[g]));
         float middle = low + (high - low) / 2; /* for a single code */
-        bool single = grids->special[g] && bits == 2;
-        low = single ? middle : low;
-        high = single ? middle : high;
+        low = special & few ? middle : low;
+        high = special & few ? middle : high;
         float span = high - low;
-        float scale = grids->special[g] ? span / rest : span / FINEST * worth;
-        float inverse = (grids->special[g] ? rest : levels) / span;
-        bool constant = !(span >= LEAST);
-        scale = constant ? 0 : scale;
-        grids->inverse[g] = constant ? 0 : inverse;
-        grids->scale[g] = float_of(bits_of(scale) | (grids->special[g] ? SIGN : 0));
+        float scale = span / (special ? rest : FINEST) * (special ? 1 : worth);
+        float inverse = (special ? rest : levels) / span;
+        scale = span >= LEAST ? scale : 0;
+        grids->inverse[g] = span >= LEAST ? inverse : 0;
+        grids->scale[g] = float_of(bits_of(scale) | (special ? SIGN : 0));
         grids->low[g] = low + 0.0f; /* never -0 */
     }
 }
@@ -199,19 +199,38 @@ mixed(uint32_t word)
     return word ^ word >> 16;
 }
 
+/* Elements 2k and 2k + 1 of the tensor have the lower and the upper half of one word. */
+INLINE void
+each_stochastic(const float *values, size_t groups, size_t size, const Grids *grids, uint32_t seed, size_t at,
+                uint8_t *codes)
+{
+    uint32_t keys[MOST];
+    uint16_t noise[BATCH + 2];
+    for (size_t g = 0; g < groups; g++) {
+        keys[g] = mixed(mixed(bits_of(grids->scale[g]) ^ seed) + bits_of(grids->low[g]));
+    }
+    for (size_t g = 0; g < groups; g++, values += size, codes += size, at += size) {
+        float low = grids->low[g], factor = grids->inverse[g] * NOISE_UNIT;
+        uint32_t place = (uint32_t)(at / 2) * GOLDEN + keys[g];
+        size_t odd = at % 2;
+        for (size_t i = 0; i < (odd + size + 1) / 2; i++, place += GOLDEN) {
+            uint32_t word = mixed(place);
+            memcpy(noise + 2 * i, &word, sizeof word);
+        }
+        for (size_t i = 0; i < size; i++) {
+            codes[i] = (uint8_t)(((int32_t)((values[i] - low) * factor) + noise[i + odd]) >> 16);
+        }
+    }
+}
+
 EACH_WIDTH static void
 stochastic(const float *values, size_t groups, size_t size, const Grids *grids, uint32_t seed, size_t at, uint8_t *codes)
 {
-    for (size_t g = 0; g < groups; g++, values += size, codes += size, at += size) {
-        float low = grids->low[g], factor = grids->inverse[g] * NOISE_UNIT;
-        uint32_t key = mixed(mixed(bits_of(grids->scale[g]) ^ seed) + bits_of(low));
-        uint32_t first = (uint32_t)(at / 2), odd = at % 2;
-        for (uint32_t i = 0; i < (uint32_t)size; i++) {
-            uint32_t place = i + odd;
-            uint32_t word = mixed((first + place / 2) * GOLDEN + key);
-            int32_t noise = (int32_t)(word >> 16 * (place & 1) & 0xFFFF);
-            codes[i] = (uint8_t)(((int32_t)((values[i] - low) * factor) + noise) >> 16);
-        }
+    if (size == USUAL) {
+        each_stochastic(values, groups, USUAL, grids, seed, at, codes);
+    }
+    else {
+        each_stochastic(values, groups, size, grids, seed, at, codes);
     }
 }
 

@@ -16,6 +16,9 @@ SMALLEST = 64 * 2**10
 
 _CLASSES = 16
 
+_FEW = 16 * 2**20
+"""Bytes that count as used before they are: a few small buffers of different sizes do not chase each other out."""
+
 Pages = NDArray[Any]
 
 
@@ -33,8 +36,8 @@ class PagePool:
     """Buffers that come back by themselves when the last array over them goes. Thread-safe.
 
     A buffer of a size that is not idle gets the memory of idle ones of other sizes, as far as the system can move it.
-    Idle buffers and those in use are together never more than were in use at one time: payloads that were compressed
-    have ever other sizes, and would fill the pool with buffers that nobody asks for again.
+    Idle buffers and those in use are together never more than were in use at one time, or than 16 MiB: payloads that
+    were compressed have ever other sizes, and would fill the pool with buffers that nobody asks for again.
 
     Args:
         idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
@@ -89,7 +92,7 @@ class _Shelf:
         self.pid = os.getpid()
         self.idle_bytes = 0
         self.limit = limit
-        self._used = self._most_used = 0
+        self._used, self._most_used = 0, _FEW
         self._idle: dict[int, list[Pages]] = {}
         self._returned: deque[Pages] = deque()
         self._lock = threading.Lock()

@@ -196,12 +196,23 @@ def test_what_is_too_much_is_given_back_and_no_more():
 def test_where_memory_cannot_be_moved_idle_buffers_make_room(monkeypatch):
     monkeypatch.setattr(pages_module, "_libc", lambda: None)
     pool = PagePool(64 * MIB)
-    held = pool.take(6 * MIB)
+    held = pool.take(20 * MIB)
     held[:] = 1
     del held
-    large = pool.take(8 * MIB)
+    large = pool.take(24 * MIB)
     assert not resident(large).any()
     assert pool.idle_bytes == 0
+
+
+@linux
+def test_small_buffers_of_different_sizes_keep_their_memory():
+    pool = PagePool(64 * MIB)
+    for again in (False, True):
+        for nbytes in (100_000, 300_000, MIB):
+            held = pool.take(nbytes)
+            assert resident(held).all() == again
+            held[:] = 1
+            del held
 
 
 def test_pages_that_a_refused_move_may_have_unmapped_are_not_handed_out(monkeypatch):
@@ -222,7 +233,7 @@ def test_pages_that_a_refused_move_may_have_unmapped_are_not_handed_out(monkeypa
 
 def test_no_buffer_is_handed_out_twice_and_none_is_lost():
     pool, random = PagePool(32 * MIB), np.random.default_rng(1)
-    held, most = {}, 0
+    held, most = {}, 16 * MIB
     for value in range(400):
         if held and random.random() < 0.5:
             del held[random.choice(list(held))]
