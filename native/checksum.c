@@ -6,13 +6,21 @@
 /* Data lies at any address, and the compiler has to know. */
 typedef uint64_t word __attribute__((aligned(1), may_alias));
 
+/* Four rows at once: what memory is asked for at one time is what it is fast by, and the sums stay where they are. */
 EACH_WIDTH static void
-add_columns(const word *words, Py_ssize_t count, word *sums, Py_ssize_t width)
+add_columns(const word *restrict words, Py_ssize_t count, word *restrict sums, Py_ssize_t width)
 {
-    for (Py_ssize_t row = 0; row < count; row += width) {
-        Py_ssize_t here = count - row < width ? count - row : width;
+    Py_ssize_t done = 0;
+    for (; done + 4 * width <= count; done += 4 * width) {
+        const word *first = words + done, *second = first + width, *third = second + width, *fourth = third + width;
+        for (Py_ssize_t column = 0; column < width; column++) {
+            sums[column] += (first[column] + second[column]) + (third[column] + fourth[column]);
+        }
+    }
+    for (; done < count; done += width) {
+        Py_ssize_t here = count - done < width ? count - done : width;
         for (Py_ssize_t column = 0; column < here; column++) {
-            sums[column] += words[row + column];
+            sums[column] += words[done + column];
         }
     }
 }

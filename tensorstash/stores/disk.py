@@ -187,12 +187,16 @@ class DiskStore:
         def write_copy(piece: _Piece) -> None:
             piece.digests = piece.slab.write_copy(data[piece.start : piece.stop], piece.extent)
 
+        # The sums last, which are a helper's: the device waits for nothing, and one thread at a time writes to it.
         jobs: list[Callable[[], None]] = []
+        sums: list[Callable[[], None]] = []
         for piece in record.pieces:
             if piece.slab.takes(data[piece.start : piece.stop]):
-                jobs += partial(write, piece), partial(sum_up, piece)
+                jobs.append(partial(write, piece))
+                sums.append(partial(sum_up, piece))
             else:
                 jobs.append(partial(write_copy, piece))
+        jobs += sums
         try:
             if data.size < _WORTH_A_THREAD:
                 for job in jobs:

@@ -14,6 +14,8 @@ T = TypeVar("T")
 def for_each(job: Callable[[T], None], items: Sequence[T], workers: Workers, helpers: int) -> None:
     """Call ``job`` on every item, on this thread and on up to ``helpers`` others; return when no call is running.
 
+    This thread begins with the first, the others with the last: what is to be done beside the rest comes last.
+
     Helpers that are busy elsewhere, or cannot be started any more, are not waited for: this thread does their part.
     After a failure the items that nobody has begun are left out, and the first error is raised.
     """
@@ -24,10 +26,10 @@ def for_each(job: Callable[[T], None], items: Sequence[T], workers: Workers, hel
     done: SimpleQueue[None] = SimpleQueue()
     errors: list[BaseException] = []
 
-    def work() -> None:
+    def work(take: Callable[[], Callable[[], None]]) -> None:
         while todo:
             try:
-                call = todo.popleft()
+                call = take()
             except IndexError:
                 return
             try:
@@ -40,8 +42,8 @@ def for_each(job: Callable[[T], None], items: Sequence[T], workers: Workers, hel
                 done.put(None)
 
     for _ in range(min(helpers, len(items) - 1)):
-        workers.submit(work)
-    work()
+        workers.submit(partial(work, todo.pop))
+    work(todo.popleft)
     _wait(done, len(items), errors)
     if errors:
         first = errors[0]

@@ -93,7 +93,7 @@ class Row:
             "memory of default": self._ratio(activation_bytes, self.default),
             "of same ": self._ratio(activation_bytes, self.alike),
             "recomputation": ", ".join(self._ratio(figure, self.recompute) for figure in (step_s, activation_bytes)),
-            "seen": f"{self.seen:.2f}" if self.is_policy else "",
+            "seen": f"{self.seen:.2f}" if any(run.stashed_bytes for run in self.runs) else "",
             "gradients": ("bitwise" if self.exact else "differ") if self.is_policy else "",
             "bars": ""
             if self.bar is None

@@ -26,7 +26,7 @@ NONE, RECOMPUTE = "none", "recompute"
 ALLOCATORS = ("default", "advised", "threshold")
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
 
-RESIDENT_MIB = {"gpt": 8, "gpt_dropout": 16, "resnet": 200, "paddle_gpt": 0}
+RESIDENT_MIB = {"gpt": 8, "gpt_dropout": 12, "resnet": 200, "paddle_gpt": 0}
 """How much of the latest activations a policy that only spills may leave in memory, by workload: what its bar has
 room for."""
 
