@@ -30,6 +30,21 @@ def test_items_really_run_at_once(workers):
     for_each(lambda _: meeting.wait(), range(3), workers, 2)
 
 
+def test_helpers_begin_with_the_last(workers):
+    helped, all_helped = [], threading.Event()
+
+    def job(item):
+        if item == 0:
+            assert all_helped.wait(timeout=30)
+            return
+        helped.append(item)
+        if len(helped) == 3:
+            all_helped.set()
+
+    for_each(job, range(4), workers, 1)
+    assert helped == [3, 2, 1]
+
+
 @pytest.mark.parametrize("failing", [0, 1, 5])
 def test_the_first_error_is_raised_when_nothing_runs_any_more(workers, failing):
     running, meeting = [], threading.Barrier(2, timeout=30)
@@ -37,7 +52,7 @@ def test_the_first_error_is_raised_when_nothing_runs_any_more(workers, failing):
     def job(item):
         running.append(item)
         try:
-            if item < 2:
+            if item in (0, 5):
                 meeting.wait()
             if item == failing:
                 raise OSError(item)
