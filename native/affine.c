@@ -32,7 +32,8 @@ typedef struct {
     uint8_t *scales, *lows, *packed;
 } Plan;
 
-/* Of the groups of a batch, whose elements are rounded to low + code * |scale|. */
+/* Of the groups of a batch, whose elements are rounded to low + code * |scale|. What is true or false has the width of
+ * the numbers, as vectors want it. */
 typedef struct {
     int32_t lowest[MOST], highest[MOST]; /* ordered extremes, of what is rounded */
     float low[MOST], scale[MOST], inverse[MOST];
@@ -394,7 +395,6 @@ encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
     float memory[BATCH];
     const float *values = memory;
     Grids grids;
-    grids.any_odd = false;
     for (size_t g = 0; g < groups; g++) {
         grids.lowest[g] = INT32_MAX;
         grids.highest[g] = INT32_MIN;

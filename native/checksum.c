@@ -7,36 +7,45 @@
 typedef uint64_t word __attribute__((aligned(1), may_alias));
 
 /* Four rows at once: what memory is asked for at one time is what it is fast by, and the sums stay where they are. */
-EACH_WIDTH static void
-add_columns(const word *restrict words, Py_ssize_t count, word *restrict sums, Py_ssize_t width)
+INLINE void
+each_column(const word *restrict words, word *restrict copy, Py_ssize_t count, word *restrict sums, Py_ssize_t width)
 {
     Py_ssize_t done = 0;
     for (; done + 4 * width <= count; done += 4 * width) {
-        const word *first = words + done, *second = first + width, *third = second + width, *fourth = third + width;
-        for (Py_ssize_t column = 0; column < width; column++) {
-            sums[column] += (first[column] + second[column]) + (third[column] + fourth[column]);
+        for (Py_ssize_t first = done; first < done + width; first++) {
+            word one = words[first], two = words[first + width];
+            word three = words[first + 2 * width], four = words[first + 3 * width];
+            if (copy) {
+                copy[first] = one;
+                copy[first + width] = two;
+                copy[first + 2 * width] = three;
+                copy[first + 3 * width] = four;
+            }
+            sums[first - done] += (one + two) + (three + four);
         }
     }
     for (; done < count; done += width) {
         Py_ssize_t here = count - done < width ? count - done : width;
         for (Py_ssize_t column = 0; column < here; column++) {
-            sums[column] += words[done + column];
+            word found = words[done + column];
+            if (copy) {
+                copy[done + column] = found;
+            }
+            sums[column] += found;
         }
     }
 }
 
 EACH_WIDTH static void
-copy_and_add_columns(const word *restrict words, word *restrict copy, Py_ssize_t count, word *restrict sums,
-                     Py_ssize_t width)
+add_columns(const word *words, Py_ssize_t count, word *sums, Py_ssize_t width)
 {
-    for (Py_ssize_t row = 0; row < count; row += width) {
-        Py_ssize_t here = count - row < width ? count - row : width;
-        for (Py_ssize_t column = 0; column < here; column++) {
-            word found = words[row + column];
-            copy[row + column] = found;
-            sums[column] += found;
-        }
-    }
+    each_column(words, NULL, count, sums, width);
+}
+
+EACH_WIDTH static void
+copy_and_add_columns(const word *words, word *copy, Py_ssize_t count, word *sums, Py_ssize_t width)
+{
+    each_column(words, copy, count, sums, width);
 }
 
 static PyObject *

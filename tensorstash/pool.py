@@ -64,16 +64,13 @@ class PagePool:
 
     def keep(self, idle_limit_bytes: int) -> None:
         """Keep at most so many bytes for later from now on."""
-        self._shelf.keep(idle_limit_bytes)
+        self._here().keep(idle_limit_bytes)
 
     def take(self, nbytes: int) -> Pages:
         """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
         if nbytes < SMALLEST:
             return page_aligned(nbytes)
-        shelf = self._shelf
-        if shelf.pid != os.getpid():
-            # At the fork a thread of the parent may have been at it, which the child does not have.
-            shelf = self._shelf = _Shelf(shelf.limit)
+        shelf = self._here()
         try:
             pages = shelf.take(size_class(nbytes))
         except OSError:
@@ -83,6 +80,13 @@ class PagePool:
         lease: Pages = np.frombuffer(pages.data, np.uint8)
         weakref.finalize(lease, shelf.give, pages).atexit = False
         return lease[:nbytes]
+
+    def _here(self) -> "_Shelf":
+        """Return the shelf of this process."""
+        if self._shelf.pid != os.getpid():
+            # At the fork a thread of the parent may have been at it, which the child does not have.
+            self._shelf = _Shelf(self._shelf.limit)
+        return self._shelf
 
 
 class _Shelf:

@@ -187,7 +187,7 @@ class DiskStore:
         def write_copy(piece: _Piece) -> None:
             piece.digests = piece.slab.write_copy(data[piece.start : piece.stop], piece.extent)
 
-        # The sums last, which are a helper's: the device waits for nothing, and one thread at a time writes to it.
+        # The sums last, where helpers begin: until they are done, one thread is at the device, which waits for nothing.
         jobs: list[Callable[[], None]] = []
         sums: list[Callable[[], None]] = []
         for piece in record.pieces:

@@ -53,7 +53,8 @@ def test_similar_sizes_share_buffers():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages():
+@pytest.mark.parametrize("limit", [None, 0])
+def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages(limit):
     pool = PagePool(8 * MIB)
     held = pool.take(MIB)
     del held
@@ -63,6 +64,8 @@ def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages():
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(30)
             try:
+                if limit is not None:
+                    pool.keep(limit)
                 taken = pool.take(MIB)
                 taken[:] = 1
                 os._exit(0 if taken.sum() == MIB else 1)
