@@ -248,9 +248,10 @@ class Session(Generic[T]):
         """
         if self._state.held is not None:
             return self.backend.detached(tensor), None
-        source = passage.copy(tensor, spec, spec)
         if passage.is_streamed:
-            return source, None
+            assert self._copies is not None, "a device with streams"
+            return passage.copy(self._copies.used_here(tensor, spec.device), spec, spec), None
+        source = passage.copy(tensor, spec, spec)
         return source, checksum(as_bytes(self.backend.to_host(source, spec).wait()))
 
     def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Payload:
