@@ -93,13 +93,23 @@ VALUES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 @dataclass(frozen=True)
 class Program:
-    """A differentiable function of the tensors in ``arguments`` that require grad."""
+    """A differentiable function of the tensors in ``arguments`` that require grad.
+
+    Args:
+        name: for the table.
+        call: the function.
+        arguments: of the function.
+        keywords: of the function.
+        twice: whether second derivatives are run too.
+        chosen: whether it was written to be hard, and is not to be averaged with others.
+    """
 
     name: str
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     keywords: dict[str, Any] = field(default_factory=dict)
     twice: bool = False
+    chosen: bool = False
 
 
 def unary(
@@ -111,7 +121,8 @@ def unary(
     scale: float = 3,
 ) -> Program:
     values = torch.randn(shape, generator=torch.Generator().manual_seed(len(name))) * scale
-    return Program(name, call, ((values.abs() + 0.01 if positive else values).requires_grad_(),))
+    values = (values.abs() + 0.01 if positive else values).requires_grad_()
+    return Program(name, call, (values,), chosen=True)
 
 
 def attention(x: Tensor, **keywords: Any) -> Tensor:
@@ -149,7 +160,12 @@ def not_in_the_database() -> list[Program]:
         unary("hardtanh", F.hardtanh),
         unary("hardswish", F.hardswish),
         unary("hardsigmoid", F.hardsigmoid),
+        unary("clamp_min", lambda x: torch.clamp_min(x, 0)),
+        unary("clamp_max", lambda x: torch.clamp_max(x, 0.5)),
         unary("threshold", lambda x: F.threshold(x, 1, 0)),
+        unary("threshold at 0", lambda x: F.threshold(x, 0, 0)),
+        unary("l1_loss", lambda x: F.l1_loss(x, torch.zeros_like(x))),
+        unary("margin_ranking_loss", lambda x: F.margin_ranking_loss(x[0], x[1], torch.ones(20))),
         unary("threshold_", lambda x: F.threshold(x * 1, 0.5, 0.25, inplace=True)),
         unary("hardshrink", F.hardshrink),
         unary("softshrink", F.softshrink),
@@ -245,7 +261,7 @@ class Observation:
         reader: as in :mod:`tensorstash.backends.torch_readers`.
         codec: the key in ``LOSSY``.
         values: the key in ``VALUES``.
-        program: where it was seen.
+        program: where it was seen, if that was chosen to be hard.
         error: relative; infinite where a number became none.
         numel: elements of the saved tensor.
     """
@@ -267,14 +283,18 @@ class Search:
     unchanged: Counter[str] = field(default_factory=Counter)
 
     def errors(self) -> dict[str, dict[tuple[str, str], float]]:
-        """Return for each reader the error by codec and values: the root mean square over the elements read."""
-        groups: dict[str, dict[tuple[str, str], list[Observation]]] = defaultdict(lambda: defaultdict(list))
+        """Return for each reader the error by codec and values: the root mean square over the elements read.
+
+        What the database has is averaged, as many of its samples are of a few elements.
+        """
+        groups: dict[str, dict[tuple[str, str, str], list[Observation]]] = defaultdict(lambda: defaultdict(list))
         for seen in self.observations:
-            groups[seen.reader][seen.codec, seen.values].append(seen)
-        return {
-            reader: {key: _pooled(group) for key, group in sorted(by_key.items())}
-            for reader, by_key in sorted(groups.items())
-        }
+            groups[seen.reader][seen.codec, seen.values, seen.program].append(seen)
+        errors: dict[str, dict[tuple[str, str], float]] = {reader: defaultdict(float) for reader in sorted(groups)}
+        for reader, by_program in groups.items():
+            for (codec, values, _), group in by_program.items():
+                errors[reader][codec, values] = max(errors[reader][codec, values], _pooled(group))
+        return errors
 
     def worst(self) -> dict[str, dict[str, float]]:
         """Return for each reader the largest error by codec."""
@@ -346,7 +366,7 @@ def observe(program: Program, values: str, seed: int, into: Search) -> None:
     incoming = _incoming(ends, wanted)
     for node, saves in _nodes(ends, found):
         if node in incoming:
-            _read(node, saves, incoming[node], random, program.name, values, into)
+            _read(node, saves, incoming[node], random, program.name if program.chosen else "", values, into)
 
 
 def _is_dense(out: Tensor) -> bool:
