@@ -14,6 +14,18 @@ Demand = Literal["exact", "relative", "any"]
 """How exactly an operation's backward has to get back what it saved: to the bit, with an error that is small relative
 to each element, or with one that is small beside the largest of them."""
 
+_STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
+
+
+def strictest(demands: Iterable[Demand]) -> Demand | None:
+    """Return the demand that satisfies all; None if there is none.
+
+    >>> strictest(["any", "relative"]), strictest(["exact", "relative"]), strictest([])
+    ('relative', 'exact', None)
+    """
+    return max(demands, key=_STRICTNESS.index, default=None)
+
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)

@@ -8,11 +8,9 @@ of PyTorch.
 from collections.abc import Callable, Mapping
 from math import isinf
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-Demand = Literal["exact", "relative", "any"]
-"""What a reader needs of a saved tensor: its bits; a small error relative to each element; or one relative to the
-largest of a group."""
+from tensorstash.protocols import Demand
 
 BOUND = 0.05
 """What the gradients of an operation whose readers take any tensor stay within, under ``Quantize(8)`` and

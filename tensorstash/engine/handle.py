@@ -8,7 +8,7 @@ from tensorstash.engine.payload import Payload
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.tape import Tape
 from tensorstash.errors import StashError
-from tensorstash.protocols import Demand, SupportsReaders
+from tensorstash.protocols import Demand, SupportsReaders, strictest
 from tensorstash.spec import TensorSpec
 
 Kept = tuple[SessionState, Any, int]
@@ -40,18 +40,6 @@ def restore(handle: Handle) -> Any:
     return alias
 
 
-_STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
-
-
-def stricter(one: Demand, other: Demand) -> Demand:
-    """Return the demand that satisfies both.
-
-    >>> stricter("any", "relative"), stricter("exact", "relative")
-    ('relative', 'exact')
-    """
-    return max(one, other, key=_STRICTNESS.index)
-
-
 class Stashed:
     """A tensor whose bytes are in a store, or on their way there.
 
@@ -71,7 +59,7 @@ class Stashed:
         """Note what the operation that saved it needs of it."""
         if self._is_read_by is None:
             self._is_read_by = demand
-            self._payload.demand = stricter(self._payload.demand, demand)
+            self._payload.demand = strictest((self._payload.demand, demand)) or demand
             self._payload.known_readers += 1
 
     def __call__(self) -> Any:
@@ -99,7 +87,7 @@ class Stashed:
         if demand is None:
             return
         known = state.learned.get(payload.kind, demand)
-        state.learned[payload.kind] = stricter(known, demand)
+        state.learned[payload.kind] = strictest((known, demand)) or demand
         passage = payload.capture.passage
         if payload.trusts_learned and passage.plan.within(demand) != passage.plan:
             raise StashError(

@@ -33,6 +33,8 @@ COMPARING = {
     ),
 }
 
+DECREASING = torch.logspace(0, -4, 8)[:, None]  # held, so that it is never encoded
+
 DIVIDING = {
     "sqrt": lambda x: x.abs().sqrt(),
     "log": lambda x: x.abs().log(),
@@ -41,7 +43,7 @@ DIVIDING = {
     "division": lambda x: torch.ones(8, 64) / x,
     "abs": lambda x: x.abs(),
     "leaky_relu": lambda x: torch.nn.functional.leaky_relu(x),
-    "norm": lambda x: (x * torch.logspace(0, -4, 8)[:, None]).T.norm(dim=1),
+    "norm": lambda x: (x * DECREASING).T.norm(dim=1),
 }
 
 ORDINARY = {
@@ -70,9 +72,12 @@ def start():
 def gradient(program, start, policy=None):
     """The gradient of a sum, where nobody but the graph holds what the program saves."""
 
+    weights = []  # held, so that only what the program saves is encoded
+
     def forward():
         out = program(start * 1.1)
-        return (out * torch.linspace(0.5, 1.5, out.numel()).view_as(out)).sum()
+        weights.append(torch.linspace(0.5, 1.5, out.numel()).view_as(out))
+        return (out * weights[0]).sum()
 
     if policy is None:
         loss = forward()
