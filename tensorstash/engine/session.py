@@ -42,6 +42,7 @@ from tensorstash.protocols import (
     SupportsHolders,
     SupportsReaders,
     SupportsStreams,
+    strictest,
 )
 from tensorstash.spec import TensorSpec, memory_block
 from tensorstash.stores.checksum import checksum
@@ -301,11 +302,10 @@ class Session(Generic[T]):
     def _suits_readers(self, payload: Payload) -> bool:
         """Choose what of the plan suits the readers; return False if nothing is left of it."""
         capture = payload.capture
-        if payload.knows_readers:
-            demand = payload.demand
-        else:
-            demand = self._state.learned.get(payload.kind, "exact")
-            payload.trusts_learned = payload.kind in self._state.learned
+        demand = payload.demand  # of the readers that are known
+        is_guess = not payload.knows_readers
+        if is_guess:
+            demand = strictest((demand, self._state.learned.get(payload.kind, "exact"))) or demand
             payload.known_readers = payload.users
         passage = self._passage(capture.spec, demand) if demand != "any" else capture.passage
         if isinstance(passage, str):
@@ -313,6 +313,7 @@ class Session(Generic[T]):
             self._state.ledger.declined(capture.spec.nbytes)
             return False
         capture.passage = passage
+        payload.trusts_learned = is_guess and not passage.is_lossless
         return True
 
     def _current_tape(self) -> Tape:
