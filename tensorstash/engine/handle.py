@@ -16,6 +16,8 @@ Kept = tuple[SessionState, Any, int]
 
 A bare tuple, since most saved tensors are kept, and each costs one of these."""
 
+_REMEMBERED_KINDS = 4096
+
 Handle = Kept | Callable[[], Any]
 """What ``pack`` returns: what :func:`restore` makes the saved tensor of, any number of times, from any thread.
 
@@ -73,7 +75,7 @@ class Stashed:
         state.was_asked = True
         state.ledger.unpacked()
         state.ahead.asked(self._tape, self._payload.index)
-        if self._is_read_by is None and self._payload.kind is not None:
+        if self._is_read_by is None and self._payload.place is not None:
             self._learn()
         tensor = self._restore()
         if self._payload.is_streamed:
@@ -86,6 +88,8 @@ class Stashed:
         demand = backend.running_demand(self) if isinstance(backend, SupportsReaders) else None
         if demand is None:
             return
+        if len(state.learned) >= _REMEMBERED_KINDS:
+            state.learned.clear()
         known = state.learned.get(payload.kind, demand)
         state.learned[payload.kind] = strictest((known, demand)) or demand
         passage = payload.capture.passage

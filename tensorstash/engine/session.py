@@ -30,6 +30,7 @@ from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Ledger, Stats
 from tensorstash.engine.streamed import StreamedCapture, StreamedPayload
 from tensorstash.engine.tape import Tape
+from tensorstash.engine.trail import Trail
 from tensorstash.errors import StoreError
 from tensorstash.plan import HookPolicy
 from tensorstash.protocols import (
@@ -124,12 +125,13 @@ class Session(Generic[T]):
         """Install the hooks for this thread until the block ends."""
         with self._lock:
             self._tape.close()  # what was saved before is never taken for the same
-        outer, self._thread.readers = self._thread.readers, self._new_readers()
+        outer = self._thread.readers, self._thread.trail
+        self._thread.readers, self._thread.trail = self._new_readers(), Trail()
         try:
             with self.backend.hooks(*self._hooks(), trusted=True):
                 yield self
         finally:
-            self._thread.readers = outer
+            self._thread.readers, self._thread.trail = outer
         if self._state.held is not None:
             self._start_freed(self._state.held.freed(all_of_them=True))
 
@@ -247,7 +249,8 @@ class Session(Generic[T]):
         readers = self._thread.readers
         if readers is not None and not passage.is_lossless:
             assert isinstance(self.backend, SupportsReaders)
-            payload.kind = self._thread.module, spec, self.backend.producer(tensor)
+            place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
+            payload.place = self._thread.trail, place
         if is_new:
             state.ledger.stashed(spec.nbytes)
             if measured:
@@ -399,5 +402,7 @@ def _release(in_flight: ByteBudget, nbytes: int, _: Future[None]) -> None:
 
 
 class _Thread(threading.local):
-    module: str = ""
-    readers: Readers[Any] | None = None
+    def __init__(self) -> None:
+        self.module = ""
+        self.readers: Readers[Any] | None = None
+        self.trail = Trail()
