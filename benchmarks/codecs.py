@@ -21,12 +21,11 @@ import numpy as np
 import zstandard
 
 import tensorstash as ts
-from benchmarks.harness.labs import dense_bits, kernel_of, lab_of
+from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import Job, environment, interleave, run, seconds
 from benchmarks.models import Model, build
 from tensorstash.buffers import Array, as_bytes, borrowed
-from tensorstash.codecs import Affine, AsType, Exponents, Lossless, Narrow, PackBits, Sparse, TwoValued, Zstd
 from tensorstash.codecs.floats import narrow, widen
 from tensorstash.protocols import Codec
 from tensorstash.testing.contents import dense_spec
@@ -34,41 +33,22 @@ from tensorstash.testing.contents import dense_spec
 Saved = tuple[Array, str]
 """Carrier bits of one tensor, and the dtype."""
 
-GPT = Model(
-    framework="torch",
-    network="gpt",
-    batch=1,
-    rate=1e-3,
-    depth=2,
-    width=384,
-    heads=6,
-    context=256,
-    dropout=0.1,
-    eager=True,
-    threads=1,
-)
+EAGER = {"heads": 6, "context": 256, "dropout": 0.1, "eager": True}
+GPT = Model(framework="torch", network="gpt", batch=1, rate=1e-3, depth=2, width=384, threads=1, **EAGER)
+RESNET = Model(framework="torch", network="resnet", batch=8, rate=1e-3, depth=3, width=16, stages=2, threads=1)
 WORKLOADS = {
     "torch:gpt": GPT,
     "torch:gpt-long": replace(GPT, context=1024),
-    "torch:resnet": Model(
-        framework="torch", network="resnet", batch=8, rate=1e-3, depth=3, width=16, stages=2, threads=1
-    ),
+    "torch:resnet": RESNET,
     "paddle:gpt": replace(GPT, framework="paddle", depth=6),
 }
-LOSSLESS = (Lossless(), Lossless(level=2), Lossless(level=4))
-CODECS: tuple[Codec, ...] = (
-    *LOSSLESS,
-    PackBits(),
-    TwoValued(),
-    Narrow(),
-    Sparse(),
-    Sparse(exponents=True),
-    Exponents(),
-    Zstd(),
-    *(Affine(bits=bits) for bits in (8, 4, 2)),
-    *(Affine(bits=bits, rounding="stochastic") for bits in (8, 4, 2)),
-    *(AsType(dtype=dtype) for dtype in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")),
-)
+LOSSLESS = codecs_of("lossless lossless:level=2 lossless:level=4")
+CODECS = LOSSLESS + codecs_of("""
+pack_bits two_valued narrow sparse sparse:exponents=true exponents zstd
+affine:bits=8,rounding=nearest affine:bits=4,rounding=nearest affine:bits=2,rounding=nearest
+affine:bits=8,rounding=stochastic affine:bits=4,rounding=stochastic affine:bits=2,rounding=stochastic
+astype:dtype=bfloat16 astype:dtype=float16 astype:dtype=float8_e4m3fn astype:dtype=float8_e5m2
+""")
 SMALLEST = 1 << 16
 
 

@@ -16,7 +16,6 @@ import argparse
 import os
 import tempfile
 from collections.abc import Generator
-from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +33,9 @@ ROWS = (1.0, 0.25, 0.75, 0.5, 0.125)
 """Batches of the steps, as parts of the largest, in turn."""
 
 
-@dataclass(frozen=True)
-class Held:
-    """What a process holds.
-
-    Args:
-        resident_bytes: of physical memory.
-        file_bytes: of slab files, whatever of them is free.
-        descriptors: open ones.
-        threads: of the process, those of libraries included.
-    """
-
-    resident_bytes: int
-    file_bytes: int
-    descriptors: int
-    threads: int
-
-    @staticmethod
-    def largest(samples: "list[Held]") -> "Held":
-        return Held(*map(max, zip(*map(astuple, samples), strict=True)))
+Held = dict[str, int]
+"""What a process holds: ``resident_bytes`` of physical memory, ``file_bytes`` of slab files, whatever of them is free,
+open ``descriptors``, and ``threads``, those of libraries included."""
 
 
 def held(directory: str) -> Held:
@@ -65,17 +48,21 @@ def held(directory: str) -> Held:
     descriptors = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
     # The descriptor that listed them is closed again.
     slabs = [path for path in descriptors if path.is_symlink() and os.readlink(path).startswith(f"{directory}/")]
-    return Held(
-        pages * os.sysconf("SC_PAGE_SIZE"),
-        sum(path.stat().st_size for path in slabs),
-        len(descriptors),
-        len(os.listdir("/proc/self/task")),
-    )
+    return {
+        "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "file_bytes": sum(path.stat().st_size for path in slabs),
+        "descriptors": len(descriptors),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+
+
+def largest(samples: list[Held]) -> Held:
+    return {name: max(sample[name] for sample in samples) for name in samples[0]}
 
 
 def train(
     framework: str, policy: str, directory: str, steps: int, rows: int, width: int
-) -> Generator[dict[str, int] | None, None, None]:
+) -> Generator[Held | None, None, None]:
     """Train a deep network on batches of changing size and yield what is held after each step."""
     lab = lab_of(framework)
     directory = os.path.realpath(directory)
@@ -97,14 +84,14 @@ def train(
         del x, loss
         for weight in weights:
             lab.descend(weight, 1e-3 / rows)
-        yield asdict(held(directory))  # kept here, they would be what grows
+        yield held(directory)  # kept here, they would be what grows
     assert policy == NO_POLICY or stash.stats().stored["disk"].tensors > steps
 
 
 def grown(first: Held, rest: Held, tolerance_bytes: int) -> list[str]:
     """Name what is larger than it was."""
-    allowed = Held(tolerance_bytes, 0, 0, 0)
-    return [name for name, before in asdict(first).items() if getattr(rest, name) > before + getattr(allowed, name)]
+    allowed = {"resident_bytes": tolerance_bytes}
+    return [name for name, before in first.items() if rest[name] > before + allowed.get(name, 0)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -130,13 +117,13 @@ def main(options: argparse.Namespace, report: Report) -> int:
             arguments |= {"framework": framework, "policy": policy}
             samples: list[Held] = []
             job = Job(f"{framework}, {policy}", "benchmarks.endurance:train", arguments, environment)
-            run(job, lambda sample, samples=samples: samples.append(Held(**sample)))
-            first, rest = Held.largest(samples[:WARM_UP]), Held.largest(samples[WARM_UP:])
+            run(job, lambda sample, samples=samples: samples.append(sample))
+            first, rest = largest(samples[:WARM_UP]), largest(samples[WARM_UP:])
             found = grown(first, rest, int(options.tolerance_mib * 2**20))
             failed |= bool(found)
-            runs.append({"framework": framework, "policy": policy, "samples": [asdict(s) for s in samples]})
+            runs.append({"framework": framework, "policy": policy, "samples": samples})
             for part, some, verdict in ("first ten", first, ""), ("after", rest, ", ".join(found) or "nothing"):
-                sizes = f"{some.resident_bytes / 2**20:.2f}", f"{some.file_bytes / 2**20:.2f}"
-                counts = str(some.descriptors), str(some.threads)
+                sizes = [f"{some[name] / 2**20:.2f}" for name in ("resident_bytes", "file_bytes")]
+                counts = str(some["descriptors"]), str(some["threads"])
                 report.row(framework, policy, str(len(samples)), part, *sizes, *counts, verdict)
     return int(failed)

@@ -14,45 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.labs import dense_bits, kernel_of, lab_of
+from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
 from benchmarks.harness.report import Report, machine
 from tensorstash.buffers import Array, as_bytes, borrowed
-from tensorstash.codecs import (
-    Affine,
-    AsType,
-    AutoAffine,
-    Exponents,
-    Lossless,
-    Narrow,
-    PackBits,
-    Planes,
-    Sparse,
-    TwoValued,
-    Zstd,
-)
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.contents import contents, dense_spec, float_bits, float_values
 from tensorstash.testing.layouts import special_values
 
-CODECS: tuple[Codec, ...] = (
-    Planes(),
-    *(Zstd(level=level) for level in (1, -3, 9)),
-    PackBits(),
-    TwoValued(),
-    Narrow(),
-    *(Exponents(level=level) for level in (1, 6)),
-    Lossless(),
-    Lossless(level=5, min_ratio=1),
-    *(Sparse(exponents=exponents) for exponents in (False, True)),
-    Affine(),
-    Affine(bits=4, group_size=33),
-    Affine(bits=2, group_size=5, rounding="stochastic", seed=7),
-    Affine(bits=4, group_size=100_000, rounding="stochastic"),
-    Affine(bits=8, group_size=1),
-    AutoAffine(budget=3, group_size=50),
-    *(AsType(dtype=dtype) for dtype in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")),
-)
+CODECS = codecs_of("""
+planes zstd zstd:level=-3 zstd:level=9 pack_bits two_valued narrow exponents exponents:level=6 lossless
+lossless:level=5,min_ratio=1 sparse sparse:exponents=true affine affine:bits=4,group_size=33
+affine:bits=2,group_size=5,rounding=stochastic,seed=7 affine:bits=4,group_size=100000,rounding=stochastic
+affine:bits=8,group_size=1 auto_affine:budget=3,group_size=50 astype:dtype=bfloat16 astype:dtype=float16
+astype:dtype=float8_e4m3fn astype:dtype=float8_e5m2
+""")
 FRAMEWORKS = ("torch", "paddle")
 WIDTHS = (1, 2, 3, 7, 33, 64, 100, 128, 129, 256, 384)
 FLOATS = ("float16", "bfloat16", "float32", "float64")

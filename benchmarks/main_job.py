@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,11 +19,10 @@ from typing import Any
 from tqdm import tqdm
 
 import tensorstash as ts
-from benchmarks.harness.gradients import largest_relative_difference
 from benchmarks.harness.memory import RESETS
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import Job, run
-from benchmarks.harness.training import NO_POLICY
+from benchmarks.harness.training import NO_POLICY, largest_relative_difference
 from benchmarks.models import Model
 from tensorstash.allocator import advised_environment
 
@@ -42,27 +41,14 @@ POLICIES = (
 BUDGET = "16 MiB"
 """Bytes under way in each direction; the default suits larger models, whose activations are many times as large."""
 
-MODELS = {
-    "torch": Model(framework="torch", network="gpt", batch=32, rate=3e-3, depth=6, width=192, heads=6, context=128),
-    "paddle": Model(
-        framework="paddle", network="resnet", batch=112, rate=0.05, optimizer="momentum", depth=3, width=16, stages=2
-    ),
-}
+GPT = Model(framework="torch", network="gpt", batch=32, rate=3e-3, depth=6, width=192, heads=6, context=128)
+RESNET = Model(framework="paddle", network="resnet", batch=112, rate=0.05, optimizer="momentum", depth=3, width=16)
+MODELS = {"torch": GPT, "paddle": replace(RESNET, stages=2)}
 """About 300 and 155 MiB of activations."""
 
 QUICK = {
-    "torch": Model(framework="torch", network="gpt", batch=16, rate=3e-3, depth=2, width=64, heads=4, context=64),
-    "paddle": Model(
-        framework="paddle",
-        network="resnet",
-        batch=16,
-        rate=0.05,
-        optimizer="momentum",
-        depth=1,
-        width=8,
-        stages=2,
-        scale=2,
-    ),
+    "torch": replace(GPT, batch=16, depth=2, width=64, heads=4, context=64),
+    "paddle": replace(RESNET, stages=2, batch=16, depth=1, width=8, scale=2),
 }
 
 STEPS = {"torch": 10, "paddle": 8}
@@ -89,27 +75,10 @@ class Variant:
         return self.policy if self.advised else f"{self.policy}, allocator as it is"
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What one variant did.
-
-    Args:
-        variant: what ran.
-        activation_bytes: peak resident memory above the floor, in bytes; the floor has model, gradients and optimizer.
-        step_seconds: median over all steps but the first, in seconds.
-        final_loss: loss of the last step.
-        gradients_sha256: digest of all gradients of the first step.
-        gradient_difference: largest relative difference of one parameter's gradient from the first variant's.
-        details: everything the process reported.
-    """
-
-    variant: Variant
-    activation_bytes: int
-    step_seconds: float
-    final_loss: float
-    gradients_sha256: str
-    gradient_difference: float
-    details: dict[str, Any]
+Measurement = Mapping[str, Any]
+"""What the process reported; with ``variant``, ``activation_bytes``, peak resident memory above the floor, which has
+model, gradients and optimizer; ``step_seconds``, the median over all steps but the first; and ``gradient_difference``,
+the largest relative difference of one parameter's gradient of the first step from the first variant's."""
 
 
 def advice() -> dict[str, str]:
@@ -155,34 +124,28 @@ def measure(
     environment = advised_environment(os.environ) if variant.advised else dict(os.environ)
     job = Job(f"{variant.framework}, {variant}", "benchmarks.harness.training:train", arguments, environment)
     details = run(job, on_step)
-    return Measurement(
-        variant=variant,
-        activation_bytes=details["peak_bytes"] - details["floor_bytes"],
-        step_seconds=median(details["step_s"][1:]),
-        final_loss=details["final_loss"],
-        gradients_sha256=details["gradients_sha256"],
-        gradient_difference=largest_relative_difference(gradients, reference),
-        details=details,
-    )
+    return {
+        "variant": asdict(variant),
+        "activation_bytes": details["peak_bytes"] - details["floor_bytes"],
+        "step_seconds": median(details["step_s"][1:]),
+        "gradient_difference": largest_relative_difference(gradients, reference),
+        **details,
+    }
 
 
-def cells(m: Measurement, baseline: Measurement) -> tuple[str, ...]:
+def cells(variant: Variant, m: Measurement, baseline: Measurement) -> tuple[str, ...]:
     """Return a row of the table; ratios are to the first row of the same framework."""
-    if m is baseline:
-        gradients = "the reference"
-    elif m.gradients_sha256 == baseline.gradients_sha256:
-        gradients = "bitwise equal"
-    else:
-        gradients = f"differ by {m.gradient_difference:.1e}"
+    is_equal = m["gradients_sha256"] == baseline["gradients_sha256"]
+    gradients = "bitwise equal" if is_equal else f"differ by {m['gradient_difference']:.1e}"
     return (
-        m.variant.framework,
-        str(m.variant),
-        f"{m.activation_bytes / 2**20:.0f}",
-        f"{m.activation_bytes / max(baseline.activation_bytes, 1):.2f}",
-        f"{m.step_seconds * 1e3:.0f}",
-        f"{m.step_seconds / baseline.step_seconds:.2f}",
-        f"{m.final_loss:.4f}",
-        gradients,
+        variant.framework,
+        str(variant),
+        f"{m['activation_bytes'] / 2**20:.0f}",
+        f"{m['activation_bytes'] / max(baseline['activation_bytes'], 1):.2f}",
+        f"{m['step_seconds'] * 1e3:.0f}",
+        f"{m['step_seconds'] / baseline['step_seconds']:.2f}",
+        f"{m['final_loss']:.4f}",
+        "the reference" if m is baseline else gradients,
     )
 
 
@@ -240,17 +203,11 @@ def main(options: argparse.Namespace, report: Report) -> int:
             bar.set_description(f"{name}, {variant}", refresh=False)
             gradients = Path(folder, f"{number}.npz")
             reference = baselines[name][0] if name in baselines else gradients
-            measured = measure(
-                variant,
-                steps=steps[name],
-                quick=options.quick,
-                gradients=gradients,
-                reference=reference,
-                on_step=on_step,
-            )
+            sizes = {"steps": steps[name], "quick": options.quick}
+            measured = measure(variant, gradients=gradients, reference=reference, on_step=on_step, **sizes)
             baselines.setdefault(name, (gradients, measured))
-            measurements.append(asdict(measured))
-            report.row(*cells(measured, baselines[name][1]), told=False)  # the bar has the line
+            measurements.append(measured)
+            report.row(*cells(variant, measured, baselines[name][1]), told=False)  # the bar has the line
     return 0
 
 

@@ -13,7 +13,7 @@ policy ends with. The same command gives the same numbers on the same machine.
 import argparse
 import os
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -42,19 +42,8 @@ POLICIES = (
 ALLOWED = {"quantize:bits=8": 1.0, "quantize:bits=4": 2.0}
 """Spreads that a policy's mean may be away from that of training without one."""
 
-GPT = Model(
-    framework="torch",
-    network="gpt",
-    batch=8,
-    rate=3e-3,
-    optimizer="adam",
-    depth=2,
-    width=64,
-    heads=4,
-    context=64,
-    held_out=0.15,
-    threads=1,
-)
+SIZES = {"depth": 2, "width": 64, "heads": 4, "context": 64, "held_out": 0.15, "threads": 1}
+GPT = Model(framework="torch", network="gpt", batch=8, rate=3e-3, optimizer="adam", **SIZES)
 RESNET = replace(GPT, network="resnet", batch=32, depth=4, width=8, scale=1)
 TASKS = {
     "torch/gpt": GPT,
@@ -71,42 +60,15 @@ Deviations are distances from training without a policy, in its spreads; bars: a
 parameter, at the weights that training without a policy ends with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One training.
+Outcome = Mapping[str, Any]
+"""One training: ``policy``, as one line or ``"none"``; ``seed``, of the initial weights and of the order of the data;
+``loss`` and ``accuracy`` on held-out data after the last step; ``payload``, bytes stored for each byte of the tensors
+that went through the policy's plan; ``share``, part of the bytes of all saved tensors, parameters aside, that did."""
 
-    Args:
-        policy: one line, or ``"none"``.
-        seed: of the initial weights and of the order of the data.
-        loss: on held-out data after the last step.
-        accuracy: on held-out data after the last step.
-        payload: bytes stored for each byte of the tensors that went through the policy's plan.
-        share: part of the bytes of all saved tensors, parameters aside, that went through it.
-    """
-
-    policy: str
-    seed: int
-    loss: float
-    accuracy: float
-    payload: float
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class GradientError:
-    """How far the gradient of one parameter is from the one without a policy, at the same weights and data.
-
-    Args:
-        policy: one line.
-        parameter: its name; parameters come in the order of the network.
-        relative: norm of the difference by the norm of the gradient.
-        cosine: of the angle between the two.
-    """
-
-    policy: str
-    parameter: str
-    relative: float
-    cosine: float
+GradientError = Mapping[str, Any]
+"""How far the gradient of one parameter is from the one without a policy, at the same weights and data: ``policy``,
+``parameter``, by name, in the order of the network; ``relative``, norm of the difference by the norm of the gradient;
+``cosine``, of the angle between the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +81,13 @@ class Findings:
 
     @property
     def policies(self) -> list[str]:
-        return list(dict.fromkeys(outcome.policy for outcome in self.outcomes))
+        return list(dict.fromkeys(outcome["policy"] for outcome in self.outcomes))
 
     def of(self, policy: str, figure: str) -> list[float]:
-        return [getattr(outcome, figure) for outcome in self.outcomes if outcome.policy == policy]
+        return [outcome[figure] for outcome in self.outcomes if outcome["policy"] == policy]
 
     def errors(self, policy: str) -> list[GradientError]:
-        return [error for error in self.gradients if error.policy == policy]
+        return [error for error in self.gradients if error["policy"] == policy]
 
 
 def scope(policy: str, framework: str) -> AbstractContextManager[Any]:
@@ -152,7 +114,9 @@ def train(model: Model, policy: str, steps: int) -> tuple[Any, Outcome]:
         went = stats.stashed.nbytes + stats.deduplicated.nbytes
         payload = sum(tally.nbytes for tally in stats.stored.values()) / stats.stashed.nbytes
         share = went / (went + kept)
-    return training, Outcome(policy, model.seed, *training.evaluate(batches=16), payload, share)
+    loss, accuracy = training.evaluate(batches=16)
+    how_well = {"loss": loss, "accuracy": accuracy, "payload": payload, "share": share}
+    return training, {"policy": policy, "seed": model.seed, **how_well}
 
 
 def gradient_errors(training: Any, framework: str, policies: Sequence[str]) -> Iterator[GradientError]:
@@ -169,14 +133,15 @@ def gradient_errors(training: Any, framework: str, policies: Sequence[str]) -> I
             norm, difference = float(np.linalg.norm(exact[name])), float(np.linalg.norm(gradient - exact[name]))
             if policy != NO_POLICY:
                 cosine = float(gradient @ exact[name]) / (norm * float(np.linalg.norm(gradient)))
-                yield GradientError(policy, name, difference / norm, cosine)
+                yield {"policy": policy, "parameter": name, "relative": difference / norm, "cosine": cosine}
 
 
 def work(
     task: str, policies: Sequence[str], seeds: int, steps: int, tiny: bool
-) -> Generator[dict[str, Any] | None, None, list[dict[str, Any]]]:
+) -> Generator[Outcome | None, None, list[GradientError]]:
     """Do everything about one task: yield outcomes, return gradient errors."""
-    model = replace(TASKS[task], batch=4, depth=2) if tiny else TASKS[task]
+    model = TASKS[task]
+    model = replace(model, batch=4, depth=2 // model.stages) if tiny else model
     errors: list[GradientError] = []
     yield None
     for seed in range(seeds):
@@ -184,22 +149,22 @@ def work(
             training, outcome = train(replace(model, seed=seed), policy, steps)
             if (policy, seed) == (NO_POLICY, 0):
                 errors = list(gradient_errors(training, model.framework, policies))
-            yield asdict(outcome)
-    return [asdict(error) for error in errors]
+            yield outcome
+    return errors
 
 
 def find_out(task: str, options: argparse.Namespace) -> Findings:
     """Do everything about one task, in a process of its own: Paddle changes how PyTorch computes."""
     outcomes: list[Outcome] = []
 
-    def add(outcome: dict[str, Any]) -> None:
-        outcomes.append(Outcome(**outcome))
-        print(f"{task}: {outcomes[-1]}", file=sys.stderr, flush=True)
+    def add(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        print(f"{task}: {outcome}", file=sys.stderr, flush=True)
 
     sizes = {"seeds": options.seeds, "steps": options.steps, "tiny": options.tiny}
     arguments = {"task": task, "policies": options.policy or POLICIES, **sizes}
     errors = run(Job(task, "benchmarks.quality:work", arguments, environment(threads=1)), add)
-    return Findings(task, outcomes, [GradientError(**error) for error in errors])
+    return Findings(task, outcomes, errors)
 
 
 def cells(found: Findings, policy: str) -> Iterator[str]:
@@ -215,8 +180,8 @@ def cells(found: Findings, policy: str) -> Iterator[str]:
         yield f"{mean(values):.{digits}f} ± {spread(values):.{digits}f}"
         yield "" if is_base else f"{off[-1]:.2f}"
     for pick in (median, max):
-        yield f"{pick(error.relative for error in errors):.1e}" if errors else ""
-    yield f"{min(error.cosine for error in errors):.4f}" if errors else ""
+        yield f"{pick(error['relative'] for error in errors):.1e}" if errors else ""
+    yield f"{min(error['cosine'] for error in errors):.4f}" if errors else ""
     allowed = ALLOWED.get(policy)
     yield "" if allowed is None else "met" if max(off) <= allowed else f"missed: above {allowed:g}"
 
@@ -248,7 +213,7 @@ def plot(findings: Sequence[Findings], path: Path) -> None:
             losses, color = found.of(policy, "loss"), "0.3" if policy == NO_POLICY else f"C{place - 1}"
             above.plot([place] * len(losses), losses, "o", color=color, markersize=4, alpha=0.6)
             above.plot([place - 0.3, place + 0.3], [mean(losses)] * 2, color=color, linewidth=2)
-            relative = [error.relative for error in found.errors(policy)]
+            relative = [error["relative"] for error in found.errors(policy)]
             if relative:
                 below.semilogy(relative, ".-", color=color, linewidth=0.8, markersize=4, label=_short(policy))
         above.set_xticks(range(len(found.policies)), map(_short, found.policies), rotation=60, ha="right", fontsize=8)

@@ -11,12 +11,12 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from benchmarks.harness.comparison import NONE, RECOMPUTE, Bar, Bars, Run, Runs, Variant, rows
+from benchmarks.harness.comparison import NONE, RECOMPUTE, Bar, Runs, Variant, rows
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import ALLOCATORS, Job, environment, repeat, run_together
 from benchmarks.models import Model
@@ -66,55 +66,22 @@ POLICY_BARS = {
 """For the GPT."""
 
 
-@dataclass(frozen=True, slots=True)
-class Set:
-    """What is compared, unless told otherwise.
-
-    Args:
-        workloads: keys of :data:`WORKLOADS`.
-        dtypes: of weights and activations.
-        methods: policies, beside no hooks and recomputation.
-        threads: for computing.
-        minutes: no round is begun that would end later.
-        bar: what each variant has to meet.
-    """
-
-    workloads: Sequence[str]
-    dtypes: Sequence[str]
-    methods: Sequence[str]
-    threads: Sequence[int]
-    minutes: float
-    bar: Bars
-
-
-SETS = {
-    "spill": Set(
-        tuple(WORKLOADS),
-        ("float32",),
-        (SPILL,),
-        (1, 2),
-        12,
-        lambda v: SPILL_BARS[v.workload] if v.method == SPILL else None,
-    ),
-    "policies": Set(
-        ("gpt", "resnet", "paddle_gpt"),
-        ("float32", "bfloat16"),
-        (
-            "keep",
-            "compress",
-            SPILL,
-            "compress | disk_spill",
-            "quantize:bits=8",
-            "quantize:bits=4",
-            "quantize:bits=2",
-            "quantize:bits=4 | disk_spill",
-            "cast:dtype=bfloat16",
-        ),
-        (1,),
-        30,
-        lambda v: POLICY_BARS.get((v.dtype, v.method)) if v.workload == "gpt" else None,
+EVERY = ("keep", "compress", SPILL, "compress | disk_spill", "quantize:bits=8", "quantize:bits=4", "quantize:bits=2")
+EVERY += ("quantize:bits=4 | disk_spill", "cast:dtype=bfloat16")
+SETS: Mapping[str, Mapping[str, Any]] = {
+    "spill": dict(workload=WORKLOADS, dtype=["float32"], method=[SPILL], threads=[1, 2], minutes=12),  # noqa: C408
+    "policies": dict(  # noqa: C408
+        workload=["gpt", "resnet", "paddle_gpt"], dtype=["float32", "bfloat16"], method=EVERY, threads=[1], minutes=30
     ),
 }
+"""What is compared, unless told otherwise: values of the options."""
+
+
+def bar_of(name: str, variant: Variant) -> Bar | None:
+    """Return what a variant of a set has to meet."""
+    if name == "spill":
+        return SPILL_BARS[variant.workload] if variant.method == SPILL else None
+    return POLICY_BARS.get((variant.dtype, variant.method)) if variant.workload == "gpt" else None
 
 
 def model_of(variant: Variant, *, tiny: bool) -> Model:
@@ -144,15 +111,16 @@ def job(variant: Variant, options: argparse.Namespace) -> Job:
 
 def variants(options: argparse.Namespace) -> list[Variant]:
     """Return what the command line asks for, each once."""
-    chosen, found = SETS[options.set], dict[Variant, None]()
-    for workload in options.workload or chosen.workloads:
+    chosen = {**SETS[options.set], **{name: value for name, value in vars(options).items() if value}}
+    found: dict[Variant, None] = {}
+    for workload in chosen["workload"]:
         # Paddle computes on one thread, for importing it sets OMP_NUM_THREADS, and knows little of bfloat16 on the CPU.
         is_paddle = workload.startswith("paddle")
-        for dtype in ("float32",) if is_paddle else options.dtype or chosen.dtypes:
-            for count in (1,) if is_paddle else options.threads or chosen.threads:
+        for dtype in ("float32",) if is_paddle else chosen["dtype"]:
+            for count in (1,) if is_paddle else chosen["threads"]:
                 found[Variant(workload, NONE, "default", count, dtype)] = None
                 for allocator in options.allocator or ("advised",):
-                    for method in (NONE, RECOMPUTE, *(options.method or chosen.methods)):
+                    for method in (NONE, RECOMPUTE, *(chosen["method"])):
                         resident = RESIDENT_MIB[workload] * 2**20 if method == SPILL else 0
                         found[Variant(workload, method, allocator, count, dtype, resident)] = None
     return list(found)
@@ -164,10 +132,9 @@ def make_round(runs: Runs, options: argparse.Namespace) -> None:
     for variant in runs:
         groups.setdefault((variant.workload, variant.dtype, variant.threads), []).append(variant)
     for group in groups.values():
-        for variant, found in run_together(
-            {variant: job(variant, options) for variant in group}, options.steps
-        ).items():
-            runs[variant].append(Run.of(found))
+        found = run_together({variant: job(variant, options) for variant in group}, options.steps)
+        for variant in group:
+            runs[variant].append(found[variant])
             print(".", end="", file=sys.stderr, flush=True)
     print(f" a round of {len(runs)} runs", file=sys.stderr)
 
@@ -190,16 +157,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, report: Report) -> int:
     runs: Runs = {variant: [] for variant in variants(options)}
-    minutes = options.minutes or SETS[options.set].minutes
+    minutes = options.minutes or SETS[options.set]["minutes"]
     rounds = repeat(partial(make_round, runs, options), rounds=options.rounds, minutes=minutes)
-    table = list(rows(runs, SETS[options.set].bar))
+    table = list(rows(runs, partial(bar_of, options.set)))
     heads = list(table[0].cells())
     where = machine(("torch", "paddlepaddle", "numpy"))
     report.conditions = f"{rounds} rounds of {options.steps} steps, {options.limit} under way. {where}."
     report.legend = LEGEND
-    report.measured["measured"] = [
-        {"variant": asdict(variant), "runs": [asdict(run) for run in some]} for variant, some in runs.items()
-    ]
+    report.measured["measured"] = [{"variant": asdict(variant), "runs": some} for variant, some in runs.items()]
     report.begin(*heads, left=("workload", "dtype", "allocator", "method", "gradients", "bars"))
     for row in table:
         report.row(*row.cells().values(), told=False)

@@ -60,48 +60,26 @@ class Bar:
 Bars = Callable[[Variant], Bar | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one process measured.
-
-    Args:
-        step_s: duration of each step but the first, in seconds.
-        cpu_s: processor time of each, of all threads, in seconds: says more than ``step_s`` on a machine that others
-            use.
-        activation_bytes: peak resident memory above libraries, model, gradients and optimizer state.
-        stashed_bytes: bytes of a step that the policy's plan applies to.
-        gradients: digest of the last step's gradients.
-        stats: of the session; None without one.
-    """
-
-    step_s: Sequence[float]
-    cpu_s: Sequence[float]
-    activation_bytes: int
-    stashed_bytes: float
-    gradients: str
-    stats: Mapping[str, Any] | None
-
-    @staticmethod
-    def of(found: Mapping[str, Any]) -> "Run":
-        above = found["peak_bytes"] - found["floor_bytes"]
-        digest, stashed = found["gradients_sha256"], found["stashed_bytes"]
-        return Run(found["step_s"][1:], found["cpu_s"][1:], above, stashed, digest, found["stats"])
-
+Run = Mapping[str, Any]
+"""What :func:`benchmarks.harness.training.train` reported."""
 
 Runs = dict[Variant, list[Run]]
 Figure = Callable[[Run], Sequence[float]]
 
 
 def step_s(run: Run) -> Sequence[float]:
-    return run.step_s
+    """Return the duration of each step but the first, in seconds."""
+    return run["step_s"][1:]
 
 
 def cpu_s(run: Run) -> Sequence[float]:
-    return run.cpu_s
+    """Return processor times: they say more than durations on a machine that others use."""
+    return run["cpu_s"][1:]
 
 
 def activation_bytes(run: Run) -> Sequence[float]:
-    return (run.activation_bytes,)
+    """Return the peak of resident memory above libraries, model, gradients and optimizer state."""
+    return (run["peak_bytes"] - run["floor_bytes"],)
 
 
 def middle(figure: Figure, runs: Sequence[Run]) -> float:
@@ -144,7 +122,7 @@ class Row:
             "memory of default": self._ratio(activation_bytes, self.default),
             "of same ": self._ratio(activation_bytes, self.alike),
             "recomputation": ", ".join(self._ratio(figure, self.recompute) for figure in (step_s, activation_bytes)),
-            "seen": f"{self.seen:.2f}" if any(run.stashed_bytes for run in self.runs) else "",
+            "seen": f"{self.seen:.2f}" if any(run["stashed_bytes"] for run in self.runs) else "",
             "gradients": ("bitwise" if self.exact else "differ") if v.is_policy else "",
             "bars": "" if self.bar is None else f"missed: {missed}" if missed else "met",
         }
@@ -155,7 +133,7 @@ class Row:
     @property
     def exact(self) -> bool:
         """Whether gradients are bitwise those of training without hooks."""
-        return len({run.gradients for run in (*self.runs, *self.default)}) == 1
+        return len({run["gradients_sha256"] for run in (*self.runs, *self.default)}) == 1
 
     @property
     def is_broken(self) -> bool:
@@ -167,7 +145,8 @@ class Row:
     @property
     def seen(self) -> float:
         return median(
-            (theirs.activation_bytes - ours.activation_bytes) / max(ours.stashed_bytes - self.variant.resident_bytes, 1)
+            (activation_bytes(theirs)[0] - activation_bytes(ours)[0])
+            / max(ours["stashed_bytes"] - self.variant.resident_bytes, 1)
             for ours, theirs in zip(self.runs, self.alike, strict=True)
         )
 

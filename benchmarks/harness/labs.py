@@ -1,10 +1,11 @@
-"""A framework's lab, chosen by name, and what its backend makes of a tensor for codecs."""
+"""What benchmarks of codecs need of a framework and of the package, by name."""
 
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+import tensorstash as ts
 from tensorstash.buffers import Array
 from tensorstash.protocols import Codec, Kernel, SupportsKernels
 from tensorstash.spec import TensorSpec
@@ -15,6 +16,11 @@ def lab_of(framework: str) -> Lab:
     """Return the lab of a framework; imports no other."""
     lab: Lab = getattr(import_module(f"tensorstash.testing.{framework}_lab"), f"{framework.title()}Lab")()
     return lab
+
+
+def codecs_of(lines: str) -> tuple[Codec, ...]:
+    """Return codecs from their lines, such as ``"planes zstd:level=9"``."""
+    return tuple(ts.parse(line).codec for line in lines.split())
 
 
 def dense_bits(backend: Any, tensor: Any) -> Array:

@@ -107,12 +107,10 @@ class Report:
             self._json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        parts = [
-            part
-            for before, heads, left, rows in self._tables
-            for part in (before, table(heads, rows, left=left) if rows else "")
-        ]
-        return "\n\n".join(filter(None, [*parts, "\n".join(filter(None, [self.conditions, self.legend]))]))
+        parts: list[str] = []
+        for before, heads, left, rows in self._tables:
+            parts += [before, table(heads, rows, left=left)] if rows else []
+        return "\n\n".join(filter(None, [*parts, f"{self.conditions}\n{self.legend}".rstrip()]))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

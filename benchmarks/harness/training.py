@@ -1,12 +1,15 @@
 """The job of everything that trains to be measured: steps of one model under one policy."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import tensorstash as ts
-from benchmarks.harness import gradients
 from benchmarks.harness.worker import Meter
 from benchmarks.models import Model, build
 from tensorstash.allocator import keep_idle
@@ -53,7 +56,7 @@ def train(
             value = training.backward(loss)
             del loss
         if step == compared:
-            digest = gradients.save(saved and Path(saved), training.gradients())
+            digest = save_gradients(saved and Path(saved), training.gradients())
         with meter:
             training.update()
         yield value
@@ -74,3 +77,24 @@ def session(
     if policy == NO_POLICY:
         return nullcontext()
     return ts.stash(ts.parse(policy), framework=framework, limits=ts.Limits(**limits), min_bytes=min_bytes)
+
+
+def save_gradients(path: Path | None, gradients: Iterable[tuple[str, NDArray[Any]]]) -> str:
+    """Return the SHA-256 over the gradients' names, shapes and bits, and write them where there is a path."""
+    arrays = dict(gradients)
+    if path:
+        np.savez(path, **arrays)
+    digest = sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def largest_relative_difference(path: Path, reference: Path) -> float:
+    """Return the largest ``norm(gradient - reference) / norm(reference)`` over the parameters."""
+    with np.load(path) as ours, np.load(reference) as theirs:
+        return max(
+            float(np.linalg.norm((ours[name] - theirs[name]).ravel()) / np.linalg.norm(theirs[name].ravel()))
+            for name in theirs.files
+        )

@@ -49,12 +49,7 @@ class Meter:
 
     def report(self) -> dict[str, Any]:
         """Return everything by name, in plain values."""
-        return {
-            "floor_bytes": self.floor_bytes,
-            "peak_bytes": self.peak_bytes,
-            "step_s": self.step_s,
-            "cpu_s": self.cpu_s,
-        }
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
 def main() -> None:
