@@ -73,8 +73,9 @@ class Scope:
 
     def reach(self) -> None:
         """Let the workers come to the moment, and no further."""
-        if self.moment == "during" and self._has_gate and self._submissions.are_under_way:
-            self.gate.arrived.acquire(timeout=60)
+        if self.moment == "during" and self._has_gate:
+            while self._submissions.are_under_way and not self.gate.arrived.acquire(timeout=0.01):
+                pass
         elif self.moment == "after":
             self._submissions.wait()
 
