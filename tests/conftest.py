@@ -1,4 +1,4 @@
-"""What all tests share: with what is compiled and without, and little to do for the garbage collector."""
+"""What all tests share: which may be skipped, with what is compiled and without, little to do for the collector."""
 
 import gc
 from pathlib import Path
@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from tensorstash import native
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport, pytest_terminal_summary
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport", "pytest_terminal_summary"]  # hooks of this folder
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
