@@ -95,13 +95,18 @@ def pytest_make_collect_report() -> Generator[None, Any, Any]:
     return judged((yield))
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what was skipped, and why."""
+    print_skips(terminalreporter)
+
+
 def summary(reports: list[Any]) -> list[str]:
     """Return one line for each reason, the most frequent first: how many, what is lacking, the reason."""
     reasons = Counter(reason for report in reports if (reason := reason_of(report)) is not None)
     return [f"{count:>5}  {ALLOWED[reason]}: {reason}" for reason, count in reasons.most_common()]
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def print_skips(terminalreporter: Any) -> None:
     """Print what was skipped, and why."""
     lines = summary(terminalreporter.stats.get("skipped", []))
     if lines:
