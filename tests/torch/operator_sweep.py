@@ -28,7 +28,8 @@ class Way:
         policy: what becomes of saved tensors.
         limits: at once, or behind the computation.
         holds: whether the program holds inputs and outputs until backward is done, and looks whether they changed.
-        is_lossless: whether gradients must have the same bits; otherwise they must be finite where the plain ones are.
+        is_lossless: whether gradients must have the same bits; otherwise they must be finite where the plain ones are,
+            in the second step, when a session knows who reads what.
     """
 
     policy: ts.HookPolicy
@@ -364,6 +365,8 @@ def judge(case: Case, sessions: Sessions, tally: Tally, row: str) -> None:
 
 def _wrong(case: Case, plain: Result, way: Way, scope: Scope, tally: Tally) -> str:
     try:
+        if not way.is_lossless:
+            run(case, scope, holds=way.holds)
         result = run(case, scope, holds=way.holds)
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
