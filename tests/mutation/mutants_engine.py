@@ -15,6 +15,7 @@ STREAMS = (
 KERNELS = ("tests/engine/test_kernels.py", "tests/conformance/test_reference.py")
 COLUMNS = ("tests/engine/test_columns.py", "tests/engine/test_torch_columns.py")
 HELD = ("tests/conformance/test_torch.py", "tests/engine/test_torch_columns.py")
+READERS = ("tests/torch/test_torch_readers.py", "tests/torch/test_torch_graph.py", *HELD)
 CALIBRATION = ("tests/engine/test_calibration.py",)
 
 MUTANTS = [
@@ -152,8 +153,8 @@ MUTANTS = [
     (
         "engine/capture.py",
         "dropped check",
-        "        self.check(self._witness)\n\n    def settle",
-        "\n    def settle",
+        "        self.check(self._witness)\n\n    def raise_store_failure",
+        "\n    def raise_store_failure",
         (*CONTRACT, *HELD),
     ),
     (
@@ -246,7 +247,7 @@ MUTANTS = [
     (
         "engine/session.py",
         "dropped call",
-        "            capture.raise_failure()\n\n    def _begin",
+        "            capture.raise_store_failure()\n\n    def _begin",
         "            pass\n\n    def _begin",
         (*FAULTS, *DEFERRED),
     ),
@@ -274,8 +275,8 @@ MUTANTS = [
     (
         "engine/session.py",
         "wrong value",
-        "outer, self._modules.name = self._modules.name, name",
-        'outer, self._modules.name = "", name',
+        "outer, self._thread.module = self._thread.module, name",
+        'outer, self._thread.module = "", name',
         ("tests/torch/test_torch_forward.py", *CONTRACT),
     ),
     (
@@ -369,5 +370,70 @@ MUTANTS = [
         "            answer.exception(self.timeout_s)\n",
         "            answer.exception()\n",
         FAULTS,
+    ),
+    # Who reads a lossy tensor.
+    (
+        "engine/held.py",
+        "dropped check",
+        "if not live or (is_ready and not self._is_shared(live)):",
+        "if not live or not self._is_shared(live):",
+        READERS,
+    ),
+    (
+        "engine/held.py",
+        "dropped check",
+        "if all(self._backend.is_there(payload.capture.alias, payload.capture.spec) for payload in live):",
+        "if True:",
+        HELD,
+    ),
+    (
+        "engine/held.py",
+        "dropped check",
+        "(payload.users == 1 and not self._backend.keeps_graph())",
+        "payload.users == 1",
+        (*HELD, *CONTRACT),
+    ),
+    (
+        "engine/held.py",
+        "dropped check",
+        "(payload.users == 1 and not self._backend.keeps_graph())",
+        "not self._backend.keeps_graph()",
+        (*HELD, *CONTRACT),
+    ),
+    (
+        "engine/handle.py",
+        "swapped order",
+        "return max(one, other, key=_STRICTNESS.index)",
+        "return min(one, other, key=_STRICTNESS.index)",
+        READERS,
+    ),
+    (
+        "engine/handle.py",
+        "wrong value",
+        "state.learned[payload.kind] = stricter(known, demand)",
+        "state.learned[payload.kind] = demand",
+        READERS,
+    ),
+    (
+        "engine/handle.py",
+        "dropped check",
+        "if payload.trusts_learned and passage.plan.within(demand) != passage.plan:",
+        "if False:",
+        READERS,
+    ),
+    (
+        "engine/session.py",
+        "wrong value",
+        'self._state.learned.get(payload.kind, "exact")',
+        'self._state.learned.get(payload.kind, "any")',
+        READERS,
+    ),
+    ("engine/session.py", "dropped call", "            capture.stays_exact = True\n", "", READERS),
+    (
+        "engine/session.py",
+        "dropped call",
+        "            self._tape.close()  # whoever holds what is captured may write to it now\n",
+        "            pass\n",
+        (*HELD, *CONTRACT),
     ),
 ]
