@@ -1,12 +1,8 @@
 """Mutants of what is pure: specs, sizes, plans, policies, selectors, configuration."""
 
-SPEC = (
-    "tensorstash/spec.py",
-    "tests/reference/test_reference_layouts.py",
-    "tests/conformance/test_reference.py",
-    "tests/torch/test_torch_layout.py",
-)
-SIZES = ("tensorstash/sizes.py", "tests/config")
+SPEC = ("tests/test_spec.py",)
+MOVED = ("tests/torch/test_torch_layout.py", "tests/conformance/test_torch.py")
+SIZES = ("tests/config/test_sizes.py",)
 POLICIES = ("tests/config/test_policies.py", "tests/config/test_chains.py")
 SELECTORS = ("tests/config/test_selectors.py",)
 CONFIG = ("tests/config/test_config.py", "tests/config/test_config_errors.py")
@@ -17,8 +13,8 @@ MUTANTS = [
     ("tensorstash/spec.py", "dropped check", "block and block[-1][1] == stride * size", "block and False", SPEC),
     ("tensorstash/spec.py", "dropped check", "if size != 1 and stride", "if stride", SPEC),
     ("tensorstash/spec.py", "wrong value", "step *= max(size, 1)", "step *= size", SPEC),
-    ("tensorstash/spec.py", "constant", "ALIGNMENT = 64", "ALIGNMENT = 16", (*SPEC, "tests/conformance/test_torch.py")),
-    ("tensorstash/spec.py", "wrong value", "            is_parameter=self.is_parameter,\n", "", (*POLICIES, *SPEC)),
+    ("tensorstash/spec.py", "constant", "ALIGNMENT = 64", "ALIGNMENT = 16", MOVED),
+    ("tensorstash/spec.py", "wrong value", "            is_parameter=self.is_parameter,\n", "", SPEC),
     ("tensorstash/spec.py", "negation", "if len(self.shape) != len(self.strides):", "if False:", SPEC),
     ("tensorstash/sizes.py", "constant", '"kib": 2**10', '"kib": 10**3', SIZES),
     ("tensorstash/sizes.py", "boundary", "and size >= 0", "and size > 0", SIZES),
@@ -70,7 +66,7 @@ MUTANTS = [
         "negation",
         'if spec.device == "cpu":',
         'if spec.device != "cpu":',
-        (*POLICIES, *SPEC[2:]),
+        POLICIES,
     ),
     (
         "policies/placement.py",
