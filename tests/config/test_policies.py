@@ -9,7 +9,7 @@ from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.planes import Planes
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.errors import ConfigError
+from tensorstash.errors import ConfigError, PlanError
 from tensorstash.plan import HookPolicy, Plan
 from tensorstash.policies import (
     Cast,
@@ -229,3 +229,10 @@ def test_stores_of_unknown_tiers_are_refused():
 
     with pytest.raises(ConfigError, match="has the tier 'tape', not 'memory' or 'disk'"):
         StoreIn(Tape())
+
+
+def test_a_plan_whose_array_codec_follows_bytes_is_refused():
+    with pytest.raises(PlanError, match=r"Planes\(\) takes an array, but Zstd\(.*\) before it returns bytes"):
+        Plan((Zstd(), Planes()))
+    with pytest.raises(PlanError):
+        Plan((Zstd(),)).then(Plan((Planes(),)))
