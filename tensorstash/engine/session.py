@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -146,11 +145,10 @@ class Session(Generic[T]):
         """
         for payload in self._latest.clear():
             self._begin(payload)
-        if not self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s):
+        if self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s) is None:
             used = self._in_flight.used
             self._writers.give_up()
             raise StoreError(f"{used} bytes are still on their way after {self.limits.timeout_s} seconds")
-        self._in_flight.release(self._in_flight.limit)
         if self._copies is not None:
             self._copies.drain()
         for payload in self._tape.payloads():
@@ -257,7 +255,8 @@ class Session(Generic[T]):
             capture.launch()
             capture.run(self._patience.ask)
             return
-        if not self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s):
+        lease = self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s)
+        if lease is None:
             used = self._in_flight.used
             self._writers.give_up()
             raise StoreError(
@@ -266,13 +265,12 @@ class Session(Generic[T]):
             )
         try:
             capture.launch()
+            # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
+            # also when its thread is lost: what that still holds is written off.
+            self._writers.submit(partial(_capture, ref(payload)), ended=lease.release)
         except BaseException:
-            self._in_flight.release(nbytes)
+            lease.release()
             raise
-        # Weakly: a handle that is dropped before its turn takes its work with it.
-        captured = self._writers.submit(partial(_capture, ref(payload)))
-        # Also when its thread is lost: what that still holds is written off.
-        captured.add_done_callback(partial(_release, self._in_flight, nbytes))
 
     def _passage(self, spec: TensorSpec) -> Passage[T] | str:
         module = self._modules.name
@@ -303,10 +301,6 @@ def _capture(payload: ref[Payload]) -> None:
     wanted = payload()
     if wanted is not None:
         wanted.capture.run()
-
-
-def _release(in_flight: ByteBudget, nbytes: int, _: Future[None]) -> None:
-    in_flight.release(nbytes)
 
 
 class _ModuleStack(threading.local):
