@@ -204,10 +204,12 @@ def test_a_record_that_is_being_read_keeps_its_place(config, payload, nbytes):
         reading = threads.submit(store.get, slot)
         assert slow.begun.acquire(timeout=60)
         store.delete(slot)
-        store.put(payload(nbytes, 1))
+        other = store.put(payload(nbytes, 1))
         slow.go_on.release(100)
         assert np.array_equal(reading.result(), payload(nbytes))
     assert store.used_bytes == round_up(nbytes)
+    del other
+    assert store.used_bytes == 0
     store.close()
 
 

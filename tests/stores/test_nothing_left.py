@@ -239,25 +239,36 @@ def test_only_own_directories_of_the_right_name_are_swept(tmp_path):
         assert others.is_dir()
 
 
-def test_a_fork_is_refused_and_harms_nothing(tmp_path, level):
+def test_a_fork_stores_in_files_of_its_own_and_harms_nothing(tmp_path, level):
     script = """
-from tensorstash.errors import StoreError
+from tensorstash.errors import SlotGoneError, StoreError
 store = open_store()
+(slab,) = store._slabs
 slot = store.put(np.full(9_000_000, 3, np.uint8))
 doomed = store.put(np.full(100, 4, np.uint8))
 names = os.listdir(sys.argv[1])
+store._lock.acquire()  # as a thread may have, which the child does not have
 if (child := os.fork()) == 0:
-    for call in (lambda: store.put(np.zeros(5, np.uint8)), lambda: store.get(slot)):
-        try:
-            call()
-        except StoreError as error:
-            assert "fork" in str(error)
-        else:
-            os._exit(1)
+    try:
+        store.get(slot)
+    except StoreError as error:
+        assert type(error) is StoreError and "forked" in str(error), error
+    else:
+        os._exit(1)
+    try:
+        os.fstat(slab._file.fd)
+    except OSError:
+        pass
+    else:
+        os._exit(1)
+    assert store.used_bytes == 0
+    own = store.put(np.full(9_000_000, 5, np.uint8))
+    assert (store.get(own) == 5).all()
     store.delete(doomed)
     store.close()
     del store
     sys.exit(0)
+store._lock.release()
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert os.listdir(sys.argv[1]) == names
