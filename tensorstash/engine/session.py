@@ -28,6 +28,7 @@ from tensorstash.engine.stats import Ledger, Stats
 from tensorstash.engine.streamed import StreamedCapture, StreamedPayload
 from tensorstash.engine.tape import Tape
 from tensorstash.errors import StoreError
+from tensorstash.forks import renew_after_fork
 from tensorstash.plan import HookPolicy
 from tensorstash.protocols import Backend, Store, StoreConfig, SupportsStreams
 from tensorstash.spec import TensorSpec, memory_block
@@ -90,7 +91,6 @@ class Session(Generic[T]):
         self._version = backend.version
         self._tape = Tape()
         self.calibration = Calibration()
-        self._lock = threading.Lock()
         self._modules = _ModuleStack()
         alternatives = policy.alternatives()
         self._only_keeps = all(plan.keeps for plan in alternatives)
@@ -101,6 +101,12 @@ class Session(Generic[T]):
             if not plan.keeps:
                 self._store(plan.store or Memory())
         self._remembered: dict[TensorSpec | tuple[str, TensorSpec], Passage[T] | str] = {}
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
 
     @contextmanager
     def scope(self) -> Iterator["Session[T]"]:
