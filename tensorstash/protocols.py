@@ -12,6 +12,7 @@ Tier = Literal["memory", "disk"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @runtime_checkable
@@ -133,6 +134,22 @@ class PendingArray(Protocol):
 
 
 Undo = Callable[[], None]
+
+
+@runtime_checkable
+class SupportsHolders(Protocol[T_contra]):
+    """A backend whose framework tells how many objects hold a memory.
+
+    Under one that does not, the bytes of what is stashed are copied before ``pack`` returns.
+    """
+
+    def holders(self, tensor: T_contra, /) -> int:
+        """Return how many objects hold the tensor's memory: itself, aliases and views of it, and whatever else does.
+
+        Whoever can read or write it without holding it (other libraries, other processes) makes the tensors of that
+        memory ones with a :meth:`Backend.keep_reason`.
+        """
+        ...
 
 
 class Backend(Protocol[T]):

@@ -199,6 +199,13 @@ class Copies(Generic[T]):
         self._backend.use_in(tensor, self.compute(device))
         return tensor
 
+    def follow(self, stream: Stream, tensor: T, device: str) -> None:
+        """Let compute begin what it is given from now on after what ``stream`` was given, which has made a tensor."""
+        compute = self.compute(device)
+        if compute != stream:
+            compute.wait(stream.record())
+            self._backend.use_in(tensor, compute)
+
     def compute(self, device: str) -> Stream:
         """Return the stream of the computation, as it is now."""
         stream = self._backend.current_stream(device)

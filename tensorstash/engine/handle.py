@@ -33,7 +33,7 @@ def restore(handle: Handle) -> Any:
     state, alias, version = handle
     now = state.version(alias)
     if now != version:
-        raise modified(state.backend, alias, now, version)
+        raise modified(state.backend.describe(alias), now, version)
     state.was_asked = True
     return alias
 
@@ -76,10 +76,15 @@ class Stashed:
         return self._payload.restore(self._spec)
 
     def _forward(self, source: Any) -> Any:
-        capture, backend = self._payload.capture, self._state.backend
+        capture, state = self._payload.capture, self._state
         passage = capture.passage
-        if self._spec == capture.spec and passage.is_lossless and not backend.backward_writes:
+        # What somebody else holds anyway is not encoded, so that nothing of it is lost.
+        is_exact = passage.is_lossless or (state.held is not None and state.held.holds(self._payload))
+        if not is_exact:
+            tensor = passage.echo(source, capture.spec, self._spec)
+        elif self._spec == capture.spec and not state.backend.backward_writes and not capture.is_private:
             return source
-        tensor = passage.echo(source, capture.spec, self._spec)
-        capture.check(source)
+        else:
+            tensor = passage.copy(source, capture.spec, self._spec)
+        capture.raise_failure()
         return tensor

@@ -1,7 +1,7 @@
 """A stored content and its way back: read when it is asked for, or ahead of that."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
@@ -61,6 +61,7 @@ class Payload:
         "capture",
         "column",
         "index",
+        "token",
         "users",
     )
 
@@ -71,6 +72,7 @@ class Payload:
         self.capture = capture
         self.column: Column | None = None
         self.index = 0
+        self.token: Hashable = None
         self.users = 0
         self._ahead = ahead
         self._patience = patience

@@ -1,7 +1,7 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -10,6 +10,7 @@ from weakref import ref
 
 from tensorstash import native
 from tensorstash.allocator import returns_memory
+from tensorstash.buffers import as_bytes
 from tensorstash.engine.ahead import NEAR_BYTES, ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
@@ -17,6 +18,7 @@ from tensorstash.engine.capture import Capture
 from tensorstash.engine.columns import Strip
 from tensorstash.engine.copies import Copies
 from tensorstash.engine.handle import Handle, Stashed, restore
+from tensorstash.engine.held import Held
 from tensorstash.engine.latest import Latest
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.passage import Passage
@@ -30,8 +32,9 @@ from tensorstash.engine.tape import Tape
 from tensorstash.errors import StoreError
 from tensorstash.forks import renew_after_fork
 from tensorstash.plan import HookPolicy
-from tensorstash.protocols import Backend, Store, StoreConfig, SupportsStreams
+from tensorstash.protocols import Backend, Store, StoreConfig, SupportsHolders, SupportsStreams
 from tensorstash.spec import TensorSpec, memory_block
+from tensorstash.stores.checksum import checksum
 from tensorstash.stores.memory import Memory
 from tensorstash.workers import Workers
 
@@ -76,7 +79,8 @@ class Session(Generic[T]):
         self._writers = Workers("tensorstash-writer", limits.writers, patience_s=limits.timeout_s)
         readers = Workers("tensorstash-reader", limits.readers, patience_s=limits.timeout_s)
         ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers, NEAR_BYTES * limits.readers)
-        self._state = SessionState(backend, Ledger(), ahead)
+        held = Held(backend.holders) if isinstance(backend, SupportsHolders) else None
+        self._state = SessionState(backend, Ledger(), ahead, held)
         self._copies: Copies[T] | None = None
         if isinstance(backend, SupportsStreams):
             pinned = PinnedMemory(backend.lock_pages, limits.pinned_bytes)
@@ -111,8 +115,12 @@ class Session(Generic[T]):
     @contextmanager
     def scope(self) -> Iterator["Session[T]"]:
         """Install the hooks for this thread until the block ends."""
+        with self._lock:
+            self._tape.close()  # what was saved before is never taken for the same
         with self.backend.hooks(*self._hooks(), trusted=True):
             yield self
+        if self._state.held is not None:
+            self._start_freed(self._state.held.freed(all_of_them=True))
 
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
         if native.functions is None or type(self).pack is not Session.pack:  # a subclass is asked for every tensor
@@ -136,6 +144,8 @@ class Session(Generic[T]):
     def stats(self) -> Stats:
         """Return what the session has done so far."""
         stats = self._state.ledger.snapshot()
+        if self._state.held is not None:
+            stats = replace(stats, held=self._state.held.tally())
         if self._copies is not None:
             stats = replace(stats, pinned_bytes=self._copies.pinned_bytes)
         return replace(stats, advice=_ADVICE) if self._frees_host_memory and not returns_memory() else stats
@@ -149,6 +159,8 @@ class Session(Generic[T]):
             StoreError: they were not within the session's ``timeout_s``. They are given up, and not waited for again:
                 their tensors stay where they are, and are refused if they are modified.
         """
+        if self._state.held is not None:
+            self._start_freed(self._state.held.clear())
         for payload in self._latest.clear():
             self._begin(payload)
         if self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s) is None:
@@ -200,13 +212,17 @@ class Session(Generic[T]):
                 passage, measured = now, False
         version = self.backend.version(tensor)
         token, start = self.backend.storage(tensor)
-        content = token, start, memory_block(spec.shape, spec.strides), spec.dtype, version, passage.plan
+        block = memory_block(spec.shape, spec.strides)
+        content: tuple[Hashable, ...] = token, start, block, spec.dtype, version, passage.plan
+        source, digest = self._source(tensor, spec, passage)
+        if digest is not None:
+            content = *content, digest
         with self._lock:
             tape = self._current_tape()
             payload = tape.find(content)
             is_new = payload is None
             if payload is None:
-                payload = self._payload(self.backend.detached(tensor), spec, version, passage)
+                payload = self._payload(tensor, source, spec, version, passage)
                 if passage.shared_memory is not None and (strip := Strip.of(spec, start)) is not None:
                     payload.column = tape.column((token, spec.dtype, version), strip, passage.shared_memory)
                 tape.add(content, payload)
@@ -218,17 +234,40 @@ class Session(Generic[T]):
                 data = self.backend.to_host(tensor, spec).wait()
                 with self._lock:
                     self.calibration.measure(passage.plan, data, passage.spec)
-            self._start(payload)
+            if state.held is None:
+                self._start(payload)
+            else:
+                state.held.add(token, payload)
         else:
             state.ledger.deduplicated(spec.nbytes)
+        if state.held is not None:
+            self._start_freed(state.held.freed())
         return handle
 
-    def _payload(self, source: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Payload:
-        ledger, ahead = self._state.ledger, self._state.ahead.budget
+    def _source(self, tensor: T, spec: TensorSpec, passage: Passage[T]) -> tuple[T, int | None]:
+        """Return what is captured of a tensor, and a checksum of its content if it is a private copy on the host.
+
+        Where the framework does not tell who else holds the memory, it may be written to at any time, and often no
+        version says so: the bytes are copied now, and only equal bytes are the same content.
+        """
+        if self._state.held is not None:
+            return self.backend.detached(tensor), None
+        source = passage.copy(tensor, spec, spec)
+        if passage.is_streamed:
+            return source, None
+        return source, checksum(as_bytes(self.backend.to_host(source, spec).wait()))
+
+    def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Payload:
+        backend, ledger, ahead = self.backend, self._state.ledger, self._state.ahead.budget
+        witness = backend.witness(tensor) if self._state.held is None else None
         if self._copies is None or not passage.is_streamed:
-            return Payload(Capture(passage, self.backend, source, spec, version, ledger), ahead, self._patience)
-        capture = StreamedCapture(passage, self.backend, source, spec, version, ledger, self._copies)
+            return Payload(Capture(passage, backend, source, spec, version, ledger, witness), ahead, self._patience)
+        capture = StreamedCapture(passage, backend, source, spec, version, ledger, self._copies, witness)
         return StreamedPayload(capture, ahead, self._patience)
+
+    def _start_freed(self, payloads: list[Payload]) -> None:
+        for payload in payloads:
+            self._start(payload)
 
     def _current_tape(self) -> Tape:
         if self._state.was_asked:
@@ -252,7 +291,6 @@ class Session(Generic[T]):
             self._begin(due)
         if payload.nbytes > self._in_flight.limit:
             capture.raise_failure()
-            capture.settle()
 
     def _begin(self, payload: Payload) -> None:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""

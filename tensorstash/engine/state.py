@@ -3,6 +3,7 @@
 from typing import Any
 
 from tensorstash.engine.ahead import ReadAhead
+from tensorstash.engine.held import Held
 from tensorstash.engine.stats import Ledger
 from tensorstash.protocols import Backend
 
@@ -14,14 +15,16 @@ class SessionState:
         backend: the framework's adapter.
         ledger: where everything is counted.
         ahead: what reads ahead of backward.
+        held: what waits for others to let go of its memory; None where the framework does not tell who holds it.
     """
 
-    __slots__ = ("ahead", "backend", "ledger", "version", "was_asked")
+    __slots__ = ("ahead", "backend", "held", "ledger", "version", "was_asked")
 
-    def __init__(self, backend: Backend[Any], ledger: Ledger, ahead: ReadAhead) -> None:
+    def __init__(self, backend: Backend[Any], ledger: Ledger, ahead: ReadAhead, held: Held | None) -> None:
         self.backend = backend
         self.ledger = ledger
         self.ahead = ahead
+        self.held = held
         # Looked up once: it runs for every tensor that is kept.
         self.version = backend.version
         self.was_asked = False

@@ -60,6 +60,7 @@ class Stats:
         deduplicated: tensors whose content was stashed already; they share its payload.
         stashed: tensors whose content went through the plan.
         declined: those of them that are kept after all, since their content does not shrink.
+        held: contents that wait where they are, now, since somebody besides the graph holds their memory.
         stages: codecs and stores by name, in the order they were first used.
         stored: payloads put, by tier, as bytes after encoding.
         live: payloads that exist now, as bytes after encoding.
@@ -76,6 +77,7 @@ class Stats:
     deduplicated: Tally = Tally()
     stashed: Tally = Tally()
     declined: Tally = Tally()
+    held: Tally = Tally()
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     stored: Mapping[str, Tally] = field(default_factory=dict)
     live: Tally = Tally()
@@ -94,6 +96,7 @@ class Stats:
             "deduplicated": asdict(self.deduplicated),
             "stashed": asdict(self.stashed),
             "declined": asdict(self.declined),
+            "held": asdict(self.held),
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
             "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},
             "live": asdict(self.live),
@@ -109,6 +112,7 @@ class Stats:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
         rows += [("kept: does not shrink", self.declined)] if self.declined.tensors else []
         rows += [(f"kept: {reason}", tally) for reason, tally in self.kept.items()]
+        rows += [("held by others now", self.held)] if self.held.tensors else []
         rows += [(f"in {tier}", tally) for tier, tally in self.stored.items()]
         rows += [("live now", self.live)]
         width = max(len(label) for label, _ in rows)
