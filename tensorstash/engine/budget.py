@@ -76,7 +76,7 @@ class ByteBudget:
     @property
     def used(self) -> int:
         """Bytes in use now."""
-        return sum(map(_nbytes, self._entries))
+        return sum(map(_nbytes, list(self._entries)))  # a copy: the garbage collector may strike some out meanwhile
 
     @property
     def peak(self) -> int:

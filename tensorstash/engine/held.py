@@ -8,6 +8,7 @@ from weakref import ref
 
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.stats import Tally
+from tensorstash.forks import renew_after_fork
 
 _LOOKS = 8
 """Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,
@@ -27,11 +28,16 @@ class Held:
         holders: tells how many objects hold the memory of a tensor.
     """
 
-    __slots__ = ("_groups", "_holders", "_lock")
+    __slots__ = ("__weakref__", "_groups", "_holders", "_lock")
 
     def __init__(self, holders: Callable[[Any], int]) -> None:
         self._holders = holders
         self._groups: dict[Hashable, list[ref[Payload]]] = {}
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
         self._lock = threading.Lock()
 
     def add(self, token: Hashable, payload: Payload) -> None:
@@ -83,6 +89,8 @@ class Held:
             if not live or not self._is_shared(live):
                 del self._groups[token]
                 taken += live
+            elif len(live) < len(self._groups[token]):
+                self._groups[token] = [ref(payload) for payload in live]
         return taken
 
     def _is_shared(self, live: list[Payload]) -> bool:

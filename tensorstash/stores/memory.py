@@ -79,7 +79,7 @@ class MemoryStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget in use."""
-        return sum(map(_nbytes, self._arrays.values()))
+        return sum(map(_nbytes, list(self._arrays.values())))
 
     def put(self, data: Array, /) -> Slot:
         """Keep ``data``, which must be private, and return its slot.
