@@ -26,6 +26,7 @@ RANKS = {
     "errors": 0,
     "spec": 0,
     "sizes": 0,
+    "nesting": 0,
     "forks": 0,
     "allocator": 0,
     "pages": 0,
