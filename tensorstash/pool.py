@@ -153,13 +153,12 @@ class _Shelf:
 
     def _tidy(self, _: object) -> None:
         """Take back what has been returned; in finalizers, which may run inside any method here and must not wait."""
-        while self._returned and self._lock.acquire(blocking=False):
-            try:
+        while self._returned and not self._lock.locked():  # which it is where this thread is at it
+            # Not tried and released by hand: an interrupt may come between.
+            with self._lock:
                 self._settle()
                 self._trim(self.limit)
                 self._is_counted = True
-            finally:
-                self._lock.release()
 
     def keep(self, limit: int) -> None:
         """Keep at most so many bytes for later."""

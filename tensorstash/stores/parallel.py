@@ -49,13 +49,22 @@ def for_each(job: Callable[[T], None], items: Sequence[T], workers: Workers, hel
             ended.append(None)
             bell.put(None)
 
-    try:
-        for _ in range(min(helpers, len(items) - 1)):
-            workers.submit(help_out)
-        work(todo.popleft)
-    except BaseException as error:  # an interrupt between two items
-        errors.append(error)
-    _wait(todo, begun, ended, bell, errors)
+    # A write that is still running must not outlive the call: interrupts wait, also those of who waits. All of it is
+    # inside of one block, since they may come wherever a function begins.
+    is_begun = False
+    while True:
+        try:
+            if not is_begun:
+                is_begun = True
+                for _ in range(min(helpers, len(items) - 1)):
+                    workers.submit(help_out)
+                work(todo.popleft)
+            todo.clear()  # nothing is left to do for helpers that have yet to begin
+            while len(ended) < len(begun):
+                bell.get()
+            break
+        except BaseException as error:
+            errors += [error]
     if errors:
         first = errors[0]
         errors.clear()
@@ -63,24 +72,3 @@ def for_each(job: Callable[[T], None], items: Sequence[T], workers: Workers, hel
             raise first
         finally:
             del first  # else the error holds this frame, which holds the error, and with it every buffer below
-
-
-def _wait(
-    todo: deque[Callable[[], None]],
-    begun: list[None],
-    ended: list[None],
-    bell: SimpleQueue[None],
-    errors: list[BaseException],
-) -> None:
-    """Wait until no helper works, through interrupts: a write that is still running must not outlive the call.
-
-    Nothing is left to do for helpers that have yet to begin.
-    """
-    while True:
-        try:
-            todo.clear()
-            while len(ended) < len(begun):
-                bell.get()
-            return
-        except BaseException as error:
-            errors.append(error)

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -96,6 +97,57 @@ def test_a_file_system_without_unnamed_files_is_found_out(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "open", open_named)
     open_private_file(str(tmp_path), Syscalls()).close()
     assert entries(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="no file is ever unnamed here")
+def test_a_file_without_a_name_never_gets_one(tmp_path):
+    file = open_private_file(str(tmp_path), Syscalls())
+    descriptors = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        with pytest.raises(FileNotFoundError):
+            os.link(str(file.fd), tmp_path / "named", src_dir_fd=descriptors, follow_symlinks=True)
+    finally:
+        os.close(descriptors)
+        file.close()
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
+def test_a_file_that_somebody_else_has_made_is_not_taken_for_ones_own(tmp_path, monkeypatch, kind):
+    private, target = tmp_path / "private", tmp_path / "target"
+    private.mkdir()
+    if kind != "dangling link":
+        target.write_text("theirs")
+    if kind == "file":
+        target.rename(private / "slab")
+        target = private / "slab"
+    else:
+        (private / "slab").symlink_to(target)
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(private))
+    with pytest.raises(FileExistsError):
+        open_private_file(str(tmp_path), Syscalls(unnamed=False))
+    if kind == "link":
+        assert target.read_text() == "theirs"
+    assert kind != "dangling link" or not target.exists()
+
+
+@pytest.mark.parametrize("place", ["slab", "directory"])
+def test_a_symbolic_link_in_place_of_what_was_left_is_not_followed(tmp_path, monkeypatch, place):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "slab").write_text("theirs")
+    left = tmp_path / "tensorstash-left.tmp"
+    if place == "directory":
+        left.symlink_to(theirs)
+    else:
+        left.mkdir()
+        (left / "slab").symlink_to(theirs / "slab")
+    before, locked = entries(tmp_path), []
+    monkeypatch.setattr("fcntl.flock", lambda fd, how: locked.append(fd))
+    remove_stale(str(tmp_path))
+    assert locked == [], "what the link leads to was opened and locked"
+    assert entries(tmp_path) == before
+    assert (theirs / "slab").read_text() == "theirs"
 
 
 def test_a_process_that_is_killed_at_any_moment_leaves_nothing_for_long(tmp_path, level):
