@@ -17,6 +17,7 @@ from torch._C import (
     _len_torch_dispatch_stack,
     _storage_Use_Count,
 )
+from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 
@@ -132,6 +133,16 @@ class TorchBackend:
         """Return how many tensors, storage objects and others hold the memory, ``tensor`` among them."""
         return _holders(tensor) - self._own_holders
 
+    def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
+        """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""
+        order = self._order(spec.shape, spec.strides)
+        with DisableTorchFunction():
+            nbytes: int = tensor.untyped_storage().nbytes()
+        return spec.offset + order.span * spec.itemsize <= nbytes
+
+    keeps_graph: Callable[[], bool] = staticmethod(_get_current_graph_task_keep_graph)
+    """Return whether the running backward keeps the graph, for another one; True outside of backward, too."""
+
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf itself, else a detached alias: the graph holding its own output would be a cycle for ever."""
         return tensor if tensor.is_leaf else self.detached(tensor)
@@ -235,7 +246,8 @@ def _foreign_reason(tensor: Tensor) -> str | None:
 
 
 def _holders(tensor: Tensor) -> int:
-    storage = tensor.untyped_storage()
+    with DisableTorchFunction():  # no operation of the user's program
+        storage = tensor.untyped_storage()
     count: int = _storage_Use_Count(storage._cdata)
     return count + getrefcount(storage)
 

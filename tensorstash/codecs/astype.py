@@ -45,6 +45,11 @@ class AsType:
     def __post_init__(self) -> None:
         check_choice("astype.dtype", self.dtype, FORMATS)
 
+    @property
+    def is_relative(self) -> bool:
+        """Whether the error of each element is small relative to it, however small it is."""
+        return self.dtype == "bfloat16"  # the range of float32
+
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are ordinary floats, wider than the target."""
         return spec.dtype in _SOURCES and 8 * spec.itemsize > FORMATS[self.dtype].nbits

@@ -7,7 +7,7 @@ from tensorstash.engine.passage import Passage
 from tensorstash.engine.patience import Ask
 from tensorstash.engine.pipeline import Stored
 from tensorstash.engine.stats import Ledger
-from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError
+from tensorstash.errors import CodecError, SavedTensorModifiedError, StashError, StoreError, TensorStashError
 from tensorstash.protocols import Backend
 from tensorstash.spec import TensorSpec
 
@@ -44,6 +44,7 @@ class Capture:
         "is_private",
         "passage",
         "spec",
+        "stays_exact",
     )
 
     def __init__(
@@ -64,6 +65,8 @@ class Capture:
         self._witness = witness
         self.is_private = witness is not None
         """Whether the source is the engine's own, so that nobody may get it and it may become the payload."""
+        self.stays_exact = False
+        """Whether the source is what comes back, since its readers need it exactly and there is no store for it."""
         self._ledger = ledger
         self._stored: Stored | None = None
         self._error: TensorStashError | None = None
@@ -166,6 +169,17 @@ class Capture:
         if self._error is not None:
             raise self._error.again()
         self.check(self._witness)
+
+    def raise_store_failure(self) -> None:
+        """Raise what has kept the bytes from being encoded or stored; what is wrong with the tensor itself concerns
+        only those who ask for it.
+
+        Raises:
+            CodecError: the bytes could not be encoded.
+            StoreError: they could not be stored.
+        """
+        if isinstance(self._error, CodecError | StoreError):
+            raise self._error.again()
 
     def settle(self) -> None:
         """Make captured bytes immune to later changes; for threads that are not modifying the source meanwhile."""

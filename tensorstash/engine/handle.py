@@ -7,6 +7,8 @@ from tensorstash.engine.capture import modified
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.tape import Tape
+from tensorstash.errors import StashError
+from tensorstash.protocols import Demand, SupportsReaders
 from tensorstash.spec import TensorSpec
 
 Kept = tuple[SessionState, Any, int]
@@ -38,19 +40,39 @@ def restore(handle: Handle) -> Any:
     return alias
 
 
+_STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
+
+
+def stricter(one: Demand, other: Demand) -> Demand:
+    """Return the demand that satisfies both.
+
+    >>> stricter("any", "relative"), stricter("exact", "relative")
+    ('relative', 'exact')
+    """
+    return max(one, other, key=_STRICTNESS.index)
+
+
 class Stashed:
     """A tensor whose bytes are in a store, or on their way there.
 
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("_payload", "_spec", "_state", "_tape")
+    __slots__ = ("_is_read_by", "_payload", "_spec", "_state", "_tape")
 
     def __init__(self, state: SessionState, payload: Payload, tape: Tape, spec: TensorSpec) -> None:
         self._state = state
         self._payload = payload
         self._tape = tape
         self._spec = spec
+        self._is_read_by: Demand | None = None
+
+    def is_read_by(self, demand: Demand) -> None:
+        """Note what the operation that saved it needs of it."""
+        if self._is_read_by is None:
+            self._is_read_by = demand
+            self._payload.demand = stricter(self._payload.demand, demand)
+            self._payload.known_readers += 1
 
     def __call__(self) -> Any:
         """Return the saved tensor: its source if the bytes have not left and lose nothing, else a fresh tensor.
@@ -63,10 +85,27 @@ class Stashed:
         state.was_asked = True
         state.ledger.unpacked()
         state.ahead.asked(self._tape, self._payload.index)
+        if self._is_read_by is None and self._payload.kind is not None:
+            self._learn()
         tensor = self._restore()
         if self._payload.is_streamed:
             state.ahead.bring(self._tape)
         return tensor
+
+    def _learn(self) -> None:
+        """Learn from the operation that asks what it needs, for the next content of this kind."""
+        state, payload, backend = self._state, self._payload, self._state.backend
+        demand = backend.running_demand(self) if isinstance(backend, SupportsReaders) else None
+        if demand is None:
+            return
+        known = state.learned.get(payload.kind, demand)
+        state.learned[payload.kind] = stricter(known, demand)
+        passage = payload.capture.passage
+        if payload.trusts_learned and passage.plan.within(demand) != passage.plan:
+            raise StashError(
+                f"{passage.store_place}: backward needs the tensor exactly, and did not in the "
+                f"steps before, so that it was encoded with a loss; from the next step on it is not"
+            )
 
     def _restore(self) -> Any:
         source = self._payload.capture.source
@@ -79,10 +118,12 @@ class Stashed:
         capture, state = self._payload.capture, self._state
         passage = capture.passage
         # What somebody else holds anyway is not encoded, so that nothing of it is lost.
-        is_exact = passage.is_lossless or (state.held is not None and state.held.holds(self._payload))
+        is_exact = passage.is_lossless or capture.stays_exact
+        if state.held is not None and not is_exact:
+            is_exact = not self._payload.knows_readers or state.held.holds(self._payload)
         if not is_exact:
             tensor = passage.echo(source, capture.spec, self._spec)
-        elif self._spec == capture.spec and not state.backend.backward_writes and not capture.is_private:
+        elif self._spec == capture.spec and state.held is not None and state.held.may_give(self._payload):
             return source
         else:
             tensor = passage.copy(source, capture.spec, self._spec)

@@ -1,7 +1,7 @@
 """Saved tensors whose memory somebody besides the graph still holds: to move them would save nothing."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from itertools import islice
 from typing import Any
 from weakref import ref
@@ -9,6 +9,7 @@ from weakref import ref
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.stats import Tally
 from tensorstash.forks import renew_after_fork
+from tensorstash.protocols import SupportsHolders
 
 _LOOKS = 8
 """Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,
@@ -24,14 +25,16 @@ class Held:
 
     It knows payloads only weakly: a handle that is dropped takes its payload with it.
 
+    A payload whose codecs lose something waits, too, until it is known what will read it.
+
     Args:
-        holders: tells how many objects hold the memory of a tensor.
+        backend: tells who holds the memory of a tensor.
     """
 
-    __slots__ = ("__weakref__", "_groups", "_holders", "_lock")
+    __slots__ = ("__weakref__", "_backend", "_groups", "_lock")
 
-    def __init__(self, holders: Callable[[Any], int]) -> None:
-        self._holders = holders
+    def __init__(self, backend: SupportsHolders[Any]) -> None:
+        self._backend = backend
         self._groups: dict[Hashable, list[ref[Payload]]] = {}
         self.after_fork()
         renew_after_fork(self)
@@ -50,25 +53,39 @@ class Held:
         """Return payloads that nobody else holds the memory of any more; they wait no longer.
 
         Args:
-            all_of_them: look at every memory, instead of a few of them each time.
+            all_of_them: look at every memory, instead of a few of them each time, and wait for no reader.
         """
         with self._lock:
             if all_of_them or len(self._groups) <= 2 * _LOOKS:
-                return self._taken(list(self._groups))
+                return self._taken(list(self._groups), unread=all_of_them)
             newest = list(islice(reversed(self._groups), _LOOKS))
             oldest = list(islice(self._groups, _LOOKS))
-            freed = self._taken([*oldest, *newest])
+            freed = self._taken([*oldest, *newest], unread=False)
             for token in oldest:  # the others have their turn before these
                 if token in self._groups:
                     self._groups[token] = self._groups.pop(token)
             return freed
 
     def clear(self) -> list[Payload]:
-        """Let none wait any longer, whoever holds their memory, and return them."""
+        """Let none wait any longer, whoever holds their memory, and return them; but for memory that is not there."""
         with self._lock:
-            groups = list(self._groups.values())
-            self._groups.clear()
-            return [payload for group in groups for payload in _live(group)]
+            groups, self._groups = self._groups, {}
+            cleared: list[Payload] = []
+            for token, group in groups.items():
+                live = _live(group)
+                if all(self._backend.is_there(payload.capture.alias, payload.capture.spec) for payload in live):
+                    cleared += live
+                else:
+                    self._groups[token] = group
+            return cleared
+
+    def may_give(self, payload: Payload) -> bool:
+        """Whether the source of a payload may be handed out as it is.
+
+        Whoever gets it may write into it. That is as without hooks while somebody else holds the memory, and does no
+        harm if nobody asks for it again.
+        """
+        return self.holds(payload) or (payload.users == 1 and not self._backend.keeps_graph())
 
     def holds(self, payload: Payload) -> bool:
         """Whether somebody besides the graph holds the memory of a payload that waits."""
@@ -82,11 +99,12 @@ class Held:
             waiting = [payload.nbytes for group in self._groups.values() for payload in _live(group)]
         return Tally(len(waiting), sum(waiting))
 
-    def _taken(self, tokens: Iterable[Hashable]) -> list[Payload]:
+    def _taken(self, tokens: Iterable[Hashable], *, unread: bool) -> list[Payload]:
         taken: list[Payload] = []
         for token in tokens:
             live = _live(self._groups[token])
-            if not live or not self._is_shared(live):
+            is_ready = unread or all(payload.capture.passage.is_lossless or payload.knows_readers for payload in live)
+            if not live or (is_ready and not self._is_shared(live)):
                 del self._groups[token]
                 taken += live
             elif len(live) < len(self._groups[token]):
@@ -94,7 +112,7 @@ class Held:
         return taken
 
     def _is_shared(self, live: list[Payload]) -> bool:
-        return self._holders(live[0].capture.alias) > len(live)
+        return self._backend.holders(live[0].capture.alias) > len(live)
 
 
 def _live(group: list[ref[Payload]]) -> list[Payload]:

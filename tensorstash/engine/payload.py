@@ -13,6 +13,7 @@ from tensorstash.engine.columns import Column
 from tensorstash.engine.patience import Patience
 from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
 from tensorstash.futures import Future
+from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
 FEW = 4
@@ -60,8 +61,12 @@ class Payload:
         "_uses",
         "capture",
         "column",
+        "demand",
         "index",
+        "kind",
+        "known_readers",
         "token",
+        "trusts_learned",
         "users",
     )
 
@@ -74,6 +79,12 @@ class Payload:
         self.index = 0
         self.token: Hashable = None
         self.users = 0
+        self.kind: Hashable = None
+        """Names contents that the same operation is thought to read, in another step."""
+        self.demand: Demand = "any"
+        self.known_readers = 0
+        self.trusts_learned = False
+        """Whether it was encoded for readers that others of its kind had, in steps before."""
         self._ahead = ahead
         self._patience = patience
         self._lock = threading.Lock()
@@ -100,6 +111,11 @@ class Payload:
         if self.is_streamed:
             return False
         return self.capture.passage.tier == "memory" or self.capture.stored_nbytes * FEW <= self.nbytes
+
+    @property
+    def knows_readers(self) -> bool:
+        """Whether it is known of every handle what will read it, so that :attr:`demand` is the strictest."""
+        return self.known_readers >= self.users
 
     def waits_beyond(self, asked: int) -> bool:
         """Whether it was read ahead of the request for the payload of index ``asked``, and still waits for its own."""

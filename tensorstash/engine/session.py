@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 from tensorstash import native
@@ -32,7 +32,17 @@ from tensorstash.engine.tape import Tape
 from tensorstash.errors import StoreError
 from tensorstash.forks import renew_after_fork
 from tensorstash.plan import HookPolicy
-from tensorstash.protocols import Backend, Store, StoreConfig, SupportsHolders, SupportsStreams
+from tensorstash.protocols import (
+    Backend,
+    Demand,
+    Readers,
+    Store,
+    StoreConfig,
+    SupportsDemand,
+    SupportsHolders,
+    SupportsReaders,
+    SupportsStreams,
+)
 from tensorstash.spec import TensorSpec, memory_block
 from tensorstash.stores.checksum import checksum
 from tensorstash.stores.memory import Memory
@@ -79,7 +89,7 @@ class Session(Generic[T]):
         self._writers = Workers("tensorstash-writer", limits.writers, patience_s=limits.timeout_s)
         readers = Workers("tensorstash-reader", limits.readers, patience_s=limits.timeout_s)
         ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers, NEAR_BYTES * limits.readers)
-        held = Held(backend.holders) if isinstance(backend, SupportsHolders) else None
+        held = Held(backend) if isinstance(backend, SupportsHolders) else None
         self._state = SessionState(backend, Ledger(), ahead, held)
         self._copies: Copies[T] | None = None
         if isinstance(backend, SupportsStreams):
@@ -95,8 +105,9 @@ class Session(Generic[T]):
         self._version = backend.version
         self._tape = Tape()
         self.calibration = Calibration()
-        self._modules = _ModuleStack()
+        self._thread = _Thread()
         alternatives = policy.alternatives()
+        self._may_lose = any(not plan.is_lossless for plan in alternatives)
         self._only_keeps = all(plan.keeps for plan in alternatives)
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
@@ -104,7 +115,7 @@ class Session(Generic[T]):
         for plan in alternatives:
             if not plan.keeps:
                 self._store(plan.store or Memory())
-        self._remembered: dict[TensorSpec | tuple[str, TensorSpec], Passage[T] | str] = {}
+        self._remembered: dict[Hashable, Passage[T] | str] = {}
         self.after_fork()
         renew_after_fork(self)
 
@@ -117,8 +128,12 @@ class Session(Generic[T]):
         """Install the hooks for this thread until the block ends."""
         with self._lock:
             self._tape.close()  # what was saved before is never taken for the same
-        with self.backend.hooks(*self._hooks(), trusted=True):
-            yield self
+        outer, self._thread.readers = self._thread.readers, self._new_readers()
+        try:
+            with self.backend.hooks(*self._hooks(), trusted=True):
+                yield self
+        finally:
+            self._thread.readers = outer
         if self._state.held is not None:
             self._start_freed(self._state.held.freed(all_of_them=True))
 
@@ -135,11 +150,11 @@ class Session(Generic[T]):
     @contextmanager
     def module(self, name: str) -> Iterator[None]:
         """Say that what this thread saves until the block ends belongs to the module ``name``."""
-        outer, self._modules.name = self._modules.name, name
+        outer, self._thread.module = self._thread.module, name
         try:
             yield
         finally:
-            self._modules.name = outer
+            self._thread.module = outer
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
@@ -161,6 +176,8 @@ class Session(Generic[T]):
         """
         if self._state.held is not None:
             self._start_freed(self._state.held.clear())
+        with self._lock:
+            self._tape.close()  # whoever holds what is captured may write to it now
         for payload in self._latest.clear():
             self._begin(payload)
         if self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s) is None:
@@ -191,6 +208,8 @@ class Session(Generic[T]):
             reason = _POLICY
         else:
             plan = self._keep_reason(tensor) or self._passage(spec := self._spec(tensor))
+            if not isinstance(plan, str) and not plan.is_lossless and isinstance(self.backend, SupportsDemand):
+                plan = self._passage(spec, self.backend.demand())
             if isinstance(plan, str):
                 reason = plan
             elif spec.nbytes >= self._min_bytes:
@@ -228,6 +247,10 @@ class Session(Generic[T]):
                 tape.add(content, payload)
             payload.users += 1
         handle = Stashed(state, payload, tape, spec)
+        readers = self._thread.readers
+        if readers is not None and not passage.is_lossless:
+            assert isinstance(self.backend, SupportsReaders)
+            payload.kind = self._thread.module, spec, self.backend.producer(tensor)
         if is_new:
             state.ledger.stashed(spec.nbytes)
             if measured:
@@ -240,6 +263,9 @@ class Session(Generic[T]):
                 state.held.add(token, payload)
         else:
             state.ledger.deduplicated(spec.nbytes)
+        if readers is not None:
+            for other, demand in readers.visit(tensor):
+                other.is_read_by(demand)
         if state.held is not None:
             self._start_freed(state.held.freed())
         return handle
@@ -252,9 +278,10 @@ class Session(Generic[T]):
         """
         if self._state.held is not None:
             return self.backend.detached(tensor), None
-        source = passage.copy(tensor, spec, spec)
         if passage.is_streamed:
-            return source, None
+            assert self._copies is not None, "a device with streams"
+            return passage.copy(self._copies.used_here(tensor, spec.device), spec, spec), None
+        source = passage.copy(tensor, spec, spec)
         return source, checksum(as_bytes(self.backend.to_host(source, spec).wait()))
 
     def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Payload:
@@ -265,9 +292,32 @@ class Session(Generic[T]):
         capture = StreamedCapture(passage, backend, source, spec, version, ledger, self._copies, witness)
         return StreamedPayload(capture, ahead, self._patience)
 
+    def _new_readers(self) -> Readers[T] | None:
+        if not self._may_lose or not isinstance(self.backend, SupportsReaders):
+            return None
+        return self.backend.readers(lambda handle: isinstance(handle, Stashed))
+
     def _start_freed(self, payloads: list[Payload]) -> None:
         for payload in payloads:
-            self._start(payload)
+            if payload.capture.passage.is_lossless or self._suits_readers(payload):
+                self._start(payload)
+
+    def _suits_readers(self, payload: Payload) -> bool:
+        """Choose what of the plan suits the readers; return False if nothing is left of it."""
+        capture = payload.capture
+        if payload.knows_readers:
+            demand = payload.demand
+        else:
+            demand = self._state.learned.get(payload.kind, "exact")
+            payload.trusts_learned = payload.kind in self._state.learned
+            payload.known_readers = payload.users
+        passage = self._passage(capture.spec, demand) if demand != "any" else capture.passage
+        if isinstance(passage, str):
+            capture.stays_exact = True
+            self._state.ledger.declined(capture.spec.nbytes)
+            return False
+        capture.passage = passage
+        return True
 
     def _current_tape(self) -> Tape:
         if self._state.was_asked:
@@ -290,7 +340,7 @@ class Session(Generic[T]):
         for due in self._latest.add(payload) if passage.is_lossless and not passage.is_streamed else (payload,):
             self._begin(due)
         if payload.nbytes > self._in_flight.limit:
-            capture.raise_failure()
+            capture.raise_store_failure()
 
     def _begin(self, payload: Payload) -> None:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
@@ -316,18 +366,18 @@ class Session(Generic[T]):
             lease.release()
             raise
 
-    def _passage(self, spec: TensorSpec) -> Passage[T] | str:
-        module = self._modules.name
-        key = (module, spec) if module else spec
+    def _passage(self, spec: TensorSpec, demand: Demand = "any") -> Passage[T] | str:
+        module = self._thread.module
+        key: Hashable = (module, spec, demand) if module or demand != "any" else spec
         known = self._remembered.get(key)
         if known is None:
             if len(self._remembered) >= _REMEMBERED_SPECS:
                 self._remembered.clear()
-            known = self._remembered[key] = self._plan(spec.inside(module) if module else spec)
+            known = self._remembered[key] = self._plan(spec.inside(module) if module else spec, demand)
         return known
 
-    def _plan(self, spec: TensorSpec) -> Passage[T] | str:
-        plan = self.calibration.applied(self.policy.plan(spec), spec.dense())
+    def _plan(self, spec: TensorSpec, demand: Demand) -> Passage[T] | str:
+        plan = self.calibration.applied(self.policy.plan(spec).within(demand), spec.dense())
         if plan.keeps:
             return plan.reason or _POLICY
         config = plan.store or Memory()
@@ -347,5 +397,6 @@ def _capture(payload: ref[Payload]) -> None:
         wanted.capture.run()
 
 
-class _ModuleStack(threading.local):
-    name: str = ""
+class _Thread(threading.local):
+    module: str = ""
+    readers: Readers[Any] | None = None

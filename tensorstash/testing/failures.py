@@ -141,10 +141,11 @@ class Bounded(Harness):
         limits = Limits(in_flight=256, timeout_s=0.5)
         with self.stash(policy, limits=limits) as session:
             handles = [session.pack(lab.tensor(floats(32, seed=n), device=device)) for n in range(2)]
+            more: list[Any] = []
 
             def pack_more() -> None:
                 for n in (2, 3):  # the one before is still held by its caller while this one is packed
-                    session.pack(lab.tensor(floats(32, seed=n), device=device))
+                    more.append(session.pack(lab.tensor(floats(32, seed=n), device=device)))
 
             with pytest.raises(StoreError, match=r"256 bytes.*0\.5 seconds.*hangs"):
                 pack_more()
