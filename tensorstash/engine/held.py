@@ -8,6 +8,7 @@ from weakref import ref
 
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.stats import Tally
+from tensorstash.forks import renew_after_fork
 from tensorstash.protocols import SupportsHolders
 
 _LOOKS = 8
@@ -30,11 +31,16 @@ class Held:
         backend: tells who holds the memory of a tensor.
     """
 
-    __slots__ = ("_backend", "_groups", "_lock")
+    __slots__ = ("__weakref__", "_backend", "_groups", "_lock")
 
     def __init__(self, backend: SupportsHolders[Any]) -> None:
         self._backend = backend
         self._groups: dict[Hashable, list[ref[Payload]]] = {}
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
         self._lock = threading.Lock()
 
     def add(self, token: Hashable, payload: Payload) -> None:
@@ -101,6 +107,8 @@ class Held:
             if not live or (is_ready and not self._is_shared(live)):
                 del self._groups[token]
                 taken += live
+            elif len(live) < len(self._groups[token]):
+                self._groups[token] = [ref(payload) for payload in live]
         return taken
 
     def _is_shared(self, live: list[Payload]) -> bool:

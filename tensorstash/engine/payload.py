@@ -2,18 +2,18 @@
 
 import threading
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
 from tensorstash.buffers import borrowed
-from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.capture import Capture
 from tensorstash.engine.columns import Column
 from tensorstash.engine.patience import Patience
 from tensorstash.engine.trail import Trail
 from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
+from tensorstash.futures import Future
 from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
@@ -54,7 +54,7 @@ class Payload:
         "__weakref__",
         "_ahead",
         "_data",
-        "_holds",
+        "_lease",
         "_loading",
         "_lock",
         "_patience",
@@ -92,7 +92,7 @@ class Payload:
         self._loading: Future[Any] | None = None
         self._data: Any = None
         self._rebuilt: _Rebuilt | None = None
-        self._holds = False
+        self._lease: Lease | None = None  # of the bytes that are held decoded
         self._uses = 0
 
     @property
@@ -103,7 +103,7 @@ class Payload:
     @property
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
-        return self.capture.is_stored and not self._holds and self.capture.passage.is_costly
+        return self.capture.is_stored and self._lease is None and self.capture.passage.is_costly
 
     @property
     def is_near(self) -> bool:
@@ -130,10 +130,10 @@ class Payload:
     def read_ahead(self, submit: Submit) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
         with self._lock:
-            if not self._holds:
-                if not self._ahead.try_acquire(self.nbytes):
+            if self._lease is None:
+                self._lease = self._ahead.try_acquire(self.nbytes)
+                if self._lease is None:
                     return False
-                self._holds = True
                 # Weakly: work that waits in a queue must not keep the slot.
                 self._loading = submit(partial(_decode, ref(self.capture)))
         return True
@@ -155,7 +155,7 @@ class Payload:
         if rebuilt is None:
             tensor = passage.rebuild(self.load(), spec, self.column)
             with self._lock:
-                if self._holds and self._data is None:
+                if self._lease is not None and self._data is None:
                     self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))
             return tensor
         if rebuilt.spec == spec:
@@ -213,14 +213,11 @@ class Payload:
     def _hand_out(self, data: Any) -> Any:
         with self._lock:
             self._uses += 1
-            needed = self._uses % self.users != 0
             # What stays on its device is at hand as it is.
-            if (
-                needed
-                and self.capture.passage.tier != "device"
-                and (self._holds or self._ahead.try_acquire(self.nbytes))
-            ):
-                self._holds = True
+            needed = self._uses % self.users != 0 and self.capture.passage.tier != "device"
+            if needed and self._lease is None:
+                self._lease = self._ahead.try_acquire(self.nbytes)
+            if needed and self._lease is not None:
                 if not self.capture.backend.backward_writes:
                     return data  # which becomes a tensor for all of them
                 self._data = data
@@ -231,13 +228,7 @@ class Payload:
     def _let_go(self) -> None:
         with self._lock:
             self._data = self._rebuilt = None
-            held, self._holds = self._holds, False
-        if held:
-            self._ahead.release(self.nbytes)
-
-    def __del__(self) -> None:
-        if self._holds:
-            self._ahead.drop(self.nbytes)
+            self._lease = None
 
 
 def _decode(capture: ref[Capture]) -> Any:

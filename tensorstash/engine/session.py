@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,6 +31,7 @@ from tensorstash.engine.streamed import StreamedCapture, StreamedPayload
 from tensorstash.engine.tape import Tape
 from tensorstash.engine.trail import Trail
 from tensorstash.errors import StoreError
+from tensorstash.forks import renew_after_fork
 from tensorstash.plan import HookPolicy
 from tensorstash.protocols import (
     Backend,
@@ -107,7 +107,6 @@ class Session(Generic[T]):
         self._version = backend.version
         self._tape = Tape()
         self.calibration = Calibration()
-        self._lock = threading.Lock()
         self._thread = _Thread()
         alternatives = policy.alternatives()
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
@@ -119,6 +118,12 @@ class Session(Generic[T]):
             if not plan.keeps:
                 self._store(plan.store or Memory())
         self._remembered: dict[Hashable, Passage[T] | str] = {}
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
 
     @contextmanager
     def scope(self) -> Iterator["Session[T]"]:
@@ -178,11 +183,10 @@ class Session(Generic[T]):
             self._tape.close()  # whoever holds what is captured may write to it now
         for payload in self._latest.clear():
             self._begin(payload)
-        if not self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s):
+        if self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s) is None:
             used = self._in_flight.used
             self._writers.give_up()
             raise StoreError(f"{used} bytes are still on their way after {self.limits.timeout_s} seconds")
-        self._in_flight.release(self._in_flight.limit)
         if self._copies is not None:
             self._copies.drain()
         for payload in self._tape.payloads():
@@ -349,7 +353,8 @@ class Session(Generic[T]):
             capture.launch()
             capture.run(self._patience.ask)
             return
-        if not self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s):
+        lease = self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s)
+        if lease is None:
             used = self._in_flight.used
             self._writers.give_up()
             raise StoreError(
@@ -358,13 +363,12 @@ class Session(Generic[T]):
             )
         try:
             capture.launch()
+            # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
+            # also when its thread is lost: what that still holds is written off.
+            self._writers.submit(partial(_capture, ref(payload)), ended=lease.release)
         except BaseException:
-            self._in_flight.release(nbytes)
+            lease.release()
             raise
-        # Weakly: a handle that is dropped before its turn takes its work with it.
-        captured = self._writers.submit(partial(_capture, ref(payload)))
-        # Also when its thread is lost: what that still holds is written off.
-        captured.add_done_callback(partial(_release, self._in_flight, nbytes))
 
     def _passage(self, spec: TensorSpec, demand: Demand = "any") -> Passage[T] | str:
         module = self._thread.module
@@ -395,10 +399,6 @@ def _capture(payload: ref[Payload]) -> None:
     wanted = payload()
     if wanted is not None:
         wanted.capture.run()
-
-
-def _release(in_flight: ByteBudget, nbytes: int, _: Future[None]) -> None:
-    in_flight.release(nbytes)
 
 
 class _Thread(threading.local):

@@ -8,6 +8,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
+from tensorstash.forks import renew_after_fork
 from tensorstash.sizes import format_bytes
 
 
@@ -144,7 +145,8 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.after_fork()
+        renew_after_fork(self)
         self._looks: Counter[tuple[str, int]] = Counter()
         self._deduplicated = Tally()
         self._stashed = Tally()
@@ -162,6 +164,10 @@ class Ledger:
         self.kept: defaultdict[str, defaultdict[int, count[int]]] = defaultdict(lambda: defaultdict(count))
         """By reason and bytes: each step of such a counter is a tensor that was kept."""
         self._release_notes: deque[tuple[str, int]] = deque()
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
 
     def deduplicated(self, nbytes: int) -> None:
         """Count a tensor that shares a payload."""

@@ -277,6 +277,5 @@ class StreamedPayload(Payload):
             other.let_go()
 
     def __del__(self) -> None:
-        super().__del__()
         if self._arrival is not None:
             self._arrival.let_go()
