@@ -1,4 +1,4 @@
-/* bfloat16 and back, as tensorstash.codecs.floats defines them. */
+/* bfloat16 and back, as tensorstash.kernels.floats defines them. */
 
 #include "floats.h"
 #include "tables.h"
@@ -31,13 +31,13 @@ convert(PyObject *args, int narrows)
 }
 
 static PyObject *
-narrow(PyObject *module, PyObject *args)
+narrow(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return convert(args, 1);
 }
 
 static PyObject *
-widen(PyObject *module, PyObject *args)
+widen(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return convert(args, 0);
 }
