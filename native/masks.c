@@ -102,7 +102,6 @@ each_unpack_two(const uint8_t *packed, const void *pair, char *words, Py_ssize_t
         uint8_t flags[RUN];
         unpack_run(packed + start / 8, here, flags);
         for (Py_ssize_t i = 0; i < here; i++) {
-            /* A difference, as of no other operation on 64 bits do compilers see that it needs no more than a word. */
             put_word(words + start * size, i, size, second ^ (change & ((uint64_t)flags[i] - 1)));
         }
     }

@@ -248,17 +248,8 @@ scatter_here(void)
     return is_wide() ? scatter_wide : scatter_plain;
 }
 #else
-static Masked *
-gather_here(void)
-{
-    return gather_plain;
-}
-
-static Masked *
-scatter_here(void)
-{
-    return scatter_plain;
-}
+#define gather_here() gather_plain
+#define scatter_here() scatter_plain
 #endif
 
 /* Whether there is one bit for each word, and whatever values there are consist of such words; else an error is set. */

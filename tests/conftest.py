@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorstash import native
+from tensorstash import kernels, native
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -24,6 +24,7 @@ def pytest_collection_finish() -> None:
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test as where the package was installed without a C compiler."""
     monkeypatch.setattr(native, "functions", None)
+    monkeypatch.setattr(kernels, "active", kernels.DEFINED)
 
 
 @pytest.fixture(params=["compiled", "defined"])

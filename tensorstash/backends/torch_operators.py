@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from tensorstash.codecs.format import HEADER_NBYTES
 from tensorstash.kernels.bits import COARSENING
+from tensorstash.kernels.dither import GOLDEN
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.kernels.groups import Groups
-from tensorstash.kernels.dither import GOLDEN
-from tensorstash.codecs.format import HEADER_NBYTES
 from tensorstash.kernels.quantize import FINEST, SPECIALS, Arithmetic
 
 _PIECE = 1 << 22

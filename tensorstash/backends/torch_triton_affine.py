@@ -26,8 +26,8 @@ from tensorstash.backends.torch_triton_language import (
     unpack,
 )
 from tensorstash.kernels.bits import COARSENING
-from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.dither import GOLDEN
+from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.quantize import FINEST, SPECIALS, Arithmetic
 
 _LONGEST = 4 * TILE

@@ -81,7 +81,9 @@ class AsType:
         with np.errstate(all="ignore"):
             for start in range(0, source.size, BLOCK):
                 values = kernels.active.widen(source[start : start + BLOCK], self.dtype)
-                target[start : start + BLOCK] = kernels.active.narrow(values, spec.dtype) if spec.dtype in FORMATS else values
+                target[start : start + BLOCK] = (
+                    kernels.active.narrow(values, spec.dtype) if spec.dtype in FORMATS else values
+                )
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -99,7 +101,9 @@ class AsType:
         with np.errstate(all="ignore"):
             for start in range(0, flat.size, BLOCK):
                 block = flat[start : start + BLOCK]
-                values = np.abs(kernels.active.widen(block, spec.dtype) if spec.dtype in FORMATS else block).astype(np.float64)
+                values = np.abs(kernels.active.widen(block, spec.dtype) if spec.dtype in FORMATS else block).astype(
+                    np.float64
+                )
                 bounds = np.maximum(target.roundoff * values, target.smallest / 2)
                 if spec.dtype == "float64":
                     bounds = bounds * (1 + 2.0**-23) + 2.0**-24 * values + 2.0**-150

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from tensorstash import kernels
 from tensorstash.buffers import Array, aligned_empty
 from tensorstash.codecs.format import (
@@ -33,6 +31,7 @@ class FrameOfReference:
     Payload: header (mode: bytes of a stored element, as many as in the tensor for plain; count elements), then the
     smallest element, and the distances.
 
+    >>> import numpy as np
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((100,), (1,), 0, "int64", "cpu")
     >>> codec, data = FrameOfReference(), np.arange(-50, 50)

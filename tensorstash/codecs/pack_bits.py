@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from tensorstash import kernels
 from tensorstash.buffers import Array, aligned_empty, as_bytes
 from tensorstash.codecs.format import (
@@ -35,6 +33,7 @@ class PackBits:
     Payload: header (mode 0 plain, 1 packed; count elements), then the bytes, or the bits with the first element in
     the lowest bit and the last byte filled with zeros.
 
+    >>> import numpy as np
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((10,), (1,), 0, "bool", "cpu")
     >>> payload = PackBits().encode(np.arange(10) == 9, spec)

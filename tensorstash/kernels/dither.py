@@ -1,4 +1,4 @@
-"""Dither, the random bits of stochastic rounding: a hash of seed, group and place, so that every device has the same ones.
+"""Dither, the random bits of stochastic rounding: a hash of seed, group and place, the same on every device.
 
 There is no sequence to keep in step: each element's bits are worked out on their own, in any order, with arithmetic on
 words of 32 bits that NumPy and the kernels of a device agree about. The hash is lowbias32, by Chris Wellons

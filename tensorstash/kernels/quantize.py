@@ -7,9 +7,9 @@ import numpy as np
 
 from tensorstash.buffers import Array
 from tensorstash.kernels.bits import coarsen, pack_codes, packed_nbytes, unpack_codes
+from tensorstash.kernels.dither import dither, group_keys
 from tensorstash.kernels.floats import FORMATS, FloatFormat, narrow, widen
 from tensorstash.kernels.groups import Groups, Run, extremes
-from tensorstash.kernels.dither import dither, group_keys
 
 FINEST = 255
 """The largest code of 8 bits. Fewer bits are codes of 8 bits, rounded once more, which adds 1/34 of a scale to the
@@ -127,7 +127,7 @@ class Quantizer:
         bits: of a code.
         dtype: of the tensor.
         longest: elements of the longest run.
-        seed: word of :func:`~tensorstash.kernels.dither.seed_word` for stochastic rounding; None for rounding to nearest.
+        seed: word of :func:`~tensorstash.kernels.dither.seed_word` for stochastic rounding; None rounds to nearest.
     """
 
     def __init__(self, bits: int, dtype: str, longest: int, seed: int | None = None) -> None:

@@ -34,15 +34,15 @@ from tensorstash.buffers import Array, as_bytes, borrowed  # noqa: E402
 from tensorstash.codecs import (  # noqa: E402
     Affine,
     AsType,
-    Exponents,
+    FloatSplit,
+    FrameOfReference,
     Lossless,
-    Narrow,
     PackBits,
     Sparse,
     TwoValued,
     Zstd,
 )
-from tensorstash.codecs.floats import narrow, widen  # noqa: E402
+from tensorstash.kernels.floats import narrow, widen  # noqa: E402
 from tensorstash.protocols import Codec  # noqa: E402
 from tensorstash.spec import TensorSpec  # noqa: E402
 from tensorstash.testing.contents import dense_spec  # noqa: E402
@@ -54,10 +54,10 @@ CODECS: tuple[Codec, ...] = (
     Lossless(level=4),
     PackBits(),
     TwoValued(),
-    Narrow(),
+    FrameOfReference(),
     Sparse(),
-    Sparse(exponents=True),
-    Exponents(),
+    Sparse(split_floats=True),
+    FloatSplit(),
     Zstd(),
     Affine(bits=8),
     Affine(bits=4),

@@ -5,11 +5,11 @@ from tensorstash.codecs import (
     Affine,
     AsType,
     AutoAffine,
-    Exponents,
+    FloatSplit,
+    FrameOfReference,
     Lossless,
-    Narrow,
     PackBits,
-    Planes,
+    Shuffle,
     Sparse,
     TwoValued,
     Zstd,
@@ -18,7 +18,7 @@ from tensorstash.testing import CodecSuite, FaultyCodec
 
 
 class TestPlanes(CodecSuite):
-    codec = Planes()
+    codec = Shuffle()
 
 
 class TestZstd(CodecSuite):
@@ -35,11 +35,11 @@ class TestTwoValued(CodecSuite):
 
 
 class TestNarrow(CodecSuite):
-    codec = Narrow()
+    codec = FrameOfReference()
 
 
 class TestExponents(CodecSuite):
-    codec = Exponents()
+    codec = FloatSplit()
 
 
 class TestSparse(CodecSuite):
