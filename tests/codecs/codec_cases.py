@@ -50,8 +50,6 @@ CODECS: tuple[Codec, ...] = (
 LARGE = (70_001,)
 """Elements in more than one block of each codec, which takes long."""
 
-SHAPES = ((), (0,), (4, 0, 3), (1,), (7,), (3, 1, 5), (2, 300), (129, 33), LARGE)
-
 KINDS = ("bool", "uint8", "int16", "bfloat16", "float32", "int64", "float64")
 """Dtypes that stand for all others where tensors are large: of every size, integers and floats."""
 
