@@ -71,7 +71,7 @@ integer_range(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer words;
     int is_signed, size;
-    int64_t least, largest;
+    int64_t least = 0, largest = 0;
     if (!PyArg_ParseTuple(args, "y*p:integer_range", &words, &is_signed)) {
         return NULL;
     }
