@@ -17,9 +17,9 @@ from patience import settle
 from random_programs import LOSSLESS, Forward, limits, programs
 
 import tensorstash as ts
+from tensorstash.abilities import SupportsHolders
 from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.policies import StoreIn
-from tensorstash.protocols import SupportsHolders
 from tensorstash.testing.faults import FaultyCodec, FaultyStore
 from tensorstash.testing.lab import Lab
 

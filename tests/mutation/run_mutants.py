@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import os
+import select
 import shutil
 import signal
 import sys
@@ -155,16 +156,14 @@ class _NoShrinking:
 
 
 def _wait(pid: int, timeout_s: float) -> int | None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            _end_group(pid)
-            return status
-        time.sleep(0.05)
+    watched = os.pidfd_open(pid)
+    try:
+        ended, _, _ = select.select([watched], [], [], timeout_s)
+    finally:
+        os.close(watched)
     _end_group(pid)
-    os.waitpid(pid, 0)
-    return None
+    _, status = os.waitpid(pid, 0)
+    return status if ended else None
 
 
 def _end_group(pid: int) -> None:
