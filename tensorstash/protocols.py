@@ -14,6 +14,18 @@ Demand = Literal["exact", "relative", "any"]
 """How exactly an operation's backward has to get back what it saved: to the bit, with an error that is small relative
 to each element, or with one that is small beside the largest of them."""
 
+_STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
+
+
+def strictest(demands: Iterable[Demand]) -> Demand | None:
+    """Return the demand that satisfies all; None if there is none.
+
+    >>> strictest(["any", "relative"]), strictest(["exact", "relative"]), strictest([])
+    ('relative', 'exact', None)
+    """
+    return max(demands, key=_STRICTNESS.index, default=None)
+
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -203,10 +215,6 @@ class SupportsReaders(Protocol[T_contra]):
         """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
         ...
 
-    def producer(self, tensor: T_contra, /) -> str:
-        """Return the name of the operation that made a tensor; empty if there is none."""
-        ...
-
 
 class Backend(Protocol[T]):
     """The one adapter of a framework. Thread-safe, without state but its hook stack."""
@@ -274,6 +282,10 @@ class Backend(Protocol[T]):
         While a token is alive it never equals the token of another storage, also not of a later one at the same
         address. It does not keep the storage alive.
         """
+        ...
+
+    def producer(self, tensor: T, /) -> str:
+        """Return the name of the operation of the graph that made a tensor; empty if the graph did not make it."""
         ...
 
     def alias(self, tensor: T, /) -> T:

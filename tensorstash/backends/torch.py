@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 
 from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.torch_graph import Readers, running
 from tensorstash.backends.torch_hooks import HookScope
 from tensorstash.backends.torch_kernels import kernel
 from tensorstash.backends.torch_kinds import dispatch_reason, is_tracing, subclass_reason
@@ -35,9 +36,10 @@ from tensorstash.backends.torch_layout import (
     rebuilt,
     restored,
 )
+from tensorstash.backends.torch_readers import demand
 from tensorstash.backends.torch_streams import CudaStream, CudaStreams
 from tensorstash.buffers import Array
-from tensorstash.protocols import Codec, Kernel, PendingArray, Undo
+from tensorstash.protocols import Codec, Demand, Kernel, PendingArray, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
 _REMEMBERED_LAYOUTS = 4096
@@ -132,6 +134,19 @@ class TorchBackend:
     def holders(self, tensor: Tensor, /) -> int:
         """Return how many tensors, storage objects and others hold the memory, ``tensor`` among them."""
         return _holders(tensor) - self._own_holders
+
+    def readers(self, is_ours: Callable[[object], bool], /) -> "_Demands":
+        """Return what finds the readers of handles in the graph that this thread records from now on."""
+        return _Demands(is_ours)
+
+    def running_demand(self, handle: object, /) -> Demand | None:
+        """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
+        return strictest(demand(reader) for reader in running(handle))
+
+    def producer(self, tensor: Tensor, /) -> str:
+        """Return the name of the operation that made a tensor; empty if there is none."""
+        node = tensor.grad_fn
+        return "" if node is None else type(node).__name__
 
     def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
         """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""
@@ -236,6 +251,23 @@ class TorchBackend:
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
         return replace_forward(model, scope)
+
+
+class _Demands:
+    """What the readers need that are found in the graph, for one thread.
+
+    Args:
+        is_ours: whether an object is a handle whose reader is wanted.
+    """
+
+    __slots__ = ("_readers",)
+
+    def __init__(self, is_ours: Callable[[object], bool]) -> None:
+        self._readers = Readers(is_ours)
+
+    def visit(self, tensor: Tensor, /) -> list[tuple[Any, Demand]]:
+        """Return handles on the way to a tensor that is being packed, with what their readers need."""
+        return [(found.handle, demand(found.reader)) for found in self._readers.visit(tensor)]
 
 
 def _foreign_reason(tensor: Tensor) -> str | None:

@@ -1,9 +1,10 @@
 """Who will read what was saved: found in the graph of PyTorch while it is being recorded."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._C import _FunctionBase
 from torch._C._autograd import SavedTensor, _get_sequence_nr
@@ -97,14 +98,24 @@ class Readers:
         return number >= self._first and number not in self._walked
 
     def _collect(self, node: Any, found: list[Found]) -> None:
-        for name, reader in _saves(node):
-            try:
-                saved = getattr(node, name)
-            except RuntimeError:  # backward has released what it held
-                continue
-            for one in saved if isinstance(saved, (tuple, list)) else (saved,):
-                if one is not None and self._is_ours(handle := one.data):
-                    found.append(Found(handle, reader))
+        found += (one for one in _shown(node) if self._is_ours(one.handle))
+
+
+def running(handle: object) -> list[str]:
+    """Return where the operation whose backward runs on this thread has saved a handle; none if no backward runs."""
+    node = torch._C._current_autograd_node() if CAN_TELL else None
+    return [] if node is None else [found.reader for found in _shown(node) if found.handle is handle]
+
+
+def _shown(node: Any) -> Iterator[Found]:
+    for name, reader in _saves(node):
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # backward has released what it held
+            continue
+        for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+            if one is not None:
+                yield Found(one.data, reader)
 
 
 def _saves(node: Any) -> tuple[tuple[str, str], ...]:

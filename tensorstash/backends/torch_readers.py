@@ -8,15 +8,14 @@ of PyTorch.
 from collections.abc import Callable, Mapping
 from math import isinf
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-Demand = Literal["exact", "relative", "any"]
-"""What a reader needs of a saved tensor: its bits; a small error relative to each element; or one relative to the
-largest of a group."""
+from tensorstash.protocols import Demand
 
-BOUND = 0.05
+BOUND = 0.1
 """What the gradients of an operation whose readers take any tensor stay within, under ``Quantize(8)`` and
-``Cast("bfloat16")``: relative to the root mean square of the gradient's elements. Most stay within 0.02."""
+``Cast("bfloat16")``: relative to the root mean square of the gradient's elements. Half of them stay within 0.006,
+nine of ten within 0.026."""
 
 
 def demand(reader: str) -> Demand:
@@ -96,7 +95,6 @@ EXACT = frozenset(
         "ClampMaxBackward1.self",
         "ClampMinBackward1.min",
         "ClampMinBackward1.self",
-        "CtcLossBackward0.log_probs",
         "CtcLossBackward0.result0",
         "DigammaBackward0.self",
         "ErfinvBackward0.self",
@@ -116,15 +114,12 @@ EXACT = frozenset(
         "IndexReduceBackward0.self",
         "IndexReduceBackward0.source",
         "LgammaBackward0.self",
-        "LinalgPinvBackward0.result",
         "LinalgPinvBackward0.self",
         "LinalgVectorNormBackward0(inf).result",
         "LinalgVectorNormBackward0(inf).self",
-        "Log1PBackward0.self",
         "LogcumsumexpBackward0.result",
         "LogcumsumexpBackward0.self",
         "LogsumexpBackward0.result",
-        "LogsumexpBackward0.self",
         "MaxBackward1.result",
         "MaxBackward1.self",
         "MaximumBackward0.other",
@@ -137,29 +132,28 @@ EXACT = frozenset(
         "MinimumBackward0.self",
         "NanmedianBackward0.result",
         "NanmedianBackward0.self",
-        "NativeLayerNormBackward0.result1",
         "NextafterBackward0.other",
         "NextafterBackward0.self",
         "NormBackward0(inf).result",
         "NormBackward0(inf).self",
         "NormBackward1(inf).result",
         "NormBackward1(inf).self",
+        "NormBackward2(inf).result",
+        "NormBackward2(inf).self",
+        "NormBackward3(inf).result",
+        "NormBackward3(inf).self",
         "PdistBackward0(p!=2).result",
         "PdistBackward0(p!=2).self",
         "PdistBackward0.self",
         "PolygammaBackward0.self",
-        "PowBackward1.exponent",
         "RemainderBackward1.other",
-        "RemainderBackward1.self",
         "ScatterReduceBackward0.result",
         "ScatterReduceBackward0.self",
         "ScatterReduceBackward0.src",
         "SegmentReduceBackward0.data",
         "SegmentReduceBackward0.result",
         "SoftshrinkBackward0.self",
-        "SpecialLogNdtrBackward0.result",
         "SpecialLogNdtrBackward0.self",
-        "ThresholdBackward0.self",
         "ThresholdBackward1.self",
     )
 )
@@ -188,12 +182,11 @@ RELATIVE = frozenset(
         "LeakyReluBackwardBackward0.self",
         "LinalgCholeskyExBackward0.L",
         "LinalgEighBackward0.eigenvalues",
-        "LinalgInvExBackward0.inverse",
         "LinalgLstsqBackward0.self",
         "LinalgLuBackward0.U",
         "LinalgLuFactorExBackward0.LU",
         "LinalgLuSolveBackward0.LU",
-        "LinalgLuSolveBackward0.result",
+        "LinalgPinvBackward0.result",
         "LinalgQrBackward0.R",
         "LinalgSlogdetBackward0.A",
         "LinalgSolveExBackward0.A",
@@ -203,6 +196,7 @@ RELATIVE = frozenset(
         "LinalgVectorNormBackward0.result",
         "LinalgVectorNormBackward0.self",
         "Log10Backward0.self",
+        "Log1PBackward0.self",
         "Log2Backward0.self",
         "LogBackward0.self",
         "LogitBackward0.self",
@@ -210,17 +204,15 @@ RELATIVE = frozenset(
         "NormBackward0.self",
         "NormBackward1.self",
         "OrmqrBackward0.result",
-        "OrmqrBackward0.self",
         "PowBackward0(exponent<1).self",
+        "PowBackward1.exponent",
         "PowBackward1.self",
         "PreluKernelBackward0.self",
-        "ProdBackward1.result",
         "ProdBackward1.self",
         "ReluBackward0.result",
+        "RemainderBackward1.self",
         "RenormBackward0.self",
         "RreluWithNoiseBackward0.self",
-        "SincBackward0.self",
-        "SpecialEntrBackward0.self",
         "SpecialI1Backward0.result",
         "SpecialI1EBackward0.self",
         "SpecialZetaBackward1.other",
@@ -229,9 +221,9 @@ RELATIVE = frozenset(
         "StandardGammaBackward0.self",
         "StdBackward0.self",
         "StdMeanBackward0.self",
+        "ThresholdBackward0.self",
         "TriangularSolveBackward0.A",
         "TriangularSolveBackward0.solution",
-        "WeightNormInterfaceBackward0.v",
         "XlogyBackward0.other",
         "XlogyBackward1.other",
     )

@@ -8,13 +8,15 @@ from tensorstash.engine.payload import Payload
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.tape import Tape
 from tensorstash.errors import StashError
-from tensorstash.protocols import Demand, SupportsReaders
+from tensorstash.protocols import Demand, SupportsReaders, strictest
 from tensorstash.spec import TensorSpec
 
 Kept = tuple[SessionState, Any, int]
 """A tensor that stays as it is: who has kept it, an alias, its in-place version when it was saved.
 
 A bare tuple, since most saved tensors are kept, and each costs one of these."""
+
+_REMEMBERED_KINDS = 4096
 
 Handle = Kept | Callable[[], Any]
 """What ``pack`` returns: what :func:`restore` makes the saved tensor of, any number of times, from any thread.
@@ -40,18 +42,6 @@ def restore(handle: Handle) -> Any:
     return alias
 
 
-_STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
-
-
-def stricter(one: Demand, other: Demand) -> Demand:
-    """Return the demand that satisfies both.
-
-    >>> stricter("any", "relative"), stricter("exact", "relative")
-    ('relative', 'exact')
-    """
-    return max(one, other, key=_STRICTNESS.index)
-
-
 class Stashed:
     """A tensor whose bytes are in a store, or on their way there.
 
@@ -71,7 +61,7 @@ class Stashed:
         """Note what the operation that saved it needs of it."""
         if self._is_read_by is None:
             self._is_read_by = demand
-            self._payload.demand = stricter(self._payload.demand, demand)
+            self._payload.demand = strictest((self._payload.demand, demand)) or demand
             self._payload.known_readers += 1
 
     def __call__(self) -> Any:
@@ -85,7 +75,7 @@ class Stashed:
         state.was_asked = True
         state.ledger.unpacked()
         state.ahead.asked(self._tape, self._payload.index)
-        if self._is_read_by is None and self._payload.kind is not None:
+        if self._is_read_by is None and self._payload.place is not None:
             self._learn()
         tensor = self._restore()
         if self._payload.is_streamed:
@@ -98,8 +88,10 @@ class Stashed:
         demand = backend.running_demand(self) if isinstance(backend, SupportsReaders) else None
         if demand is None:
             return
+        if len(state.learned) >= _REMEMBERED_KINDS:
+            state.learned.clear()
         known = state.learned.get(payload.kind, demand)
-        state.learned[payload.kind] = stricter(known, demand)
+        state.learned[payload.kind] = strictest((known, demand)) or demand
         passage = payload.capture.passage
         if payload.trusts_learned and passage.plan.within(demand) != passage.plan:
             raise StashError(

@@ -11,6 +11,7 @@ from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.capture import Capture
 from tensorstash.engine.columns import Column
 from tensorstash.engine.patience import Patience
+from tensorstash.engine.trail import Trail
 from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
 from tensorstash.futures import Future
 from tensorstash.protocols import Demand
@@ -63,8 +64,8 @@ class Payload:
         "column",
         "demand",
         "index",
-        "kind",
         "known_readers",
+        "place",
         "token",
         "trusts_learned",
         "users",
@@ -79,8 +80,8 @@ class Payload:
         self.index = 0
         self.token: Hashable = None
         self.users = 0
-        self.kind: Hashable = None
-        """Names contents that the same operation is thought to read, in another step."""
+        self.place: tuple[Trail, int] | None = None
+        """Where it was saved, if its codecs lose something and what will read it is found in the graph."""
         self.demand: Demand = "any"
         self.known_readers = 0
         self.trusts_learned = False
@@ -111,6 +112,11 @@ class Payload:
         if self.is_streamed:
             return False
         return self.capture.passage.tier == "memory" or self.capture.stored_nbytes * FEW <= self.nbytes
+
+    @property
+    def kind(self) -> Hashable:
+        """The name of contents that the same operations read in other steps; None where that is not asked."""
+        return None if self.place is None else self.place[0].kind(self.place[1])
 
     @property
     def knows_readers(self) -> bool:

@@ -29,6 +29,7 @@ from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Ledger, Stats
 from tensorstash.engine.streamed import StreamedCapture, StreamedPayload
 from tensorstash.engine.tape import Tape
+from tensorstash.engine.trail import Trail
 from tensorstash.errors import StoreError
 from tensorstash.forks import renew_after_fork
 from tensorstash.plan import HookPolicy
@@ -42,6 +43,7 @@ from tensorstash.protocols import (
     SupportsHolders,
     SupportsReaders,
     SupportsStreams,
+    strictest,
 )
 from tensorstash.spec import TensorSpec, memory_block
 from tensorstash.stores.checksum import checksum
@@ -128,12 +130,13 @@ class Session(Generic[T]):
         """Install the hooks for this thread until the block ends."""
         with self._lock:
             self._tape.close()  # what was saved before is never taken for the same
-        outer, self._thread.readers = self._thread.readers, self._new_readers()
+        outer = self._thread.readers, self._thread.trail
+        self._thread.readers, self._thread.trail = self._new_readers(), Trail()
         try:
             with self.backend.hooks(*self._hooks(), trusted=True):
                 yield self
         finally:
-            self._thread.readers = outer
+            self._thread.readers, self._thread.trail = outer
         if self._state.held is not None:
             self._start_freed(self._state.held.freed(all_of_them=True))
 
@@ -234,8 +237,9 @@ class Session(Generic[T]):
         block = memory_block(spec.shape, spec.strides)
         content: tuple[Hashable, ...] = token, start, block, spec.dtype, version, passage.plan
         source, digest = self._source(tensor, spec, passage)
-        if digest is not None:
-            content = *content, digest
+        if state.held is None and (digest is not None or not self.backend.producer(tensor)):
+            # What the graph did not make is rewritten without a version. On a device its content is not looked at.
+            content = *content, digest if digest is not None else object()
         with self._lock:
             tape = self._current_tape()
             payload = tape.find(content)
@@ -250,7 +254,8 @@ class Session(Generic[T]):
         readers = self._thread.readers
         if readers is not None and not passage.is_lossless:
             assert isinstance(self.backend, SupportsReaders)
-            payload.kind = self._thread.module, spec, self.backend.producer(tensor)
+            place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
+            payload.place = self._thread.trail, place
         if is_new:
             state.ledger.stashed(spec.nbytes)
             if measured:
@@ -305,11 +310,10 @@ class Session(Generic[T]):
     def _suits_readers(self, payload: Payload) -> bool:
         """Choose what of the plan suits the readers; return False if nothing is left of it."""
         capture = payload.capture
-        if payload.knows_readers:
-            demand = payload.demand
-        else:
-            demand = self._state.learned.get(payload.kind, "exact")
-            payload.trusts_learned = payload.kind in self._state.learned
+        demand = payload.demand  # of the readers that are known
+        is_guess = not payload.knows_readers
+        if is_guess:
+            demand = strictest((demand, self._state.learned.get(payload.kind, "exact"))) or demand
             payload.known_readers = payload.users
         passage = self._passage(capture.spec, demand) if demand != "any" else capture.passage
         if isinstance(passage, str):
@@ -317,6 +321,7 @@ class Session(Generic[T]):
             self._state.ledger.declined(capture.spec.nbytes)
             return False
         capture.passage = passage
+        payload.trusts_learned = is_guess and not passage.is_lossless
         return True
 
     def _current_tape(self) -> Tape:
@@ -398,5 +403,7 @@ def _capture(payload: ref[Payload]) -> None:
 
 
 class _Thread(threading.local):
-    module: str = ""
-    readers: Readers[Any] | None = None
+    def __init__(self) -> None:
+        self.module = ""
+        self.readers: Readers[Any] | None = None
+        self.trail = Trail()

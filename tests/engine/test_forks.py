@@ -158,7 +158,7 @@ def test_a_graph_of_the_parent_is_walked_in_the_child_or_refused_at_once(framewo
             lab.backward(loss)
             assert np.array_equal(lab.gradient(leaf), expected)
             return
-        with pytest.raises(StoreError, match="was stored before this process was forked .*in process"):
+        with pytest.raises(StoreError, match=r"was stored before this process was forked .*in process"):
             lab.backward(loss)
         assert np.array_equal(gradient(lab, stash), expected)
 

@@ -143,6 +143,26 @@ def not_in_the_database() -> list[Program]:
             for power in (0.25, 0.5, 0.75, 0, -0.5, -1, -2)
         ),
         *(unary(f"pow({power})", lambda x, p=power: x.pow(p), positive=power % 1 > 0) for power in (1, 1.5, 2, 2.5, 3)),
+        unary("amax", lambda x: x.amax(1)),
+        unary("amin", lambda x: x.amin(1)),
+        unary("max", torch.max),
+        unary("min", torch.min),
+        unary("median", torch.median),
+        unary("aminmax", lambda x: torch.aminmax(x, dim=1)),
+        unary("maximum", lambda x: torch.maximum(x, x.flip(0))),
+        unary("x * y", lambda x: x * x.flip(0)),
+        unary("x / y", lambda x: x / x.flip(0)),
+        unary("mm", lambda x: x @ x.T),
+        unary("bmm", lambda x: x @ x.mT, shape=(3, 4, 9)),
+        unary("gelu", F.gelu),
+        unary("silu", F.silu),
+        unary("softmax", lambda x: x.softmax(1), scale=1),
+        unary("log_softmax", lambda x: x.log_softmax(1), scale=1),
+        unary("layer_norm", torch.nn.LayerNorm(20)),
+        unary("group_norm", torch.nn.GroupNorm(2, 6), shape=(2, 6, 5, 5)),
+        unary("batch_norm", torch.nn.BatchNorm2d(3), shape=(4, 3, 5, 5)),
+        unary("sigmoid", torch.sigmoid),
+        unary("tanh", torch.tanh),
         unary("rsqrt", torch.rsqrt, positive=True),
         unary("sqrt", torch.sqrt, positive=True),
         unary("log", torch.log, positive=True),
@@ -178,6 +198,13 @@ def not_in_the_database() -> list[Program]:
         unary("dropout", lambda x: F.dropout(x, 0.3)),
         *(unary(f"norm({p})", lambda x, p=p: aten.norm.ScalarOpt_dim(x, p, [1])) for p in (1, 2, 3, inf)),
         *(unary(f"whole norm({p})", lambda x, p=p: aten.norm.Scalar(x, p)) for p in (1, 2, inf)),
+        *(unary(f"norm({p}, dtype)", lambda x, p=p: aten.norm.ScalarOpt_dtype(x, p, dtype=x.dtype)) for p in (2, inf)),
+        *(
+            unary(
+                f"norm({p}, dim, dtype)", lambda x, p=p: aten.norm.ScalarOpt_dim_dtype(x, p, [1], False, dtype=x.dtype)
+            )
+            for p in (2, inf)
+        ),
         *(
             unary(f"vector_norm({p})", lambda x, p=p: torch.linalg.vector_norm(x, p, 1))
             for p in (0, 0.5, 1, 2, 3, inf, -inf)
@@ -220,16 +247,16 @@ def not_in_the_database() -> list[Program]:
     return made
 
 
-def database(samples: int, skipped: list[str]) -> Iterator[Program]:
-    """Yield PyTorch's own samples of every operation that has gradients in ``float32``.
+def database(samples: int, step: int) -> Iterator[Program]:
+    """Yield PyTorch's own samples of operations that have gradients in ``float32``.
 
     Args:
         samples: at most so many of each.
-        skipped: gets what cannot be made.
+        step: 1 for all operations, 2 for every other, and so on.
     """
     from torch.testing._internal.common_methods_invocations import op_db
 
-    for operator in op_db:
+    for operator in op_db[::step]:
         if not operator.supports_autograd or torch.float32 not in operator.supported_backward_dtypes("cpu"):
             continue
         if operator.name == "nn.functional.rrelu":  # saves its noise before it is filled
@@ -480,16 +507,17 @@ def _norm(tensor: Tensor) -> float:
     return float(tensor.detach().abs().double().norm())
 
 
-def search(samples: int) -> Search:
+def search(samples: int, step: int = 1) -> Search:
     """Run every program with every kind of values.
 
     Args:
         samples: of each operation in PyTorch's database.
+        step: 1 for all operations of the database, 2 for every other, and so on.
     """
     into = Search()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # samples of deprecated and prototype operators
-        for program in (*not_in_the_database(), *database(samples, into.skipped)):
+        for program in (*not_in_the_database(), *database(samples, step)):
             for seed, values in enumerate(VALUES):
                 try:
                     observe(program, values, seed, into)
