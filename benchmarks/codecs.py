@@ -26,7 +26,7 @@ from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import Job, environment, interleave, run, seconds
 from benchmarks.models import Model, build
 from tensorstash.buffers import Array, as_bytes, borrowed
-from tensorstash.codecs.floats import narrow, widen
+from tensorstash.kernels.floats import narrow, widen
 from tensorstash.protocols import Codec
 from tensorstash.testing.contents import dense_spec
 
@@ -44,7 +44,7 @@ WORKLOADS = {
 }
 LOSSLESS = codecs_of("lossless lossless:level=2 lossless:level=4")
 CODECS = LOSSLESS + codecs_of("""
-pack_bits two_valued narrow sparse sparse:exponents=true exponents zstd
+pack_bits two_valued frame_of_reference sparse sparse:split_floats=true float_split zstd
 affine:bits=8,rounding=nearest affine:bits=4,rounding=nearest affine:bits=2,rounding=nearest
 affine:bits=8,rounding=stochastic affine:bits=4,rounding=stochastic affine:bits=2,rounding=stochastic
 astype:dtype=bfloat16 astype:dtype=float16 astype:dtype=float8_e4m3fn astype:dtype=float8_e5m2

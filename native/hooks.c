@@ -138,7 +138,7 @@ keep(PyObject *self, PyObject *tensor)
 static PyMethodDef keep_method = {"pack", keep, METH_O, NULL};
 
 static PyObject *
-keeping(PyObject *module, PyObject *args)
+keeping(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&keep_method, args, KEEP_COUNT, NULL, 0);
 }
@@ -180,7 +180,7 @@ restore(PyObject *self, PyObject *handle)
 static PyMethodDef restore_method = {"unpack", restore, METH_O, NULL};
 
 static PyObject *
-restoring(PyObject *module, PyObject *args)
+restoring(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&restore_method, args, RESTORE_COUNT, restore_names, 2);
 }
@@ -276,7 +276,7 @@ pack_for_paddle(PyObject *self, PyObject *tensor)
 static PyMethodDef pack_method = {"pack_for_paddle", pack_for_paddle, METH_O, NULL};
 
 static PyObject *
-packing(PyObject *module, PyObject *args)
+packing(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&pack_method, args, PACK_COUNT, pack_names, 2);
 }
@@ -334,7 +334,7 @@ unpack_for_paddle(PyObject *self, PyObject *packed)
 static PyMethodDef unpack_method = {"unpack_for_paddle", unpack_for_paddle, METH_O, NULL};
 
 static PyObject *
-unpacking(PyObject *module, PyObject *args)
+unpacking(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&unpack_method, args, UNPACK_COUNT, unpack_names, 3);
 }
@@ -364,7 +364,7 @@ alias_for_paddle(PyObject *self, PyObject *tensor)
 static PyMethodDef alias_method = {"alias", alias_for_paddle, METH_O, NULL};
 
 static PyObject *
-aliasing(PyObject *module, PyObject *args)
+aliasing(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&alias_method, args, ALIAS_COUNT, alias_names, 2);
 }
@@ -391,7 +391,7 @@ nbytes_for_paddle(PyObject *self, PyObject *tensor)
 static PyMethodDef nbytes_method = {"nbytes", nbytes_for_paddle, METH_O, NULL};
 
 static PyObject *
-sizing(PyObject *module, PyObject *args)
+sizing(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&nbytes_method, args, SIZE_COUNT, size_names, 1);
 }

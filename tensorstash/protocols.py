@@ -215,10 +215,6 @@ class SupportsReaders(Protocol[T_contra]):
         """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
         ...
 
-    def producer(self, tensor: T_contra, /) -> str:
-        """Return the name of the operation that made a tensor; empty if there is none."""
-        ...
-
 
 class Backend(Protocol[T]):
     """The one adapter of a framework. Thread-safe, without state but its hook stack."""
@@ -286,6 +282,10 @@ class Backend(Protocol[T]):
         While a token is alive it never equals the token of another storage, also not of a later one at the same
         address. It does not keep the storage alive.
         """
+        ...
+
+    def producer(self, tensor: T, /) -> str:
+        """Return the name of the operation of the graph that made a tensor; empty if the graph did not make it."""
         ...
 
     def alias(self, tensor: T, /) -> T:

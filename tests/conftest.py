@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tensorstash import native
+from tensorstash import kernels, native
 from tests.skips import print_skips, pytest_make_collect_report, pytest_runtest_makereport
 from tests.sweeps import print_sweeps
 
@@ -35,6 +35,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test as where the package was installed without a C compiler."""
     monkeypatch.setattr(native, "functions", None)
+    monkeypatch.setattr(kernels, "active", kernels.DEFINED)
 
 
 @pytest.fixture(params=["compiled", "defined"])

@@ -1,5 +1,6 @@
 """The compiled functions are there where they can be, and nothing needs them."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorstash import native
+from tensorstash import kernels, native
+from tensorstash.kernels.compiled import Extension
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -17,15 +19,24 @@ def test_they_are_built_where_there_is_a_compiler() -> None:
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if shutil.which("cc") is None or not header.exists():
         pytest.skip("no C compiler, or no headers of Python")
-    assert native.functions is not None, "the package was installed without its compiled functions"
+    assert native.load() is not None, "the package was installed without its compiled functions"
 
 
 def test_every_declared_function_is_compiled() -> None:
     if native.functions is None:
         pytest.skip("nothing is compiled here")
-    declared = {name for name in vars(native.Functions) if not name.startswith("_")}
-    compiled = {name for name in vars(native.functions) if not name.startswith("_")}
-    assert declared == compiled
+    hooks, arithmetic, compiled = (
+        {name for name in vars(kind) if not name.startswith("_")}
+        for kind in (native.Functions, Extension, native.load())
+    )
+    assert hooks | arithmetic == compiled
+
+
+def test_every_function_on_arrays_is_compiled() -> None:
+    if native.load() is None:
+        pytest.skip("nothing is compiled here")
+    names = [field.name for field in dataclasses.fields(kernels.Kernels)]
+    assert not [name for name in names if getattr(kernels.active, name) is getattr(kernels.DEFINED, name)]
 
 
 def test_no_source_is_newer_than_the_module() -> None:
@@ -145,7 +156,7 @@ def test_a_broken_module_is_an_error_and_not_a_missing_one(tmp_path: Path) -> No
 import sys
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
 from tensorstash import native
-print(native.functions)
+print(native.load())
 """
     run = [sys.executable, "-c", program]
     without = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)

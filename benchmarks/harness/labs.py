@@ -19,7 +19,7 @@ def lab_of(framework: str) -> Lab:
 
 
 def codecs_of(lines: str) -> tuple[Codec, ...]:
-    """Return codecs from their lines, such as ``"planes zstd:level=9"``."""
+    """Return codecs from their lines, such as ``"shuffle zstd:level=9"``."""
     return tuple(ts.parse(line).codec for line in lines.split())
 
 

@@ -237,8 +237,9 @@ class Session(Generic[T]):
         block = memory_block(spec.shape, spec.strides)
         content: tuple[Hashable, ...] = token, start, block, spec.dtype, version, passage.plan
         source, digest = self._source(tensor, spec, passage)
-        if digest is not None:
-            content = *content, digest
+        if state.held is None and (digest is not None or not self.backend.producer(tensor)):
+            # What the graph did not make is rewritten without a version. On a device its content is not looked at.
+            content = *content, digest if digest is not None else object()
         with self._lock:
             tape = self._current_tape()
             payload = tape.find(content)

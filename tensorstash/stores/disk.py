@@ -405,7 +405,7 @@ def _corrupt(record: _Record, piece: _Piece, found: Sequence[int]) -> CorruptDat
     start = piece.start + number * CHECKSUM_BLOCK
     return CorruptDataError(
         f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} of a record of {record.nbytes} bytes in "
-        f"{piece.slab.directory!r}: got checksum {got:#010x}, expected {expected:#010x}"
+        f"{piece.slab.directory!r}: got checksum {got:#018x}, expected {expected:#018x}"
     )
 
 

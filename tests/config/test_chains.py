@@ -11,7 +11,7 @@ from policy_strategies import chains, policies, single, specs
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.config import from_dict, to_dict
 from tensorstash.errors import ConfigError, PlanError
@@ -63,8 +63,8 @@ def spec(dtype="float32", device="cpu"):
         (StoreIn(Memory(budget=9)) | Compress(), "int8", "cpu", Plan((Lossless(),), Memory(budget=9))),
         (StoreIn(Memory(budget=9)) | CpuOffload(), "int8", "cuda:0", Plan((), Memory(budget=9))),
         (DiskSpill("/x") | DiskSpill("/x"), "int8", "cpu", Plan((), Disk(directory="/x"))),
-        (Encode(Planes()) | Encode(Zstd()), "float32", "cpu", Plan((Planes(), Zstd()))),
-        (Encode(Planes()) | Encode(Zstd()), "int8", "cpu", Plan((Zstd(),))),
+        (Encode(Shuffle()) | Encode(Zstd()), "float32", "cpu", Plan((Shuffle(), Zstd()))),
+        (Encode(Shuffle()) | Encode(Zstd()), "int8", "cpu", Plan((Zstd(),))),
     ],
 )
 def test_steps_work_on_what_earlier_steps_left(chain, dtype, device, plan):
@@ -160,7 +160,7 @@ IMPOSSIBLE = [
     (Quantize(), Cast()),
     (Cast(), Cast("float16")),
     (PackMasks(), PackMasks()),
-    (Encode(Planes()), Quantize()),
+    (Encode(Shuffle()), Quantize()),
     (DiskSpill("/x"), Compress()),
     (DiskSpill("/x"), Quantize()),
     (DiskSpill("/x"), PackMasks()),

@@ -105,7 +105,7 @@ def main(framework: str, policy: str, directory: str) -> None:
     PLAIN = step(lab, leaf, None)
     under_test = stash()
     expected = [step(lab, leaf, under_test) for _ in range(3)][-1]
-    for number, line in enumerate(sys.stdin):
+    for number, _line in enumerate(sys.stdin):
         if number % 10 == 9:
             under_test = stash()  # whose threads have yet to start
         before, wrong = signals.count, 0

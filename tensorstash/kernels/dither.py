@@ -1,4 +1,4 @@
-"""The random bits of stochastic rounding: a hash of seed, group and place, so that every device has the same ones.
+"""Dither, the random bits of stochastic rounding: a hash of seed, group and place, the same on every device.
 
 There is no sequence to keep in step: each element's bits are worked out on their own, in any order, with arithmetic on
 words of 32 bits that NumPy and the kernels of a device agree about. The hash is lowbias32, by Chris Wellons
@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from tensorstash.buffers import Array
-from tensorstash.codecs.groups import Run
+from tensorstash.kernels.groups import Run
 
 GOLDEN = 0x9E3779B9
 """2**32 over the golden ratio, to the nearest odd number: its multiples are far from one another."""
@@ -43,7 +43,7 @@ def group_keys(low: Array, scale: Array, word: int) -> Array:
     return keys
 
 
-def noise(keys: Array, run: Run) -> Array:
+def dither(keys: Array, run: Run) -> Array:
     """Return 16 random bits, ``uint16``, for every element of a run.
 
     Elements 2k and 2k + 1 of the tensor have the lower and the upper half of one word, if they are of one group.

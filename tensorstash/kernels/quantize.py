@@ -1,4 +1,4 @@
-"""The arithmetic of affine quantization, on one run of groups at a time; ``native/affine.c`` does the same."""
+"""Affine quantization per group of neighbours, on one run of groups at a time; ``native/affine.c`` does the same."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,10 +6,10 @@ from functools import cached_property
 import numpy as np
 
 from tensorstash.buffers import Array
-from tensorstash.codecs.bits import coarsen
-from tensorstash.codecs.floats import FORMATS, FloatFormat, narrow, widen
-from tensorstash.codecs.groups import Run, extremes
-from tensorstash.codecs.noise import group_keys, noise
+from tensorstash.kernels.bits import coarsen, pack_codes, packed_nbytes, unpack_codes
+from tensorstash.kernels.dither import dither, group_keys
+from tensorstash.kernels.floats import FORMATS, FloatFormat, narrow, widen
+from tensorstash.kernels.groups import Groups, Run, extremes
 
 FINEST = 255
 """The largest code of 8 bits. Fewer bits are codes of 8 bits, rounded once more, which adds 1/34 of a scale to the
@@ -127,7 +127,7 @@ class Quantizer:
         bits: of a code.
         dtype: of the tensor.
         longest: elements of the longest run.
-        seed: word of :func:`~tensorstash.codecs.noise.seed_word` for stochastic rounding; None for rounding to nearest.
+        seed: word of :func:`~tensorstash.kernels.dither.seed_word` for stochastic rounding; None rounds to nearest.
     """
 
     def __init__(self, bits: int, dtype: str, longest: int, seed: int | None = None) -> None:
@@ -173,7 +173,7 @@ class Quantizer:
             work *= factor
             fixed = factor.view(f"i{work.itemsize}")
             np.copyto(fixed, work, casting="unsafe")
-            fixed += noise(group_keys(grid.low, grid.scale, self.seed), run)
+            fixed += dither(group_keys(grid.low, grid.scale, self.seed), run)
             fixed >>= 16
             np.copyto(codes, fixed, casting="unsafe")
         if extent.special is not None and extent.special.any():
@@ -199,6 +199,64 @@ class Quantizer:
             numbers = np.array([-np.inf, np.inf, np.nan], self._arithmetic.dtype)
             numbers = narrow(numbers, self.dtype) if self.dtype in FORMATS else numbers
             target[place] = numbers[codes[place] - first]
+
+
+def section_nbytes(dtype: str, groups: Groups, bits: int) -> tuple[int, int, int]:
+    """Return the bytes that the scales, the lows and the packed codes of a tensor take.
+
+    >>> section_nbytes("bfloat16", Groups.of((300,), 128), 4)
+    (12, 12, 150)
+    """
+    table = groups.count * np.dtype(Arithmetic.of(dtype).dtype).itemsize
+    return table, table, packed_nbytes(groups.rows * groups.length, bits)
+
+
+def quantize(source: Array, body: Array, dtype: str, groups: Groups, bits: int, seed: int | None) -> None:
+    """Fill ``body`` with the scales, the lows and the packed codes of a tensor.
+
+    Args:
+        source: the elements, as carrier bits.
+        body: ``uint8``, as long as :func:`section_nbytes` says; filled.
+        dtype: of the tensor.
+        groups: of the tensor.
+        bits: of a code.
+        seed: as for :class:`Quantizer`.
+    """
+    scales, lows, packed = _sections(body, dtype, groups, bits)
+    flat = source.reshape(-1)
+    work = Quantizer(bits, dtype, groups.longest(), seed)
+    scratch = np.empty(0 if bits == 8 else groups.longest(), np.uint8)
+    with np.errstate(all="ignore"):
+        for run in groups.runs():
+            codes = packed[run.elements] if bits == 8 else scratch[: run.length]
+            scales[run.groups], lows[run.groups] = work.quantize(flat[run.elements], run, codes)
+            if bits < 8:
+                pack_codes(codes, bits, packed, run.start)
+
+
+def dequantize(body: Array, target: Array, dtype: str, groups: Groups, bits: int) -> None:
+    """Fill ``target`` with the elements that a body stands for, whatever is in it; the inverse of :func:`quantize`.
+
+    Args:
+        body: as for :func:`quantize`, like ``dtype``, ``groups`` and ``bits``.
+        target: the elements, as carrier bits; filled.
+        dtype: likewise.
+        groups: likewise.
+        bits: likewise.
+    """
+    scales, lows, packed = _sections(body, dtype, groups, bits)
+    flat = target.reshape(-1)
+    work = Quantizer(bits, dtype, groups.longest())
+    with np.errstate(all="ignore"):
+        for run in groups.runs():
+            codes = unpack_codes(packed, bits, run.start, run.length)
+            work.dequantize(codes, scales[run.groups], lows[run.groups], run, flat[run.elements])
+
+
+def _sections(body: Array, dtype: str, groups: Groups, bits: int) -> tuple[Array, Array, Array]:
+    table, _, _ = section_nbytes(dtype, groups, bits)
+    number = Arithmetic.of(dtype).dtype
+    return body[:table].view(number), body[table : 2 * table].view(number), body[2 * table :]
 
 
 def error_bounds(

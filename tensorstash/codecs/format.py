@@ -1,17 +1,18 @@
-"""Headers and sections of payloads, and the checks that keep a damaged payload from becoming a tensor."""
+"""The wire format: headers and sections of payloads, the checks that keep a damaged one from becoming a tensor.
 
+Also the checks of a codec's fields, which decide what is in a payload.
+"""
+
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from struct import Struct
 
 import numpy as np
 
 from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.errors import CodecError
+from tensorstash.errors import CodecError, ConfigError
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
-
-BLOCK = 1 << 16
-"""Elements that kernels work on at a time, so that their temporaries stay in the cache."""
 
 PLAIN, CODED = 0, 1
 """Modes of a payload: the bytes as they are, and what the codec makes of them."""
@@ -55,6 +56,48 @@ def read_header(codec: Codec, payload: Array, magic: bytes) -> tuple[Header, Arr
     if found != magic or reserved:
         raise CodecError(f"{codec!r}: the payload begins with {found!r}, expected {magic!r}; it is not of this codec")
     return Header(found, mode, param, count), payload[HEADER_NBYTES:]
+
+
+def open_payload(
+    codec: Codec,
+    payload: Array,
+    spec: TensorSpec,
+    magic: bytes,
+    *,
+    modes: Collection[int] = (PLAIN, CODED),
+    plain: int = PLAIN,
+    param: int = 0,
+    unit: int = 1,
+) -> tuple[Header, Array, Array | None]:
+    """Check what every payload begins with, and decode one that holds the bytes of the tensor as they are.
+
+    Args:
+        codec: whose payload it is, for messages.
+        payload: to be decoded.
+        spec: of the tensor.
+        magic: the codec's.
+        modes: that the codec writes.
+        plain: the one of them that is followed by the bytes as they are.
+        param: that the codec writes.
+        unit: what ``count`` counts, per element: 1 for elements, the bytes of one for bytes.
+
+    Returns:
+        The header, what follows it, and the tensor where its bytes are that, else None.
+
+    Raises:
+        CodecError: it is not a payload of this codec and this spec.
+    """
+    header, body = read_header(codec, payload, magic)
+    if header.mode not in modes or header.param != param or header.count % unit:
+        raise damaged(codec, f"unknown mode {header.mode} with {header.param} for {header.count}")
+    count = header.count // unit
+    check_count(codec, count, spec)
+    if header.mode != plain:
+        return header, body, None
+    split_sections(codec, body, count * spec.itemsize)
+    array = empty_array(codec, count, spec)
+    as_bytes(array)[:] = body
+    return header, body, array
 
 
 def plain_payload(header: Header, data: Array) -> Array:
@@ -138,9 +181,42 @@ def empty_array(codec: Codec, count: int, spec: TensorSpec) -> Array:
         raise damaged(codec, f"the payload asks for {count} bytes: {error}") from error
 
 
-def unsigned(array: Array) -> Array:
-    """Return the bits of an array as a flat view of unsigned integers, on which every comparison is exact.
+def check_choice(path: str, value: object, choices: Iterable[object]) -> None:
+    """Raise unless ``value`` is one of ``choices``, of the same type.
 
-    Elements of 16 bytes become two integers each.
+    Args:
+        path: the dotted path of the field, such as ``"affine.bits"``.
+
+    Raises:
+        ConfigError: it is not.
     """
-    return array.reshape(-1).view(f"u{min(array.itemsize, 8)}")
+    allowed = tuple(choices)
+    if not any(type(value) is type(choice) and value == choice for choice in allowed):
+        raise ConfigError(f"{path}: got {value!r}, expected one of {', '.join(map(repr, allowed))}")
+
+
+def check_integer(path: str, value: object, low: int, high: int | None = None) -> None:
+    """Raise unless ``value`` is an int from ``low`` to ``high``, both included.
+
+    Args:
+        path: the dotted path of the field, such as ``"zstd.level"``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if type(value) is not int or value < low or (high is not None and value > high):
+        limits = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{path}: got {value!r}, expected a whole number, {limits}")
+
+
+def check_ratio(path: str, value: object, low: float) -> None:
+    """Raise unless ``value`` is a finite number of at least ``low``.
+
+    Args:
+        path: the dotted path of the field, such as ``"lossless.min_ratio"``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if type(value) not in (int, float) or not low <= value < float("inf"):  # type: ignore[operator]
+        raise ConfigError(f"{path}: got {value!r}, expected a finite number, {low} or more")

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensorstash import native
 from tensorstash.buffers import Array
-from tensorstash.codecs.payload import BLOCK
+from tensorstash.kernels.groups import BLOCK
 from tensorstash.spec import TensorSpec
 
 
@@ -46,10 +45,6 @@ def take_fields(floats: Array, fields: Mapping[int, Array]) -> None:
         floats: flat unsigned integers of 2, 4 or 8 bytes.
         fields: by index into :func:`field_widths`: flat unsigned integers of the width of the field, to be overwritten.
     """
-    if native.functions is not None:
-        pairs = tuple((field_start(floats.itemsize, k), field) for k, field in fields.items())
-        native.functions.take_fields(floats, floats.itemsize, pairs)
-        return
     for start in range(0, floats.size, BLOCK):
         block = floats[start : start + BLOCK]
         for k, field in fields.items():
@@ -63,9 +58,6 @@ def join_fields(fields: list[Array], floats: Array) -> None:
         fields: the lowest first.
         floats: flat unsigned integers of 2, 4 or 8 bytes, to be overwritten.
     """
-    if native.functions is not None:
-        native.functions.join_fields(floats, *reversed(fields))
-        return
     high = fields[-1].astype(np.uint16)
     high <<= np.uint16(7)
     second = fields[-2].astype(np.uint16)

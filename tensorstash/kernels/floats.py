@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tensorstash import native
 from tensorstash.buffers import Array
 from tensorstash.spec import DTYPES
 
@@ -81,10 +80,6 @@ def narrow(values: Array, dtype: str) -> Array:
         dtype: a name of :data:`FORMATS`.
     """
     target = FORMATS[dtype]
-    if native.functions is not None and dtype == "bfloat16" and values.flags.aligned:
-        words = np.empty(values.size, np.uint16)
-        native.functions.narrow_bfloat16(values, words)
-        return words.view(DTYPES[dtype].carrier)
     raw = values.view(np.uint32)
     if target.exponent == _FLOAT32_EXPONENT:
         rounded = _rounded(raw, 23 - target.mantissa)
@@ -134,10 +129,6 @@ def widen(bits: Array, dtype: str) -> Array:
     """
     source = FORMATS[dtype]
     bits = bits.view(f"u{source.nbits // 8}")
-    if native.functions is not None and dtype == "bfloat16" and bits.flags.aligned:
-        wide = np.empty(bits.size, np.float32)
-        native.functions.widen_bfloat16(bits, wide)
-        return wide
     drop = 23 - source.mantissa
     if source.exponent == _FLOAT32_EXPONENT:
         raw = bits.astype(np.uint32)

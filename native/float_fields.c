@@ -1,40 +1,48 @@
-/* The fields of floats, as tensorstash.codecs.fields defines them. */
+/* The fields of floats, as tensorstash.kernels.float_fields defines them. */
 
-#include "fields.h"
-#include "simd.h"
+#include "tables.h"
 #include "words.h"
 
-/* Bits from `shift` on, of floats of N bytes, as words of W bytes. */
-#define CUT_OF(N, W) \
-    EACH_WIDTH static void cut_##N##_##W(const word##N *floats, Py_ssize_t count, int shift, word##W *field) \
-    { \
-        for (Py_ssize_t i = 0; i < count; i++) { \
-            field[i] = (word##W)(floats[i] >> shift); \
-        } \
-    }
+enum { SIGN_FIELD = -1 };
 
-CUT_OF(2, 1)
-CUT_OF(4, 1)
-CUT_OF(4, 2)
-CUT_OF(8, 1)
-CUT_OF(8, 2)
-CUT_OF(8, 4)
+/* Bits from `start` on, of floats of `size` bytes, as words of `width` bytes. */
+INLINE void
+each_cut(const void *floats, Py_ssize_t count, int size, int start, void *field, int width)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint64_t word = get_word(floats, i, size);
+        /* Vectors hold twice as many words of 4 bytes. */
+        put_word(field, i, width, size == 8 ? word >> start : (uint32_t)word >> start);
+    }
+}
 
 /* The sign, and the seven bits below the exponent. */
-#define SIGN_OF(N) \
-    EACH_WIDTH static void sign_##N(const word##N *floats, Py_ssize_t count, word1 *field) \
-    { \
-        for (Py_ssize_t i = 0; i < count; i++) { \
-            uint16_t high = (uint16_t)(floats[i] >> (8 * N - 16)); \
-            field[i] = (word1)((high & 0x7F) | (high >> 8 & 0x80)); \
-        } \
+INLINE void
+each_sign(const void *floats, Py_ssize_t count, int size, word1 *field)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint16_t high = (uint16_t)(get_word(floats, i, size) >> (8 * size - 16));
+        field[i] = (word1)((high & 0x7F) | (high >> 8 & 0x80));
     }
+}
 
-SIGN_OF(2)
-SIGN_OF(4)
-SIGN_OF(8)
+EACH_WIDTH static void
+cut(const void *floats, Py_ssize_t count, int size, int start, void *field, int width)
+{
+    switch (start == SIGN_FIELD ? size : 10 * size + width) {
+    case 2: each_sign(floats, count, 2, field); break;
+    case 4: each_sign(floats, count, 4, field); break;
+    case 8: each_sign(floats, count, 8, field); break;
+    case 21: each_cut(floats, count, 2, start, field, 1); break;
+    case 41: each_cut(floats, count, 4, start, field, 1); break;
+    case 42: each_cut(floats, count, 4, start, field, 2); break;
+    case 81: each_cut(floats, count, 8, start, field, 1); break;
+    case 82: each_cut(floats, count, 8, start, field, 2); break;
+    default: each_cut(floats, count, 8, start, field, 4); break;
+    }
+}
 
-INLINED uint16_t
+INLINE uint16_t
 high_bits(word1 exponent, word1 sign)
 {
     return (uint16_t)((uint16_t)(exponent << 7) | (sign & 0x7F) | (uint16_t)((sign & 0x80) << 8));
@@ -65,67 +73,52 @@ join_8(word8 *floats, Py_ssize_t count, const word1 *exponents, const word1 *sig
     }
 }
 
-int
-is_field(Py_ssize_t size, int start, Py_ssize_t width)
+/* Whether it is one such field of as many floats. */
+static int
+is_field(const Py_buffer *floats, int start, const Py_buffer *field)
 {
-    return (size == 2 || size == 4 || size == 8) && start >= -1 && start < 8 * size
-        && (width == 1 || width == 2 || width == 4) && width < size && (start >= 0 || width == 1);
-}
-
-void
-cut_field(const void *floats, Py_ssize_t size, Py_ssize_t count, int start, Py_ssize_t width, void *field)
-{
-    switch (start < 0 ? size : 10 * size + width) {
-    case 2: sign_2(floats, count, field); break;
-    case 4: sign_4(floats, count, field); break;
-    case 8: sign_8(floats, count, field); break;
-    case 21: cut_2_1(floats, count, start, field); break;
-    case 41: cut_4_1(floats, count, start, field); break;
-    case 42: cut_4_2(floats, count, start, field); break;
-    case 81: cut_8_1(floats, count, start, field); break;
-    case 82: cut_8_2(floats, count, start, field); break;
-    case 84: cut_8_4(floats, count, start, field); break;
-    }
+    Py_ssize_t size = floats->itemsize, width = field->itemsize;
+    return is_word(width) && width < size && start >= SIGN_FIELD && start < 8 * size
+        && (start != SIGN_FIELD || width == 1) && field->len % width == 0 && field->len / width == floats->len / size;
 }
 
 /* Floats at a time, so that they stay in the cache while one field after the other is taken. */
 enum { AT_ONCE = 1 << 12, MOST_FIELDS = 4 };
 
 static PyObject *
-take_fields(PyObject *module, PyObject *args)
+take_fields(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer floats, fields[MOST_FIELDS];
-    Py_ssize_t size, widths[MOST_FIELDS];
     int starts[MOST_FIELDS], taken = 0;
     PyObject *pairs;
-    if (!PyArg_ParseTuple(args, "y*nO!:take_fields", &floats, &size, &PyTuple_Type, &pairs)) {
+    if (!PyArg_ParseTuple(args, "y*O!:take_fields", &floats, &PyTuple_Type, &pairs)) {
         return NULL;
     }
-    Py_ssize_t count = size > 0 ? floats.len / size : 0;
-    if (size <= 0 || floats.len % size || PyTuple_GET_SIZE(pairs) > MOST_FIELDS) {
+    int size = (int)floats.itemsize;
+    if (!is_word(floats.itemsize) || size == 1 || floats.len % size || PyTuple_GET_SIZE(pairs) > MOST_FIELDS) {
         PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and at most four fields of them");
     }
-    for (; !PyErr_Occurred() && taken < PyTuple_GET_SIZE(pairs); taken++) {
+    while (!PyErr_Occurred() && taken < PyTuple_GET_SIZE(pairs)) {
         PyObject *pair = PyTuple_GET_ITEM(pairs, taken);
         if (!PyTuple_Check(pair)) {
             PyErr_SetString(PyExc_TypeError, "expected a tuple of tuples");
-            break;
         }
-        if (!PyArg_ParseTuple(pair, "iw*:take_fields", &starts[taken], &fields[taken])) {
-            break;
-        }
-        widths[taken] = count ? fields[taken].len / count : 1;
-        if (!is_field(size, starts[taken], widths[taken]) || fields[taken].len != widths[taken] * count) {
-            PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and a narrower field of each");
+        else if (PyArg_ParseTuple(pair, "iw*:take_fields", &starts[taken], &fields[taken])) {
+            if (!is_field(&floats, starts[taken], &fields[taken])) {
+                PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and a narrower field of each");
+            }
+            taken++;
         }
     }
     if (!PyErr_Occurred()) {
+        Py_ssize_t count = floats.len / size;
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t done = 0; done < count; done += AT_ONCE) {
             Py_ssize_t here = count - done < AT_ONCE ? count - done : AT_ONCE;
             for (int k = 0; k < taken; k++) {
-                cut_field((const char *)floats.buf + done * size, size, here, starts[k], widths[k],
-                          (char *)fields[k].buf + done * widths[k]);
+                int width = (int)fields[k].itemsize;
+                cut((const char *)floats.buf + done * size, here, size, starts[k],
+                    (char *)fields[k].buf + done * width, width);
             }
         }
         Py_END_ALLOW_THREADS
@@ -138,7 +131,7 @@ take_fields(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-join_fields(PyObject *module, PyObject *args)
+join_fields(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer floats, exponents, signs, middle = {0}, low = {0};
     if (!PyArg_ParseTuple(args, "w*y*y*|y*y*:join_fields", &floats, &exponents, &signs, &middle, &low)) {
@@ -155,7 +148,7 @@ join_fields(PyObject *module, PyObject *args)
         switch (size) {
         case 2: join_2(floats.buf, count, exponents.buf, signs.buf); break;
         case 4: join_4(floats.buf, count, exponents.buf, signs.buf, middle.buf); break;
-        case 8: join_8(floats.buf, count, exponents.buf, signs.buf, middle.buf, low.buf); break;
+        default: join_8(floats.buf, count, exponents.buf, signs.buf, middle.buf, low.buf); break;
         }
         Py_END_ALLOW_THREADS
     }
@@ -167,9 +160,9 @@ join_fields(PyObject *module, PyObject *args)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-PyMethodDef fields_functions[] = {
+PyMethodDef float_fields_functions[] = {
     {"take_fields", take_fields, METH_VARARGS,
-     "take_fields(floats, size, pairs)\n\n"
+     "take_fields(floats, pairs)\n\n"
      "Fill each field of the pairs with the bits of each float from its start on, or with its sign and seven bits where "
      "that is -1."},
     {"join_fields", join_fields, METH_VARARGS,

@@ -3,47 +3,43 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from tensorstash import native
-from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.payload import (
-    BLOCK,
+from tensorstash import kernels
+from tensorstash.buffers import Array, aligned_empty
+from tensorstash.codecs.format import (
     HEADER_NBYTES,
     Header,
-    check_count,
     check_data,
-    damaged,
     empty_array,
+    open_payload,
     plain_payload,
-    read_header,
     split_sections,
-    unsigned,
 )
+from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 MAGIC = b"NRW1"
+_WIDTHS = (0, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Narrow:
+class FrameOfReference:
     """Store integers as their distance from the smallest one, in as many bytes as the largest distance needs.
 
-    Known as frame of reference. Indices and token numbers, which frameworks hold in ``int64``, take 1, 2 or 4 bytes;
-    a constant takes none.
+    Indices and token numbers, which frameworks hold in ``int64``, take 1, 2 or 4 bytes; a constant takes none.
 
     Payload: header (mode: bytes of a stored element, as many as in the tensor for plain; count elements), then the
     smallest element, and the distances.
 
+    >>> import numpy as np
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((100,), (1,), 0, "int64", "cpu")
-    >>> codec, data = Narrow(), np.arange(-50, 50)
+    >>> codec, data = FrameOfReference(), np.arange(-50, 50)
     >>> codec.encode(data, spec).size, codec.decode(codec.encode(data, spec), spec).tolist() == data.tolist()
     (124, True)
     """
 
-    name: ClassVar[str] = "narrow"
+    name: ClassVar[str] = "frame_of_reference"
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
 
@@ -63,7 +59,7 @@ class Narrow:
         """
         check_data(self, data, spec)
         flat = data.reshape(-1)
-        least, largest = _extremes(flat)
+        least, largest = kernels.active.integer_range(flat) if flat.size else (0, 0)
         width = _width(largest - least)
         header = Header(MAGIC, width, 0, flat.size)
         if width == spec.itemsize:
@@ -73,7 +69,8 @@ class Narrow:
         base = payload[HEADER_NBYTES : HEADER_NBYTES + spec.itemsize].view(data.dtype)
         base[0] = least
         if width:
-            _narrow(flat, base, payload[HEADER_NBYTES + spec.itemsize :].view(f"u{width}"))
+            stored = payload[HEADER_NBYTES + spec.itemsize :].view(f"u{width}")
+            kernels.active.subtract_base(flat, base, stored)
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -82,57 +79,20 @@ class Narrow:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, MAGIC)
-        check_count(self, header.count, spec)
-        if header.mode not in (0, 1, 2, 4, 8) or header.mode > spec.itemsize or header.param:
-            raise damaged(self, f"elements of {header.mode} bytes, {header.param}")
+        modes = [width for width in _WIDTHS if width <= spec.itemsize]
+        header, body, plain = open_payload(self, data, spec, MAGIC, modes=modes, plain=spec.itemsize)
+        if plain is not None:
+            return plain
         array = empty_array(self, header.count, spec)
-        if header.mode == spec.itemsize:
-            split_sections(self, body, spec.nbytes)
-            as_bytes(array)[:] = body
-            return array
         target = unsigned(array)
         least, distances = split_sections(self, body, spec.itemsize, header.mode * header.count)
         base = least.view(target.dtype)
         if header.mode == 0:
             target[:] = base
         else:
-            _widen(distances.view(f"u{header.mode}"), base, target)
+            kernels.active.add_base(distances.view(f"u{header.mode}"), base, target)
         return array
 
 
-def _extremes(flat: Array) -> tuple[int, int]:
-    """Return the smallest and the largest integer as Python numbers, whose difference cannot overflow."""
-    if not flat.size:
-        return 0, 0
-    if native.functions is not None:
-        return native.functions.extremes(flat, flat.itemsize, flat.dtype.kind == "i")
-    # Both of a block while it is in the cache.
-    blocks = (flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK))
-    pairs = [(int(block.min()), int(block.max())) for block in blocks]
-    return min(low for low, _ in pairs), max(high for _, high in pairs)
-
-
-def _narrow(flat: Array, base: Array, stored: Array) -> None:
-    if native.functions is not None and flat.size:
-        native.functions.narrow_words(flat, base, stored)
-        return
-    for start in range(0, flat.size, BLOCK):
-        target = stored[start : start + BLOCK]
-        # Cutting off high bytes and subtracting commute.
-        np.copyto(target, flat[start : start + BLOCK], casting="unsafe")
-        target -= base.astype(target.dtype)
-
-
-def _widen(stored: Array, base: Array, target: Array) -> None:
-    if native.functions is not None and target.size:
-        native.functions.widen_words(stored, base, target)
-        return
-    for start in range(0, target.size, BLOCK):
-        block = target[start : start + BLOCK]
-        np.copyto(block, stored[start : start + BLOCK])
-        block += base
-
-
 def _width(span: int) -> int:
-    return next(width for width in (0, 1, 2, 4, 8) if span < 1 << (8 * width))
+    return next(width for width in _WIDTHS if span < 1 << (8 * width))

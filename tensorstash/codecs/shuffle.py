@@ -1,4 +1,4 @@
-"""Byte planes: the bytes of each element apart, so that those which resemble one another lie together."""
+"""Byte shuffle: the bytes of each element apart, so that those which resemble one another lie together."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -6,26 +6,26 @@ from typing import ClassVar
 import numpy as np
 
 from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.payload import check_data, check_shape, empty_array
+from tensorstash.codecs.format import check_data, check_shape, empty_array
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planes:
-    """Split elements of several bytes into one plane per byte: ``(...)`` becomes ``uint8 (itemsize, numel)``.
+class Shuffle:
+    """Shuffle bytes: ``(...)`` of several bytes each becomes ``uint8 (itemsize, numel)``, one byte plane per byte.
 
     Plane k holds byte k of every element, the least significant first; the sign and most of the exponent of floats
-    are in the last one. Nothing is compressed: put :class:`~tensorstash.codecs.zstd.Zstd` behind it. Known as the
+    are in the last one. Nothing is compressed: put :class:`~tensorstash.codecs.zstd.Zstd` behind it. This is the
     shuffle filter of HDF5 and Blosc.
 
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((2,), (1,), 0, "int16", "cpu")
-    >>> Planes().encode(np.array([1, 258], np.int16), spec).tolist()
+    >>> Shuffle().encode(np.array([1, 258], np.int16), spec).tolist()
     [[1, 2], [0, 1]]
     """
 
-    name: ClassVar[str] = "planes"
+    name: ClassVar[str] = "shuffle"
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
 

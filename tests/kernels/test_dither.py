@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tensorstash.codecs.groups import Groups
-from tensorstash.codecs.noise import GOLDEN, group_keys, noise, seed_word
+from tensorstash.kernels.dither import GOLDEN, dither, group_keys, seed_word
+from tensorstash.kernels.groups import Groups
 
 WORD = 2**32 - 1
 
@@ -26,7 +26,7 @@ def test_bits_are_a_hash_of_seed_group_and_place(shape: tuple[int, ...], size: i
         words = [array.view(np.uint32).reshape(len(array), -1).tolist() for array in (low, scale)]
         folded = [[w[0] + (GOLDEN * w[1] if len(w) == 2 else 0) & WORD for w in column] for column in words]
         keys = [mixed(mixed(s ^ word) + first & WORD) for first, s in zip(*folded, strict=True)]
-        got = noise(group_keys(low, scale, word), run)
+        got = dither(group_keys(low, scale, word), run)
         assert got.shape == (run.length,)
         for k in rng.integers(0, run.length, 50).tolist():
             group = int(np.searchsorted(run.starts, k, side="right")) - 1
@@ -41,8 +41,8 @@ def test_bits_look_random() -> None:
     parts, others = [], []
     for run in groups.runs():
         low, scale = (rng.random((2, run.starts.size)) + 1).astype(np.float32)
-        parts.append(noise(group_keys(low, scale, seed_word(0)), run))
-        others.append(noise(group_keys(low, scale, seed_word(1)), run))
+        parts.append(dither(group_keys(low, scale, seed_word(0)), run))
+        others.append(dither(group_keys(low, scale, seed_word(1)), run))
     bits, other = (np.concatenate(some).astype(np.float64) / 65536 - 0.5 for some in (parts, others))
     spread = 1 / np.sqrt(bits.size)
     assert abs(bits.mean()) < 4 * spread / np.sqrt(12)

@@ -9,29 +9,25 @@ from codec_cases import KINDS, LARGE, contents, from_bits, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstash import native
+from tensorstash import kernels, native
 from tensorstash.buffers import Array, as_bytes, borrowed
-from tensorstash.codecs import Exponents, Lossless, Narrow, PackBits, Sparse, TwoValued
-from tensorstash.codecs.floats import FORMATS, narrow, widen
+from tensorstash.codecs import FloatSplit, FrameOfReference, Lossless, PackBits, Sparse, TwoValued
 from tensorstash.errors import CodecError
+from tensorstash.kernels.floats import FORMATS
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES
 
-pytestmark = pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+pytestmark = pytest.mark.skipif(native.load() is None, reason="nothing is compiled here")
 
 LOSSLESS: tuple[Codec, ...] = (
     PackBits(),
     TwoValued(),
-    Narrow(),
+    FrameOfReference(),
     Sparse(),
-    Sparse(exponents=True),
-    Exponents(),
+    Sparse(split_floats=True),
+    FloatSplit(),
     Lossless(),
 )
-
-
-# Their frames are compiled ones, or the library's: other bytes, which mean the same.
-OF_FRAMES = (Sparse(exponents=True), Exponents(), Lossless())
 
 
 def both_ways(call: Callable[[], Array]) -> tuple[Any, Any]:
@@ -46,7 +42,7 @@ def both_ways(call: Callable[[], Array]) -> tuple[Any, Any]:
     # Both at once: memory that is used again would hold the right bytes wherever none are written.
     compiled = outcome()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "functions", None)
+        patch.setattr(kernels, "active", kernels.DEFINED)
         outcomes = compiled, outcome()
     compiled, defined = (result if isinstance(result, str) else result.tobytes() for result in outcomes)
     return compiled, defined
@@ -68,7 +64,7 @@ def test_payloads_and_arrays_are_those_of_numpy(codec: Codec, shape: tuple[int, 
         spec = spec_of(shape, dtype)
         for name, data in contents(shape, dtype):
             payloads = both_ways(lambda data=data, spec=spec: codec.encode(borrowed(data), spec))
-            assert payloads[0] == payloads[1] or codec in OF_FRAMES, (name, dtype)
+            assert payloads[0] == payloads[1], (name, dtype)
             described = codec.encoded_spec(spec)
             for stored in payloads:
                 payload = np.frombuffer(stored, described.carrier).reshape(described.shape)
@@ -91,7 +87,7 @@ def test_any_bits_at_any_address_go_both_ways(codec: Codec, draw: st.DataObject)
     data = from_bits(np.where(bits, words, words[:1]), (count,), dtype)
     data = shifted(data, draw.draw(st.sampled_from([0, 1, 3])))
     payloads = both_ways(lambda: codec.encode(data, spec))
-    assert payloads[0] == payloads[1] or codec in OF_FRAMES
+    assert payloads[0] == payloads[1]
     described = codec.encoded_spec(spec)
     for stored in payloads:
         payload = shifted(np.frombuffer(stored, described.carrier).reshape(described.shape), 1)
@@ -122,67 +118,79 @@ def test_floats_are_converted_as_in_numpy(dtype: str) -> None:
     words = np.arange(1 << FORMATS[dtype].nbits).astype(f"u{FORMATS[dtype].nbits // 8}")
     with np.errstate(all="ignore"):
         for by in (0, 1):
-            narrowed = both_ways(lambda by=by: narrow(shifted(hard, by), dtype))
-            widened = both_ways(lambda by=by: widen(shifted(words.view(DTYPES[dtype].carrier), by), dtype))
+            narrowed = both_ways(lambda by=by: kernels.active.narrow(shifted(hard, by), dtype))
+            widened = both_ways(
+                lambda by=by: kernels.active.widen(shifted(words.view(DTYPES[dtype].carrier), by), dtype)
+            )
             assert narrowed[0] == narrowed[1]
             assert widened[0] == widened[1]
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    functions, words = native.functions, np.zeros(20, np.uint32)
-    assert functions is not None
-    byte = np.zeros(1, np.uint8)
-    calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-        (functions.pack_booleans, (np.zeros(9, np.uint8), byte)),
-        (functions.unpack_booleans, (byte, np.zeros(9, np.uint8))),
-        (functions.pack_two_values, (words, words[:2].copy(), np.zeros(2, np.uint8))),
-        (functions.pack_two_values, (words, words[:3].copy(), np.zeros(3, np.uint8))),
-        (functions.unpack_two_values, (np.zeros(4, np.uint8), words[:2].copy(), words)),
-        (functions.mask_nonzero, (words, 4, np.zeros(2, np.uint8))),
-        (functions.mask_nonzero, (words, 3, np.zeros(3, np.uint8))),
-        (functions.mask_nonzero, (words, 0, np.zeros(3, np.uint8))),
-        (functions.gather_masked, (words, 4, np.zeros(3, np.uint8), np.zeros(5, np.uint8))),
-        (functions.scatter_masked, (words, 4, np.zeros(4, np.uint8), words)),
-        (functions.extremes, (words[:0], 4, True)),
-        (functions.extremes, (words, 16, False)),
-        (functions.narrow_words, (words, words[:1].copy(), np.zeros(19, np.uint8))),
-        (functions.narrow_words, (words, words[:1].copy(), words.copy())),
-        (functions.widen_words, (np.zeros(60, np.uint8), words[:1].copy(), words)),
-        (functions.narrow_bfloat16, (words, np.zeros(19, np.uint16))),
-        (functions.narrow_bfloat16, (words, np.zeros(81, np.uint8))),
-        (functions.widen_bfloat16, (np.zeros(40, np.uint16), words.view(np.uint8)[:79])),
-        (functions.take_fields, (words, 4, ((0, np.zeros(19, np.uint16)),))),
-        (functions.take_fields, (words, 4, ((23, byte.repeat(20)), (32, byte.repeat(20))))),
-        (functions.take_fields, (words, 4, ((-1, np.zeros(20, np.uint16)),))),
-        (functions.take_fields, (words, 0, ((0, byte.repeat(20)),))),
-        (functions.take_fields, (words, 4, ((0, byte.repeat(20)),) * 5)),
-        (functions.join_fields, (words, np.zeros(20, np.uint8), np.zeros(20, np.uint8))),
-        (functions.join_fields, (words, np.zeros(20, np.uint8), np.zeros(20, np.uint8), np.zeros(19, np.uint16))),
-    ]
-    for function, arrays in calls:
-        with pytest.raises(ValueError, match="expected"):
-            function(*arrays)
+    module, words = native.load(), np.zeros(20, np.uint32)
+    byte, wide = np.zeros(1, np.uint8), np.zeros(20, np.complex128)
+    bytes_20, three = byte.repeat(20), byte.repeat(3)
+    calls: dict[str, list[tuple[Any, ...]]] = {
+        "pack_booleans": [(byte.repeat(9), byte)],
+        "unpack_booleans": [(byte, byte.repeat(9))],
+        "pack_two_values": [
+            (words, words[:2].copy(), byte.repeat(2)),
+            (words, words[:3].copy(), three),
+            (words, bytes_20[:2], three),
+            (wide, wide[:2].copy(), three),
+        ],
+        "unpack_two_values": [(byte.repeat(4), words[:2].copy(), words)],
+        "mask_nonzero": [(words, byte.repeat(2)), (bytes_20, three), (wide, three), (words.view("V0"), byte[:0])],
+        "gather_masked": [(words, three, byte.repeat(5)), (words, byte.repeat(4), words.copy())],
+        "scatter_masked": [(words, byte.repeat(4), words.copy()), (words.view(np.uint16), three, words.copy())],
+        "integer_range": [(words[:0], True), (wide, False), (bytes_20, False)],
+        "subtract_base": [
+            (words, words[:1].copy(), byte.repeat(19)),
+            (words, words[:1].copy(), words.copy()),
+            (words, words[:2].copy(), bytes_20),
+            (words, byte, bytes_20),
+        ],
+        "add_base": [(byte.repeat(60), words[:1].copy(), words), (bytes_20, byte, words)],
+        "narrow_bfloat16": [(words, np.zeros(19, np.uint16)), (words, byte.repeat(81))],
+        "widen_bfloat16": [(np.zeros(40, np.uint16), words.view(np.uint8)[:79])],
+        "take_fields": [
+            (words, ((0, np.zeros(19, np.uint16)),)),
+            (words, ((23, byte.repeat(20)), (32, byte.repeat(20)))),
+            (words, ((-1, np.zeros(20, np.uint16)),)),
+            (words, ((-2, byte.repeat(20)),)),
+            (bytes_20, ((0, byte.repeat(20)),)),
+            (words, ((0, byte.repeat(20)),) * 5),
+        ],
+        "join_fields": [
+            (words, bytes_20, bytes_20),
+            (words, bytes_20, bytes_20, np.zeros(19, np.uint16)),
+        ],
+    }
+    for name, cases in calls.items():
+        for arrays in cases:
+            with pytest.raises(ValueError, match="expected"):
+                getattr(module, name)(*arrays)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200, 1000])
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.95, 1])
+@pytest.mark.usefixtures("either_way")
 def test_values_end_where_their_mask_does(itemsize: int, count: int, share: float) -> None:
-    functions = native.functions
-    assert functions is not None
+    functions = kernels.active
     rng = np.random.default_rng(count)
     words = np.where(rng.random(count) < share, rng.integers(1, 60_000, count), 0).astype(f"u{itemsize}")
     mask = np.zeros(-(-count // 8), np.uint8)
-    total = functions.mask_nonzero(words, itemsize, mask)
+    total = functions.mask_nonzero(words, mask)
     assert total == np.count_nonzero(words)
     assert mask.tobytes() == np.packbits(words != 0, bitorder="little").tobytes()
     guard = 99
     for size in {max(total - 1, 0), total, total + 1}:
         room = np.full(size + 80, guard, words.dtype)
-        assert functions.gather_masked(words, itemsize, mask, room[:size]) == (size == total)
+        assert functions.gather_masked(words, mask, room[:size]) == (size == total)
         assert (room[size:] == guard).all()
         back = np.full(count + 80, guard, words.dtype)
-        assert functions.scatter_masked(room[:size], itemsize, mask, back[:count]) == (size == total)
+        assert functions.scatter_masked(room[:size], mask, back[:count]) == (size == total)
         assert (back[count:] == guard).all()
         if size == total:
             assert room[:size].tolist() == words[words != 0].tolist()

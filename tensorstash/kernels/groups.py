@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorstash.buffers import Array
-from tensorstash.codecs.payload import BLOCK
+
+BLOCK = 1 << 16
+"""Elements that are worked on at a time, so that temporaries of NumPy stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Groups:
         return self.length * min(self.rows, BLOCK // self.length)
 
     def runs(self) -> Iterator[Run]:
-        """Yield all groups, in runs of at most :data:`~tensorstash.codecs.payload.BLOCK` elements, or of one group."""
+        """Yield all groups, in runs of at most :data:`~tensorstash.kernels.groups.BLOCK` elements, or of one group."""
         row = self._row_sizes()
         if self.length <= BLOCK:
             step = BLOCK // self.length
