@@ -110,13 +110,15 @@ class PaddleBackend:
         return f"{str(tensor.dtype).removeprefix('paddle.')}{shape} on {place}"
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
-        """Return a token of the live storage and the byte offset of the first element in it.
+        """Return a token of the live storage and the byte offset of the lowest element in it.
 
         Tokens are equal only for storages saved one soon after the other in one scope; see
         :func:`~tensorstash.backends.paddle_storage.token_of`.
         """
         scope = _STACK.current()
-        return (object() if scope is None else token_of(tensor, scope.recent)), tensor._offset()
+        spec = self.spec(tensor)
+        start = self._order(spec.shape, spec.strides).lowest(spec)
+        return (object() if scope is None else token_of(tensor, scope.recent)), start
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.

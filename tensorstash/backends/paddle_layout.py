@@ -77,12 +77,13 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     """
     if order.span == 0:
         return np.empty(order.shape, spec.carrier)
-    run = paddle.as_strided(tensor.detach(), [order.span], [1], spec.offset)
+    start = order.lowest(spec)
+    run = paddle.as_strided(tensor.detach(), [order.span], [1], start)
     on_host = spec.device == "cpu"
     if not on_host:
         if not order.is_dense:
             packed = paddle.empty(list(order.shape), tensor.dtype)
-            run = paddle.assign(paddle.as_strided(run, list(order.shape), list(order.strides), spec.offset), packed)
+            run = paddle.assign(paddle.as_strided(run, list(order.shape), list(order.strides), start), packed)
         run = run.reshape([-1])._copy_to(paddle.CPUPlace(), True)
     flat = _as_array(run, spec)
     if order.is_dense or not on_host:
@@ -103,9 +104,9 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     if order.span == 0:
         return uninitialised(spec.shape, spec)
     if spec.device == "cpu":
-        return _on_host(_host_memory(data, spec, order), spec)
+        return _on_host(_host_memory(data, spec, order), spec, order)
     tensor = _on_device(spec, order)
-    run = paddle.as_strided(tensor, list(order.shape), list(order.strides), spec.offset)
+    run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
     exchanged = np.ascontiguousarray(data.reshape(order.shape)).view(_EXCHANGED.get(spec.dtype, spec.carrier))
     source = paddle.to_tensor(exchanged, place=paddle.CPUPlace())._copy_to(tensor.place, True)
     paddle.assign(source.view(_DTYPES[spec.dtype]) if spec.dtype in _EXCHANGED else source, output=run)
@@ -151,7 +152,7 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
     spec = layout.spec()
     order = memory_order(spec.shape, spec.strides)
     if spec.device == "cpu":
-        exact = _on_host(aligned_empty(order.span * spec.itemsize, spec.alignment), spec)
+        exact = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
     else:
         exact = _on_device(spec, order)
     paddle.assign(tensor.detach(), output=exact)
@@ -159,7 +160,13 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
 
 
 class _Shifted:
-    """Memory seen from an address before its start, where the byte offset of a tensor begins to count.
+    """Memory seen from an address before its start, where byte offsets in it begin to count.
+
+    Args:
+        memory: bytes.
+        offset: of the memory's first byte.
+        itemsize: of the elements that it is seen as, in bytes.
+        carrier: their dtype.
 
     Nothing before the start is ever read or written; the alternative is to allocate ``offset`` bytes in vain.
     """
@@ -176,9 +183,9 @@ class _Shifted:
         }
 
 
-def _on_host(memory: Array, spec: TensorSpec) -> Tensor:
+def _on_host(memory: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     exchanged = _EXCHANGED.get(spec.dtype, spec.carrier)
-    shifted = np.asarray(_Shifted(memory, spec.offset, spec.itemsize, exchanged))
+    shifted = np.asarray(_Shifted(memory, order.lowest(spec), spec.itemsize, exchanged))
     # Every call of the Tensor constructor, and so of paddle.to_tensor, leaks about 80 bytes; and memory that came
     # through DLPack is freed under a lock of Paddle's that waits for the interpreter's, a deadlock between threads.
     whole: Tensor = paddle._C_ops.empty([0], _DTYPES[exchanged], paddle.CPUPlace())
@@ -190,9 +197,9 @@ def _on_host(memory: Array, spec: TensorSpec) -> Tensor:
 
 
 def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
-    if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == spec.alignment:
+    if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == order.alignment(spec):
         return as_bytes(data)
-    memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
+    memory = aligned_empty(order.span * spec.itemsize, order.alignment(spec))
     strides = tuple(stride * spec.itemsize for stride in order.strides)
     np.ndarray(order.shape, spec.carrier, memory, strides=strides)[...] = data.reshape(order.shape)
     return memory
@@ -200,7 +207,7 @@ def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
 
 def _on_device(spec: TensorSpec, order: MemoryOrder) -> Tensor:
     # Device allocations are aligned alike, so that the same offset is the same alignment.
-    whole = uninitialised((spec.offset // spec.itemsize + order.span,), spec)
+    whole = uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
     view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
     return view
 
@@ -218,7 +225,7 @@ def dense_run(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     """
     if order.span == 0:
         return uninitialised(order.shape, spec)
-    run: Tensor = paddle.as_strided(tensor.detach(), list(order.shape), list(order.strides), spec.offset)
+    run: Tensor = paddle.as_strided(tensor.detach(), list(order.shape), list(order.strides), order.lowest(spec))
     return run if order.is_dense else paddle.assign(run, uninitialised(order.shape, spec))
 
 
@@ -234,7 +241,7 @@ def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
         return uninitialised(spec.shape, spec)
     with paddle.no_grad():
         tensor = _on_device(spec, order)
-        run = paddle.as_strided(tensor, list(order.shape), list(order.strides), spec.offset)
+        run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
         paddle.assign(paddle.reshape(dense, list(order.shape)), output=run)
     return tensor
 
