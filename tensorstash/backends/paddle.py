@@ -22,6 +22,7 @@ from tensorstash.backends.paddle_pylayer import pylayer_patches
 from tensorstash.backends.paddle_static import static_patches
 from tensorstash.backends.paddle_storage import token_of
 from tensorstash.backends.paddle_streams import gpu_streams, lend_streams
+from tensorstash.backends.paddle_writers import writer_patches
 from tensorstash.buffers import Array
 from tensorstash.protocols import PendingArray, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
@@ -30,7 +31,13 @@ _REMEMBERED_LAYOUTS = 4096
 
 # Paddle has one pair of hooks per process, so there is one stack over it, however many backends are made.
 _STACK = HookStack(
-    lambda stack: (*PATCHES, *pylayer_patches(stack), *foreign_patches(stack), *static_patches(stack)),
+    lambda stack: (
+        *PATCHES,
+        *pylayer_patches(stack),
+        *foreign_patches(stack),
+        *static_patches(stack),
+        *writer_patches(stack),
+    )
 )
 
 
@@ -85,7 +92,7 @@ class PaddleBackend:
         """
         if not trusted:
             pack, unpack = checked(pack, unpack)
-        return HookScope(_STACK, without_autocast(pack), without_autocast(unpack))
+        return HookScope(_STACK, without_autocast(pack), without_autocast(unpack), private=trusted)
 
     def nbytes(self, tensor: Tensor, /) -> int:
         """Return numel times itemsize."""

@@ -16,25 +16,10 @@ from paddle.base.framework import _dygraph_tracer
 from tensorstash.backends.paddle_patches import Patch
 
 
-class _Backwards:
-    """Whether what is unpacked now is unpacked for the last time.
+class _Backwards(threading.local):
+    """Whether what this thread unpacks now is unpacked for the last time: not in a backward that keeps its graph."""
 
-    True inside a backward that releases its graph, unless some thread is inside one that does not: then nothing is
-    given up before its graph is. One flag for all threads, because every unpack reads it.
-    """
-
-    __slots__ = ("_lock", "_retaining", "release")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._retaining = 0
-        self.release = True
-
-    def retaining(self, change: int) -> None:
-        """Count one more, or one less, backward that keeps its graph."""
-        with self._lock:
-            self._retaining += change
-            self.release = self._retaining == 0
+    release: bool = True
 
 
 backwards = _Backwards()
@@ -77,6 +62,13 @@ def hook_failed(error: BaseException) -> None:
     _this.error = error
 
 
+def last_failure() -> BaseException:
+    """Return what a hook raised last on this thread, which C++ has not given back yet."""
+    error = _this.error
+    assert error is not None, "asked for a failure that there was not"
+    return error
+
+
 def used_by_layer(saved: Releasable) -> None:
     """Remember what a layer asks for: if its backward raises, Paddle leaks the context that owns it."""
     if _this.used is not None:
@@ -109,8 +101,9 @@ def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Call
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         outer, _this.error, _this.used = (_this.error, _this.used), None, []
+        outer_release = backwards.release
         retaining = bool(retains(*args, **kwargs))
-        backwards.retaining(+retaining)
+        backwards.release = not retaining
         try:
             return original(*args, **kwargs)
         except BaseException as error:
@@ -120,7 +113,7 @@ def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Call
             raise_original(error)
             raise
         finally:
-            backwards.retaining(-retaining)
+            backwards.release = outer_release
             _this.error, _this.used = outer
 
     return run

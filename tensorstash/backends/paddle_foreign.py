@@ -20,11 +20,15 @@ def checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     are checked, and a tensor with other strides or at another offset than the saved one is copied into its layout.
     """
 
-    def checked_pack(tensor: Tensor) -> "_Checked":
-        can_be_fitted = not tensor.is_dist() and tensor._is_initialized() and dtype_name(tensor.dtype)
+    def checked_pack(tensor: Tensor) -> "_Checked | Tensor":
+        if not tensor._is_initialized():
+            return tensor.detach()  # it has no memory, so that there is nothing that a pair could do
+        can_be_fitted = not tensor.is_dist() and dtype_name(tensor.dtype)
         return _Checked(Layout(tensor) if can_be_fitted else None, pack(tensor))
 
-    def checked_unpack(packed: "_Checked") -> Tensor:
+    def checked_unpack(packed: "_Checked | Tensor") -> Tensor:
+        if not isinstance(packed, _Checked):
+            return packed
         tensor = unpack(packed.value)
         if packed.layout is None:
             return tensor

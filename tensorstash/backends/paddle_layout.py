@@ -159,6 +159,21 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
     return exact
 
 
+def private_copy(tensor: Tensor) -> Tensor:
+    """Return a detached copy in memory that nobody else has, in the layout of the tensor.
+
+    Args:
+        tensor: any tensor with memory; other types than those that can be moved are laid out by Paddle.
+    """
+    if tensor.is_dist() or dtype_name(tensor.dtype) is None:
+        return tensor.detach().clone()
+    spec = Layout(tensor).spec()
+    order = memory_order(spec.shape, spec.strides)
+    if spec.device == "cpu":
+        return rebuilt(borrowed(elements(tensor, spec, order)), spec, order)
+    return laid_out(dense_run(tensor, spec, order), spec, order)
+
+
 class _Shifted:
     """Memory seen from an address before its start, where byte offsets in it begin to count.
 
