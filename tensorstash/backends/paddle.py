@@ -17,7 +17,7 @@ from tensorstash.backends.paddle_backward import PATCHES
 from tensorstash.backends.paddle_foreign import checked, foreign_patches
 from tensorstash.backends.paddle_hooks import HookScope, HookStack
 from tensorstash.backends.paddle_kinds import Kinds
-from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt
+from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt, same_memory
 from tensorstash.backends.paddle_pylayer import pylayer_patches
 from tensorstash.backends.paddle_static import static_patches
 from tensorstash.backends.paddle_storage import token_of
@@ -137,7 +137,7 @@ class PaddleBackend:
     def witness(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
         with paddle.no_grad():
-            witness: Tensor = paddle.as_strided(tensor.detach(), [0], [1])
+            witness = same_memory(tensor)
         witness._clear_data()
         return witness
 

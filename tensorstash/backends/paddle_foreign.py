@@ -21,9 +21,10 @@ def checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     """
 
     def checked_pack(tensor: Tensor) -> "_Checked | Tensor":
-        if not tensor._is_initialized():
-            return tensor.detach()  # it has no memory, so that there is nothing that a pair could do
-        can_be_fitted = not tensor.is_dist() and dtype_name(tensor.dtype)
+        has_memory = tensor._is_initialized()
+        if not has_memory and 0 not in tensor.shape:
+            return tensor.detach()  # elements without memory, with which a pair could do nothing
+        can_be_fitted = not tensor.is_dist() and has_memory and dtype_name(tensor.dtype)
         return _Checked(Layout(tensor) if can_be_fitted else None, pack(tensor))
 
     def checked_unpack(packed: "_Checked | Tensor") -> Tensor:

@@ -9,7 +9,7 @@ from weakref import ref
 from paddle import Tensor
 from paddle.base.framework import EagerParamBase
 
-from tensorstash.backends.paddle_layout import dtype_name
+from tensorstash.backends.paddle_layout import dtype_name, is_out_of_reach
 
 
 class Kinds:
@@ -47,6 +47,8 @@ class Kinds:
             return "dtype"
         if 0 in tensor.shape:
             return "no elements"
+        if is_out_of_reach(tensor):
+            return "FLAGS_use_stride_kernel is off"
         if self._parameters().own(tensor):
             return "view of a parameter"
         return None

@@ -15,7 +15,7 @@ import paddle
 from paddle import Tensor
 
 from tensorstash.buffers import Array, aligned_empty, as_bytes, borrowed
-from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, memory_order
+from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides, memory_order
 
 _DTYPES: Mapping[str, Any] = MappingProxyType(
     # Paddle's uint16 is another name of bfloat16, and its uint32 and uint64 have no operations.
@@ -61,6 +61,23 @@ def place_name(place: Any) -> str:
     return str(place).removeprefix("Place(").removesuffix(")")
 
 
+def is_plain(spec: TensorSpec) -> bool:
+    """Whether a tensor is laid out as Paddle's kernels lay out what they make, so that no view of memory is needed."""
+    return spec.offset == 0 and spec.strides == contiguous_strides(spec.shape)
+
+
+def is_out_of_reach(tensor: Tensor) -> bool:
+    """Whether a tensor can be read and rebuilt only with Paddle's kernels for views, and these are switched off.
+
+    Args:
+        tensor: any dense tensor with memory.
+    """
+    if tensor.is_contiguous() and not tensor._offset() and dtype_name(tensor.dtype) not in _EXCHANGED:
+        return False
+    flags: Any = paddle.get_flags("FLAGS_use_stride_kernel")
+    return not flags["FLAGS_use_stride_kernel"]
+
+
 def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     """Return the distinct elements of a tensor in memory order, as carrier bits.
 
@@ -78,7 +95,10 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     if order.span == 0:
         return np.empty(order.shape, spec.carrier)
     start = order.lowest(spec)
-    run = paddle.as_strided(tensor.detach(), [order.span], [1], start)
+    if is_plain(spec):
+        run = tensor.detach().view([order.span])
+    else:
+        run = paddle.as_strided(tensor.detach(), [order.span], [1], start)
     on_host = spec.device == "cpu"
     if not on_host:
         if not order.is_dense:
@@ -111,6 +131,14 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     source = paddle.to_tensor(exchanged, place=paddle.CPUPlace())._copy_to(tensor.place, True)
     paddle.assign(source.view(_DTYPES[spec.dtype]) if spec.dtype in _EXCHANGED else source, output=run)
     return tensor
+
+
+def same_memory(tensor: Tensor) -> Tensor:
+    """Return a view of all of a tensor, with its layout and version, that is another tensor to Paddle's C++ as well."""
+    if tensor.is_contiguous():
+        return tensor.detach().view(tensor.shape)
+    view: Tensor = paddle.as_strided(tensor.detach(), tensor.shape, tensor.strides, tensor._offset())
+    return view
 
 
 class Layout:
@@ -200,13 +228,19 @@ class _Shifted:
 
 def _on_host(memory: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     exchanged = _EXCHANGED.get(spec.dtype, spec.carrier)
-    shifted = np.asarray(_Shifted(memory, order.lowest(spec), spec.itemsize, exchanged))
+    plain = is_plain(spec)
+    if plain:
+        shifted = memory.view(exchanged).reshape(spec.shape)
+    else:
+        shifted = np.asarray(_Shifted(memory, order.lowest(spec), spec.itemsize, exchanged))
     # Every call of the Tensor constructor, and so of paddle.to_tensor, leaks about 80 bytes; and memory that came
     # through DLPack is freed under a lock of Paddle's that waits for the interpreter's, a deadlock between threads.
     whole: Tensor = paddle._C_ops.empty([0], _DTYPES[exchanged], paddle.CPUPlace())
     whole.get_tensor().set(shifted, paddle.CPUPlace(), True)
     if exchanged != spec.dtype:
         whole = whole.view(_DTYPES[spec.dtype])
+    if plain:
+        return whole
     view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
     return view
 

@@ -137,7 +137,8 @@ def with_memory(tensor: Tensor) -> Tensor:
     nbytes = prod(tensor.shape) * tensor.element_size()
     if not nbytes:
         return tensor
-    return paddle._C_ops.empty([nbytes], paddle.uint8, _current_expected_place())
+    place = _current_expected_place()  # type: ignore[no-untyped-call]
+    return paddle._C_ops.empty([nbytes], paddle.uint8, place)
 
 
 def _unhooked(tensor: Tensor | None, scope: Scope | None, lease: Lease | None) -> Any:

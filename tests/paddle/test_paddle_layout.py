@@ -117,7 +117,7 @@ def test_every_layout_goes_by_way_of_its_device(layout):
 def test_a_view_and_one_reversed_that_begins_at_the_same_element_are_two_contents(backend):
     memory = paddle.rand([32])
     up, down = memory[15:31], memory[15::-1]
-    with ts.stash(ts.StoreIn(Memory()), min_bytes=0) as session:
+    with ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle") as session:
         handles = [session.pack(view) for view in (up, down)]
     assert session.stats().deduplicated.tensors == 0
     session.drain()
@@ -130,7 +130,7 @@ def test_a_view_and_one_reversed_that_begins_at_the_same_element_are_two_content
 def test_a_view_and_the_same_reversed_are_one_content(backend):
     memory = paddle.rand([4, 8])
     views = memory, memory[::-1], memory[:, ::-1], memory[::-1, ::-1].t()
-    with ts.stash(ts.StoreIn(Memory()), min_bytes=0) as session:
+    with ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle") as session:
         handles = [session.pack(view) for view in views]
     assert session.stats().deduplicated.tensors == 3
     session.drain()
@@ -195,7 +195,10 @@ def test_gradients_through_views_are_bitwise_equal_under_every_lossless_policy(t
     arrays = [noise(4, 6), noise(4, 6, seed=1)]
     expected = gradients(program, arrays)
     for name, policy in lossless_policies(str(tmp_path)).items():
-        for scope in (ts.stash(policy, min_bytes=0), settled(ts.stash(policy, min_bytes=0))):
+        for scope in (
+            ts.stash(policy, min_bytes=0, framework="paddle"),
+            settled(ts.stash(policy, min_bytes=0, framework="paddle")),
+        ):
             assert gradients(program, arrays, scope) == expected, f"{name} in {scope}"
 
 
