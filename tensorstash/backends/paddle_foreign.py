@@ -66,7 +66,7 @@ def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
     def enter(original: Callable[..., None]) -> Callable[..., None]:
         def __enter__(hooks: saved_tensors_hooks) -> None:  # noqa: N807
             pack, unpack = hooks.pack_hook, cast(Unpack, hooks.unpack_hook)
-            if not _returns_allocations(unpack):
+            if not (_is_paddles(hooks.pack_hook) and _is_paddles(unpack)):
                 pack, unpack = checked(pack, unpack)
             stack.push(hooks, pack, unpack)
 
@@ -81,7 +81,7 @@ def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
     return Patch(saved_tensors_hooks, "__enter__", enter), Patch(saved_tensors_hooks, "__exit__", leave)
 
 
-def _returns_allocations(unpack: Unpack) -> bool:
+def _is_paddles(hook: Callable[..., Any]) -> bool:
     # Paddle's own pairs are written for what Paddle does: recompute's returns the right allocation under a shape of
     # its own, and must not be copied as if that shape were meant.
-    return str(getattr(unpack, "__module__", "")).partition(".")[0] == "paddle"
+    return str(getattr(hook, "__module__", "")).partition(".")[0] == "paddle"

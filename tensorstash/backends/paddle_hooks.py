@@ -10,11 +10,11 @@ that use scopes.
 """
 
 import atexit
-import gc
 import threading
 from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from sys import getrefcount
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
 from tensorstash.backends.paddle_backward import is_recording, set_recording
+from tensorstash.backends.paddle_objects import instances
 from tensorstash.backends.paddle_packed import Guard, Pack, Scope, Unpack, pair_for_paddle
 from tensorstash.backends.paddle_patches import Lease, Patch, Patches
 from tensorstash.errors import BackendError
@@ -205,14 +206,35 @@ def _registered_over(pack: Any, unpack: Any) -> saved_tensors_hooks | None:
     try:
         _register(pack, unpack)
     except ValueError:  # how Paddle says that a pair is in force
-        candidates = [found for found in gc.get_referrers(saved_tensors_hooks) if type(found) is saved_tensors_hooks]
-        if len(candidates) != 1:
-            raise BackendError(
-                f"paddle.autograd.saved_tensors_hooks are in force that were entered earlier, and there are "
-                f"{len(candidates)} such objects; expected one, to be put back in force afterwards. "
-                f"Enter the tensorstash scope first, or drop the objects that are not in use"
-            ) from None
-        _reset()
+        earlier = _taken_back(instances([saved_tensors_hooks]))
         _register(pack, unpack)
-        return candidates[0]
+        return earlier
     return None
+
+
+def _taken_back(candidates: Sequence[saved_tensors_hooks]) -> saved_tensors_hooks:
+    """Take back the pair that is in force, and return whose it was.
+
+    Paddle does not say which it is, but it is the one whose ``pack_hook`` Paddle alone lets go of then.
+    """
+    if not candidates:
+        raise BackendError(
+            "saved-tensor hooks are in force that no paddle.autograd.saved_tensors_hooks has entered, so that they "
+            "could not be put back afterwards; take them back first, or enter the tensorstash scope before them"
+        )
+    held = [(getrefcount(one.pack_hook), getrefcount(one.unpack_hook)) for one in candidates]
+    _reset()
+    entered, alone = [], []
+    for one, (packs, unpacks) in zip(candidates, held, strict=True):
+        if getrefcount(one.pack_hook) < packs:
+            entered.append(one)
+            if getrefcount(one.unpack_hook) < unpacks:  # which graphs hold, too
+                alone.append(one)
+    for found in (entered, alone):
+        if len({(id(one.pack_hook), id(one.unpack_hook)) for one in found}) == 1:
+            return found[0]
+    raise BackendError(
+        f"paddle.autograd.saved_tensors_hooks were in force that were entered earlier, and it cannot be told which of "
+        f"{len(candidates)} live ones they were, to put them back afterwards; they are taken back. Enter the "
+        f"tensorstash scope before them, and give each a pack hook of its own"
+    )

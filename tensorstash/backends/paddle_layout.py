@@ -35,6 +35,9 @@ _EXCHANGED: Mapping[str, str] = MappingProxyType(
 """The types that DLPack does not take here, and what their bits travel as."""
 
 
+_contiguous = lru_cache(4096)(contiguous_strides)
+
+
 class CopiedArray:
     """A copy to the host that is already there."""
 
@@ -62,8 +65,8 @@ def place_name(place: Any) -> str:
 
 
 def is_plain(spec: TensorSpec) -> bool:
-    """Whether a tensor is laid out as Paddle's kernels lay out what they make, so that no view of memory is needed."""
-    return spec.offset == 0 and spec.strides == contiguous_strides(spec.shape)
+    """Whether a tensor is laid out as kernels lay out what they make, and NumPy has its type: no view is needed."""
+    return spec.offset == 0 and spec.strides == _contiguous(spec.shape) and spec.dtype not in _EXCHANGED
 
 
 def is_out_of_reach(tensor: Tensor) -> bool:
@@ -72,7 +75,9 @@ def is_out_of_reach(tensor: Tensor) -> bool:
     Args:
         tensor: any dense tensor with memory.
     """
-    if tensor.is_contiguous() and not tensor._offset() and dtype_name(tensor.dtype) not in _EXCHANGED:
+    # Not by is_contiguous(), which raises where it is not, when those kernels are off.
+    is_contiguous = not tensor._offset() and tuple(tensor.strides) == _contiguous(tuple(tensor.shape))
+    if is_contiguous and dtype_name(tensor.dtype) not in _EXCHANGED:
         return False
     flags: Any = paddle.get_flags("FLAGS_use_stride_kernel")
     return not flags["FLAGS_use_stride_kernel"]
@@ -95,10 +100,7 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     if order.span == 0:
         return np.empty(order.shape, spec.carrier)
     start = order.lowest(spec)
-    if is_plain(spec):
-        run = tensor.detach().view([order.span])
-    else:
-        run = paddle.as_strided(tensor.detach(), [order.span], [1], start)
+    run = tensor.detach() if is_plain(spec) else paddle.as_strided(tensor.detach(), [order.span], [1], start)
     on_host = spec.device == "cpu"
     if not on_host:
         if not order.is_dense:
@@ -230,13 +232,13 @@ def _on_host(memory: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     exchanged = _EXCHANGED.get(spec.dtype, spec.carrier)
     plain = is_plain(spec)
     if plain:
-        shifted = memory.view(exchanged).reshape(spec.shape)
+        seen = memory.view(exchanged).reshape(spec.shape)
     else:
-        shifted = np.asarray(_Shifted(memory, order.lowest(spec), spec.itemsize, exchanged))
+        seen = np.asarray(_Shifted(memory, order.lowest(spec), spec.itemsize, exchanged))
     # Every call of the Tensor constructor, and so of paddle.to_tensor, leaks about 80 bytes; and memory that came
     # through DLPack is freed under a lock of Paddle's that waits for the interpreter's, a deadlock between threads.
     whole: Tensor = paddle._C_ops.empty([0], _DTYPES[exchanged], paddle.CPUPlace())
-    whole.get_tensor().set(shifted, paddle.CPUPlace(), True)
+    whole.get_tensor().set(seen, paddle.CPUPlace(), True)
     if exchanged != spec.dtype:
         whole = whole.view(_DTYPES[spec.dtype])
     if plain:

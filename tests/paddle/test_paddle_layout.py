@@ -5,6 +5,7 @@ import weakref
 import numpy as np
 import paddle
 import pytest
+from paddle.autograd import saved_tensors_hooks
 from paddle_cases import bits, gradients, noise
 
 import tensorstash as ts
@@ -207,6 +208,14 @@ def test_the_documented_numpy_recipe_is_right(backend, program):
     arrays = [noise(4, 6), noise(4, 6, seed=1)]
     recipe = backend.hooks(lambda tensor: tensor.numpy(), lambda array: paddle.to_tensor(array))
     assert gradients(program, arrays, recipe) == gradients(program, arrays)
+
+
+def test_an_unpack_that_is_a_function_of_paddle_is_laid_out_too():
+    arrays = [noise(4, 6), noise(4, 6, seed=1)]
+    program = VIEWS["transposed"]
+    with ts.stash(ts.Keep(), framework="paddle"):
+        got = gradients(program, arrays, saved_tensors_hooks(lambda tensor: tensor.numpy(), paddle.to_tensor))
+    assert got == gradients(program, arrays)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
