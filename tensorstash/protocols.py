@@ -10,8 +10,25 @@ from tensorstash.spec import TensorSpec
 CodecKind = Literal["array->array", "array->bytes", "bytes->bytes"]
 Tier = Literal["memory", "disk"]
 
+Demand = Literal["exact", "relative", "any"]
+"""How exactly an operation's backward has to get back what it saved: to the bit, with an error that is small relative
+to each element, or with one that is small beside the largest of them."""
+
+_STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
+
+
+def strictest(demands: Iterable[Demand]) -> Demand | None:
+    """Return the demand that satisfies all; None if there is none.
+
+    >>> strictest(["any", "relative"]), strictest(["exact", "relative"]), strictest([])
+    ('relative', 'exact', None)
+    """
+    return max(demands, key=_STRICTNESS.index, default=None)
+
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @runtime_checkable
@@ -135,6 +152,70 @@ class PendingArray(Protocol):
 Undo = Callable[[], None]
 
 
+@runtime_checkable
+class SupportsHolders(Protocol[T_contra]):
+    """A backend whose framework tells how many objects hold a memory.
+
+    Under one that does not, the bytes of what is stashed are copied before ``pack`` returns.
+    """
+
+    def holders(self, tensor: T_contra, /) -> int:
+        """Return how many objects hold the tensor's memory: itself, aliases and views of it, and whatever else does.
+
+        Whoever can read or write it without holding it (other libraries, other processes) makes the tensors of that
+        memory ones with a :meth:`Backend.keep_reason`.
+        """
+        ...
+
+    def is_there(self, tensor: T_contra, spec: TensorSpec, /) -> bool:
+        """Whether the tensor has its memory now; whoever holds it may have freed it for a while."""
+        ...
+
+    def keeps_graph(self) -> bool:
+        """Whether the saved tensor that is asked for on this thread may be asked for again."""
+        ...
+
+
+@runtime_checkable
+class SupportsDemand(Protocol):
+    """A backend whose framework tells inside ``pack`` which operation saves."""
+
+    def demand(self) -> Demand:
+        """Return how exactly the operation that saves the tensor being packed has to get it back."""
+        ...
+
+
+class Readers(Protocol[T_contra]):
+    """Finds in the graph, while one thread records it, which operation has saved what.
+
+    It keeps nothing of the graph alive.
+    """
+
+    def visit(self, tensor: T_contra, /) -> Iterable[tuple[Any, Demand]]:
+        """Return handles on the way to a tensor that is being packed, with what their readers need.
+
+        Each is returned once; those that ``tensor`` itself was computed from, perhaps more often.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsReaders(Protocol[T_contra]):
+    """A backend whose framework shows, after ``pack``, which operation has saved what ``pack`` returned."""
+
+    def readers(self, is_ours: Callable[[object], bool], /) -> Readers[T_contra]:
+        """Return what finds the readers of handles in the graph that this thread records from now on.
+
+        Args:
+            is_ours: whether an object is a handle whose reader is wanted.
+        """
+        ...
+
+    def running_demand(self, handle: object, /) -> Demand | None:
+        """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
+        ...
+
+
 class Backend(Protocol[T]):
     """The one adapter of a framework. Thread-safe, without state but its hook stack."""
 
@@ -201,6 +282,10 @@ class Backend(Protocol[T]):
         While a token is alive it never equals the token of another storage, also not of a later one at the same
         address. It does not keep the storage alive.
         """
+        ...
+
+    def producer(self, tensor: T, /) -> str:
+        """Return the name of the operation of the graph that made a tensor; empty if the graph did not make it."""
         ...
 
     def alias(self, tensor: T, /) -> T:

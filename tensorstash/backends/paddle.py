@@ -127,6 +127,10 @@ class PaddleBackend:
         start = self._order(spec.shape, spec.strides).lowest(spec)
         return (object() if scope is None else token_of(tensor, scope.recent)), start
 
+    def producer(self, tensor: Tensor, /) -> str:
+        """Return the name of the operation that made a tensor; empty for leaves."""
+        return "" if tensor.is_leaf else tensor.grad_fn.name()
+
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.
 

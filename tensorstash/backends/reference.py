@@ -86,6 +86,10 @@ class ReferenceBackend:
         """Return a weak reference of the live storage, equal to itself alone, and the lowest element's byte offset."""
         return ref(tensor.storage), tensor.layout.begin
 
+    def producer(self, tensor: Tensor, /) -> str:
+        """Return the name of the operation that made a tensor; empty for leaves."""
+        return "" if tensor.grad_fn is None else type(tensor.grad_fn).__name__
+
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf itself, else a detached alias."""
         return tensor if tensor.is_leaf else tensor.detach()

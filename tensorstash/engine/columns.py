@@ -114,6 +114,11 @@ class Table:
         self._first = self._stop = 0
         self._run = slice(0)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether any content has its place here."""
+        return any(known() is not None for known in self._columns)
+
     def add(self, strip: Strip) -> Column | None:
         """Return the place of a strip among the others.
 

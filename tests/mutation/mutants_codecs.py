@@ -1,0 +1,92 @@
+"""Mutants of the codecs: what is rounded, what is refused, what comes back."""
+
+AFFINE = ("tests/codecs/test_affine.py", "tests/codecs/test_affine_compiled.py", "tests/codecs/test_golden.py")
+NOISE = ("tests/codecs/test_noise.py", "tests/codecs/test_golden.py", "tests/codecs/test_affine.py")
+STRUCTURE = ("tests/codecs/test_structure.py", "tests/codecs/test_every_codec.py", "tests/codecs/test_golden.py")
+EVERY = ("tests/codecs/test_every_codec.py", "tests/codecs/test_structure.py", "tests/codecs/test_compiled.py")
+
+MUTANTS = [
+    (
+        "codecs/affine.py",
+        "dropped check",
+        "if header.param != self.bits or header.mode",
+        "if header.mode",
+        (*EVERY, *AFFINE),
+    ),
+    ("codecs/affine.py", "wrong value", "min(coded, spec.nbytes)", "coded", (*EVERY, *AFFINE)),
+    (
+        "codecs/affine.py",
+        "constant",
+        'check_integer("affine.group_size", self.group_size, 1)',
+        'check_integer("affine.group_size", self.group_size, 0)',
+        (*AFFINE, *EVERY),
+    ),
+    (
+        "codecs/affine.py",
+        "wrong value",
+        'if self.rounding == "stochastic" else None',
+        'if self.rounding == "nearest" else None',
+        AFFINE,
+    ),
+    ("", "negation", "SPECIALS + (odd > 0) + 2", "SPECIALS + (odd < 0) + 2", AFFINE),
+    ("", "constant", "values.dtype.type(65536 * (1 - 2.0**-21))", "values.dtype.type(65536 * (1 + 2.0**-21))", AFFINE),
+    ("", "boundary", "1.5 * 2.0**23, 2.0**126, 2.0**-100)", "1.5 * 2.0**23, 2.0**127, 2.0**-100)", AFFINE),
+    ("", "constant", "1.5 * 2.0**23, 2.0**126, 2.0**-100)", "1.5 * 2.0**23, 2.0**126, 2.0**-148)", AFFINE),
+    (
+        "",
+        "dropped call",
+        "            low, high = np.where(special, middle, low), np.where(special, middle, high)\n",
+        "            pass\n",
+        AFFINE,
+    ),
+    ("", "dropped call", "        sizes[-1:] = self.length - (self.per_row - 1) * self.size\n", "", AFFINE),
+    ("", "boundary", "            if length < size:\n", "            if length <= size:\n", AFFINE),
+    ("", "dropped check", "if largest.size and largest.min() < 0:", "if False:", AFFINE),
+    ("", "dropped check", "if smallest.size and smallest.min() < sign:", "if False:", AFFINE),
+    ("", "constant", "np.uint32(0x7FEB352D)", "np.uint32(0x7FEB352B)", NOISE),
+    ("", "dropped call", "    words += np.uint32(run.start // 2 % 2**32)\n", "", NOISE),
+    ("", "dropped call", "    keys += _word(low)\n", "", NOISE),
+    ("", "dropped call", "    keys ^= np.uint32(word)\n", "", NOISE),
+    ("", "constant", "{4: (15, 135), 2: (3, 129)}", "{4: (15, 128), 2: (3, 129)}", AFFINE),
+    ("", "dropped call", "        words[0] |= packed[start]\n", "        pass\n", (*AFFINE, *STRUCTURE)),
+    ("", "boundary", "np.bitwise_or.reduce(block) > 1", "np.bitwise_or.reduce(block) > 2", EVERY),
+    ("", "dropped check", "if found and not np.array_equal(block == pair[1], second):", "if False:", EVERY),
+    ("codecs/narrow.py", "boundary", "if span < 1 << (8 * width))", "if span <= 1 << (8 * width))", STRUCTURE),
+    ("codecs/narrow.py", "boundary", "header.mode > spec.itemsize or", "header.mode < 0 or", (*EVERY, *STRUCTURE)),
+    ("codecs/sparse.py", "dropped check", "if total > header.count:", "if False:", EVERY),
+    (
+        "codecs/sparse.py",
+        "boundary",
+        "_TABLE_NBYTES + length + mask_length >= data.nbytes",
+        "_TABLE_NBYTES + length + mask_length > data.nbytes + 64",
+        EVERY,
+    ),
+    ("codecs/lossless.py", "dropped check", " and payload.nbytes < data.nbytes\n", "\n", STRUCTURE),
+    ("codecs/lossless.py", "dropped check", "if data.ctypes.data % min(spec.itemsize, 8):", "if False:", STRUCTURE),
+    (
+        "codecs/lossless.py",
+        "dropped check",
+        "if codec is None or not codec.accepts(spec):",
+        "if codec is None:",
+        STRUCTURE,
+    ),
+    (
+        "codecs/lossless.py",
+        "negation",
+        "zeros > _FEW_ZEROS * sample.size",
+        "zeros < _FEW_ZEROS * sample.size",
+        STRUCTURE,
+    ),
+    ("codecs/payload.py", "boundary", "if sum(sizes) != body.size:", "if sum(sizes) > body.size:", EVERY),
+    ("codecs/payload.py", "dropped check", "if found != magic or reserved:", "if found != magic:", EVERY),
+    ("codecs/payload.py", "dropped check", "if spec.shape != (-1,) and count != spec.numel:", "if False:", EVERY),
+    ("codecs/payload.py", "dropped check", " or not data.flags.c_contiguous:", ":", EVERY),
+    (
+        "codecs/payload.py",
+        "boundary",
+        "if payload.size < HEADER_NBYTES:",
+        "if payload.size < HEADER_NBYTES - 1:",
+        EVERY,
+    ),
+    ("codecs/astype.py", "wrong value", "if target.saturates:", "if not target.saturates:", EVERY),
+]

@@ -1,0 +1,273 @@
+"""Mutants of the stores: where a record lies, what is summed, what is left behind."""
+
+FREE = ("tests/stores/test_freespace.py",)
+SUMS = ("tests/stores/test_checksum.py",)
+PARALLEL = ("tests/stores/test_parallel.py",)
+PRIVATE = ("tests/stores/test_nothing_left.py",)
+DISK = (
+    "tests/stores/test_disk_space.py",
+    "tests/stores/test_disk_faults.py",
+    "tests/stores/test_disk_corruption.py",
+    "tests/stores/test_every_store.py",
+)
+CONFIGS = ("tests/stores/test_store_configs.py",)
+MEMORY = ("tests/stores/test_every_store.py",)
+TIERED = ("tests/stores/test_tiered.py", "tests/stores/test_every_store.py")
+
+MUTANTS = [
+    # Free space.
+    (
+        "stores/freespace.py",
+        "boundary",
+        "bisect_left(self._by_size, (size, 0))",
+        "bisect_left(self._by_size, (size + 1, 0))",
+        FREE,
+    ),
+    ("stores/freespace.py", "boundary", "if found > size:", "if found >= size:", FREE),
+    ("stores/freespace.py", "wrong value", "return self._by_size[-1][0] if", "return self._by_size[0][0] if", FREE),
+    (
+        "stores/freespace.py",
+        "dropped call",
+        "if (before := self._start_of.get(start)) is not None:",
+        "if (before := None) is not None:",
+        FREE,
+    ),
+    (
+        "stores/freespace.py",
+        "dropped call",
+        "if (after := self._end_of.get(end)) is not None:",
+        "if (after := None) is not None:",
+        FREE,
+    ),
+    ("stores/freespace.py", "dropped release", "        self.free_bytes += end - start\n", "", FREE),
+    ("stores/freespace.py", "dropped call", "        self.free_bytes -= end - start\n", "", FREE),
+    ("stores/freespace.py", "wrong value", "return end - self._start_of.get(end, end)", "return 0", FREE),
+    (
+        "stores/freespace.py",
+        "swapped order",
+        "insort(self._by_size, (end - start, start))",
+        "insort(self._by_size, (start, end - start))",
+        FREE,
+    ),
+    # Checksums.
+    ("stores/checksum.py", "dropped call", "            copy[whole:] = data[whole:]\n", "            pass\n", SUMS),
+    ("stores/checksum.py", "wrong value", "crc32(data[whole:].data, crc)", "crc32(data[whole:].data)", SUMS),
+    # Pieces of a record.
+    ("stores/parallel.py", "dropped check", "                if not errors:\n", "                if True:\n", PARALLEL),
+    ("stores/parallel.py", "wrong value", "first = errors[0]", "first = errors[-1]", PARALLEL),
+    # Private files.
+    (
+        "stores/private_file.py",
+        "constant",
+        "os.O_RDWR | os.O_TMPFILE | os.O_EXCL, 0o600",
+        "os.O_RDWR | os.O_TMPFILE | os.O_EXCL, 0o644",
+        PRIVATE,
+    ),
+    ("stores/private_file.py", "constant", "flags, 0o600)", "flags, 0o644)", PRIVATE),
+    ("stores/private_file.py", "dropped check", "if self.directory and remove:", "if self.directory:", PRIVATE),
+    (
+        "stores/private_file.py",
+        "dropped lock",
+        "                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                os.unlink",
+        "                os.unlink",
+        PRIVATE,
+    ),
+    ("stores/private_file.py", "dropped check", "if os.fstat(inside).st_uid != os.geteuid():", "if False:", PRIVATE),
+    (
+        "stores/private_file.py",
+        "dropped check",
+        "os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW",
+        "os.O_RDONLY | os.O_DIRECTORY",
+        PRIVATE,
+    ),
+    (
+        "stores/private_file.py",
+        "dropped check",
+        "if not _lock(fd) or os.fstat(fd).st_nlink == 0:",
+        "if not _lock(fd):",
+        PRIVATE,
+    ),
+    (
+        "stores/private_file.py",
+        "dropped release",
+        "        _remove_names(private)\n        raise\n",
+        "        raise\n",
+        (*PRIVATE, *DISK),
+    ),
+    ("stores/private_file.py", "dropped call", "    remove_stale(directory)\n    if calls", "    if calls", PRIVATE),
+    (
+        "stores/private_file.py",
+        "negation",
+        "if error.errno not in _NO_TMPFILE:",
+        "if error.errno in _NO_TMPFILE:",
+        (*PRIVATE, *DISK),
+    ),
+    # The slab.
+    (
+        "stores/slab.py",
+        "dropped check",
+        "        if done < data.size:\n            raise StoreError",
+        "        if False:\n            raise StoreError",
+        DISK,
+    ),
+    ("stores/slab.py", "dropped check", "        if done < out.size:\n", "        if False:\n", DISK),
+    ("stores/slab.py", "constant", "stalls = 0 if moved else stalls + 1", "stalls += 1", DISK),
+    ("stores/slab.py", "boundary", "and stalls < _STALLS", "and stalls <= 0", DISK),
+    ("stores/slab.py", "dropped call", "                moved -= moved % BLOCK", "                pass", DISK),
+    ("stores/slab.py", "wrong value", "data[done:], offset + done)", "data[done:], offset)", DISK),
+    (
+        "stores/slab.py",
+        "dropped lock",
+        "                with self._turn:\n                    moved = call",
+        "                if True:\n                    moved = call",
+        DISK,
+    ),
+    (
+        "stores/slab.py",
+        "dropped release",
+        "                self._cut()\n                # Without",
+        "                # Without",
+        DISK,
+    ),
+    (
+        "stores/slab.py",
+        "swapped order",
+        "            self._space.give(self.size, size)\n            self.size += size\n",
+        "            self.size += size\n            self._space.give(self.size, size)\n",
+        DISK,
+    ),
+    (
+        "stores/slab.py",
+        "boundary",
+        "min(self.size // 4 // BLOCK * BLOCK, room, _GROWTH)",
+        "min(self.size // 4 // BLOCK * BLOCK, _GROWTH)",
+        DISK,
+    ),
+    ("stores/slab.py", "dropped call", "        need = min(need, room)\n", "", DISK),
+    (
+        "stores/slab.py",
+        "dropped release",
+        '            self._file.close()\n            raise _failed(f"trying direct',
+        '            raise _failed(f"trying direct',
+        DISK,
+    ),
+    ("stores/slab.py", "boundary", "limit_bytes // BLOCK * BLOCK", "limit_bytes", DISK),
+    ("stores/slab.py", "wrong value", "return block_checksums(out[:nbytes])", "return block_checksums(out)", DISK),
+    ("stores/slab.py", "negation", "                if not self._space.largest:\n", "                if True:\n", DISK),
+    ("stores/slab.py", "dropped call", "            last[:rest] = data[whole:]\n", "", DISK),
+    (
+        "stores/slab.py",
+        "wrong value",
+        "if error.errno in FULL:\n        return StoreFullError",
+        "if error.errno == errno.ENOSPC:\n        return StoreFullError",
+        DISK,
+    ),
+    (
+        "stores/slab.py",
+        "dropped check",
+        "available(self._file.fd, self.directory) < size:",
+        "available(self._file.fd, self.directory) < 0:",
+        DISK,
+    ),
+    ("stores/slab.py", "dropped call", "size - self._space.free_before(self.size)", "size", DISK),
+    # What the system does.
+    (
+        "stores/syscalls.py",
+        "dropped release",
+        "            finally:\n                os.ftruncate(fd, 0)\n",
+        "            finally:\n                pass\n",
+        DISK,
+    ),
+    ("stores/syscalls.py", "constant", "{errno.ENOSPC, errno.EDQUOT, errno.EFBIG} if", "{errno.ENOSPC} if", DISK),
+    (
+        "stores/syscalls.py",
+        "dropped check",
+        "                if error.errno not in _NO_DIRECT:\n                    raise\n",
+        "                pass\n",
+        DISK,
+    ),
+    # The disk store.
+    ("stores/disk.py", "wrong value", " // len(directories)\n", "\n", DISK),
+    ("stores/disk.py", "dropped check", "            if record.users:\n", "            if False:\n", DISK),
+    (
+        "stores/disk.py",
+        "dropped release",
+        "            self._dropped.append(record)\n            raise\n",
+        "            raise\n",
+        DISK,
+    ),
+    ("stores/disk.py", "dropped check", "if found != piece.digests:", "if False:", DISK),
+    (
+        "stores/disk.py",
+        "dropped release",
+        "            for piece in pieces:\n                piece.slab.give(piece.extent)\n            raise",
+        "            raise",
+        DISK,
+    ),
+    (
+        "stores/disk.py",
+        "dropped check",
+        "            if self._closed and not self._users:\n",
+        "            if self._closed:\n",
+        DISK,
+    ),
+    ("stores/disk.py", "dropped call", "            slot.users += 1\n", "", DISK),
+    ("stores/disk.py", "wrong value", "first = next(self._turn) % len(self._slabs)", "first = 0", DISK),
+    ("stores/disk.py", "dropped check", "remove=os.getpid() == pid)", "remove=True)", (*PRIVATE, *DISK)),
+    (
+        "stores/disk.py",
+        "wrong value",
+        "start = piece.start + number * CHECKSUM_BLOCK",
+        "start = number * CHECKSUM_BLOCK",
+        DISK,
+    ),
+    ("stores/disk.py", "dropped check", "if len(set(paths)) < len(paths):", "if False:", (*CONFIGS, *DISK)),
+    (
+        "stores/disk.py",
+        "dropped check",
+        "if os.getpid() != self._pid:\n            raise StoreError",
+        "if False:\n            raise StoreError",
+        (*PRIVATE, *DISK),
+    ),
+    # Memory.
+    ("stores/memory.py", "boundary", "data.nbytes > self._budget", "data.nbytes >= self._budget", MEMORY),
+    ("stores/memory.py", "dropped call", "        return borrowed(array)\n", "        return array\n", MEMORY),
+    ("stores/memory.py", "dropped release", "            self.delete(slot)\n", "            pass\n", MEMORY),
+    ("stores/memory.py", "wrong value", 'path="memory.budget"))', 'path="budget"))', (*CONFIGS, *MEMORY)),
+    # Two stores as one.
+    (
+        "stores/tiered.py",
+        "dropped release",
+        "            first.close()\n            raise\n",
+        "            raise\n",
+        TIERED,
+    ),
+    (
+        "stores/tiered.py",
+        "negation",
+        'getattr(first, "verifies", False) and getattr',
+        'getattr(first, "verifies", False) or getattr',
+        TIERED,
+    ),
+    (
+        "stores/tiered.py",
+        "dropped release",
+        "        try:\n            first.close()\n        finally:\n            then.close()\n",
+        "        first.close()\n        then.close()\n",
+        TIERED,
+    ),
+    (
+        "stores/tiered.py",
+        "wrong value",
+        "except StoreFullError as error:\n                refusals",
+        "except Exception as error:\n                refusals",
+        TIERED,
+    ),
+    (
+        "stores/tiered.py",
+        "wrong value",
+        "return _Place(tier, store.put(data))",
+        "return _Place(0, store.put(data))",
+        TIERED,
+    ),
+]
