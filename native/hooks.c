@@ -281,9 +281,24 @@ packing(PyObject *Py_UNUSED(module), PyObject *args)
     return function(&pack_method, args, PACK_COUNT, pack_names, 2);
 }
 
-enum { OF_BOX, UNBOXED, HOOK_FAILED, BACKWARDS, UNPACK_COUNT, CONTENTS_NAME = UNPACK_COUNT, UNPACK_NAME, RELEASE_NAME };
+enum { OF_BOX, UNBOXED, HOOK_FAILED, BACKWARDS, WITH_MEMORY, UNPACK_COUNT };
+enum { CONTENTS_NAME = UNPACK_COUNT, UNPACK_NAME, RELEASE_NAME, INITIALIZED_NAME };
 
-static const char *const unpack_names[] = {"cell_contents", "unpack", "release"};
+static const char *const unpack_names[] = {"cell_contents", "unpack", "release", "_is_initialized"};
+
+/* Return the tensor, whose reference is taken over, or what stands in for one without memory. */
+static PyObject *
+with_memory(PyObject *self, PyObject *tensor)
+{
+    PyObject *const has_memory = PyObject_CallMethodNoArgs(tensor, PART(INITIALIZED_NAME));
+    Py_XDECREF(has_memory);
+    if (has_memory == Py_True) {
+        return tensor;
+    }
+    PyObject *const stand_in = has_memory == NULL ? NULL : PyObject_CallOneArg(PART(WITH_MEMORY), tensor);
+    Py_DECREF(tensor);
+    return stand_in;
+}
 
 static PyObject *
 unpack_in(PyObject *self, PyObject *scope, PyObject *value)
@@ -328,6 +343,7 @@ unpack_for_paddle(PyObject *self, PyObject *packed)
         Py_CLEAR(tensor);
     }
     Py_XDECREF(release);
+    tensor = tensor == NULL ? NULL : with_memory(self, tensor);
     return tensor != NULL ? tensor : handled(PART(HOOK_FAILED), NULL);
 }
 
@@ -336,7 +352,7 @@ static PyMethodDef unpack_method = {"unpack_for_paddle", unpack_for_paddle, METH
 static PyObject *
 unpacking(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    return function(&unpack_method, args, UNPACK_COUNT, unpack_names, 3);
+    return function(&unpack_method, args, UNPACK_COUNT, unpack_names, 4);
 }
 
 /* -- tensorstash.backends.paddle: PaddleBackend.alias and nbytes -- */

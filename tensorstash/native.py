@@ -64,7 +64,13 @@ class Functions(Protocol):
         ...
 
     def unpacking(
-        self, box: type, unboxed: Callable[[Any], Any], hook_failed: Callable[[BaseException], None], backwards: Any, /
+        self,
+        box: type,
+        unboxed: Callable[[Any], Any],
+        hook_failed: Callable[[BaseException], None],
+        backwards: Any,
+        with_memory: Callable[[Any], Any],
+        /,
     ) -> Callable[[Any], Any]:
         """Return the unpack hook of :func:`tensorstash.backends.paddle_packed.pair_for_paddle`.
 
@@ -73,6 +79,7 @@ class Functions(Protocol):
             unboxed: takes everything else.
             hook_failed: takes what was raised.
             backwards: whose ``release`` says whether the box is to be emptied.
+            with_memory: takes a tensor without memory, and returns what stands in for it.
         """
         ...
 

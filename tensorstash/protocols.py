@@ -213,7 +213,7 @@ class Backend(Protocol[T]):
         ...
 
     def storage(self, tensor: T, /) -> tuple[Hashable, int]:
-        """Return a token of the live storage and the byte offset of the first element in it.
+        """Return a token of the live storage and the byte offset of the lowest element in it.
 
         While a token is alive it never equals the token of another storage, also not of a later one at the same
         address. It does not keep the storage alive.

@@ -21,6 +21,7 @@ class TorchLab(Lab):
 
     name: ClassVar[str] = "torch"
     flags = ("conj", "neg")
+    reverses = False
 
     def __init__(self, devices: tuple[str, ...] | None = None) -> None:
         self.devices = devices or (("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",))
