@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from weakref import ref
 
 from tensorstash import native
+from tensorstash.abilities import Readers, SupportsDemand, SupportsHolders, SupportsReaders, SupportsStreams
 from tensorstash.allocator import returns_memory
 from tensorstash.buffers import as_bytes
 from tensorstash.engine.ahead import NEAR_BYTES, ReadAhead
@@ -33,18 +34,7 @@ from tensorstash.engine.trail import Trail
 from tensorstash.errors import StoreError
 from tensorstash.forks import renew_after_fork
 from tensorstash.plan import HookPolicy
-from tensorstash.protocols import (
-    Backend,
-    Demand,
-    Readers,
-    Store,
-    StoreConfig,
-    SupportsDemand,
-    SupportsHolders,
-    SupportsReaders,
-    SupportsStreams,
-    strictest,
-)
+from tensorstash.protocols import Backend, Demand, Store, StoreConfig, strictest
 from tensorstash.spec import TensorSpec, memory_block
 from tensorstash.stores.checksum import checksum
 from tensorstash.stores.memory import Memory

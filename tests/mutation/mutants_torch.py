@@ -131,4 +131,18 @@ MUTANTS = [
         "",
         ("tests/torch/test_torch_graphs.py", *HOOKS),
     ),
+    (
+        "backends/torch_readers.py",
+        "negation",
+        '"" if not isinstance(value, complex) and value >= 1 else "(exponent<1)"',
+        '"" if not isinstance(value, complex) and value < 1 else "(exponent<1)"',
+        ("tests/torch/test_torch_readers.py", "tensorstash/backends/torch_readers.py"),
+    ),
+    (
+        "backends/torch_readers.py",
+        "constant",
+        '        "AmaxBackward0.self",\n',
+        "",
+        ("tests/torch/test_torch_readers.py",),
+    ),
 ]
