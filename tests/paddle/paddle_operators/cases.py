@@ -17,8 +17,9 @@ LAYOUTS = ("contiguous", "transposed", "sliced", "reversed", "expanded", "0-d", 
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
 
-LARGE = (16, 48)
-"""The shape of all inputs in the layout that is called large, which is none of those above."""
+LARGE = (6, 128)
+"""The shape of all inputs in the layout that is called large, which is none of those above; rows are a group of
+``Quantize`` long."""
 
 View = Callable[[Tensor], Tensor]
 

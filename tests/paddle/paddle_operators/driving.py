@@ -35,6 +35,7 @@ def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> I
         stderr=subprocess.DEVNULL,
         text=True,
         env={**os.environ, **settings},
+        cwd=HERE.parent,  # where Python looks first
     )
     with process:
         assert process.stdin is not None

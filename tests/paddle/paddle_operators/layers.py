@@ -79,17 +79,27 @@ _IMAGES = [
 ]
 
 _NORMS = [
-    call("F.layer_norm", lambda t, w, s: nn.functional.layer_norm(t, 4, w, s), x(2, 3, 4), x(4), x(4)),
-    call("F.layer_norm(plain)", lambda t: nn.functional.layer_norm(t, 4), x(2, 3, 4)),
-    call("F.rms_norm", lambda t, w: nn.functional.rms_norm(t, [4], w), x(2, 3, 4), x(4)),
-    call("F.group_norm", lambda t, w, s: nn.functional.group_norm(t, 2, weight=w, bias=s), x(2, 4, 3, 3), x(4), x(4)),
+    call("F.layer_norm", lambda t, w, s: nn.functional.layer_norm(t, 128, w, s), x(2, 8, 128), positive(128), x(128)),
+    call("F.layer_norm(plain)", lambda t: nn.functional.layer_norm(t, 128), x(2, 8, 128)),
+    call("F.rms_norm", lambda t, w: nn.functional.rms_norm(t, [128], w), x(2, 8, 128), positive(128)),
     call(
-        "F.instance_norm", lambda t, w, s: nn.functional.instance_norm(t, weight=w, bias=s), x(2, 4, 3, 3), x(4), x(4)
+        "F.group_norm",
+        lambda t, w, s: nn.functional.group_norm(t, 4, weight=w, bias=s),
+        x(2, 8, 12, 12),
+        positive(8),
+        x(8),
     ),
-    one("F.batch_norm", x(4, 3, 5), c(3), positive(3), x(3), x(3), training=True),
-    one("F.batch_norm", x(4, 3, 5), c(3), positive(3), x(3), x(3), training=False),
-    one("F.batch_norm", x(4, 5, 3), c(3), positive(3), x(3), x(3), training=True, data_format="NLC"),
-    one("F.batch_norm", x(4, 3), c(3), positive(3), x(3), x(3), training=True),
+    call(
+        "F.instance_norm",
+        lambda t, w, s: nn.functional.instance_norm(t, weight=w, bias=s),
+        x(2, 8, 12, 12),
+        positive(8),
+        x(8),
+    ),
+    one("F.batch_norm", x(4, 16, 128), c(16), positive(16), positive(16), x(16), training=True),
+    one("F.batch_norm", x(4, 16, 128), c(16), positive(16), positive(16), x(16), training=False),
+    one("F.batch_norm", x(4, 12, 16), c(16), positive(16), positive(16), x(16), training=True, data_format="NLC"),
+    one("F.batch_norm", x(24, 16), c(16), positive(16), positive(16), x(16), training=True),
     one("F.local_response_norm", x(2, 6, 4, 4), size=3),
     call("nn.spectral_norm", lambda t: nn.SpectralNorm([4, 3], dim=0, power_iters=2)(t), x(4, 3)),
     *(
