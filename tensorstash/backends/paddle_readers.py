@@ -126,7 +126,7 @@ _PYLAYER_APPLY = b"pylayer_method_apply"
 def _node_name(symbol: bytes) -> str:
     """Return the name of the node that a C++ function makes.
 
-    >>> _node_name(b"_Z11max_ad_funcRKN6paddle6TensorE"), _node_name(b"_Z12sqrt__ad_funcRN6paddle6TensorE")
+    >>> _node_name(b"_Z11max_ad_funcRKN6paddle6TensorE"), _node_name(b"_Z13sqrt__ad_funcRN6paddle6TensorE")
     ('MaxGradNode', 'SqrtGradNode')
     >>> _node_name(b"_ZN6sparse12relu_ad_funcERKN6paddle6TensorE"), _node_name(b"_PyEval_EvalFrameDefault")
     ('ReluSparseGradNode', '')

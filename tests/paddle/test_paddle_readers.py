@@ -18,6 +18,16 @@ from tensorstash.backends.paddle_readers import PYLAYER, Readers, reader
 
 WHOLE = os.environ.get("TENSORSTASH_OPERATORS") == "all"
 
+FIRST = (
+    "paddle.max",
+    "paddle.sqrt",
+    "operator.truediv",
+    "paddle.matmul",
+    "F.max_pool2d(kernel_size=2)",
+    "F.layer_norm",
+)
+"""Rows that are in every sample: all needs, and a norm."""
+
 F = nn.functional
 
 
@@ -164,18 +174,21 @@ def test_readers_are_nodes_of_the_graph():
 def test_what_readers_need_is_what_losses_do_to_their_gradients():
     errors = Errors()
     count = 0
-    cases = sampled(cases_of_readers(), 0)
+    cases = sorted(sampled(cases_of_readers(), 0), key=lambda case: case.row not in FIRST)
     for case, outcome in outcomes("paddle_operators.lossy.lossy", cases, None if WHOLE else 40):
         errors.add(case, outcome)
         count += 1
     print(f"{count} of {len(cases)} operators")
-    assert errors.needs()
+    needs, of_inputs = errors.needs(), errors.input_needs()
+    assert {needs[node] for node in ("MaxGradNode", "Pool2dGradNode")} == {"exact"}
+    assert {needs[node] for node in ("SqrtGradNode", "DivideGradNode", "LayerNormGradNode")} == {"relative"}
+    assert {needs["MatmulGradNode"], of_inputs["LayerNormGradNode"]} == {"any"}
     if WHOLE:
-        assert errors.needs() == NEEDS
-        assert errors.input_needs() == INPUT_NEEDS
+        assert needs == NEEDS
+        assert of_inputs == INPUT_NEEDS
     # A part of the rows shows a part of what can go wrong, and no more.
-    assert not {node: need for node, need in errors.needs().items() if is_stricter(need, NEEDS[node])}
-    assert not {node: need for node, need in errors.input_needs().items() if is_stricter(need, INPUT_NEEDS[node])}
+    assert not {node: need for node, need in needs.items() if is_stricter(need, NEEDS[node])}
+    assert not {node: need for node, need in of_inputs.items() if is_stricter(need, INPUT_NEEDS[node])}
 
 
 def is_stricter(need: str, other: str) -> bool:
