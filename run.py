@@ -58,7 +58,7 @@ def run(module: str, *arguments: object, output: int | None = None, **variables:
 
 def train(arguments: list[str]) -> None:
     """Train under no policy and under each policy, and print one table."""
-    run("benchmarks", *arguments)
+    run("benchmarks", "main_job", *arguments)
 
 
 def test(arguments: list[str]) -> None:

@@ -1,1 +1,1 @@
-"""The comparison run: real trainings under no policy and under each policy, one process each, in one table."""
+"""What the package costs and gains, measured: ``python -m benchmarks`` lists the benchmarks."""

@@ -65,6 +65,9 @@ class TinyBackend:
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
         return weakref.ref(tensor.memory), 0
 
+    def producer(self, tensor: Tensor, /) -> str:
+        return "" if tensor.operation is None else type(tensor.operation).__name__
+
     def alias(self, tensor: Tensor, /) -> Tensor:
         return tensor if tensor.operation is None else Tensor(tensor.memory)
 

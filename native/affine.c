@@ -1,4 +1,4 @@
-/* Affine quantization, as tensorstash.codecs.quantizer defines it, of what is computed in float32.
+/* Affine quantization, as tensorstash.kernels.quantize defines it, of what is computed in float32.
  *
  * Groups of one size are worked on in batches, which stay in the first cache from their extremes to their codes. Each
  * stage is a plain loop over a batch that compilers turn into vector instructions. */
@@ -510,7 +510,7 @@ plan_of(const Py_buffer *elements, const Py_buffer *body, const char *dtype, int
 }
 
 static PyObject *
-affine_encode(PyObject *module, PyObject *args)
+affine_encode(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer source, body;
     const char *dtype;
@@ -537,7 +537,7 @@ affine_encode(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-affine_decode(PyObject *module, PyObject *args)
+affine_decode(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer body, target;
     const char *dtype;

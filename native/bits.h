@@ -1,4 +1,4 @@
-/* Codes of 4 or 2 bits, several to the byte, the first in the lowest bits, as in tensorstash.codecs.bits. */
+/* Codes of 4 or 2 bits, several to the byte, the first in the lowest bits, as in tensorstash.kernels.bits. */
 
 #ifndef TENSORSTASH_BITS_H
 #define TENSORSTASH_BITS_H
@@ -7,10 +7,6 @@
 #include <string.h>
 
 #include "simd.h"
-
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-#error "words are read and written with the first code in their lowest byte"
-#endif
 
 /* Words of 16 bits hold two codes, or what is made of them: there is no faster way from bytes to half as many. */
 INLINE uint16_t

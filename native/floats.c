@@ -1,4 +1,4 @@
-/* bfloat16 and back, as tensorstash.codecs.floats defines them. */
+/* bfloat16 and back, as tensorstash.kernels.floats defines them. */
 
 #include "floats.h"
 #include "tables.h"
@@ -12,8 +12,9 @@ convert(PyObject *args, int narrows)
         return NULL;
     }
     Py_ssize_t from_bytes = narrows ? 4 : 2, to_bytes = narrows ? 2 : 4, count = from.len / from_bytes;
-    if (from.len % from_bytes || to.len % to_bytes || to.len / to_bytes != count) {
-        PyErr_SetString(PyExc_ValueError, "expected as many words of 2 bytes as of 4");
+    if (from.len % from_bytes || to.len % to_bytes || to.len / to_bytes != count
+        || (uintptr_t)from.buf % (size_t)from_bytes || (uintptr_t)to.buf % (size_t)to_bytes) {
+        PyErr_SetString(PyExc_ValueError, "expected as many words of 2 bytes as of 4, at multiples of their size");
     }
     else {
         Py_BEGIN_ALLOW_THREADS
@@ -31,13 +32,13 @@ convert(PyObject *args, int narrows)
 }
 
 static PyObject *
-narrow(PyObject *module, PyObject *args)
+narrow(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return convert(args, 1);
 }
 
 static PyObject *
-widen(PyObject *module, PyObject *args)
+widen(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return convert(args, 0);
 }

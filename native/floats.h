@@ -1,4 +1,4 @@
-/* Floats as bits, and those of 16 bits as tensorstash.codecs.floats converts them. */
+/* Floats as bits, and those of 16 bits as tensorstash.kernels.floats converts them. */
 
 #ifndef TENSORSTASH_FLOATS_H
 #define TENSORSTASH_FLOATS_H

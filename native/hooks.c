@@ -1,6 +1,9 @@
 /* What runs for every saved tensor, most of which are kept: the same steps as in Python, without its frames.
  *
- * Whatever is out of the ordinary is left to the function in Python that each of these stands for. */
+ * Whatever is out of the ordinary is left to the function in Python that each of these stands for.
+ *
+ * Every call may run code of anybody's, which may come back here with the same handle: what is needed after a call is
+ * held before it. */
 
 #include "tables.h"
 
@@ -17,9 +20,11 @@ typedef struct {
 static void
 empty(Kept *kept)
 {
-    Py_CLEAR(kept->alias);
-    Py_CLEAR(kept->scope);
-    Py_CLEAR(kept->state);
+    PyObject *const state = kept->state, *const alias = kept->alias, *const scope = kept->scope;
+    kept->state = kept->alias = kept->scope = NULL; /* at once: what goes now may ask for it */
+    Py_XDECREF(alias);
+    Py_XDECREF(scope);
+    Py_XDECREF(state);
 }
 
 static void
@@ -133,7 +138,7 @@ keep(PyObject *self, PyObject *tensor)
 static PyMethodDef keep_method = {"pack", keep, METH_O, NULL};
 
 static PyObject *
-keeping(PyObject *module, PyObject *args)
+keeping(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&keep_method, args, KEEP_COUNT, NULL, 0);
 }
@@ -155,25 +160,27 @@ restore(PyObject *self, PyObject *handle)
         PyErr_SetString(PyExc_ValueError, "this saved tensor was released already");
         return NULL;
     }
-    PyObject *const function = PyObject_GetAttr(kept->state, PART(VERSION_NAME));
-    const Py_ssize_t now = function == NULL ? -1 : version_of(function, kept->alias);
+    PyObject *const state = Py_NewRef(kept->state), *const alias = Py_NewRef(kept->alias);
+    PyObject *const function = PyObject_GetAttr(state, PART(VERSION_NAME)), *tensor = NULL;
+    const Py_ssize_t now = function == NULL ? -1 : version_of(function, alias);
     Py_XDECREF(function);
-    if (now != kept->version) {
-        if (PyErr_Occurred()) {
-            return NULL;
-        }
-        PyObject *const same = Py_BuildValue("(OOn)", kept->state, kept->alias, kept->version);
-        PyObject *const tensor = same == NULL ? NULL : PyObject_CallOneArg(PART(RESTORE), same);
-        Py_XDECREF(same);
-        return tensor;
+    if (now == kept->version) {
+        tensor = PyObject_SetAttr(state, PART(ASKED_NAME), Py_True) < 0 ? NULL : Py_NewRef(alias);
     }
-    return PyObject_SetAttr(kept->state, PART(ASKED_NAME), Py_True) < 0 ? NULL : Py_NewRef(kept->alias);
+    else if (!PyErr_Occurred()) {
+        PyObject *const same = Py_BuildValue("(OOn)", state, alias, kept->version);
+        tensor = same == NULL ? NULL : PyObject_CallOneArg(PART(RESTORE), same);
+        Py_XDECREF(same);
+    }
+    Py_DECREF(alias);
+    Py_DECREF(state);
+    return tensor;
 }
 
 static PyMethodDef restore_method = {"unpack", restore, METH_O, NULL};
 
 static PyObject *
-restoring(PyObject *module, PyObject *args)
+restoring(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&restore_method, args, RESTORE_COUNT, restore_names, 2);
 }
@@ -269,14 +276,29 @@ pack_for_paddle(PyObject *self, PyObject *tensor)
 static PyMethodDef pack_method = {"pack_for_paddle", pack_for_paddle, METH_O, NULL};
 
 static PyObject *
-packing(PyObject *module, PyObject *args)
+packing(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&pack_method, args, PACK_COUNT, pack_names, 2);
 }
 
-enum { OF_BOX, UNBOXED, HOOK_FAILED, BACKWARDS, UNPACK_COUNT, CONTENTS_NAME = UNPACK_COUNT, UNPACK_NAME, RELEASE_NAME };
+enum { OF_BOX, UNBOXED, HOOK_FAILED, BACKWARDS, WITH_MEMORY, UNPACK_COUNT };
+enum { CONTENTS_NAME = UNPACK_COUNT, UNPACK_NAME, RELEASE_NAME, INITIALIZED_NAME };
 
-static const char *const unpack_names[] = {"cell_contents", "unpack", "release"};
+static const char *const unpack_names[] = {"cell_contents", "unpack", "release", "_is_initialized"};
+
+/* Return the tensor, whose reference is taken over, or what stands in for one without memory. */
+static PyObject *
+with_memory(PyObject *self, PyObject *tensor)
+{
+    PyObject *const has_memory = PyObject_CallMethodNoArgs(tensor, PART(INITIALIZED_NAME));
+    Py_XDECREF(has_memory);
+    if (has_memory == Py_True) {
+        return tensor;
+    }
+    PyObject *const stand_in = has_memory == NULL ? NULL : PyObject_CallOneArg(PART(WITH_MEMORY), tensor);
+    Py_DECREF(tensor);
+    return stand_in;
+}
 
 static PyObject *
 unpack_in(PyObject *self, PyObject *scope, PyObject *value)
@@ -304,7 +326,13 @@ unpack_for_paddle(PyObject *self, PyObject *packed)
         PyErr_SetString(PyExc_ValueError, "this saved tensor was released already");
     }
     else if ((contents = PyObject_GetAttr(packed, PART(CONTENTS_NAME))) != NULL) {
-        tensor = unpack_in(self, PyTuple_GetItem(contents, 0), PyTuple_GetItem(contents, 1));
+        PyObject *scope, *value;
+        if (PyTuple_Check(contents) && PyArg_ParseTuple(contents, "OO", &scope, &value)) {
+            tensor = unpack_in(self, scope, value);
+        }
+        else if (!PyErr_Occurred()) {
+            PyErr_Format(PyExc_TypeError, "expected what pack has returned, got a cell of %R", contents);
+        }
         Py_DECREF(contents);
     }
     PyObject *const release = tensor == NULL ? NULL : PyObject_GetAttr(PART(BACKWARDS), PART(RELEASE_NAME));
@@ -315,15 +343,16 @@ unpack_for_paddle(PyObject *self, PyObject *packed)
         Py_CLEAR(tensor);
     }
     Py_XDECREF(release);
+    tensor = tensor == NULL ? NULL : with_memory(self, tensor);
     return tensor != NULL ? tensor : handled(PART(HOOK_FAILED), NULL);
 }
 
 static PyMethodDef unpack_method = {"unpack_for_paddle", unpack_for_paddle, METH_O, NULL};
 
 static PyObject *
-unpacking(PyObject *module, PyObject *args)
+unpacking(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    return function(&unpack_method, args, UNPACK_COUNT, unpack_names, 3);
+    return function(&unpack_method, args, UNPACK_COUNT, unpack_names, 4);
 }
 
 /* -- tensorstash.backends.paddle: PaddleBackend.alias and nbytes -- */
@@ -351,7 +380,7 @@ alias_for_paddle(PyObject *self, PyObject *tensor)
 static PyMethodDef alias_method = {"alias", alias_for_paddle, METH_O, NULL};
 
 static PyObject *
-aliasing(PyObject *module, PyObject *args)
+aliasing(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&alias_method, args, ALIAS_COUNT, alias_names, 2);
 }
@@ -378,7 +407,7 @@ nbytes_for_paddle(PyObject *self, PyObject *tensor)
 static PyMethodDef nbytes_method = {"nbytes", nbytes_for_paddle, METH_O, NULL};
 
 static PyObject *
-sizing(PyObject *module, PyObject *args)
+sizing(PyObject *Py_UNUSED(module), PyObject *args)
 {
     return function(&nbytes_method, args, SIZE_COUNT, size_names, 1);
 }

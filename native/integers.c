@@ -1,6 +1,5 @@
-/* Integers at the width that their range needs, as tensorstash.codecs.narrow defines it. */
+/* Integers as their distance from the smallest one, as tensorstash.kernels.integers defines it. */
 
-#include "simd.h"
 #include "tables.h"
 #include "words.h"
 
@@ -8,166 +7,189 @@ typedef int16_t __attribute__((aligned(1), may_alias)) int2;
 typedef int32_t __attribute__((aligned(1), may_alias)) int4;
 typedef int64_t __attribute__((aligned(1), may_alias)) int8;
 
-#define EXTREMES_OF(TYPE) \
-    EACH_WIDTH static void extremes_##TYPE(const TYPE *words, Py_ssize_t count, TYPE *least, TYPE *largest) \
-    { \
-        TYPE low = words[0], high = words[0]; \
-        for (Py_ssize_t i = 0; i < count; i++) { \
-            TYPE word = words[i]; \
-            low = word < low ? word : low; \
-            high = word > high ? word : high; \
-        } \
-        *least = low; \
-        *largest = high; \
+/* The range of signed integers, or of unsigned ones, whose order is that of signed ones once `top`, their highest bit,
+ * is turned over. Vectors compare signed integers of one width, so that each has a loop of its own. */
+
+INLINE void
+range_of_2(const int2 *words, Py_ssize_t count, int16_t top, int64_t *least, int64_t *largest)
+{
+    int16_t low = INT16_MAX, high = INT16_MIN;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int16_t word = (int16_t)(words[i] ^ top);
+        low = word < low ? word : low;
+        high = word > high ? word : high;
     }
+    *least = low;
+    *largest = high;
+}
 
-EXTREMES_OF(int2)
-EXTREMES_OF(int4)
-EXTREMES_OF(int8)
-EXTREMES_OF(word2)
-EXTREMES_OF(word4)
-EXTREMES_OF(word8)
-
-#define NARROW_OF(N, W) \
-    EACH_WIDTH static void narrow_##N##_##W(const word##N *words, Py_ssize_t count, word##N least, word##W *stored) \
-    { \
-        for (Py_ssize_t i = 0; i < count; i++) { \
-            stored[i] = (word##W)(words[i] - least); \
-        } \
-    } \
-\
-    EACH_WIDTH static void widen_##N##_##W(const word##W *stored, Py_ssize_t count, word##N least, word##N *words) \
-    { \
-        for (Py_ssize_t i = 0; i < count; i++) { \
-            words[i] = (word##N)(stored[i] + least); \
-        } \
+INLINE void
+range_of_4(const int4 *words, Py_ssize_t count, int32_t top, int64_t *least, int64_t *largest)
+{
+    int32_t low = INT32_MAX, high = INT32_MIN;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int32_t word = words[i] ^ top;
+        low = word < low ? word : low;
+        high = word > high ? word : high;
     }
+    *least = low;
+    *largest = high;
+}
 
-NARROW_OF(2, 1)
-NARROW_OF(4, 1)
-NARROW_OF(4, 2)
-NARROW_OF(8, 1)
-NARROW_OF(8, 2)
-NARROW_OF(8, 4)
+INLINE void
+range_of_8(const int8 *words, Py_ssize_t count, int64_t top, int64_t *least, int64_t *largest)
+{
+    int64_t low = INT64_MAX, high = INT64_MIN;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t word = words[i] ^ top;
+        low = word < low ? word : low;
+        high = word > high ? word : high;
+    }
+    *least = low;
+    *largest = high;
+}
 
-#define BOTH(TYPE, CONVERT, WIDE) \
-    do { \
-        TYPE low, high; \
-        Py_BEGIN_ALLOW_THREADS \
-        extremes_##TYPE(words.buf, words.len / (Py_ssize_t)sizeof low, &low, &high); \
-        Py_END_ALLOW_THREADS \
-        least = CONVERT((WIDE)low); \
-        largest = CONVERT((WIDE)high); \
-    } while (0)
+EACH_WIDTH static void
+range_of(const void *words, Py_ssize_t count, int size, int is_signed, int64_t *least, int64_t *largest)
+{
+    switch (size) {
+    case 2: range_of_2(words, count, is_signed ? 0 : INT16_MIN, least, largest); break;
+    case 4: range_of_4(words, count, is_signed ? 0 : INT32_MIN, least, largest); break;
+    default: range_of_8(words, count, is_signed ? 0 : INT64_MIN, least, largest); break;
+    }
+}
 
 static PyObject *
-extremes(PyObject *module, PyObject *args)
+number_of(int64_t value, int size, int is_signed)
+{
+    uint64_t top = (uint64_t)1 << (8 * size - 1);
+    return is_signed ? PyLong_FromLongLong(value) : PyLong_FromUnsignedLongLong((uint64_t)value + top);
+}
+
+static PyObject *
+integer_range(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer words;
-    Py_ssize_t size;
-    int is_signed;
-    PyObject *least = NULL, *largest = NULL, *pair = NULL;
-    if (!PyArg_ParseTuple(args, "y*np:extremes", &words, &size, &is_signed)) {
+    int is_signed, size;
+    int64_t least = 0, largest = 0;
+    if (!PyArg_ParseTuple(args, "y*p:integer_range", &words, &is_signed)) {
         return NULL;
     }
-    if ((size != 2 && size != 4 && size != 8) || words.len % size || !words.len) {
+    size = (int)words.itemsize;
+    if (!is_word(words.itemsize) || size == 1 || words.len < size) {
         PyErr_SetString(PyExc_ValueError, "expected at least one integer of 2, 4 or 8 bytes");
     }
     else {
-        switch (is_signed ? -size : size) {
-        case -2: BOTH(int2, PyLong_FromLongLong, long long); break;
-        case -4: BOTH(int4, PyLong_FromLongLong, long long); break;
-        case -8: BOTH(int8, PyLong_FromLongLong, long long); break;
-        case 2: BOTH(word2, PyLong_FromUnsignedLongLong, unsigned long long); break;
-        case 4: BOTH(word4, PyLong_FromUnsignedLongLong, unsigned long long); break;
-        case 8: BOTH(word8, PyLong_FromUnsignedLongLong, unsigned long long); break;
-        }
-    }
-    PyBuffer_Release(&words);
-    if (least != NULL && largest != NULL) {
-        pair = PyTuple_Pack(2, least, largest);
-    }
-    Py_XDECREF(least);
-    Py_XDECREF(largest);
-    return pair;
-}
-
-/* The width of what is stored for `count` words, or -1 with an error. */
-static Py_ssize_t
-stored_width(const Py_buffer *words, const Py_buffer *least, const Py_buffer *stored)
-{
-    Py_ssize_t size = least->len;
-    Py_ssize_t count = size ? words->len / size : 0;
-    Py_ssize_t width = count ? stored->len / count : 0;
-    if ((size != 2 && size != 4 && size != 8) || words->len % size || (width != 1 && width != 2 && width != 4)
-        || width >= size || stored->len != width * count) {
-        PyErr_SetString(PyExc_ValueError, "expected integers of 2, 4 or 8 bytes, their least, and a width below theirs");
-        return -1;
-    }
-    return width;
-}
-
-#define NARROWED(N, W) narrow_##N##_##W(words.buf, words.len / N, *(const word##N *)least.buf, stored.buf)
-#define WIDENED(N, W) widen_##N##_##W(stored.buf, words.len / N, *(const word##N *)least.buf, words.buf)
-
-static PyObject *
-narrow_words(PyObject *module, PyObject *args)
-{
-    Py_buffer words, least, stored;
-    if (!PyArg_ParseTuple(args, "y*y*w*:narrow_words", &words, &least, &stored)) {
-        return NULL;
-    }
-    Py_ssize_t width = stored_width(&words, &least, &stored);
-    if (width > 0) {
         Py_BEGIN_ALLOW_THREADS
-        switch (10 * least.len + width) {
-        case 21: NARROWED(2, 1); break;
-        case 41: NARROWED(4, 1); break;
-        case 42: NARROWED(4, 2); break;
-        case 81: NARROWED(8, 1); break;
-        case 82: NARROWED(8, 2); break;
-        case 84: NARROWED(8, 4); break;
-        }
+        range_of(words.buf, words.len / size, size, is_signed, &least, &largest);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&words);
-    PyBuffer_Release(&least);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    return Py_BuildValue("(NN)", number_of(least, size, is_signed), number_of(largest, size, is_signed));
+}
+
+INLINE void
+each_subtract(const void *words, Py_ssize_t count, int size, uint64_t base, void *stored, int width)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        put_word(stored, i, width, get_word(words, i, size) - base);
+    }
+}
+
+INLINE void
+each_add(const void *stored, Py_ssize_t count, int width, uint64_t base, void *words, int size)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        put_word(words, i, size, get_word(stored, i, width) + base);
+    }
+}
+
+EACH_WIDTH static void
+subtract(const void *words, Py_ssize_t count, int size, uint64_t base, void *stored, int width)
+{
+    switch (10 * size + width) {
+    case 21: each_subtract(words, count, 2, base, stored, 1); break;
+    case 41: each_subtract(words, count, 4, base, stored, 1); break;
+    case 42: each_subtract(words, count, 4, base, stored, 2); break;
+    case 81: each_subtract(words, count, 8, base, stored, 1); break;
+    case 82: each_subtract(words, count, 8, base, stored, 2); break;
+    default: each_subtract(words, count, 8, base, stored, 4); break;
+    }
+}
+
+EACH_WIDTH static void
+add(const void *stored, Py_ssize_t count, int width, uint64_t base, void *words, int size)
+{
+    switch (10 * size + width) {
+    case 21: each_add(stored, count, 1, base, words, 2); break;
+    case 41: each_add(stored, count, 1, base, words, 4); break;
+    case 42: each_add(stored, count, 2, base, words, 4); break;
+    case 81: each_add(stored, count, 1, base, words, 8); break;
+    case 82: each_add(stored, count, 2, base, words, 8); break;
+    default: each_add(stored, count, 4, base, words, 8); break;
+    }
+}
+
+/* Whether there are as many narrower words as there are words like the base; else an error is set. */
+static int
+are_distances(const Py_buffer *words, const Py_buffer *base, const Py_buffer *stored)
+{
+    Py_ssize_t size = words->itemsize, width = stored->itemsize;
+    if (!is_word(size) || !is_word(width) || width >= size || base->len != size || words->len % size
+        || stored->len % width || stored->len / width != words->len / size) {
+        PyErr_SetString(PyExc_ValueError, "expected integers of 2, 4 or 8 bytes, one like them, and as many narrower");
+        return 0;
+    }
+    return 1;
+}
+
+static PyObject *
+subtract_base(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer words, base, stored;
+    if (!PyArg_ParseTuple(args, "y*y*w*:subtract_base", &words, &base, &stored)) {
+        return NULL;
+    }
+    if (are_distances(&words, &base, &stored)) {
+        int size = (int)words.itemsize, width = (int)stored.itemsize;
+        Py_BEGIN_ALLOW_THREADS
+        subtract(words.buf, words.len / size, size, get_word(base.buf, 0, size), stored.buf, width);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&words);
+    PyBuffer_Release(&base);
     PyBuffer_Release(&stored);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *
-widen_words(PyObject *module, PyObject *args)
+add_base(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    Py_buffer stored, least, words;
-    if (!PyArg_ParseTuple(args, "y*y*w*:widen_words", &stored, &least, &words)) {
+    Py_buffer stored, base, words;
+    if (!PyArg_ParseTuple(args, "y*y*w*:add_base", &stored, &base, &words)) {
         return NULL;
     }
-    Py_ssize_t width = stored_width(&words, &least, &stored);
-    if (width > 0) {
+    if (are_distances(&words, &base, &stored)) {
+        int size = (int)words.itemsize, width = (int)stored.itemsize;
         Py_BEGIN_ALLOW_THREADS
-        switch (10 * least.len + width) {
-        case 21: WIDENED(2, 1); break;
-        case 41: WIDENED(4, 1); break;
-        case 42: WIDENED(4, 2); break;
-        case 81: WIDENED(8, 1); break;
-        case 82: WIDENED(8, 2); break;
-        case 84: WIDENED(8, 4); break;
-        }
+        add(stored.buf, words.len / size, width, get_word(base.buf, 0, size), words.buf, size);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&stored);
-    PyBuffer_Release(&least);
+    PyBuffer_Release(&base);
     PyBuffer_Release(&words);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
 PyMethodDef integers_functions[] = {
-    {"extremes", extremes, METH_VARARGS,
-     "extremes(words, size, is_signed)\n\nReturn the smallest and the largest of integers of some size."},
-    {"narrow_words", narrow_words, METH_VARARGS,
-     "narrow_words(words, least, stored)\n\nFill narrower words with the distances from the least."},
-    {"widen_words", widen_words, METH_VARARGS,
-     "widen_words(stored, least, words)\n\nFill words with the sums of the least and narrower distances."},
+    {"integer_range", integer_range, METH_VARARGS,
+     "integer_range(words, is_signed)\n\nReturn the smallest and the largest of integers of 2, 4 or 8 bytes."},
+    {"subtract_base", subtract_base, METH_VARARGS,
+     "subtract_base(words, base, stored)\n\nFill narrower words with the distances from the base."},
+    {"add_base", add_base, METH_VARARGS,
+     "add_base(stored, base, words)\n\nFill words with the sums of narrower distances and the base."},
     {NULL, NULL, 0, NULL},
 };

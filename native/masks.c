@@ -1,6 +1,5 @@
-/* One bit per element, as tensorstash.codecs.pack_bits and tensorstash.codecs.two_valued define it. */
+/* One bit per element: booleans, and which of two values it is, as tensorstash.kernels.masks defines it. */
 
-#include "simd.h"
 #include "tables.h"
 #include "words.h"
 
@@ -30,72 +29,115 @@ unpack_flags(const uint8_t *packed, Py_ssize_t count, uint8_t *flags)
     unpack_run(packed, count, flags);
 }
 
-#define TWO_OF(N) \
-    EACH_WIDTH static int pack_two_##N(const word##N *words, Py_ssize_t count, word##N *pair, uint8_t *packed) \
-    { \
-        const word##N first = count ? words[0] : 0; \
-        word##N second = first; \
-        for (Py_ssize_t start = 0; start < count; start += RUN) { \
-            const word##N *run = words + start; \
-            Py_ssize_t here = count - start < RUN ? count - start : RUN; \
-            uint8_t differs[RUN], third = 0; \
-            for (Py_ssize_t i = 0; i < here; i++) { \
-                uint8_t not_first = run[i] != first; \
-                uint8_t not_second = run[i] != second; \
-                differs[i] = not_first; \
-                third |= not_first & not_second; \
-            } \
-            if (third && second == first) { \
-                Py_ssize_t place = 0; \
-                while (place < here - 1 && run[place] == first) { /* bounded: others may write meanwhile */ \
-                    place++; \
-                } \
-                second = run[place]; \
-                third = 0; \
-                for (Py_ssize_t i = place; i < here; i++) { \
-                    third |= (run[i] != first) & (run[i] != second); \
-                } \
-            } \
-            if (third) { \
-                return 0; \
-            } \
-            pack_run(differs, here, packed + start / 8); \
-        } \
-        pair[0] = first; \
-        pair[1] = second; \
-        return 1; \
-    } \
-\
-    EACH_WIDTH static void unpack_two_##N(const uint8_t *packed, const word##N *pair, word##N *words, Py_ssize_t count) \
-    { \
-        const word##N first = pair[0], change = pair[0] ^ pair[1]; \
-        for (Py_ssize_t start = 0; start < count; start += RUN) { \
-            Py_ssize_t here = count - start < RUN ? count - start : RUN; \
-            uint8_t flags[RUN]; \
-            unpack_run(packed + start / 8, here, flags); \
-            for (Py_ssize_t i = 0; i < here; i++) { \
-                words[start + i] = (word##N)(first ^ (change & -(word##N)flags[i])); \
-            } \
-        } \
+/* Compared at their own width, as many fit into a vector. */
+INLINE int
+differ(uint64_t one, uint64_t other, int size)
+{
+    switch (size) {
+    case 1: return (uint8_t)one != (uint8_t)other;
+    case 2: return (uint16_t)one != (uint16_t)other;
+    case 4: return (uint32_t)one != (uint32_t)other;
+    default: return one != other;
     }
+}
 
-TWO_OF(1)
-TWO_OF(2)
-TWO_OF(4)
-TWO_OF(8)
+/* Flag the elements of a run that are not the first value, and return whether any is neither of the two. */
+INLINE uint8_t
+flag_second(const char *run, Py_ssize_t from, Py_ssize_t to, int size, uint64_t first, uint64_t second, uint8_t *flags)
+{
+    uint8_t third = 0;
+    for (Py_ssize_t i = from; i < to; i++) {
+        uint64_t word = get_word(run, i, size);
+        uint8_t not_first = differ(word, first, size), not_second = differ(word, second, size);
+        flags[i] = not_first;
+        third |= not_first & not_second;
+    }
+    return third;
+}
+
+INLINE int
+each_pack_two(const char *words, Py_ssize_t count, int size, void *pair, uint8_t *packed)
+{
+    const uint64_t first = count ? get_word(words, 0, size) : 0;
+    uint64_t second = first;
+    for (Py_ssize_t start = 0; start < count; start += RUN) {
+        const char *run = words + start * size;
+        Py_ssize_t here = count - start < RUN ? count - start : RUN, place = 0;
+        uint8_t flags[RUN];
+        uint8_t third = flag_second(run, 0, here, size, first, second, flags);
+        if (third && second == first) { /* this run has the second value */
+            while (place < here - 1 && get_word(run, place, size) == first) { /* bounded: others may write meanwhile */
+                place++;
+            }
+            second = get_word(run, place, size);
+            third = flag_second(run, place, here, size, first, second, flags);
+        }
+        if (third) {
+            return 0;
+        }
+        pack_run(flags, here, packed + start / 8);
+    }
+    put_word(pair, 0, size, first);
+    put_word(pair, 1, size, second);
+    return 1;
+}
+
+EACH_WIDTH static int
+pack_two(const char *words, Py_ssize_t count, int size, void *pair, uint8_t *packed)
+{
+    switch (size) {
+    case 1: return each_pack_two(words, count, 1, pair, packed);
+    case 2: return each_pack_two(words, count, 2, pair, packed);
+    case 4: return each_pack_two(words, count, 4, pair, packed);
+    default: return each_pack_two(words, count, 8, pair, packed);
+    }
+}
+
+INLINE void
+each_unpack_two(const uint8_t *packed, const void *pair, char *words, Py_ssize_t count, int size)
+{
+    const uint64_t second = get_word(pair, 1, size), change = second ^ get_word(pair, 0, size);
+    for (Py_ssize_t start = 0; start < count; start += RUN) {
+        Py_ssize_t here = count - start < RUN ? count - start : RUN;
+        uint8_t flags[RUN];
+        unpack_run(packed + start / 8, here, flags);
+        for (Py_ssize_t i = 0; i < here; i++) {
+            put_word(words + start * size, i, size, second ^ (change & ((uint64_t)flags[i] - 1)));
+        }
+    }
+}
+
+EACH_WIDTH static void
+unpack_two(const uint8_t *packed, const void *pair, char *words, Py_ssize_t count, int size)
+{
+    switch (size) {
+    case 1: each_unpack_two(packed, pair, words, count, 1); break;
+    case 2: each_unpack_two(packed, pair, words, count, 2); break;
+    case 4: each_unpack_two(packed, pair, words, count, 4); break;
+    default: each_unpack_two(packed, pair, words, count, 8); break;
+    }
+}
+
+/* Whether there is one bit for each byte; else an error is set. */
+static int
+are_flags(const Py_buffer *flags, const Py_buffer *packed)
+{
+    if (packed->len != packed_bytes(flags->len)) {
+        PyErr_SetString(PyExc_ValueError, "expected one bit for each byte");
+        return 0;
+    }
+    return 1;
+}
 
 static PyObject *
-pack_booleans(PyObject *module, PyObject *args)
+pack_booleans(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer flags, packed;
     int done = 0;
     if (!PyArg_ParseTuple(args, "y*w*:pack_booleans", &flags, &packed)) {
         return NULL;
     }
-    if (packed.len != flags.len / 8 + (flags.len % 8 != 0)) {
-        PyErr_SetString(PyExc_ValueError, "expected one bit for each byte");
-    }
-    else {
+    if (are_flags(&flags, &packed)) {
         Py_BEGIN_ALLOW_THREADS
         done = pack_flags(flags.buf, flags.len, packed.buf);
         Py_END_ALLOW_THREADS
@@ -106,16 +148,13 @@ pack_booleans(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-unpack_booleans(PyObject *module, PyObject *args)
+unpack_booleans(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer packed, flags;
     if (!PyArg_ParseTuple(args, "y*w*:unpack_booleans", &packed, &flags)) {
         return NULL;
     }
-    if (packed.len != flags.len / 8 + (flags.len % 8 != 0)) {
-        PyErr_SetString(PyExc_ValueError, "expected one bit for each byte");
-    }
-    else {
+    if (are_flags(&flags, &packed)) {
         Py_BEGIN_ALLOW_THREADS
         unpack_flags(packed.buf, flags.len, flags.buf);
         Py_END_ALLOW_THREADS
@@ -125,13 +164,13 @@ unpack_booleans(PyObject *module, PyObject *args)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-/* Whether a buffer of words fits a pair of them and one bit for each. */
+/* Whether there is a pair of words, and one bit for each of them; else an error is set. */
 static int
-is_of_two(const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packed)
+are_of_two(const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packed)
 {
-    Py_ssize_t size = pair->len / 2;
-    if ((size != 1 && size != 2 && size != 4 && size != 8) || pair->len % 2 || words->len % size
-        || packed->len != words->len / size / 8 + (words->len / size % 8 != 0)) {
+    Py_ssize_t size = words->itemsize;
+    if (!is_word(size) || pair->len != 2 * size || words->len % size
+        || packed->len != packed_bytes(words->len / size)) {
         PyErr_SetString(PyExc_ValueError, "expected two words of 1, 2, 4 or 8 bytes, and one bit for each word");
         return 0;
     }
@@ -139,22 +178,16 @@ is_of_two(const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packed
 }
 
 static PyObject *
-pack_two_values(PyObject *module, PyObject *args)
+pack_two_values(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer words, pair, packed;
     int done = 0;
     if (!PyArg_ParseTuple(args, "y*w*w*:pack_two_values", &words, &pair, &packed)) {
         return NULL;
     }
-    if (is_of_two(&words, &pair, &packed)) {
-        Py_ssize_t count = words.len / (pair.len / 2);
+    if (are_of_two(&words, &pair, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        switch (pair.len / 2) {
-        case 1: done = pack_two_1(words.buf, count, pair.buf, packed.buf); break;
-        case 2: done = pack_two_2(words.buf, count, pair.buf, packed.buf); break;
-        case 4: done = pack_two_4(words.buf, count, pair.buf, packed.buf); break;
-        case 8: done = pack_two_8(words.buf, count, pair.buf, packed.buf); break;
-        }
+        done = pack_two(words.buf, words.len / words.itemsize, (int)words.itemsize, pair.buf, packed.buf);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&words);
@@ -164,21 +197,15 @@ pack_two_values(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-unpack_two_values(PyObject *module, PyObject *args)
+unpack_two_values(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer packed, pair, words;
     if (!PyArg_ParseTuple(args, "y*y*w*:unpack_two_values", &packed, &pair, &words)) {
         return NULL;
     }
-    if (is_of_two(&words, &pair, &packed)) {
-        Py_ssize_t count = words.len / (pair.len / 2);
+    if (are_of_two(&words, &pair, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        switch (pair.len / 2) {
-        case 1: unpack_two_1(packed.buf, pair.buf, words.buf, count); break;
-        case 2: unpack_two_2(packed.buf, pair.buf, words.buf, count); break;
-        case 4: unpack_two_4(packed.buf, pair.buf, words.buf, count); break;
-        case 8: unpack_two_8(packed.buf, pair.buf, words.buf, count); break;
-        }
+        unpack_two(packed.buf, pair.buf, words.buf, words.len / words.itemsize, (int)words.itemsize);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&packed);
@@ -189,11 +216,12 @@ unpack_two_values(PyObject *module, PyObject *args)
 
 PyMethodDef masks_functions[] = {
     {"pack_booleans", pack_booleans, METH_VARARGS,
-     "pack_booleans(flags, packed)\n\nWhether all bytes are 0 or 1; if so they are packed, at one bit each."},
+     "pack_booleans(flags, packed)\n\nPack bytes at one bit each, if all are 0 or 1, and return whether they are."},
     {"unpack_booleans", unpack_booleans, METH_VARARGS,
      "unpack_booleans(packed, flags)\n\nFill flags, one byte for each bit."},
     {"pack_two_values", pack_two_values, METH_VARARGS,
-     "pack_two_values(words, pair, packed)\n\nWhether there are at most two values; if so fill them and the bits."},
+     "pack_two_values(words, pair, packed)\n\nFill the pair and the bits of at most two values, and return whether there "
+     "are no more."},
     {"unpack_two_values", unpack_two_values, METH_VARARGS,
      "unpack_two_values(packed, pair, words)\n\nFill words with the first or the second of a pair, by bits."},
     {NULL, NULL, 0, NULL},

@@ -7,14 +7,12 @@
 
 static PyMethodDef *const tables[] = {
     affine_functions,
-    checksum_functions,
-    fields_functions,
+    float_fields_functions,
     floats_functions,
     hooks_functions,
-    huffman_functions,
     integers_functions,
     masks_functions,
-    sparse_functions,
+    nonzero_functions,
 };
 
 static int
@@ -36,7 +34,7 @@ static PyModuleDef_Slot slots[] = {
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "tensorstash._native",
-    .m_doc = "What Python is too slow for; see tensorstash.native.",
+    .m_doc = "What Python is too slow for; see tensorstash.native and tensorstash.kernels.",
     .m_slots = slots,
 };
 

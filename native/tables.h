@@ -7,14 +7,12 @@
 #include <Python.h>
 
 extern PyMethodDef affine_functions[];
-extern PyMethodDef checksum_functions[];
-extern PyMethodDef fields_functions[];
+extern PyMethodDef float_fields_functions[];
 extern PyMethodDef floats_functions[];
 extern PyMethodDef hooks_functions[];
-extern PyMethodDef huffman_functions[];
 extern PyMethodDef integers_functions[];
 extern PyMethodDef masks_functions[];
-extern PyMethodDef sparse_functions[];
+extern PyMethodDef nonzero_functions[];
 
 extern PyTypeObject KeptType;
 

@@ -2,14 +2,38 @@
 
 Starts ``python SCRIPT ...`` (or ``python -m MODULE ...``) again in the environment that
 :func:`tensorstash.allocator.advised_environment` gives, and says on standard error what was set. Nothing else changes:
-the process is replaced, with its number, standard streams and exit status.
+the process is replaced, with its number, standard streams and exit status, and the interpreter gets the options it was
+given: ``python -X dev -m tensorstash SCRIPT`` runs ``python -X dev SCRIPT``.
 """
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from tensorstash.allocator import advised_environment
+
+_NAME = "tensorstash"
+
+
+def interpreter_options(command: Sequence[str], count: int) -> list[str]:
+    """Return the options that the interpreter was given in front of this module's name.
+
+    Args:
+        command: as it was typed.
+        count: of the arguments behind the name.
+
+    >>> interpreter_options(["python", "-X", "dev", "-Im", "tensorstash", "train.py", "--fast"], 2)
+    ['-X', 'dev', '-I']
+    """
+    options = list(command[1 : len(command) - count])
+    if options and options[-1] == _NAME:
+        options.pop()
+    last = options.pop() if options else ""
+    if last.startswith("-") and last.removesuffix(_NAME).endswith("m"):  # alone, or behind options of one letter
+        last = last.removesuffix(_NAME)[:-1]
+        return [*options, last] if last != "-" else options
+    return []  # it was started in another way, such as by its file's name
 
 
 def main() -> int:
@@ -22,7 +46,7 @@ def main() -> int:
     added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
     settings = ", ".join(f"{name}={value}" for name, value in added.items())
     print(f"tensorstash: {settings or 'the allocator is left as it is'}", file=sys.stderr, flush=True)
-    command = [sys.executable, *arguments]
+    command = [sys.executable, *interpreter_options(sys.orig_argv, len(arguments)), *arguments]
     if os.name == "posix":
         os.execve(sys.executable, command, environment)
     return subprocess.run(command, env=environment, check=False).returncode

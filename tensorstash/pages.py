@@ -63,7 +63,8 @@ def move_pages(source: NDArray[Any], target: NDArray[Any]) -> bool:
     Args:
         source: whole huge pages of :func:`mapped_pages`, which nobody uses; afterwards without memory, as when it was
             new.
-        target: as many of another mapping; memory it has already is given back.
+        target: as many of another mapping; memory it has already is given back. Refused, they may be mapped no longer,
+            and what is mapped there may be anybody's: nobody may touch them, nor unmap them (:func:`never_unmap`).
     """
     libc = _libc()
     if libc is None:
@@ -71,6 +72,11 @@ def move_pages(source: NDArray[Any], target: NDArray[Any]) -> bool:
     flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
     address = target.ctypes.data
     return bool(libc.mremap(source.ctypes.data, source.size, target.size, flags, address) == address)
+
+
+def never_unmap(pages: NDArray[Any]) -> None:
+    """Leave the mapping of some pages as it is for as long as the process lives: it may be somebody else's by now."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pages))
 
 
 def release_pages(pages: NDArray[Any]) -> bool:

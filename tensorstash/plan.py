@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
 from tensorstash.errors import PlanError
-from tensorstash.protocols import Codec, StoreConfig
+from tensorstash.protocols import Codec, Demand, StoreConfig
 from tensorstash.spec import TensorSpec
+
+READ_EXACTLY = "backward needs it exactly"
 
 _TIERS = {"memory": 0, "disk": 1}
 
@@ -42,6 +44,28 @@ class Plan:
     def keeps(self) -> bool:
         """Whether the tensor is kept as it is."""
         return not self.codecs and self.store is None
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether what comes back is equal to the bit."""
+        return all(codec.lossless for codec in self.codecs)
+
+    def within(self, demand: Demand, /) -> "Plan":
+        """Return this plan, or the one without codecs if theirs is not the kind of error that a reader can take.
+
+        Args:
+            demand: what backward needs of the tensor.
+
+        >>> from tensorstash.codecs import Affine, AsType
+        >>> Plan((Affine(),)).within("relative").keeps, Plan((AsType(dtype="bfloat16"),)).within("relative").keeps
+        (True, False)
+        """
+        if demand == "any" or self.is_lossless:
+            return self
+        lossy = [codec for codec in self.codecs if not codec.lossless]
+        if demand == "relative" and all(getattr(codec, "is_relative", False) for codec in lossy):
+            return self
+        return Plan((), self.store, READ_EXACTLY)
 
     def then(self, other: "Plan", /) -> "Plan":
         """Return the plan that does this and then the other.

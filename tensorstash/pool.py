@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorstash.pages import BLOCK, HUGE_PAGE, mapped_pages, move_pages, page_aligned, release_pages
+from tensorstash.pages import (
+    BLOCK,
+    HUGE_PAGE,
+    mapped_pages,
+    move_pages,
+    never_unmap,
+    page_aligned,
+    release_pages,
+)
 
 SMALLEST = 64 * 2**10
 """Buffers below this many bytes are not pooled: there the C allocator is as good."""
@@ -72,14 +80,9 @@ class PagePool:
             return page_aligned(nbytes)
         shelf = self._here()
         try:
-            pages = shelf.take(size_class(nbytes))
+            return shelf.lend(size_class(nbytes))[:nbytes]
         except OSError:
             return page_aligned(nbytes)  # a process may have only so many mappings
-        # A view of an array refers to the array itself only if that one's memory belongs to something else: hence the
-        # detour over a memoryview, without which the finalizer could run while a view is alive.
-        lease: Pages = np.frombuffer(pages.data, np.uint8)
-        weakref.finalize(lease, shelf.give, pages).atexit = False
-        return lease[:nbytes]
 
     def _here(self) -> "_Shelf":
         """Return the shelf of this process."""
@@ -89,8 +92,22 @@ class PagePool:
         return self._shelf
 
 
+class _Loan(weakref.ref[Pages]):
+    """A buffer that is in use, as long as an array of it lives. Equal only to itself."""
+
+    __slots__ = ("pages", "tidy")
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    pages: Pages
+    tidy: weakref.ref[Pages]
+
+
 class _Shelf:
-    """The idle buffers of one process, by size, and how many bytes are in use. Thread-safe."""
+    """The idle buffers of one process, by size, and how many bytes are in use. Thread-safe.
+
+    What comes back does so by one operation of C. The sums are counted anew where an interrupt has come between two
+    steps, which each method finds out about the one before.
+    """
 
     def __init__(self, limit: int) -> None:
         self.pid = os.getpid()
@@ -98,39 +115,50 @@ class _Shelf:
         self.limit = limit
         self._used, self._most_used = 0, _FEW
         self._idle: dict[int, list[Pages]] = {}
-        self._returned: deque[Pages] = deque()
+        self._loans: set[_Loan] = set()
+        self._returned: deque[_Loan] = deque()
+        self._moves = True
+        self._is_counted = True
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> Pages:
-        """Return a buffer of a size.
+    def lend(self, size: int) -> Pages:
+        """Return a buffer of a size, which comes back when the last view of it goes.
 
         Raises:
             OSError: none is idle, and the system gives no more.
         """
         with self._lock:
             self._settle()
-            if size in self._idle:
+            if self._idle.get(size):
                 pages = self._pop(size, -1)
             else:
                 pages = mapped_pages(size)
-                if not self._furnish(pages[: size // HUGE_PAGE * HUGE_PAGE]):
-                    # Linux may have unmapped the target of a move before it refused.
+                if self._moves and not self._furnish(pages):
+                    # Linux may have unmapped a part of it before it refused, and others may have mapped theirs there.
+                    self._moves = False
+                    never_unmap(pages)
                     pages = mapped_pages(size)
+            # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
+            # the detour over a memoryview, without which the loan could end while a view is alive.
+            lent: Pages = np.frombuffer(pages.data, np.uint8)
+            tidy = weakref.ref(lent, self._tidy)  # is called after the other
+            loan = _Loan(lent, self._returned.append)
+            loan.pages, loan.tidy = pages, tidy
+            self._loans.add(loan)
             self._used += size
             self._most_used = max(self._most_used, self._used)
             self._trim(self._most_used - self._used)
-            return pages
+            self._is_counted = True
+            return lent
 
-    def give(self, pages: Pages) -> None:
-        """Take a buffer back; for finalizers, which may run inside any method here and must not wait."""
-        self._returned.append(pages)
-        del pages
-        while self._returned and self._lock.acquire(blocking=False):
-            try:
+    def _tidy(self, _: object) -> None:
+        """Take back what has been returned; in finalizers, which may run inside any method here and must not wait."""
+        while self._returned and not self._lock.locked():  # which it is where this thread is at it
+            # Not tried and released by hand: an interrupt may come between.
+            with self._lock:
                 self._settle()
                 self._trim(self.limit)
-            finally:
-                self._lock.release()
+                self._is_counted = True
 
     def keep(self, limit: int) -> None:
         """Keep at most so many bytes for later."""
@@ -138,25 +166,37 @@ class _Shelf:
             self.limit = limit
             self._settle()
             self._trim(limit)
+            self._is_counted = True
 
     def _settle(self) -> None:
+        """Begin: take back what has been returned, and count anew if who was here before did not come to its end."""
+        if not self._is_counted:
+            self._returned.extend(loan for loan in list(self._loans) if loan() is None)
+            self._idle = {size: stack for size, stack in self._idle.items() if stack}
+            self.idle_bytes = sum(size * len(stack) for size, stack in self._idle.items())
+            self._used = sum(loan.pages.size for loan in self._loans)
+        self._is_counted = False
         while self._returned:
-            pages = self._returned.popleft()
-            self._used -= pages.size
-            self._put(pages)
+            loan = self._returned.popleft()
+            if loan in self._loans:
+                self._loans.discard(loan)
+                self._used -= loan.pages.size
+                self._put(loan.pages)
 
-    def _furnish(self, bare: Pages) -> bool:
+    def _furnish(self, pages: Pages) -> bool:
         """Move memory of idle buffers to whole huge pages that have none yet, the longest unused first.
 
         Returns:
             False if a move was refused: nobody may touch the pages then.
         """
+        bare = pages[: pages.size // HUGE_PAGE * HUGE_PAGE]
         for size in [size for size in self._idle if size >= HUGE_PAGE]:
             while bare.size and size in self._idle:
                 source = self._pop(size, 0)
                 nbytes = min(bare.size, size // HUGE_PAGE * HUGE_PAGE)
                 if not move_pages(source[:nbytes], bare[:nbytes]):
                     self._put(source)
+                    release_pages(pages[: bare.ctypes.data - pages.ctypes.data])  # what was moved before is ours
                     return False
                 bare = bare[nbytes:]
                 if size - nbytes >= HUGE_PAGE:

@@ -10,8 +10,25 @@ from tensorstash.spec import TensorSpec
 CodecKind = Literal["array->array", "array->bytes", "bytes->bytes"]
 Tier = Literal["memory", "disk"]
 
+Demand = Literal["exact", "relative", "any"]
+"""How exactly an operation's backward has to get back what it saved: to the bit, with an error that is small relative
+to each element, or with one that is small beside the largest of them."""
+
+_STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
+
+
+def strictest(demands: Iterable[Demand]) -> Demand | None:
+    """Return the demand that satisfies all; None if there is none.
+
+    >>> strictest(["any", "relative"]), strictest(["exact", "relative"]), strictest([])
+    ('relative', 'exact', None)
+    """
+    return max(demands, key=_STRICTNESS.index, default=None)
+
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @runtime_checkable
@@ -196,11 +213,15 @@ class Backend(Protocol[T]):
         ...
 
     def storage(self, tensor: T, /) -> tuple[Hashable, int]:
-        """Return a token of the live storage and the byte offset of the first element in it.
+        """Return a token of the live storage and the byte offset of the lowest element in it.
 
         While a token is alive it never equals the token of another storage, also not of a later one at the same
         address. It does not keep the storage alive.
         """
+        ...
+
+    def producer(self, tensor: T, /) -> str:
+        """Return the name of the operation of the graph that made a tensor; empty if the graph did not make it."""
         ...
 
     def alias(self, tensor: T, /) -> T:
@@ -241,159 +262,4 @@ class Backend(Protocol[T]):
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
-        ...
-
-
-@runtime_checkable
-class SupportsSharedMemory(Protocol[T_co]):
-    """A backend that puts tensors of the host side by side into one memory, as views of one tensor are."""
-
-    def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> T_co:
-        """Return what :meth:`Backend.from_host` does, but in ``memory`` from a byte on.
-
-        The tensor keeps the memory alive, and has an in-place version of its own.
-        """
-        ...
-
-
-class Kernel(Protocol[T]):
-    """A codec that runs where the tensor is, for tensors of one spec. Thread-safe, stateless.
-
-    It means what the codec means, within the codec's bound; its payloads are its own and are only ever decoded by an
-    equal kernel. Where a device has streams it launches on the current one, without waiting for the device, and it is
-    indifferent to gradient recording, autocast and the user's random state.
-    """
-
-    def encode(self, dense: T, /) -> T:
-        """Return a payload in fresh memory, contiguous, of the shape and dtype of the codec's ``encoded_spec``.
-
-        Args:
-            dense: the distinct elements in memory order; borrowed: neither written to nor kept.
-        """
-        ...
-
-    def decode(self, payload: T, /) -> T:
-        """Return the distinct elements again in fresh memory, contiguous; never writes to ``payload``."""
-        ...
-
-
-@runtime_checkable
-class SupportsKernels(Protocol[T]):
-    """A backend, some of whose codecs run where the tensor is."""
-
-    def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[T] | None:
-        """Return what runs ``codec`` on the device of ``spec``, or None if only the codec itself can.
-
-        Asked once per codec and spec.
-
-        Args:
-            codec: it accepts ``spec``.
-            spec: of the dense elements, or of the payload of the kernel before.
-        """
-        ...
-
-    def dense(self, tensor: T, spec: TensorSpec, /) -> T:
-        """Return the distinct elements in memory order, contiguous, on the tensor's device, without lazy flags.
-
-        Args:
-            tensor: a saved tensor, whose memory the result may share.
-            spec: its spec.
-        """
-        ...
-
-    def restored(self, dense: T, spec: TensorSpec, /, *, adopt: bool) -> T:
-        """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device.
-
-        Args:
-            dense: the distinct elements in memory order, contiguous, of any shape.
-            spec: the layout.
-            adopt: whether the memory of ``dense`` may be used for the result.
-        """
-        ...
-
-    def payload(self, data: Array, spec: TensorSpec, /) -> T:
-        """Return a contiguous tensor of ``spec`` for :meth:`Kernel.decode`; it may share the memory of ``data``."""
-        ...
-
-
-class Event(Protocol):
-    """A point in the work of a stream."""
-
-    def query(self) -> bool:
-        """Whether the device has come to it; never waits."""
-        ...
-
-    def synchronize(self) -> None:
-        """Make the calling thread wait until the device has come to it; other threads run meanwhile."""
-        ...
-
-
-class Stream(Protocol):
-    """A queue of work of one device; equal to itself alone, and to other objects for the same queue. Thread-safe."""
-
-    def record(self) -> Event:
-        """Return the point after all work that was submitted so far."""
-        ...
-
-    def wait(self, event: Any, /) -> None:
-        """Let what is submitted from now on begin only after ``event``, of any stream of the same framework."""
-        ...
-
-
-@runtime_checkable
-class SupportsStreams(SupportsKernels[T], Protocol[T]):
-    """A backend with devices that work behind the program, so that copies can run beside the computation.
-
-    It only says how things are done; in which order is the engine's affair. A tensor's memory belongs to the stream
-    that was current when it was allocated: once freed, it may be handed out again at once to work of that stream.
-    """
-
-    def current_stream(self, device: str, /) -> Stream | None:
-        """Return the stream that this thread submits the device's work to, or None if that device has no streams.
-
-        Raises:
-            BackendError: the work is not being done but recorded, to be replayed later (CUDA graphs).
-        """
-        ...
-
-    def new_stream(self, device: str, /) -> Stream:
-        """Return a stream of its own for copies of that device."""
-        ...
-
-    def empty(self, spec: TensorSpec, /) -> T:
-        """Return an uninitialised, contiguous, detached tensor for work of the device's current stream."""
-        ...
-
-    def copy_out(self, source: T, target: Array, stream: Any, /) -> None:
-        """Submit to ``stream`` a copy of a contiguous tensor into host memory.
-
-        Neither is kept alive for it. It may wait for the copy where ``target`` is not page-locked.
-
-        Args:
-            source: of any type.
-            target: as many writable bytes, one-dimensional ``uint8``.
-            stream: a :class:`Stream` of the tensor's device, as this backend gives them.
-        """
-        ...
-
-    def copy_in(self, source: Array, target: T, stream: Any, /) -> None:
-        """Submit to ``stream`` a copy of host memory into a contiguous tensor; as :meth:`copy_out`, the other way."""
-        ...
-
-    def use_in(self, tensor: T, stream: Any, /) -> None:
-        """Let the tensor's memory, once it is freed, wait for what ``stream`` has been given until then.
-
-        Does nothing for the stream that the memory belongs to.
-        """
-        ...
-
-    def lock_pages(self, memory: Array, /) -> Undo:
-        """Page-lock host memory, so that devices copy it on their own; return what unlocks it again.
-
-        Args:
-            memory: whole pages, one-dimensional ``uint8``.
-
-        Raises:
-            OSError: the system or the device refuses.
-        """
         ...

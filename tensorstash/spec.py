@@ -56,8 +56,9 @@ class TensorSpec:
 
     Args:
         shape: sizes of the dimensions; ``(-1,)`` stands for a run of bytes of unknown length.
-        strides: distance between neighbours of each dimension, in elements; 0 and gaps are allowed.
-        offset: distance of the first element from the start of its storage, in bytes.
+        strides: distance between neighbours of each dimension, in elements; 0, gaps and negative ones are allowed.
+        offset: distance of the first element from the start of its storage, in bytes; where strides are negative,
+            others lie before it.
         dtype: a name of :data:`DTYPES`.
         device: the framework's name of the place, such as ``"cpu"`` or ``"cuda:0"``.
         is_parameter: whether the tensor is a parameter or a view of one.
@@ -159,40 +160,51 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 class MemoryOrder:
     """The distinct elements of a strided tensor, with dimensions in the order of memory.
 
-    Reading a tensor with this shape and these strides, from its first element on, visits every distinct element
+    Reading a tensor with this shape and these strides, from its lowest element on, visits every distinct element
     exactly once at ascending addresses. Where dimensions overlap one another (sliding windows), it visits the
     whole span instead, gaps included.
 
     Args:
         shape: sizes; dimensions of size one and of stride zero are left out.
-        strides: in elements, descending.
-        span: elements from the first to the last, both included; 0 for an empty tensor.
+        strides: in elements, positive, descending.
+        span: elements from the lowest to the highest, both included; 0 for an empty tensor.
+        lead: elements that the tensor's first one lies above the lowest; 0 unless strides are negative.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     span: int
+    lead: int = 0
 
     @property
     def is_dense(self) -> bool:
         """Whether there are no gaps, so that the elements are one run of memory."""
         return prod(self.shape) == self.span
 
+    def lowest(self, spec: TensorSpec) -> int:
+        """Return where the lowest element of a tensor of ``spec`` lies in its storage, in bytes."""
+        return spec.offset - self.lead * spec.itemsize
+
+    def alignment(self, spec: TensorSpec) -> int:
+        """Return the address of the lowest element of a tensor of ``spec``, modulo :data:`ALIGNMENT`, in bytes."""
+        return (spec.alignment - self.lead * spec.itemsize) % ALIGNMENT
+
 
 def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> MemoryOrder:
-    """Return the memory order of a tensor with non-negative strides.
+    """Return the memory order of a strided tensor.
 
     >>> memory_order((3, 4), (1, 3))
-    MemoryOrder(shape=(4, 3), strides=(3, 1), span=12)
+    MemoryOrder(shape=(4, 3), strides=(3, 1), span=12, lead=0)
+    >>> memory_order((3, 4), (-4, 1))  # rows in reverse
+    MemoryOrder(shape=(3, 4), strides=(4, 1), span=12, lead=8)
     >>> memory_order((5, 3), (1, 1))  # overlapping windows
-    MemoryOrder(shape=(7,), strides=(1,), span=7)
+    MemoryOrder(shape=(7,), strides=(1,), span=7, lead=0)
     """
     if 0 in shape:
         return MemoryOrder((0,), (1,), 0)
-    dims = sorted(
-        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1 and stride != 0),
-        reverse=True,
-    )
+    walked = [(stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1 and stride != 0]
+    lead = sum(-stride * (size - 1) for stride, size in walked if stride < 0)
+    dims = sorted(((abs(stride), size) for stride, size in walked), reverse=True)
     reach = 0
     overlapping = False
     for stride, size in reversed(dims):
@@ -200,16 +212,17 @@ def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> MemoryOrde
         reach += stride * (size - 1)
     span = reach + 1
     if overlapping:
-        return MemoryOrder((span,), (1,), span)
-    return MemoryOrder(tuple(size for _, size in dims), tuple(stride for stride, _ in dims), span)
+        return MemoryOrder((span,), (1,), span, lead)
+    return MemoryOrder(tuple(size for _, size in dims), tuple(stride for stride, _ in dims), span, lead)
 
 
 def memory_block(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return (size, stride) pairs that name the set of elements, however its views are shaped.
+    """Return (size, stride) pairs that name the set of elements from the lowest on, however its views are shaped.
 
-    A tensor, its transpose and its contiguous reshapes have the same block, so that one payload serves them all.
+    A tensor, its transpose, its reversed views and its contiguous reshapes have the same block, so that one payload
+    serves them all.
 
-    >>> memory_block((2, 3, 4), (12, 4, 1)) == memory_block((4, 6), (1, 4)) == ((24, 1),)
+    >>> memory_block((2, 3, 4), (12, 4, 1)) == memory_block((4, 6), (-1, 4)) == ((24, 1),)
     True
     >>> memory_block((2, 3), (8, 1))
     ((2, 8), (3, 1))

@@ -7,11 +7,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
+
+from tensorstash.futures import Future
 
 R = TypeVar("R")
 
@@ -47,15 +47,26 @@ class Workers:
         self._patience_s = patience_s
         self._start()
 
-    def submit(self, work: Callable[[], R]) -> Future[R]:
-        """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits."""
+    def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
+        """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits.
+
+        Work whose submission raises, which only an interrupt does, is not done unless it has begun.
+
+        Args:
+            work: what to do.
+            ended: called when it has come to an end, whatever that is; must not raise.
+        """
         if self._crew.pid != os.getpid():
             self._start()
-        job = _Job(work)
+        job = Future(work, ended)
+        del work
         try:
             if not self._crew.enlist(job):
                 job.run()
-            return job.future
+            return job
+        except BaseException:
+            job.cancel()
+            raise
         finally:
             del job  # its error may refer to this frame
 
@@ -70,42 +81,7 @@ class Workers:
             self._crew.stop()
 
     def _start(self) -> None:
-        self._crew = _Crew(self._name, self._threads, self._patience_s)
-        weakref.finalize(self, _Crew.stop, self._crew)
-
-
-class _Job:
-    """One piece of work; its future gets exactly one end: what came of it, or why nothing did."""
-
-    __slots__ = ("_work", "future")
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work: Callable[[], Any] | None = work
-        self.future: Future[Any] = Future()
-
-    def run(self) -> None:
-        """Do the work, unless it was cancelled; what ends the thread is raised."""
-        work, self._work = self._work, None
-        if work is None or not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            result = work()
-        except Exception as error:
-            del work
-            self.fail(error)
-            del self  # the error refers to this frame, and must not refer to itself through the future
-        except BaseException as ending:
-            self.fail(RuntimeError(f"ended its thread by {ending!r}"))
-            raise
-        else:
-            del work  # whoever sees the end may rely on it that the thread holds nothing any more
-            with suppress(InvalidStateError):  # it was given up
-                self.future.set_result(result)
-
-    def fail(self, error: Exception) -> None:
-        """Give the future an error, unless it has its end already."""
-        with suppress(InvalidStateError):
-            self.future.set_exception(error)
+        self._crew = _Crew(self, self._name, self._threads, self._patience_s)
 
 
 class _Thread(threading.Thread):
@@ -117,7 +93,7 @@ class _Thread(threading.Thread):
     def __init__(self, crew: "_Crew", name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.crew: _Crew | None = crew
-        self.job: _Job | None = None
+        self.job: Future[Any] | None = None
         self.since = 0.0
         self.is_given_up = False
 
@@ -132,55 +108,69 @@ class _Thread(threading.Thread):
 
 
 class _Crew:
-    """The threads of one process, and what they have to do. Ends when it is stopped, not with its last reference.
+    """The threads of one process, and what they have to do. Ends when it is stopped, or its owner goes.
 
-    Nothing here takes the lock in a finalizer, which may run while the same thread holds it.
+    Nothing here takes the lock in a finalizer, which may run while the same thread holds it. An interrupt, which comes
+    to the caller's thread alone, may find any of its methods half done, and leaves at worst a call for nothing, or a
+    thread that was not started; the next call finds that out.
     """
 
-    def __init__(self, name: str, limit: int, patience_s: float) -> None:
+    def __init__(self, owner: Workers, name: str, limit: int, patience_s: float) -> None:
         self.pid = os.getpid()
         self.threads: list[_Thread] = []
         self._name = name
         self._limit = limit
         self._patience_s = patience_s
         self._lock = threading.Lock()
-        self._todo: deque[_Job] = deque()
-        self._calls: SimpleQueue[None] = SimpleQueue()
-        """One for each job, and one for each thread that has to end: who gets one looks what there is to do."""
+        self._todo: deque[Future[Any]] = deque()
+        self._calls: SimpleQueue[object] = SimpleQueue()
+        """One for each job, and one to end, which is passed on: who gets one looks what there is to do."""
         self._is_stopped = False
+        self._owner = weakref.ref(owner, self._calls.put)
         self._started = 0
         weakref.finalize(self, _await_end, self._todo, self.threads)
 
-    def enlist(self, job: _Job) -> bool:
+    def enlist(self, job: Future[Any]) -> bool:
         """Have a job done; return False if there is no thread for it and none can be started."""
         self.give_up()
         with self._lock:
             if self._is_stopped:
                 return False
-            self._todo.append(job)
-            if not self._has_hands():
-                self._todo.pop()
-                return False
-        self._calls.put(None)
+            try:
+                self._todo.append(job)
+                if not self._has_hands():
+                    self._todo.pop()
+                    return False
+            except BaseException:
+                self._calls.put(None)  # the job may be there
+                raise
+            self._calls.put(None)
         return True
 
     def give_up(self) -> None:
         """Leave to themselves the threads whose work takes too long, and those that have died without a word."""
         now = monotonic()
         with self._lock:
-            lost = [thread for thread in self.threads if self._is_lost(thread, now)]
-            for thread in lost:
-                thread.is_given_up = True
-                self._remove(thread)
-        for thread in lost:
-            if (job := thread.job) is not None:
+            lost = [(thread, thread.job) for thread in self.threads if self._is_lost(thread, now)]
+        if not lost:
+            return
+        for _, job in lost:
+            if job is not None:
                 job.fail(TimeoutError(f"took longer than {self._patience_s} seconds"))
+        with self._lock:
+            for thread, _ in lost:
+                if thread in self.threads:
+                    thread.is_given_up = True
+                    self._remove(thread)
 
     def serve(self, thread: _Thread) -> bool:
         """Wait for a call and do what there is to do; return False if the thread has to end."""
-        self._calls.get()
+        if self._calls.get() is not None:  # the owner is gone
+            self._is_stopped = True
         with self._lock:
             if not self._todo:
+                if self._is_stopped:
+                    self._calls.put(None)  # for the next
                 return not self._is_stopped
             # In this order: a thread that is killed in between has the job, or the queue still has it.
             thread.since, thread.job = monotonic(), self._todo[0]
@@ -202,8 +192,7 @@ class _Crew:
     def stop(self) -> None:
         """Let the threads end when all is done."""
         self._is_stopped = True
-        for _ in list(self.threads):
-            self._calls.put(None)
+        self._calls.put(None)
 
     def _is_lost(self, thread: _Thread, now: float) -> bool:
         return (thread.job is not None and now - thread.since > self._patience_s) or not thread.is_alive()
@@ -220,17 +209,16 @@ class _Crew:
             return True
         self._started += 1
         thread = _Thread(self, f"{self._name}-{self._started}")
+        self.threads.append(thread)  # first: what an interrupt keeps from starting is found to be dead
         try:
             thread.start()
         except RuntimeError:
+            self.threads.remove(thread)
             return False
-        self.threads.append(thread)
-        if self._is_stopped:
-            self._calls.put(None)
         return True
 
 
-def _await_end(todo: deque[_Job], threads: list[_Thread]) -> None:
+def _await_end(todo: deque[Future[Any]], threads: list[_Thread]) -> None:
     """At interpreter exit: let what is running come to its end, for it may be inside a framework."""
     todo.clear()
     deadline = monotonic() + _EXIT_S

@@ -1,11 +1,16 @@
-"""What all tests share: with what is compiled and without, and little to do for the garbage collector."""
+"""What all tests share: which may be skipped, with what is compiled and without, little to do for the collector."""
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tensorstash import native
+from tensorstash import kernels, native
+from tests.skips import print_skips, pytest_make_collect_report, pytest_runtest_makereport
+from tests.sweeps import print_sweeps
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks of this folder
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -20,10 +25,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what was skipped and why, and what the sweeps over operators compared."""
+    print_skips(terminalreporter)
+    print_sweeps(terminalreporter)
+
+
 @pytest.fixture
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test as where the package was installed without a C compiler."""
     monkeypatch.setattr(native, "functions", None)
+    monkeypatch.setattr(kernels, "active", kernels.DEFINED)
 
 
 @pytest.fixture(params=["compiled", "defined"])

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,10 +63,56 @@ def test_what_the_user_has_set_is_left_alone():
 
 @pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to advise elsewhere")
 def test_an_installed_allocator_is_preferred_to_the_threshold(monkeypatch):
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libtcmalloc_minimal.so.4")
-    assert allocator.advised_environment({}) == {"LD_PRELOAD": "libtcmalloc_minimal.so.4"}
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    monkeypatch.setattr(allocator, "installed_allocator", lambda: "/usr/lib/libtcmalloc_minimal.so.4")
+    assert allocator.advised_environment({}) == {"LD_PRELOAD": "/usr/lib/libtcmalloc_minimal.so.4"}
+    monkeypatch.setattr(allocator, "installed_allocator", lambda: None)
     assert allocator.advised_environment({}) == {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+
+
+@pytest.fixture
+def listed(tmp_path, monkeypatch):
+    """Put copies of a real library where the system's list names them, and others where a search path does."""
+    head = Path(sys.executable).read_bytes()[:4096]
+    for name in ("first", "second", "searched"):
+        (tmp_path / name).mkdir(mode=0o755)
+        (tmp_path / name / "libtcmalloc_minimal.so.4").write_bytes(head)
+        (tmp_path / name / "libtcmalloc_minimal.so.4").chmod(0o644)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "searched"))
+    paths = [str(tmp_path / name / "libtcmalloc_minimal.so.4") for name in ("first", "second")]
+    monkeypatch.setattr(allocator, "_listed_libraries", lambda: ["/lib/libc.so.6", *paths])
+    return [Path(path) for path in paths]
+
+
+def test_an_allocator_is_named_by_its_absolute_path_and_search_paths_have_no_say(listed):
+    assert allocator.installed_allocator() == str(listed[0])
+
+
+@pytest.mark.parametrize("flaw", ["writable", "in a writable folder", "another processor", "gone"])
+def test_an_allocator_that_anybody_could_replace_or_that_does_not_fit_is_left_out(listed, flaw):
+    first, second = listed
+    if flaw == "writable":
+        first.chmod(0o666)
+    elif flaw == "in a writable folder":
+        first.parent.chmod(0o777)
+    elif flaw == "another processor":
+        head = bytearray(first.read_bytes())
+        head[18:20] = b"\x08\x00" if head[18:20] != b"\x08\x00" else b"\x28\x00"
+        first.write_bytes(head)
+    else:
+        first.unlink()
+    assert allocator.installed_allocator() == str(second)
+
+
+@pytest.mark.skipif(not os.path.exists("/sbin/ldconfig"), reason="the system keeps no list of libraries")
+def test_the_list_of_the_system_holds_absolute_paths_whatever_the_environment_says(tmp_path, monkeypatch):
+    before = allocator._listed_libraries()
+    (tmp_path / "ldconfig").write_text("#!/bin/sh\necho 'libtcmalloc.so (libc6) => /tmp/evil'")
+    (tmp_path / "ldconfig").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert allocator._listed_libraries() == before
+    assert before
+    assert all(os.path.isabs(path) for path in before)
 
 
 @pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to see elsewhere")
@@ -99,6 +146,31 @@ def test_the_launcher_runs_the_program_with_its_arguments_and_exit_status(tmp_pa
     )
     assert (done.returncode, done.stdout) == (3, "['--flag', 'x y']\n")
     assert done.stderr.startswith("tensorstash: ")
+
+
+SHOWS_ITS_OPTIONS = "import sys, warnings; print(sys.flags, sys._xoptions, warnings.filters[0], sys.argv)"
+
+
+@pytest.mark.parametrize(
+    ("options", "module"),
+    [
+        ([], ["-m", "tensorstash"]),
+        (["-X", "dev", "-Wignore::FutureWarning", "-O", "-u", "-b"], ["-m", "tensorstash"]),
+        (["-W", "error::FutureWarning", "-Xutf8", "-B", "-s"], ["-Om", "tensorstash"]),
+        (["-X", "dev"], ["-Omtensorstash"]),
+    ],
+)
+def test_the_launcher_hands_on_the_options_of_the_interpreter(tmp_path, options, module):
+    script = tmp_path / "program.py"
+    script.write_text(SHOWS_ITS_OPTIONS)
+
+    def run_python(*command):
+        done = subprocess.run([sys.executable, *command, str(script), "-m", "x"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    letters = ["-O"] if module[0].startswith("-O") else []
+    assert run_python(*options, *module) == run_python(*options, *letters)
 
 
 def test_the_launcher_without_a_program_says_how_it_is_used():

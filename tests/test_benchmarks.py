@@ -1,38 +1,36 @@
-"""The comparison run and the benchmarks of whole trainings, in sizes that take seconds.
+"""The benchmarks, in sizes that take seconds.
 
-What measures a process runs in processes of its own; other scripts run here, where the frameworks are imported already.
+What measures a process runs in processes of its own; others run here, where the frameworks are imported already.
 """
 
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pytest
 import torch
-from quality_worker import work
 from sklearn.datasets import load_digits
-from step_worker import policy_scope
-from steps import NONE, RECOMPUTE, Effort
-from steps import Variant as StepVariant
-from torch_workloads import TorchWorkload
 
-from benchmarks.__main__ import main
-from benchmarks.data import Digits
-from benchmarks.runner import WorkerError, measure
-from benchmarks.variants import Variant, advice
+from benchmarks import quality, steps
+from benchmarks.__main__ import NAMES, main
+from benchmarks.harness.comparison import NONE, RECOMPUTE
+from benchmarks.harness.runner import WorkerError
+from benchmarks.harness.training import session
+from benchmarks.main_job import Variant, advice, measure
+from benchmarks.models import build
+from benchmarks.models.data import Digits
 from tensorstash.allocator import advised_environment
 from tensorstash.stores.syscalls import Syscalls
 
 ROOT = Path(__file__).resolve().parent.parent
-BENCH = ROOT / "tests" / "bench"
 
 LOSSLESS = "compress | disk_spill"
 LOSSY = "quantize:bits=8"
@@ -42,22 +40,14 @@ RunHere = Callable[..., str]
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[RunHere]:
-    """Run a script as its command line would, but in this process, and return what it prints."""
+    """Run a benchmark as its command line would, but in this process, and return what it prints."""
     threads = torch.get_num_threads()
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    for name in ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG"):  # what scripts set
-        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))  # what one sets
 
-    def run(name: str, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
+    def run(*arguments: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
-                runpy.run_path(str(BENCH / name), run_name="__main__")
-            except SystemExit as end:
-                status = end.code
-            else:
-                status = 0
+            status = main(arguments)
         assert not status
         return capsys.readouterr().out
 
@@ -81,7 +71,7 @@ def test_the_comparison_trains_under_each_policy(framework: str, policies: list[
     environment = advised_environment(os.environ) if framework == "torch" else dict(os.environ)
     others = 1 if framework == "paddle" and advice() else 0
     lines = [argument for policy in policies for argument in ("--policy", policy)]
-    done = script("-m", "benchmarks", *arguments, *lines, environment=environment)
+    done = script("-m", "benchmarks", "main_job", *arguments, *lines, environment=environment)
 
     baseline, *rest = json.loads(report.read_text())["measurements"]
     assert [m["variant"]["policy"] for m in (baseline, *rest)] == ["none", *["none"] * others, *policies]
@@ -94,7 +84,7 @@ def test_the_comparison_trains_under_each_policy(framework: str, policies: list[
         else:
             assert measured["gradients_sha256"] == baseline["gradients_sha256"]
             assert measured["final_loss"] == baseline["final_loss"]
-    assert all(m["details"]["stats"]["stashed"]["tensors"] > 0 for m in rest[others:])
+    assert all(m["stats"]["stashed"]["tensors"] > 0 for m in rest[others:])
 
     rows = [line for line in done.stdout.splitlines() if line.startswith(f"| {framework}")]
     assert len(rows) == 1 + len(rest)
@@ -105,7 +95,7 @@ def test_the_comparison_trains_under_each_policy(framework: str, policies: list[
 
 def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["--quick", "--policy", "qantize:bits=8"])
+        main(["main_job", "--quick", "--policy", "qantize:bits=8"])
     assert end.value.code == 2
     assert "did you mean 'quantize'" in capsys.readouterr().err
 
@@ -130,7 +120,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 def test_steps_on_a_device_are_measured_for_every_method(run_here: RunHere, tmp_path: Path) -> None:
     sizes = "--width=64 --depth=3 --heads=2 --vocabulary=64 --batch=4 --length=64 --rounds=1 --steps=1"
     files = ["--directory", str(tmp_path), "--json", str(tmp_path / "rows"), "--markdown", str(tmp_path / "table")]
-    run_here("gpu_step.py", "--device", "cpu", *sizes.split(), *files)
+    run_here("torch_gpu_steps", "--device", "cpu", *sizes.split(), *files)
     rows = {row["method"]: row for row in json.loads((tmp_path / "rows").read_text())["rows"]}
     assert [name for name, row in rows.items() if "failure" in row] in ([], ["trl", "checkpoint, trl"])
     for name, row in rows.items():
@@ -138,12 +128,12 @@ def test_steps_on_a_device_are_measured_for_every_method(run_here: RunHere, tmp_
             assert row["gradients"]["equal"] is not name.startswith("quantize")
             assert len(row["seconds"]) == 1
     assert rows["some: cpu_offload"]["stats"]["seen"]["nbytes"] < rows["cpu_offload"]["stats"]["seen"]["nbytes"] / 2
-    assert (tmp_path / "table").read_text().count("\n| 64 |") == len(rows)
+    assert [row["length"] for row in table((tmp_path / "table").read_text())] == ["64"] * len(rows)
 
 
 def test_kernels_of_devices_are_measured(run_here: RunHere, tmp_path: Path) -> None:
     report = tmp_path / "rows"
-    run_here("gpu_kernels.py", "--device", "cpu", "--elements", "20480", "--rounds", "1", "--json", str(report))
+    run_here("torch_gpu_kernels", "--device", "cpu", "--elements", "20480", "--rounds", "1", "--json", str(report))
     rows = json.loads(report.read_text())["rows"]
     assert {row["codec"].partition("(")[0] for row in rows} == {"Affine", "AsType", "PackBits", "TwoValued"}
     assert all(row["encode"] > 0 and row["decode"] > 0 and row["payload"] < 0.6 for row in rows)
@@ -153,7 +143,7 @@ def test_kernels_of_devices_are_measured(run_here: RunHere, tmp_path: Path) -> N
 def test_every_codec_is_measured_on_what_a_model_saves(workload: str, run_here: RunHere, tmp_path: Path) -> None:
     report = tmp_path / "table.json"
     small = ("--steps", "1", "--scale", "1", "--rounds", "1", "--most", "1")
-    run_here("codec_table.py", "--workload", workload, *small, "--json", str(report))
+    run_here("codecs", "--workload", workload, *small, "--json", str(report))
     found = json.loads(report.read_text())
     assert {row["dtype"] for row in found["rows"]} >= {"float32", "bfloat16"}
     assert all(row["ratio"] > 0.99 and row["encode"] > 0 and row["decode"] > 0 for row in found["rows"])
@@ -162,7 +152,7 @@ def test_every_codec_is_measured_on_what_a_model_saves(workload: str, run_here: 
 
 
 def test_random_tensors_survive_every_codec(run_here: RunHere) -> None:
-    assert "200 tensors, 0 faults" in run_here("fuzz_codecs.py", "--count", "200", "--seed", "1")
+    assert "200 tensors, 0 faults" in run_here("fuzz", "--count", "200", "--seed", "1")
 
 
 def table(text: str) -> list[dict[str, str]]:
@@ -174,7 +164,7 @@ def table(text: str) -> list[dict[str, str]]:
 
 @pytest.mark.skipif(not Syscalls().unnamed or not Syscalls().direct, reason="the bare loop needs Linux")
 def test_the_disk_store_is_measured_beside_a_bare_loop(run_here: RunHere, tmp_path: Path) -> None:
-    printed = run_here("disk_bandwidth.py", "--directory", str(tmp_path), "--kib", "64", "5000", "--rounds", "1")
+    printed = run_here("disk", "--directory", str(tmp_path), "--kib", "64", "5000", "--rounds", "1")
     rows = table(printed)
     assert [row["record KiB"] for row in rows] == ["64"] * 4 + ["5000"] * 4
     assert [row["at once"] for row in rows] == ["1", "1", "4", "4"] * 2
@@ -182,12 +172,11 @@ def test_the_disk_store_is_measured_beside_a_bare_loop(run_here: RunHere, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "before", "method", "gradients"),
+    ("arguments", "before", "method", "gradients"),
     [
-        ("whole_step.py", "--workload paddle_gpt", [NONE, NONE, RECOMPUTE], "disk_spill", "bitwise"),
+        ("--workload paddle_gpt", [NONE, NONE, RECOMPUTE], "disk_spill", "bitwise"),
         (
-            "policy_table.py",
-            "--workload gpt --dtype bfloat16 --allocator default --method quantize:bits=2",
+            "--set policies --workload gpt --dtype bfloat16 --allocator default --method quantize:bits=2",
             [NONE, RECOMPUTE],
             "quantize:bits=2",
             "differ",
@@ -196,11 +185,11 @@ def test_the_disk_store_is_measured_beside_a_bare_loop(run_here: RunHere, tmp_pa
     ids=["paddle", "torch"],
 )
 def test_whole_steps_are_compared(
-    name: str, arguments: str, before: list[str], method: str, gradients: str, tmp_path: Path
+    arguments: str, before: list[str], method: str, gradients: str, tmp_path: Path
 ) -> None:
     report = tmp_path / "report.json"
     few = ("--tiny", "--rounds", "1", "--steps", "2", "--json", str(report))
-    done = script(str(BENCH / name), *few, *arguments.split())
+    done = script("-m", "benchmarks", "steps", *few, *arguments.split())
 
     rows = table(done.stdout)
     assert [row["method"] for row in rows] == [*before, method]
@@ -216,11 +205,13 @@ def test_whole_steps_are_compared(
 def test_steps_that_are_compared_compute_the_same(workload: str) -> None:
     found = {}
     for method in (NONE, RECOMPUTE, "compress | disk_spill"):
-        variant = StepVariant(workload, method, threads=torch.get_num_threads())
-        training = TorchWorkload(variant, tiny=True)
-        training.floor_step()
-        training.step(0, policy_scope(variant, Effort(steps=1, tiny=True)))
-        found[method] = [array.tobytes() for array in training.gradients()]
+        model = steps.model_of(steps.Variant(workload, method, threads=torch.get_num_threads()), tiny=True)
+        training = build(model)
+        training.warm_up()
+        with session(NONE if method == RECOMPUTE else method, "torch", {}):
+            loss = training.forward(0)
+        training.backward(loss)
+        found[method] = [array.tobytes() for _, array in training.gradients()]
     assert all(gradients == found[NONE] for gradients in found.values())
 
 
@@ -238,23 +229,51 @@ def test_training_quality_is_reported_as_numbers_a_table_and_a_plot(tmp_path: Pa
         "--task",
         "paddle/resnet",
     )
-    script(str(BENCH / "training_quality.py"), str(tmp_path), *some)
+    kinds = {"markdown": "md", "json": "json", "plot": "png"}
+    files = [argument for kind, end in kinds.items() for argument in (f"--{kind}", str(tmp_path / f"quality.{end}"))]
+    script("-m", "benchmarks", "quality", *files, *some)
 
-    rows = table((tmp_path / "training_quality.md").read_text())
+    rows = table((tmp_path / "quality.md").read_text())
     assert [row["policy"] for row in rows] == ["none", LOSSY] * 2
     assert all(0.2 < float(row["bytes"]) < 0.5 for row in rows[1::2])
     assert all(0 < float(row["gradient error, median"]) < 0.1 for row in rows[1::2])
-    assert (tmp_path / "training_quality.png").read_bytes().startswith(b"\x89PNG")
-    findings = json.loads((tmp_path / "training_quality.json").read_text())["findings"]
+    assert (tmp_path / "quality.png").read_bytes().startswith(b"\x89PNG")
+    findings = json.loads((tmp_path / "quality.json").read_text())["findings"]
     assert {len(found["outcomes"]) for found in findings} == {4}
 
 
 @pytest.mark.parametrize("network", ["gpt", "resnet"])
 def test_training_quality_is_found_out_in_torch_too(network: str) -> None:
-    found = work("torch", network, [LOSSY], seeds=1, steps=3, tiny=True)
-    baseline, lossy = found.outcomes
-    assert baseline.payload == 0
-    assert 0.2 < lossy.payload < 0.5
-    assert lossy.share > 0.5
-    assert lossy.loss == pytest.approx(baseline.loss, rel=0.1)
-    assert 0 < median(error.relative for error in found.gradients) < 0.1
+    model = replace(quality.TASKS[f"torch/{network}"], batch=4, depth=2, threads=torch.get_num_threads())
+    training, baseline = quality.train(model, NONE, steps=3)
+    errors = list(quality.gradient_errors(training, "torch", [LOSSY]))
+    _, lossy = quality.train(model, LOSSY, steps=3)
+    assert baseline["payload"] == 0
+    assert 0.2 < lossy["payload"] < 0.5
+    assert lossy["share"] > 0.5
+    assert lossy["loss"] == pytest.approx(baseline["loss"], rel=0.1)
+    assert 0 < median(error["relative"] for error in errors) < 0.1
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_the_cost_of_hooks_is_measured(framework: str, run_here: RunHere) -> None:
+    rows = table(run_here("hooks", "--framework", framework, "--rounds", "2", "--saves", "20"))
+    assert len(rows) == 4
+    assert all(float(row["no hooks"]) > 0 for row in rows)
+
+
+def test_without_a_name_the_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    listed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert [name for name, _ in listed] == NAMES
+    assert main(["no_such_benchmark"]) == 2
+
+
+def test_a_report_says_what_was_run_where_and_when(run_here: RunHere, tmp_path: Path) -> None:
+    written = tmp_path / "report.md"
+    run_here("fuzz", "--count", "3", "--markdown", str(written))
+    text = written.read_text()
+    assert f"`python -m benchmarks fuzz --count 3 --markdown {written}`" in text
+    assert f"numpy {np.__version__}" in text
+    assert re.search(r"\d cores, .*\d{4}-\d\d-\d\d$", text, re.MULTILINE)
+    assert table(text)

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "tensorstash"
 FRAMEWORKS = {"torch": "torch", "paddle": "paddle"}
 """Import names, and the word a file or folder that imports them has in its name."""
 
-DEPENDENCIES = {"numpy", "zstandard"}
+DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 
 COMPANIONS = {"torch": {"triton"}}
 """What comes with a framework, and is imported only where its name stands."""
@@ -26,13 +26,18 @@ RANKS = {
     "errors": 0,
     "spec": 0,
     "sizes": 0,
+    "nesting": 0,
+    "forks": 0,
     "allocator": 0,
     "pages": 0,
     "pool": 0,
     "buffers": 1,
     "native": 1,
+    "futures": 1,
+    "kernels": 1,
     "workers": 1,
     "protocols": 1,
+    "abilities": 1,
     "plan": 2,
     "registry": 2,
     "selectors": 2,
@@ -49,7 +54,9 @@ RANKS = {
     "engine.kernels": 5,
     "engine.passage": 5,
     "engine.capture": 5,
+    "engine.trail": 4,
     "engine.payload": 5,
+    "engine.held": 5,
     "engine.streamed": 6,
     "engine.latest": 6,
     "engine.tape": 5,
@@ -69,9 +76,7 @@ ROOF = 9
 PLUGGABLE = {"codecs", "stores", "backends"}
 """Folders whose files see what a plug-in sees: ranks 0 and 1, and their own folder."""
 
-KERNELS = {"backends.torch_device_kernels", "backends.torch_operators"} | {
-    f"backends.torch_triton_{name}" for name in ("affine", "convert", "language")
-}
+KERNELS = {"backends.torch_device_kernels", "backends.torch_operators", "backends.torch_triton_language"}
 """Files of a backend that run codecs of the package, and so have to know them: they see the codecs too."""
 
 

@@ -1,5 +1,6 @@
 """The compiled functions are there where they can be, and nothing needs them."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorstash import native
+from tensorstash import kernels, native
+from tensorstash.kernels.compiled import Extension
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -17,15 +19,24 @@ def test_they_are_built_where_there_is_a_compiler() -> None:
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if shutil.which("cc") is None or not header.exists():
         pytest.skip("no C compiler, or no headers of Python")
-    assert native.functions is not None, "the package was installed without its compiled functions"
+    assert native.load() is not None, "the package was installed without its compiled functions"
 
 
 def test_every_declared_function_is_compiled() -> None:
     if native.functions is None:
         pytest.skip("nothing is compiled here")
-    declared = {name for name in vars(native.Functions) if not name.startswith("_")}
-    compiled = {name for name in vars(native.functions) if not name.startswith("_")}
-    assert declared == compiled
+    hooks, arithmetic, compiled = (
+        {name for name in vars(kind) if not name.startswith("_")}
+        for kind in (native.Functions, Extension, native.load())
+    )
+    assert hooks | arithmetic == compiled
+
+
+def test_every_function_on_arrays_is_compiled() -> None:
+    if native.load() is None:
+        pytest.skip("nothing is compiled here")
+    names = [field.name for field in dataclasses.fields(kernels.Kernels)]
+    assert not [name for name in names if getattr(kernels.active, name) is getattr(kernels.DEFINED, name)]
 
 
 def test_no_source_is_newer_than_the_module() -> None:
@@ -57,6 +68,86 @@ print(handle, handle == pack(torch.ones(3)), len({handle, unpack}))
     )
 
 
+REENTERED = """
+import sys, threading
+from collections import defaultdict
+from itertools import count
+from types import CellType, SimpleNamespace
+from tensorstash import native
+
+moment, inner = sys.argv[1], []
+backwards = SimpleNamespace(release=False)
+errors = []
+unpack = native.functions.unpacking(CellType, print, errors.append, backwards)
+
+def come_back():
+    if not inner:
+        inner.append(None)
+        backwards.release = moment != "asked again"
+        inner[0] = unpack(handle)
+
+class Saved:
+    def __del__(self):
+        if moment == "freed":
+            try:
+                errors.append(restore(handle))
+            except ValueError as error:
+                errors.append(error)
+
+class State:
+    def version(self, tensor):
+        if moment in ("version", "asked again"):
+            come_back()
+        return 7 if moment == "another version" else 0
+    @property
+    def was_asked(self): ...
+    @was_asked.setter
+    def was_asked(self, value):
+        if moment == "asked":
+            come_back()
+
+def restore_slowly(handle):
+    come_back()
+    return handle[1]
+
+state = State()
+sizes = defaultdict(lambda: defaultdict(count))
+restore = native.functions.restoring(restore_slowly)
+pack = native.functions.keeping(sizes, 0, defaultdict(count), lambda x: 8, state, lambda x: Saved(), lambda x: 0, print)
+scope = SimpleNamespace(ready=True, pack=pack, unpack=restore)
+scopes = {threading.get_ident(): scope}
+handle = native.functions.packing(scopes, CellType, print, print)(object())
+if moment == "freed":
+    backwards.release = True
+first = unpack(handle)
+if moment == "freed":
+    del first
+backwards.release = False
+second = unpack(handle)
+print(moment, type(first).__name__ if moment != "freed" else "gone", second, *map(repr, errors))
+"""
+
+
+@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+@pytest.mark.parametrize("moment", ["version", "another version", "asked", "asked again", "freed"])
+def test_a_handle_may_be_asked_for_and_released_while_it_is_asked_for(moment: str) -> None:
+    done = subprocess.run([sys.executable, "-c", REENTERED, moment], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    released = "ValueError('this saved tensor was released already')"
+    assert done.stdout.startswith(f"{moment} ")
+    assert (released in done.stdout) == (moment != "asked again")
+
+
+@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+def test_what_pack_has_not_made_is_refused_by_name() -> None:
+    failures: list[BaseException] = []
+    box = type((lambda: failures).__closure__[0])  # type: ignore[index]
+    unpack = native.functions.unpacking(box, print, failures.append, None)
+    for contents in (3, (), (1, 2, 3)):
+        unpack(box(contents))
+    assert [type(failure) for failure in failures] == [TypeError] * 3
+
+
 def test_a_broken_module_is_an_error_and_not_a_missing_one(tmp_path: Path) -> None:
     package = tmp_path / "tensorstash"
     shutil.copytree(ROOT / "tensorstash", package, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
@@ -65,7 +156,7 @@ def test_a_broken_module_is_an_error_and_not_a_missing_one(tmp_path: Path) -> No
 import sys
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
 from tensorstash import native
-print(native.functions)
+print(native.load())
 """
     run = [sys.executable, "-c", program]
     without = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)

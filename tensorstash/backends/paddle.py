@@ -17,11 +17,12 @@ from tensorstash.backends.paddle_backward import PATCHES
 from tensorstash.backends.paddle_foreign import checked, foreign_patches
 from tensorstash.backends.paddle_hooks import HookScope, HookStack
 from tensorstash.backends.paddle_kinds import Kinds
-from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt
+from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt, same_memory
 from tensorstash.backends.paddle_pylayer import pylayer_patches
 from tensorstash.backends.paddle_static import static_patches
 from tensorstash.backends.paddle_storage import token_of
 from tensorstash.backends.paddle_streams import gpu_streams, lend_streams
+from tensorstash.backends.paddle_writers import writer_patches
 from tensorstash.buffers import Array
 from tensorstash.protocols import PendingArray, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
@@ -30,7 +31,13 @@ _REMEMBERED_LAYOUTS = 4096
 
 # Paddle has one pair of hooks per process, so there is one stack over it, however many backends are made.
 _STACK = HookStack(
-    lambda stack: (*PATCHES, *pylayer_patches(stack), *foreign_patches(stack), *static_patches(stack)),
+    lambda stack: (
+        *PATCHES,
+        *pylayer_patches(stack),
+        *foreign_patches(stack),
+        *static_patches(stack),
+        *writer_patches(stack),
+    )
 )
 
 
@@ -85,7 +92,7 @@ class PaddleBackend:
         """
         if not trusted:
             pack, unpack = checked(pack, unpack)
-        return HookScope(_STACK, without_autocast(pack), without_autocast(unpack))
+        return HookScope(_STACK, without_autocast(pack), without_autocast(unpack), private=trusted)
 
     def nbytes(self, tensor: Tensor, /) -> int:
         """Return numel times itemsize."""
@@ -110,13 +117,19 @@ class PaddleBackend:
         return f"{str(tensor.dtype).removeprefix('paddle.')}{shape} on {place}"
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
-        """Return a token of the live storage and the byte offset of the first element in it.
+        """Return a token of the live storage and the byte offset of the lowest element in it.
 
         Tokens are equal only for storages saved one soon after the other in one scope; see
         :func:`~tensorstash.backends.paddle_storage.token_of`.
         """
         scope = _STACK.current()
-        return (object() if scope is None else token_of(tensor, scope.recent)), tensor._offset()
+        spec = self.spec(tensor)
+        start = self._order(spec.shape, spec.strides).lowest(spec)
+        return (object() if scope is None else token_of(tensor, scope.recent)), start
+
+    def producer(self, tensor: Tensor, /) -> str:
+        """Return the name of the operation that made a tensor; empty for leaves."""
+        return "" if tensor.is_leaf else tensor.grad_fn.name()
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.
@@ -128,7 +141,7 @@ class PaddleBackend:
     def witness(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
         with paddle.no_grad():
-            witness: Tensor = paddle.as_strided(tensor.detach(), [0], [1])
+            witness = same_memory(tensor)
         witness._clear_data()
         return witness
 

@@ -8,7 +8,7 @@ leaves gradient recording off for the thread.
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 from paddle.base import core
 from paddle.base.framework import _dygraph_tracer
@@ -16,25 +16,10 @@ from paddle.base.framework import _dygraph_tracer
 from tensorstash.backends.paddle_patches import Patch
 
 
-class _Backwards:
-    """Whether what is unpacked now is unpacked for the last time.
+class _Backwards(threading.local):
+    """Whether what this thread unpacks now is unpacked for the last time: not in a backward that keeps its graph."""
 
-    True inside a backward that releases its graph, unless some thread is inside one that does not: then nothing is
-    given up before its graph is. One flag for all threads, because every unpack reads it.
-    """
-
-    __slots__ = ("_lock", "_retaining", "release")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._retaining = 0
-        self.release = True
-
-    def retaining(self, change: int) -> None:
-        """Count one more, or one less, backward that keeps its graph."""
-        with self._lock:
-            self._retaining += change
-            self.release = self._retaining == 0
+    release: bool = True
 
 
 backwards = _Backwards()
@@ -51,22 +36,11 @@ def set_recording(mode: bool) -> None:
     _dygraph_tracer()._has_grad = mode  # type: ignore[no-untyped-call]
 
 
-class Releasable(Protocol):
-    """What a ``PyLayer`` has saved."""
-
-    def release(self) -> None:
-        """Drop it: it will not be asked for again."""
-        ...
-
-
 class _Run(threading.local):
-    """What this thread's backward, or forward, has come to so far."""
+    """What this thread's backward has come to so far."""
 
     error: BaseException | None = None
     """What a hook raised last and C++ has not given back yet."""
-
-    used: list[Releasable] | None = None
-    """What layers have asked for; None outside backward."""
 
 
 _this = _Run()
@@ -77,10 +51,11 @@ def hook_failed(error: BaseException) -> None:
     _this.error = error
 
 
-def used_by_layer(saved: Releasable) -> None:
-    """Remember what a layer asks for: if its backward raises, Paddle leaks the context that owns it."""
-    if _this.used is not None:
-        _this.used.append(saved)
+def last_failure() -> BaseException:
+    """Return what a hook raised last on this thread, which C++ has not given back yet."""
+    error = _this.error
+    assert error is not None, "asked for a failure that there was not"
+    return error
 
 
 def raise_original(error: BaseException | None) -> None:
@@ -108,20 +83,17 @@ def _is_made_from(error: BaseException | None, original: BaseException) -> bool:
 def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Callable[..., Any]:
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
-        outer, _this.error, _this.used = (_this.error, _this.used), None, []
-        retaining = bool(retains(*args, **kwargs))
-        backwards.retaining(+retaining)
+        outer, _this.error = _this.error, None
+        outer_release = backwards.release
+        backwards.release = not retains(*args, **kwargs)
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            if not retaining:
-                for saved in _this.used:
-                    saved.release()
             raise_original(error)
             raise
         finally:
-            backwards.retaining(-retaining)
-            _this.error, _this.used = outer
+            backwards.release = outer_release
+            _this.error = outer
 
     return run
 

@@ -20,11 +20,16 @@ def checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     are checked, and a tensor with other strides or at another offset than the saved one is copied into its layout.
     """
 
-    def checked_pack(tensor: Tensor) -> "_Checked":
-        can_be_fitted = not tensor.is_dist() and tensor._is_initialized() and dtype_name(tensor.dtype)
+    def checked_pack(tensor: Tensor) -> "_Checked | Tensor":
+        has_memory = tensor._is_initialized()
+        if not has_memory and 0 not in tensor.shape:
+            return tensor.detach()  # elements without memory, with which a pair could do nothing
+        can_be_fitted = not tensor.is_dist() and has_memory and dtype_name(tensor.dtype)
         return _Checked(Layout(tensor) if can_be_fitted else None, pack(tensor))
 
-    def checked_unpack(packed: "_Checked") -> Tensor:
+    def checked_unpack(packed: "_Checked | Tensor") -> Tensor:
+        if not isinstance(packed, _Checked):
+            return packed
         tensor = unpack(packed.value)
         if packed.layout is None:
             return tensor
@@ -61,7 +66,7 @@ def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
     def enter(original: Callable[..., None]) -> Callable[..., None]:
         def __enter__(hooks: saved_tensors_hooks) -> None:  # noqa: N807
             pack, unpack = hooks.pack_hook, cast(Unpack, hooks.unpack_hook)
-            if not _returns_allocations(unpack):
+            if not (_is_paddles(hooks.pack_hook) and _is_paddles(unpack)):
                 pack, unpack = checked(pack, unpack)
             stack.push(hooks, pack, unpack)
 
@@ -76,7 +81,7 @@ def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
     return Patch(saved_tensors_hooks, "__enter__", enter), Patch(saved_tensors_hooks, "__exit__", leave)
 
 
-def _returns_allocations(unpack: Unpack) -> bool:
+def _is_paddles(hook: Callable[..., Any]) -> bool:
     # Paddle's own pairs are written for what Paddle does: recompute's returns the right allocation under a shape of
     # its own, and must not be copied as if that shape were meant.
-    return str(getattr(unpack, "__module__", "")).partition(".")[0] == "paddle"
+    return str(getattr(hook, "__module__", "")).partition(".")[0] == "paddle"

@@ -10,18 +10,21 @@ that use scopes.
 """
 
 import atexit
-import gc
 import threading
 from _thread import get_ident
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from sys import getrefcount
 from types import TracebackType
 from typing import Any
 
+from paddle import Tensor
 from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
 from tensorstash.backends.paddle_backward import is_recording, set_recording
-from tensorstash.backends.paddle_packed import Pack, Scope, Unpack, pair_for_paddle
+from tensorstash.backends.paddle_objects import instances
+from tensorstash.backends.paddle_packed import Guard, Pack, Scope, Unpack, pair_for_paddle
 from tensorstash.backends.paddle_patches import Lease, Patch, Patches
 from tensorstash.errors import BackendError
 
@@ -43,6 +46,7 @@ class HookStack:
         self._scopes: list[Scope] = []
         self._innermost: dict[int, Scope] = {}
         self._registration: Lease | None = None
+        self._pair: tuple[Callable[[Tensor | None], Any], Callable[[Any], Tensor | None]] | None = None
         self._threads: set[threading.Thread] = set()
         self._native: saved_tensors_hooks | None = None
         self.entries = 0
@@ -58,22 +62,39 @@ class HookStack:
         """Whether Paddle calls the pair."""
         return self._registration is not None
 
-    def push(self, source: object, pack: Pack, unpack: Unpack) -> None:
+    def push(self, source: object, pack: Pack, unpack: Unpack, *, private: bool = False) -> None:
         """Put a pair in force for this thread.
+
+        Args:
+            source: who enters it.
+            pack: of the pair.
+            unpack: of the pair.
+            private: whether what ``unpack`` returns is either the saved tensor's memory or nobody else's.
 
         Raises:
             BackendError: a pair is in force that was entered earlier, and it cannot be told which.
         """
         with self._lock:
-            scope = Scope(source, pack, unpack, self._patches.lease())
+            scope = Scope(source, pack, unpack, self._patches.lease(), private=private)
             if self._registration is None:
-                pair = pair_for_paddle(self._innermost, lambda: self._registration, self._tidy)
-                self._native = _registered_over(*pair)
+                self._pair = pair_for_paddle(self._innermost, lambda: self._registration, self._tidy)
+                self._native = _registered_over(*self._pair)
                 self._registration = self._patches.lease()
             self._threads.add(threading.current_thread())
             self._scopes.append(scope)
             self._innermost[scope.thread] = scope
             self.entries += 1
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Let what this thread saves in the block come back in memory that backward may write into."""
+        lease, pair, outer = self._registration, self._pair, self.current()
+        if lease is None or pair is None or (outer is not None and not outer.ready):
+            yield
+            return
+        guard = Guard(*pair, self._innermost, lease)
+        with guard:
+            yield
 
     def pop(self, source: object, error: BaseException | None) -> None:
         """End the scope that ``source`` entered, and raise what its ``pack`` has raised.
@@ -137,20 +158,22 @@ class HookScope:
         stack: where it is entered.
         pack: runs with gradient recording off, as does ``unpack``.
         unpack: called from whatever thread asks for the tensor.
+        private: whether what ``unpack`` returns is either the saved tensor's memory or nobody else's.
 
     Raises:
         BackendError: left in another order, or on another thread, than entered.
     """
 
-    __slots__ = ("_pack", "_stack", "_unpack")
+    __slots__ = ("_pack", "_private", "_stack", "_unpack")
 
-    def __init__(self, stack: HookStack, pack: Pack, unpack: Unpack) -> None:
+    def __init__(self, stack: HookStack, pack: Pack, unpack: Unpack, *, private: bool = False) -> None:
         self._stack = stack
         self._pack = pack
         self._unpack = unpack
+        self._private = private
 
     def __enter__(self) -> None:
-        self._stack.push(self, self._pack, self._unpack)
+        self._stack.push(self, self._pack, self._unpack, private=self._private)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -183,14 +206,35 @@ def _registered_over(pack: Any, unpack: Any) -> saved_tensors_hooks | None:
     try:
         _register(pack, unpack)
     except ValueError:  # how Paddle says that a pair is in force
-        candidates = [found for found in gc.get_referrers(saved_tensors_hooks) if type(found) is saved_tensors_hooks]
-        if len(candidates) != 1:
-            raise BackendError(
-                f"paddle.autograd.saved_tensors_hooks are in force that were entered earlier, and there are "
-                f"{len(candidates)} such objects; expected one, to be put back in force afterwards. "
-                f"Enter the tensorstash scope first, or drop the objects that are not in use"
-            ) from None
-        _reset()
+        earlier = _taken_back(instances([saved_tensors_hooks]))
         _register(pack, unpack)
-        return candidates[0]
+        return earlier
     return None
+
+
+def _taken_back(candidates: Sequence[saved_tensors_hooks]) -> saved_tensors_hooks:
+    """Take back the pair that is in force, and return whose it was.
+
+    Paddle does not say which it is, but it is the one whose ``pack_hook`` Paddle alone lets go of then.
+    """
+    if not candidates:
+        raise BackendError(
+            "saved-tensor hooks are in force that no paddle.autograd.saved_tensors_hooks has entered, so that they "
+            "could not be put back afterwards; take them back first, or enter the tensorstash scope before them"
+        )
+    held = [(getrefcount(one.pack_hook), getrefcount(one.unpack_hook)) for one in candidates]
+    _reset()
+    entered, alone = [], []
+    for one, (packs, unpacks) in zip(candidates, held, strict=True):
+        if getrefcount(one.pack_hook) < packs:
+            entered.append(one)
+            if getrefcount(one.unpack_hook) < unpacks:  # which graphs hold, too
+                alone.append(one)
+    for found in (entered, alone):
+        if len({(id(one.pack_hook), id(one.unpack_hook)) for one in found}) == 1:
+            return found[0]
+    raise BackendError(
+        f"paddle.autograd.saved_tensors_hooks were in force that were entered earlier, and it cannot be told which of "
+        f"{len(candidates)} live ones they were, to put them back afterwards; they are taken back. Enter the "
+        f"tensorstash scope before them, and give each a pack hook of its own"
+    )

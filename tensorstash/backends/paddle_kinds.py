@@ -1,6 +1,5 @@
 """Which saved tensors must stay as they are, and why."""
 
-import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -9,7 +8,11 @@ from weakref import ref
 from paddle import Tensor
 from paddle.base.framework import EagerParamBase
 
-from tensorstash.backends.paddle_layout import dtype_name
+from tensorstash.backends.paddle_layout import dtype_name, is_out_of_reach
+from tensorstash.backends.paddle_objects import instances
+
+_Seen = tuple[int, list[int], int]
+"""Scopes entered, references to each class of parameters, deaths: what changes when parameters come or go."""
 
 
 class Kinds:
@@ -23,7 +26,8 @@ class Kinds:
         self._entries = entries
         self._lock = threading.Lock()
         self._deaths = 0
-        self._known = Parameters([]), (-1, -1, -1)  # one value, for threads to replace as a whole
+        # One value, for threads to replace as a whole.
+        self._known: tuple[Parameters, _Seen] = Parameters([], [EagerParamBase]), (-1, [], -1)
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         """Say why the tensor must be kept as it is, or return None if it can be stashed.
@@ -47,13 +51,15 @@ class Kinds:
             return "dtype"
         if 0 in tensor.shape:
             return "no elements"
+        if is_out_of_reach(tensor):
+            return "FLAGS_use_stride_kernel is off"
         if self._parameters().own(tensor):
             return "view of a parameter"
         return None
 
     def _parameters(self) -> "Parameters":
-        # Instances hold a reference to their class, so that its count tells when parameters have come or gone; one
-        # that came as another went is told by the death.
+        # Instances hold a reference to their class, and classes to their bases, so that the counts tell when
+        # parameters have come or gone; one that came as another went is told by the death.
         if self._known[1] != self._seen():
             with self._lock:  # a search under way holds references, too
                 seen = self._seen()
@@ -62,8 +68,8 @@ class Kinds:
                     self._known = known.updated(self._died, rescan=seen[1:] != known_when[1:]), seen
         return self._known[0]
 
-    def _seen(self) -> tuple[int, int, int]:
-        return self._entries(), sys.getrefcount(EagerParamBase), self._deaths
+    def _seen(self) -> _Seen:
+        return self._entries(), [sys.getrefcount(kind) for kind in self._known[0].kinds], self._deaths
 
     def _died(self, _: object) -> None:
         self._deaths += 1  # deaths that are counted as one are still told from none
@@ -76,11 +82,13 @@ class Parameters:
 
     Args:
         parameters: all there are.
+        kinds: their class, and all classes below it.
     """
 
-    __slots__ = ("_at", "_parameters")
+    __slots__ = ("_at", "_parameters", "kinds")
 
-    def __init__(self, parameters: "list[ref[Tensor]]") -> None:
+    def __init__(self, parameters: "list[ref[Tensor]]", kinds: list[type]) -> None:
+        self.kinds = kinds
         self._parameters = parameters
         self._at: dict[int, ref[Tensor]] = {}
         for parameter in parameters:
@@ -96,11 +104,11 @@ class Parameters:
             rescan: whether to search for parameters.
         """
         if not rescan:
-            return Parameters(self._parameters)
-        # Instances refer to their class. This search holds the interpreter lock and gives out nothing else, unlike
-        # gc.get_objects(), whose list breaks tuples that other threads are just building.
-        referrers = [found for kind in _classes(EagerParamBase) for found in gc.get_referrers(kind)]
-        return Parameters([ref(found, died) for found in referrers if isinstance(found, EagerParamBase)])
+            return Parameters(self._parameters, self.kinds)
+        kinds = _classes(EagerParamBase)
+        if kinds == self.kinds:
+            kinds = self.kinds  # or the references that lists hold would look like instances
+        return Parameters([ref(found, died) for found in instances(kinds)], kinds)
 
     def own(self, tensor: Tensor) -> bool:
         """Whether the tensor's memory is a parameter's."""

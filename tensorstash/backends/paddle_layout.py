@@ -15,7 +15,7 @@ import paddle
 from paddle import Tensor
 
 from tensorstash.buffers import Array, aligned_empty, as_bytes, borrowed
-from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, memory_order
+from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides, memory_order
 
 _DTYPES: Mapping[str, Any] = MappingProxyType(
     # Paddle's uint16 is another name of bfloat16, and its uint32 and uint64 have no operations.
@@ -33,6 +33,9 @@ _EXCHANGED: Mapping[str, str] = MappingProxyType(
     {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 )
 """The types that DLPack does not take here, and what their bits travel as."""
+
+
+_contiguous = lru_cache(4096)(contiguous_strides)
 
 
 class CopiedArray:
@@ -61,6 +64,25 @@ def place_name(place: Any) -> str:
     return str(place).removeprefix("Place(").removesuffix(")")
 
 
+def is_plain(spec: TensorSpec) -> bool:
+    """Whether a tensor is laid out as kernels lay out what they make, and NumPy has its type: no view is needed."""
+    return spec.offset == 0 and spec.strides == _contiguous(spec.shape) and spec.dtype not in _EXCHANGED
+
+
+def is_out_of_reach(tensor: Tensor) -> bool:
+    """Whether a tensor can be read and rebuilt only with Paddle's kernels for views, and these are switched off.
+
+    Args:
+        tensor: any dense tensor with memory.
+    """
+    # Not by is_contiguous(), which raises where it is not, when those kernels are off.
+    is_contiguous = not tensor._offset() and tuple(tensor.strides) == _contiguous(tuple(tensor.shape))
+    if is_contiguous and dtype_name(tensor.dtype) not in _EXCHANGED:
+        return False
+    flags: Any = paddle.get_flags("FLAGS_use_stride_kernel")
+    return not flags["FLAGS_use_stride_kernel"]
+
+
 def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     """Return the distinct elements of a tensor in memory order, as carrier bits.
 
@@ -77,12 +99,13 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     """
     if order.span == 0:
         return np.empty(order.shape, spec.carrier)
-    run = paddle.as_strided(tensor.detach(), [order.span], [1], spec.offset)
+    start = order.lowest(spec)
+    run = tensor.detach() if is_plain(spec) else paddle.as_strided(tensor.detach(), [order.span], [1], start)
     on_host = spec.device == "cpu"
     if not on_host:
         if not order.is_dense:
             packed = paddle.empty(list(order.shape), tensor.dtype)
-            run = paddle.assign(paddle.as_strided(run, list(order.shape), list(order.strides), spec.offset), packed)
+            run = paddle.assign(paddle.as_strided(run, list(order.shape), list(order.strides), start), packed)
         run = run.reshape([-1])._copy_to(paddle.CPUPlace(), True)
     flat = _as_array(run, spec)
     if order.is_dense or not on_host:
@@ -103,13 +126,21 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     if order.span == 0:
         return uninitialised(spec.shape, spec)
     if spec.device == "cpu":
-        return _on_host(_host_memory(data, spec, order), spec)
+        return _on_host(_host_memory(data, spec, order), spec, order)
     tensor = _on_device(spec, order)
-    run = paddle.as_strided(tensor, list(order.shape), list(order.strides), spec.offset)
+    run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
     exchanged = np.ascontiguousarray(data.reshape(order.shape)).view(_EXCHANGED.get(spec.dtype, spec.carrier))
     source = paddle.to_tensor(exchanged, place=paddle.CPUPlace())._copy_to(tensor.place, True)
     paddle.assign(source.view(_DTYPES[spec.dtype]) if spec.dtype in _EXCHANGED else source, output=run)
     return tensor
+
+
+def same_memory(tensor: Tensor) -> Tensor:
+    """Return a view of all of a tensor, with its layout and version, that is another tensor to Paddle's C++ as well."""
+    if tensor.is_contiguous():
+        return tensor.detach().view(tensor.shape)
+    view: Tensor = paddle.as_strided(tensor.detach(), tensor.shape, tensor.strides, tensor._offset())
+    return view
 
 
 class Layout:
@@ -151,15 +182,36 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
     spec = layout.spec()
     order = memory_order(spec.shape, spec.strides)
     if spec.device == "cpu":
-        exact = _on_host(aligned_empty(order.span * spec.itemsize, spec.alignment), spec)
+        exact = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
     else:
         exact = _on_device(spec, order)
     paddle.assign(tensor.detach(), output=exact)
     return exact
 
 
+def private_copy(tensor: Tensor) -> Tensor:
+    """Return a detached copy in memory that nobody else has, in the layout of the tensor.
+
+    Args:
+        tensor: any tensor with memory; other types than those that can be moved are laid out by Paddle.
+    """
+    if tensor.is_dist() or dtype_name(tensor.dtype) is None:
+        return tensor.detach().clone()
+    spec = Layout(tensor).spec()
+    order = memory_order(spec.shape, spec.strides)
+    if spec.device == "cpu":
+        return rebuilt(borrowed(elements(tensor, spec, order)), spec, order)
+    return laid_out(dense_run(tensor, spec, order), spec, order)
+
+
 class _Shifted:
-    """Memory seen from an address before its start, where the byte offset of a tensor begins to count.
+    """Memory seen from an address before its start, where byte offsets in it begin to count.
+
+    Args:
+        memory: bytes.
+        offset: of the memory's first byte.
+        itemsize: of the elements that it is seen as, in bytes.
+        carrier: their dtype.
 
     Nothing before the start is ever read or written; the alternative is to allocate ``offset`` bytes in vain.
     """
@@ -176,23 +228,29 @@ class _Shifted:
         }
 
 
-def _on_host(memory: Array, spec: TensorSpec) -> Tensor:
+def _on_host(memory: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     exchanged = _EXCHANGED.get(spec.dtype, spec.carrier)
-    shifted = np.asarray(_Shifted(memory, spec.offset, spec.itemsize, exchanged))
+    plain = is_plain(spec)
+    if plain:
+        seen = memory.view(exchanged).reshape(spec.shape)
+    else:
+        seen = np.asarray(_Shifted(memory, order.lowest(spec), spec.itemsize, exchanged))
     # Every call of the Tensor constructor, and so of paddle.to_tensor, leaks about 80 bytes; and memory that came
     # through DLPack is freed under a lock of Paddle's that waits for the interpreter's, a deadlock between threads.
     whole: Tensor = paddle._C_ops.empty([0], _DTYPES[exchanged], paddle.CPUPlace())
-    whole.get_tensor().set(shifted, paddle.CPUPlace(), True)
+    whole.get_tensor().set(seen, paddle.CPUPlace(), True)
     if exchanged != spec.dtype:
         whole = whole.view(_DTYPES[spec.dtype])
+    if plain:
+        return whole
     view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
     return view
 
 
 def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
-    if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == spec.alignment:
+    if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == order.alignment(spec):
         return as_bytes(data)
-    memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
+    memory = aligned_empty(order.span * spec.itemsize, order.alignment(spec))
     strides = tuple(stride * spec.itemsize for stride in order.strides)
     np.ndarray(order.shape, spec.carrier, memory, strides=strides)[...] = data.reshape(order.shape)
     return memory
@@ -200,7 +258,7 @@ def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
 
 def _on_device(spec: TensorSpec, order: MemoryOrder) -> Tensor:
     # Device allocations are aligned alike, so that the same offset is the same alignment.
-    whole = uninitialised((spec.offset // spec.itemsize + order.span,), spec)
+    whole = uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
     view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
     return view
 
@@ -218,7 +276,7 @@ def dense_run(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     """
     if order.span == 0:
         return uninitialised(order.shape, spec)
-    run: Tensor = paddle.as_strided(tensor.detach(), list(order.shape), list(order.strides), spec.offset)
+    run: Tensor = paddle.as_strided(tensor.detach(), list(order.shape), list(order.strides), order.lowest(spec))
     return run if order.is_dense else paddle.assign(run, uninitialised(order.shape, spec))
 
 
@@ -234,7 +292,7 @@ def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
         return uninitialised(spec.shape, spec)
     with paddle.no_grad():
         tensor = _on_device(spec, order)
-        run = paddle.as_strided(tensor, list(order.shape), list(order.strides), spec.offset)
+        run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
         paddle.assign(paddle.reshape(dense, list(order.shape)), output=run)
     return tensor
 

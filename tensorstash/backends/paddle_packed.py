@@ -2,13 +2,18 @@
 
 from _thread import get_ident
 from collections.abc import Callable
+from functools import partial
+from math import prod
 from types import CellType
 from typing import Any
 
+import paddle
 from paddle import Tensor
+from paddle.base.framework import _current_expected_place
 
 from tensorstash import native
-from tensorstash.backends.paddle_backward import backwards, hook_failed
+from tensorstash.backends.paddle_backward import backwards, hook_failed, last_failure
+from tensorstash.backends.paddle_layout import private_copy
 from tensorstash.backends.paddle_patches import Lease
 from tensorstash.errors import BackendError, SavedTensorModifiedError, StashError
 
@@ -24,11 +29,13 @@ class Scope:
         pack: called on this thread only.
         unpack: called from any thread.
         lease: of the patches that hooks need.
+        private: whether what ``unpack`` returns is either the saved tensor's memory or nobody else's.
     """
 
-    __slots__ = ("_lease", "failure", "pack", "ready", "recent", "source", "thread", "unpack")
+    __slots__ = ("_lease", "failure", "pack", "private", "ready", "recent", "source", "thread", "unpack")
 
-    def __init__(self, source: object, pack: Pack, unpack: Unpack, lease: Lease) -> None:
+    def __init__(self, source: object, pack: Pack, unpack: Unpack, lease: Lease, *, private: bool = False) -> None:
+        self.private = private
         self.source: object = source
         self.pack = pack
         self.unpack = unpack
@@ -95,13 +102,13 @@ def pair_for_paddle(
             return None
         if backwards.release:
             del packed.cell_contents
-        return tensor
+        return tensor if tensor._is_initialized() else with_memory(tensor)
 
     if native.functions is None:
         return pack_for_paddle, unpack_for_paddle
     return (
         native.functions.packing(innermost, CellType, unhooked, _not_packed),
-        native.functions.unpacking(CellType, _restored, hook_failed, backwards),
+        native.functions.unpacking(CellType, _restored, hook_failed, backwards, with_memory),
     )
 
 
@@ -116,7 +123,22 @@ def _restored(packed: Any) -> Tensor | None:
     except BaseException as error:
         hook_failed(error)
         return None
-    return tensor
+    return tensor if tensor is None else with_memory(tensor)
+
+
+def with_memory(tensor: Tensor) -> Tensor:
+    """Return the tensor, or bytes enough for one whose memory was let go of before it was saved.
+
+    The double gradients of some operations, such as ``add``, save tensors that they need for their shape alone and
+    that have no memory. Without hooks Paddle gives them back like that; what a hook returns must have it.
+    """
+    if tensor._is_initialized() or not tensor.is_dense():
+        return tensor
+    nbytes = prod(tensor.shape) * tensor.element_size()
+    if not nbytes:
+        return tensor
+    place = _current_expected_place()  # type: ignore[no-untyped-call]
+    return paddle._C_ops.empty([nbytes], paddle.uint8, place)
 
 
 def _unhooked(tensor: Tensor | None, scope: Scope | None, lease: Lease | None) -> Any:
@@ -125,6 +147,64 @@ def _unhooked(tensor: Tensor | None, scope: Scope | None, lease: Lease | None) -
     if scope is not None and scope.failure is not None:
         return _NotPacked(scope, scope.failure)
     return Unhooked(tensor, lease)
+
+
+class Guard:
+    """While it is entered, what its thread saves comes back in memory that backward may write into.
+
+    Args:
+        pack: of the pair that Paddle knows, as is ``unpack``.
+        unpack: likewise.
+        innermost: scopes by thread; changed.
+        lease: of the patches that hooks need.
+    """
+
+    __slots__ = ("_innermost", "_outer", "_pack", "_scope", "_unpack")
+
+    def __init__(
+        self,
+        pack: Callable[[Tensor | None], Any],
+        unpack: Callable[[Any], Tensor | None],
+        innermost: dict[int, Scope],
+        lease: Lease,
+    ) -> None:
+        self._pack = pack
+        self._unpack = unpack
+        self._innermost = innermost
+        self._outer = innermost.get(get_ident())
+        self._scope = Scope(None, self._guarded, partial(_written_into, unpack), lease)
+
+    def __enter__(self) -> None:
+        self._innermost[self._scope.thread] = self._scope
+
+    def __exit__(self, *_: object) -> None:
+        self._put_back()
+        self._scope.end()
+
+    def _put_back(self) -> None:
+        if self._outer is None:
+            del self._innermost[self._scope.thread]
+        else:
+            self._innermost[self._scope.thread] = self._outer
+
+    def _guarded(self, tensor: Tensor) -> Any:
+        """Save a tensor as if there were no guard, and remember where it was."""
+        self._put_back()
+        try:
+            packed = self._pack(tensor)
+        finally:
+            self._innermost[self._scope.thread] = self._scope
+        is_private = self._outer is not None and self._outer.private
+        return packed, tensor.data_ptr() if is_private and tensor._is_initialized() else None
+
+
+def _written_into(unpack: Callable[[Any], Tensor | None], guarded: tuple[Any, int | None]) -> Tensor:
+    packed, address = guarded
+    tensor = unpack(packed)
+    if tensor is None:
+        raise last_failure()
+    is_private = address is not None and tensor.data_ptr() != address
+    return tensor if is_private or not tensor._is_initialized() else private_copy(tensor)
 
 
 class Unhooked:

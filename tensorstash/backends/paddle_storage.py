@@ -1,7 +1,8 @@
 """Which saved tensors are the same memory, in a framework that has no weak reference to a storage."""
 
-import paddle
 from paddle import Tensor
+
+from tensorstash.backends.paddle_layout import same_memory
 
 _REMEMBERED = 4
 
@@ -25,6 +26,6 @@ def token_of(tensor: Tensor, recent: list[tuple[Tensor, object]]) -> object:
             return token
     token = object()
     # A view has an allocation of its own choice, whatever memory the tensor is given later.
-    recent.insert(0, (paddle.as_strided(tensor.detach(), [1], [1], 0), token))
+    recent.insert(0, (same_memory(tensor), token))
     del recent[_REMEMBERED:]
     return token

@@ -7,11 +7,12 @@ from weakref import ref
 
 import numpy as np
 
+from tensorstash.abilities import Kernel
 from tensorstash.backends import reference_kernels, reference_streams
 from tensorstash.backends.forward import replace_forward
 from tensorstash.buffers import Array, aligned_empty, borrowed
 from tensorstash.errors import BackendError
-from tensorstash.protocols import Codec, Kernel, Undo
+from tensorstash.protocols import Codec, Undo
 from tensorstash.reference import HookError, Parameter, Tensor, from_buffer, saved_tensors_hooks, streams
 from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
@@ -83,8 +84,12 @@ class ReferenceBackend:
         return tensor._version
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
-        """Return a weak reference of the live storage, equal to itself alone, and the byte offset in it."""
-        return ref(tensor.storage), tensor.offset
+        """Return a weak reference of the live storage, equal to itself alone, and the lowest element's byte offset."""
+        return ref(tensor.storage), tensor.layout.begin
+
+    def producer(self, tensor: Tensor, /) -> str:
+        """Return the name of the operation that made a tensor; empty for leaves."""
+        return "" if tensor.grad_fn is None else type(tensor.grad_fn).__name__
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf itself, else a detached alias."""
@@ -105,11 +110,12 @@ class ReferenceBackend:
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
         order = memory_order(spec.shape, spec.strides)
-        start = spec.alignment
+        start = order.alignment(spec)
         memory = aligned_empty(start + order.span * spec.itemsize)
         strides = tuple(stride * spec.itemsize for stride in order.strides)
         np.ndarray(order.shape, spec.carrier, memory, start, strides)[...] = data.reshape(order.shape)
-        return from_buffer(memory, spec.shape, spec.strides, start, spec.dtype, spec.device)
+        first = start + order.lead * spec.itemsize
+        return from_buffer(memory, spec.shape, spec.strides, first, spec.dtype, spec.device)
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
         """Return what runs ``codec`` on a simulated accelerator, or None."""
@@ -186,5 +192,5 @@ def _elements(tensor: Tensor, spec: TensorSpec) -> Array:
     strides = tuple(stride * spec.itemsize for stride in order.strides)
     if tensor.device != "cpu":
         streams.current_stream(tensor.device).synchronize()
-    run: Array = np.ndarray(order.shape, spec.carrier, tensor.storage.buffer, tensor.offset, strides)
+    run: Array = np.ndarray(order.shape, spec.carrier, tensor.storage.buffer, tensor.layout.begin, strides)
     return borrowed(run) if order.is_dense and tensor.device == "cpu" else run.copy()

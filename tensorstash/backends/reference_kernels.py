@@ -66,9 +66,9 @@ def contiguous(data: Array, spec: TensorSpec) -> Tensor:
 def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     """Return the distinct elements in memory order; shares the tensor's memory where they are one run of it."""
     if order.is_dense:
-        return Tensor(tensor.storage, Layout.contiguous(order.shape, spec.itemsize, tensor.offset), tensor.dtype)
+        return Tensor(tensor.storage, Layout.contiguous(order.shape, spec.itemsize, tensor.layout.begin), tensor.dtype)
     packed = empty(order.shape, spec)
-    window = tensor.storage.window(_layout(order, tensor.offset, spec), tensor.dtype)
+    window = tensor.storage.window(_layout(order, tensor.layout.begin, spec), tensor.dtype)
     packed.storage.write(packed.layout, packed.dtype, window)
     return packed
 
@@ -76,11 +76,12 @@ def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
 def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool) -> Tensor:
     """Return a tensor with the exact layout of ``spec``, in the memory of ``dense`` where that may be and fits."""
     storage, start = dense.storage, dense.offset
-    if not (adopt and order.is_dense and dense.data_ptr() % 64 == spec.alignment):
+    if not (adopt and order.is_dense and dense.data_ptr() % 64 == order.alignment(spec)):
         start = 0
-        storage = Storage.allocate(order.span * spec.itemsize, memory(spec.device), phase=spec.alignment)
+        storage = Storage.allocate(order.span * spec.itemsize, memory(spec.device), phase=order.alignment(spec))
         storage.write(_layout(order, start, spec), dense.dtype, dense.carriers().reshape(order.shape))
-    return Tensor(storage, Layout(spec.shape, spec.strides, start, spec.itemsize), dense.dtype)
+    first = start + order.lead * spec.itemsize
+    return Tensor(storage, Layout(spec.shape, spec.strides, first, spec.itemsize), dense.dtype)
 
 
 def empty(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:

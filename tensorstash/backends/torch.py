@@ -4,15 +4,26 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from operator import attrgetter
+from sys import getrefcount
 from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor
-from torch._C import _dispatch_keys, _is_tracing, _len_torch_dispatch_stack
+from torch._C import (
+    DisableTorchFunction,
+    _DisableTorchDispatch,
+    _dispatch_keys,
+    _is_tracing,
+    _len_torch_dispatch_stack,
+    _storage_Use_Count,
+)
+from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 
+from tensorstash.abilities import Kernel
 from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.torch_graph import Readers, running
 from tensorstash.backends.torch_hooks import HookScope
 from tensorstash.backends.torch_kernels import kernel
 from tensorstash.backends.torch_kinds import dispatch_reason, is_tracing, subclass_reason
@@ -26,9 +37,10 @@ from tensorstash.backends.torch_layout import (
     rebuilt,
     restored,
 )
+from tensorstash.backends.torch_readers import demand
 from tensorstash.backends.torch_streams import CudaStream, CudaStreams
 from tensorstash.buffers import Array
-from tensorstash.protocols import Codec, Kernel, PendingArray, Undo
+from tensorstash.protocols import Codec, Demand, PendingArray, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
 _REMEMBERED_LAYOUTS = 4096
@@ -46,6 +58,8 @@ class TorchBackend:
 
     def __init__(self) -> None:
         self._streams = CudaStreams()
+        # What asking adds differs by version: a storage may own the object that stands for it in Python, or not.
+        self._own_holders = _holders(torch.empty(1)) - 1
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
         self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
@@ -79,7 +93,7 @@ class TorchBackend:
             return "tracing"
         if tensor.dtype not in DTYPE_NAMES:
             return "quantized" if tensor.is_quantized else "dtype"
-        return self._dispatch_reason(_dispatch_keys(tensor).raw_repr())
+        return self._dispatch_reason(_dispatch_keys(tensor).raw_repr()) or _foreign_reason(tensor)
 
     nbytes: Callable[[Tensor], int] = staticmethod(attrgetter("nbytes"))
     """Return numel times itemsize; raises RuntimeError for sparse tensors, which have no such number."""
@@ -118,20 +132,51 @@ class TorchBackend:
         token: Hashable = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         return token, int(tensor.storage_offset()) * tensor.itemsize
 
+    def holders(self, tensor: Tensor, /) -> int:
+        """Return how many tensors, storage objects and others hold the memory, ``tensor`` among them."""
+        return _holders(tensor) - self._own_holders
+
+    def readers(self, is_ours: Callable[[object], bool], /) -> "_Demands":
+        """Return what finds the readers of handles in the graph that this thread records from now on."""
+        return _Demands(is_ours)
+
+    def running_demand(self, handle: object, /) -> Demand | None:
+        """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
+        return strictest(demand(reader) for reader in running(handle))
+
+    def producer(self, tensor: Tensor, /) -> str:
+        """Return the name of the operation that made a tensor; empty if there is none."""
+        node = tensor.grad_fn
+        return "" if node is None else type(node).__name__
+
+    def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
+        """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""
+        order = self._order(spec.shape, spec.strides)
+        with DisableTorchFunction():
+            nbytes: int = tensor.untyped_storage().nbytes()
+        return spec.offset + order.span * spec.itemsize <= nbytes
+
+    keeps_graph: Callable[[], bool] = staticmethod(_get_current_graph_task_keep_graph)
+    """Return whether the running backward keeps the graph, for another one; True outside of backward, too."""
+
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf itself, else a detached alias: the graph holding its own output would be a cycle for ever."""
-        return tensor if tensor.is_leaf else tensor.detach()
+        return tensor if tensor.is_leaf else self.detached(tensor)
 
     def detached(self, tensor: Tensor, /) -> Tensor:
         """Return a new tensor object that shares memory and version, and is no part of any graph."""
+        if _len_torch_dispatch_stack() and not is_tracing():
+            with _DisableTorchDispatch():  # it is no operation of the user's program
+                return tensor.detach()
         return tensor.detach()
 
     def witness(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version counter of ``tensor``: ``.data`` changes memory alone."""
-        witness = tensor.detach()
-        # By way of bytes: PyTorch warns of every tensor that is made as complex32.
-        witness.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
-        return witness
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            witness = tensor.detach()
+            # By way of bytes: PyTorch warns of every tensor that is made as complex32.
+            witness.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
+            return witness
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
@@ -207,6 +252,37 @@ class TorchBackend:
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
         return replace_forward(model, scope)
+
+
+class _Demands:
+    """What the readers need that are found in the graph, for one thread.
+
+    Args:
+        is_ours: whether an object is a handle whose reader is wanted.
+    """
+
+    __slots__ = ("_readers",)
+
+    def __init__(self, is_ours: Callable[[object], bool]) -> None:
+        self._readers = Readers(is_ours)
+
+    def visit(self, tensor: Tensor, /) -> list[tuple[Any, Demand]]:
+        """Return handles on the way to a tensor that is being packed, with what their readers need."""
+        return [(found.handle, demand(found.reader)) for found in self._readers.visit(tensor)]
+
+
+def _foreign_reason(tensor: Tensor) -> str | None:
+    # NumPy, another process, a file: PyTorch does not know who else holds the memory, and does not resize it.
+    storage = tensor.untyped_storage()
+    is_foreign = not storage.resizable() or (tensor.is_cpu and storage.is_shared())
+    return "memory of another library" if is_foreign else None
+
+
+def _holders(tensor: Tensor) -> int:
+    with DisableTorchFunction():  # no operation of the user's program
+        storage = tensor.untyped_storage()
+    count: int = _storage_Use_Count(storage._cdata)
+    return count + getrefcount(storage)
 
 
 def _spec(

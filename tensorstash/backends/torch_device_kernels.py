@@ -17,18 +17,19 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
+from tensorstash.abilities import Kernel
 from tensorstash.backends import torch_operators, torch_triton
 from tensorstash.codecs.affine import MAGIC as AFFINE
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
-from tensorstash.codecs.groups import Groups
-from tensorstash.codecs.noise import seed_word
+from tensorstash.codecs.format import CODED, HEADER_NBYTES, PLAIN, Header
 from tensorstash.codecs.pack_bits import MAGIC as PACK_BITS
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.payload import CODED, HEADER_NBYTES, PLAIN, Header
 from tensorstash.codecs.two_valued import MAGIC as TWO_VALUED
 from tensorstash.codecs.two_valued import TwoValued
-from tensorstash.protocols import Codec, Kernel
+from tensorstash.kernels.dither import seed_word
+from tensorstash.kernels.groups import Groups
+from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

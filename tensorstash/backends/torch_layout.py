@@ -53,10 +53,34 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
             array: Array = aligned_empty(prod(order.shape) * spec.itemsize).view(spec.carrier).reshape(order.shape)
             torch.from_numpy(array).copy_(run)
             return array
+        if on_host:
+            return borrowed(np.asarray(_LiveMemory(run, spec.carrier)))
         if not order.is_dense:
             run = run.clone(memory_format=torch.contiguous_format)
-        array = run.cpu().numpy()
-    return borrowed(array) if on_host else array
+        copy: Array = run.cpu().numpy()
+        return copy
+
+
+class _LiveMemory:
+    """A contiguous tensor's own memory, as NumPy reads it.
+
+    ``Tensor.numpy`` would make the storage one that can never be resized again.
+
+    Args:
+        run: a tensor on the host, which lives as long as the array.
+        carrier: the array's type.
+    """
+
+    __slots__ = ("__array_interface__", "_run")
+
+    def __init__(self, run: Tensor, carrier: str) -> None:
+        self._run = run
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(run.shape),
+            "typestr": np.dtype(carrier).str,
+            "data": (run.data_ptr(), False),
+        }
 
 
 def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tensorstash.codecs.bits import COARSENING
-from tensorstash.codecs.floats import FORMATS
-from tensorstash.codecs.groups import Groups
-from tensorstash.codecs.noise import GOLDEN
-from tensorstash.codecs.payload import HEADER_NBYTES
-from tensorstash.codecs.quantizer import FINEST, SPECIALS, Arithmetic
+from tensorstash.codecs.format import HEADER_NBYTES
+from tensorstash.kernels.bits import COARSENING
+from tensorstash.kernels.dither import GOLDEN
+from tensorstash.kernels.floats import FORMATS
+from tensorstash.kernels.groups import Groups
+from tensorstash.kernels.quantize import FINEST, SPECIALS, Arithmetic
 
 _PIECE = 1 << 22
 """Elements that are worked on at a time."""

@@ -25,10 +25,10 @@ from tensorstash.backends.torch_triton_language import (
     tl,
     unpack,
 )
-from tensorstash.codecs.bits import COARSENING
-from tensorstash.codecs.groups import Groups
-from tensorstash.codecs.noise import GOLDEN
-from tensorstash.codecs.quantizer import FINEST, SPECIALS, Arithmetic
+from tensorstash.kernels.bits import COARSENING
+from tensorstash.kernels.dither import GOLDEN
+from tensorstash.kernels.groups import Groups
+from tensorstash.kernels.quantize import FINEST, SPECIALS, Arithmetic
 
 _LONGEST = 4 * TILE
 """Elements of the longest group that a program works on as a whole."""

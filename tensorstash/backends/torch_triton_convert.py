@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensorstash.backends.torch_triton_language import INFINITY, MAX, MIN, OPTIONS, TILE, cdiv, jit, tl
-from tensorstash.codecs.floats import FORMATS
+from tensorstash.kernels.floats import FORMATS
 
 _RAW = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 _NAMES = {torch.float32: None} | {
@@ -44,7 +44,7 @@ def _convert(source, target, count, FROM: tl.constexpr, TO: tl.constexpr, TILE: 
 
 @jit
 def _narrow(raw, FORMAT: tl.constexpr):
-    """Return the bits of ``float32`` bits in a narrow format: what :func:`tensorstash.codecs.floats.narrow` does."""
+    """Return the bits of ``float32`` bits in a narrow format: what :func:`tensorstash.kernels.floats.narrow` does."""
     nbits: tl.constexpr = FORMAT[0]
     mantissa: tl.constexpr = FORMAT[1]
     exponent: tl.constexpr = FORMAT[2]
@@ -71,7 +71,7 @@ def _rounded(raw, DROP: tl.constexpr):
 
 @jit
 def _widen(raw, FORMAT: tl.constexpr):
-    """Return the ``float32`` bits of sign-extended bits: what :func:`tensorstash.codecs.floats.widen` does."""
+    """Return the ``float32`` bits of sign-extended bits: what :func:`tensorstash.kernels.floats.widen` does."""
     nbits: tl.constexpr = FORMAT[0]
     mantissa: tl.constexpr = FORMAT[1]
     exponent: tl.constexpr = FORMAT[2]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from tensorstash.codecs.payload import HEADER_NBYTES
+from tensorstash.codecs.format import HEADER_NBYTES
 
 AVAILABLE = find_spec("triton") is not None
 """Whether Triton is installed."""

@@ -3,11 +3,11 @@
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
 from tensorstash.codecs.auto_affine import AutoAffine
-from tensorstash.codecs.exponents import Exponents
+from tensorstash.codecs.float_split import FloatSplit
+from tensorstash.codecs.frame_of_reference import FrameOfReference
 from tensorstash.codecs.lossless import Lossless
-from tensorstash.codecs.narrow import Narrow
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
@@ -16,11 +16,11 @@ __all__ = [
     "Affine",
     "AsType",
     "AutoAffine",
-    "Exponents",
+    "FloatSplit",
+    "FrameOfReference",
     "Lossless",
-    "Narrow",
     "PackBits",
-    "Planes",
+    "Shuffle",
     "Sparse",
     "TwoValued",
     "Zstd",

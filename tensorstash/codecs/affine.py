@@ -5,39 +5,37 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from tensorstash import native
-from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.bits import pack_codes, packed_nbytes, unpack_codes
-from tensorstash.codecs.floats import FORMATS, widen
-from tensorstash.codecs.groups import Groups
-from tensorstash.codecs.noise import seed_word
-from tensorstash.codecs.payload import (
+from tensorstash import kernels
+from tensorstash.buffers import Array, aligned_empty
+from tensorstash.codecs.format import (
+    CODED,
     HEADER_NBYTES,
+    PLAIN,
     Header,
-    check_count,
+    check_choice,
     check_data,
-    damaged,
+    check_integer,
     empty_array,
+    open_payload,
     plain_payload,
-    read_header,
     split_sections,
 )
-from tensorstash.codecs.quantizer import Arithmetic, Quantizer, error_bounds
-from tensorstash.codecs.settings import check_choice, check_integer
+from tensorstash.kernels.dither import seed_word
+from tensorstash.kernels.floats import FORMATS
+from tensorstash.kernels.groups import Groups
+from tensorstash.kernels.quantize import Arithmetic, error_bounds, section_nbytes
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
 
 MAGIC = b"AFF1"
-_PLAIN, _CODED = 0, 1
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-_COMPILED = frozenset(_DTYPES[:3])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Affine:
     """Quantize floats to ``bits`` bits with a scale and an offset per group of neighbours.
 
-    Groups are those of :class:`~tensorstash.codecs.groups.Groups`: ``group_size`` neighbours along the last
+    Groups are those of :class:`~tensorstash.kernels.groups.Groups`: ``group_size`` neighbours along the last
     dimension, the last of a row shorter. A group from ``low`` to ``high`` has ``scale = (high - low) / (2**bits - 1)``;
     element x becomes the code ``round((x - low) / scale)`` and comes back as ``low + code * scale``, computed in
     ``float32`` (``float64`` for ``float64``) and rounded to the dtype of the tensor. Codes of 4 and 2 bits are those of
@@ -95,7 +93,7 @@ class Affine:
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
         """Return a run of bytes."""
-        coded = sum(self._sizes(Groups.of(spec.shape, self.group_size), spec))
+        coded = sum(section_nbytes(spec.dtype, Groups.of(spec.shape, self.group_size), self.bits))
         nbytes = HEADER_NBYTES + min(coded, spec.nbytes)
         return TensorSpec((nbytes,), (1,), 0, "uint8", spec.device, module=spec.module)
 
@@ -107,18 +105,14 @@ class Affine:
         """
         check_data(self, data, spec)
         groups = Groups.of(spec.shape, self.group_size)
-        nbytes = sum(self._sizes(groups, spec))
+        nbytes = sum(section_nbytes(spec.dtype, groups, self.bits))
         if nbytes >= spec.nbytes:
-            return plain_payload(Header(MAGIC, _PLAIN, self.bits, spec.numel), data)
+            return plain_payload(Header(MAGIC, PLAIN, self.bits, spec.numel), data)
         payload = aligned_empty(HEADER_NBYTES + nbytes)
-        Header(MAGIC, _CODED, self.bits, spec.numel).write(payload)
+        Header(MAGIC, CODED, self.bits, spec.numel).write(payload)
         body = payload[HEADER_NBYTES:]
         seed = seed_word(self.seed) if self.rounding == "stochastic" else None
-        if native.functions is None or spec.dtype not in _COMPILED or not data.flags.aligned:
-            self._quantize(data.reshape(-1), body, groups, seed, spec)
-        else:
-            rows = (groups.rows, groups.length, groups.size)
-            native.functions.affine_encode(data, body, spec.dtype, rows, self.bits, -1 if seed is None else seed)
+        kernels.active.quantize(data, body, spec.dtype, groups, self.bits, seed)
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -127,22 +121,13 @@ class Affine:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, MAGIC)
-        check_count(self, header.count, spec)
-        if header.param != self.bits or header.mode not in (_PLAIN, _CODED):
-            raise damaged(self, f"mode {header.mode} with {header.param} bits")
-        array = empty_array(self, spec.numel, spec)
-        if header.mode == _PLAIN:
-            split_sections(self, body, spec.nbytes)
-            as_bytes(array)[:] = body
-            return array
+        header, body, plain = open_payload(self, data, spec, MAGIC, param=self.bits)
+        if plain is not None:
+            return plain
         groups = Groups.of(spec.shape, self.group_size)
-        sections = split_sections(self, body, *self._sizes(groups, spec))
-        if native.functions is None or spec.dtype not in _COMPILED:
-            self._dequantize(sections, array.reshape(-1), groups, spec)
-        else:
-            rows = (groups.rows, groups.length, groups.size)
-            native.functions.affine_decode(body, array, spec.dtype, rows, self.bits)
+        split_sections(self, body, *section_nbytes(spec.dtype, groups, self.bits))
+        array = empty_array(self, header.count, spec)
+        kernels.active.dequantize(body, array, spec.dtype, groups, self.bits)
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -160,34 +145,7 @@ class Affine:
         with np.errstate(all="ignore"):
             for run in Groups.of(spec.shape, self.group_size).runs():
                 source = flat[run.elements]
-                values = widen(source, spec.dtype) if spec.dtype in FORMATS else source
+                values = kernels.active.widen(source, spec.dtype) if spec.dtype in FORMATS else source
                 bounds = error_bounds(values, run, self.bits, is_stochastic, arithmetic, FORMATS.get(spec.dtype))
                 bound[run.elements] = bounds
         return bound.reshape(spec.shape)
-
-    def _quantize(self, flat: Array, body: Array, groups: Groups, seed: int | None, spec: TensorSpec) -> None:
-        scale, low, packed = split_sections(self, body, *self._sizes(groups, spec))
-        dtype = Arithmetic.of(spec.dtype).dtype
-        scales, lows = scale.view(dtype), low.view(dtype)
-        work = Quantizer(self.bits, spec.dtype, groups.longest(), seed)
-        scratch = np.empty(0 if self.bits == 8 else groups.longest(), np.uint8)
-        with np.errstate(all="ignore"):
-            for run in groups.runs():
-                codes = packed[run.elements] if self.bits == 8 else scratch[: run.length]
-                scales[run.groups], lows[run.groups] = work.quantize(flat[run.elements], run, codes)
-                if self.bits < 8:
-                    pack_codes(codes, self.bits, packed, run.start)
-
-    def _dequantize(self, sections: list[Array], flat: Array, groups: Groups, spec: TensorSpec) -> None:
-        scale, low, packed = sections
-        dtype = Arithmetic.of(spec.dtype).dtype
-        scales, lows = scale.view(dtype), low.view(dtype)
-        work = Quantizer(self.bits, spec.dtype, groups.longest())
-        with np.errstate(all="ignore"):
-            for run in groups.runs():
-                codes = unpack_codes(packed, self.bits, run.start, run.length)
-                work.dequantize(codes, scales[run.groups], lows[run.groups], run, flat[run.elements])
-
-    def _sizes(self, groups: Groups, spec: TensorSpec) -> tuple[int, int, int]:
-        table_nbytes = groups.count * np.dtype(Arithmetic.of(spec.dtype).dtype).itemsize
-        return table_nbytes, table_nbytes, packed_nbytes(spec.numel, self.bits)

@@ -5,10 +5,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from tensorstash import kernels
 from tensorstash.buffers import Array
-from tensorstash.codecs.floats import FORMATS, narrow, widen
-from tensorstash.codecs.payload import BLOCK, check_data, check_shape, empty_array
-from tensorstash.codecs.settings import check_choice
+from tensorstash.codecs.format import check_choice, check_data, check_shape, empty_array
+from tensorstash.kernels.floats import FORMATS
+from tensorstash.kernels.groups import BLOCK
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
 
@@ -45,6 +46,11 @@ class AsType:
     def __post_init__(self) -> None:
         check_choice("astype.dtype", self.dtype, FORMATS)
 
+    @property
+    def is_relative(self) -> bool:
+        """Whether the error of each element is small relative to it, however small it is."""
+        return self.dtype == "bfloat16"  # the range of float32
+
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are ordinary floats, wider than the target."""
         return spec.dtype in _SOURCES and 8 * spec.itemsize > FORMATS[self.dtype].nbits
@@ -65,7 +71,7 @@ class AsType:
         with np.errstate(all="ignore"):
             for start in range(0, source.size, BLOCK):
                 values = _float32(source[start : start + BLOCK], spec)
-                target[start : start + BLOCK] = narrow(values, self.dtype)
+                target[start : start + BLOCK] = kernels.active.narrow(values, self.dtype)
         return encoded
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -79,8 +85,10 @@ class AsType:
         source, target = data.reshape(-1), array.reshape(-1)
         with np.errstate(all="ignore"):
             for start in range(0, source.size, BLOCK):
-                values = widen(source[start : start + BLOCK], self.dtype)
-                target[start : start + BLOCK] = narrow(values, spec.dtype) if spec.dtype in FORMATS else values
+                values = kernels.active.widen(source[start : start + BLOCK], self.dtype)
+                target[start : start + BLOCK] = (
+                    kernels.active.narrow(values, spec.dtype) if spec.dtype in FORMATS else values
+                )
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -98,7 +106,9 @@ class AsType:
         with np.errstate(all="ignore"):
             for start in range(0, flat.size, BLOCK):
                 block = flat[start : start + BLOCK]
-                values = np.abs(widen(block, spec.dtype) if spec.dtype in FORMATS else block).astype(np.float64)
+                values = np.abs(kernels.active.widen(block, spec.dtype) if spec.dtype in FORMATS else block).astype(
+                    np.float64
+                )
                 bounds = np.maximum(target.roundoff * values, target.smallest / 2)
                 if spec.dtype == "float64":
                     bounds = bounds * (1 + 2.0**-23) + 2.0**-24 * values + 2.0**-150
@@ -113,4 +123,4 @@ class AsType:
 
 
 def _float32(source: Array, spec: TensorSpec) -> Array:
-    return widen(source, spec.dtype) if spec.dtype in FORMATS else source.astype(np.float32, copy=False)
+    return kernels.active.widen(source, spec.dtype) if spec.dtype in FORMATS else source.astype(np.float32, copy=False)

@@ -6,13 +6,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from tensorstash import kernels
 from tensorstash.buffers import Array
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.calibration import K, Measured
 from tensorstash.codecs.entropy import contiguous_sample
-from tensorstash.codecs.floats import FORMATS, widen
-from tensorstash.codecs.settings import check_ratio
+from tensorstash.codecs.format import check_ratio
 from tensorstash.errors import CodecError, ConfigError
+from tensorstash.kernels.floats import FORMATS
 from tensorstash.protocols import Codec, CodecKind
 from tensorstash.spec import TensorSpec, contiguous_strides
 
@@ -141,4 +142,4 @@ class AutoAffine:
 
 def _values(array: Array, spec: TensorSpec) -> Array:
     with np.errstate(invalid="ignore"):
-        return (widen(array, spec.dtype) if spec.dtype in FORMATS else array).astype(np.float64)
+        return (kernels.active.widen(array, spec.dtype) if spec.dtype in FORMATS else array).astype(np.float64)

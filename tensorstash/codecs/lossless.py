@@ -6,29 +6,40 @@ from typing import ClassVar
 import numpy as np
 
 from tensorstash.buffers import Array, as_bytes
-from tensorstash.codecs import exponents, narrow, pack_bits, sparse, two_valued, zstd
+from tensorstash.codecs import float_split, frame_of_reference, pack_bits, sparse, two_valued, zstd
 from tensorstash.codecs.entropy import contiguous_sample
-from tensorstash.codecs.payload import check_data, damaged, unsigned
-from tensorstash.codecs.settings import check_integer, check_ratio
+from tensorstash.codecs.format import check_data, check_integer, check_ratio, damaged
 from tensorstash.errors import CodecError
+from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import Codec, CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-_SAMPLE = 1 << 12
+_SAMPLE_ELEMENTS = 1 << 12
 _SAMPLE_RUNS = 8
-_SMALLEST = 1 << 10
-_PRICE = 0.004
-_ATTEMPTS = 2
-_ENOUGH = 0.13
-_FEW_ZEROS = 0.1
+_SMALLEST_NBYTES = 1 << 10
+_MOST_ATTEMPTS = 2
+_FEW_ZEROS_SHARE = 0.1
 _FAST_LEVELS = 3
+
+_SHARE_PER_COPY = 0.004
+"""Share of the bytes that a codec has to save for each plain copy of the tensor that it takes as long as."""
+
+_SMALL_ENOUGH_SHARE = 0.13
+"""A sample that is stored in this share of its bytes, which is one bit of 8, is not tried with slower codecs."""
+
+_COPIES_OF_4_BYTES = {"frame_of_reference": 3, "sparse": 5, "float_split": 12, "sparse and split": 13, "zstd, fast": 11}
+_COPIES_OF_2_BYTES = {"frame_of_reference": 3, "sparse": 9, "float_split": 19, "sparse and split": 21, "zstd, fast": 20}
+"""How many plain copies of a tensor encoding it takes as long as, of elements of 4 bytes and more, and of fewer: the
+inverse of the column "encode" of ``tests/bench/codec_table.py``."""
+_COPIES_OF_INTEGERS_FAST = 60
+_COPIES_ZSTD = 80
 
 _BY_MAGIC: dict[bytes, Codec] = {
     pack_bits.MAGIC: pack_bits.PackBits(),
     two_valued.MAGIC: two_valued.TwoValued(),
-    narrow.MAGIC: narrow.Narrow(),
+    frame_of_reference.MAGIC: frame_of_reference.FrameOfReference(),
     sparse.MAGIC: sparse.Sparse(),
-    exponents.MAGIC: exponents.Exponents(),
+    float_split.MAGIC: float_split.FloatSplit(),
     zstd.MAGIC: zstd.Zstd(),
 }
 
@@ -50,8 +61,7 @@ class Lossless:
 
     Args:
         level: Zstandard's compression level, from 1 to 22. From 2 on, what is not zero in a tensor of many zeros is
-            compressed as well, and floats that repeat are searched for that field by field; from 4 on, Zstandard is
-            tried on whole elements at this level too.
+            compressed as well; from 4 on, Zstandard is tried on whole elements at this level too.
         min_ratio: how many times smaller the payload has to be, 1 or more.
 
     Raises:
@@ -92,14 +102,14 @@ class Lossless:
         check_data(self, data, spec)
         if spec.shape == (-1,):
             return zstd.Zstd(level=self.level).encode(data, spec)
-        if data.nbytes >= _SMALLEST:
+        if data.nbytes >= _SMALLEST_NBYTES:
             for flags in _ONE_BIT:
                 found = flags.packed(data, spec) if flags.accepts(spec) else None
                 if found is not None and self._pays(found, data):
                     return found
-            sample = contiguous_sample(data.reshape(-1), _SAMPLE, _SAMPLE_RUNS)
+            sample = contiguous_sample(data.reshape(-1), _SAMPLE_ELEMENTS, _SAMPLE_RUNS)
             candidates = self._candidates(sample, spec)
-            for _ in range(_ATTEMPTS):
+            for _ in range(_MOST_ATTEMPTS):
                 codec = self._best(sample, spec, candidates)
                 if codec is None:
                     break
@@ -140,24 +150,26 @@ class Lossless:
         best, least = None, 1.0
         for codec, copies in candidates.items():
             stored = codec.encode(sample, sampled).nbytes / sample.nbytes
-            score = stored + (_PRICE * copies if self.level <= _FAST_LEVELS else 0)
+            score = stored + (_SHARE_PER_COPY * copies if self.level <= _FAST_LEVELS else 0)
             if stored * self.min_ratio <= 1 and score < least:
                 best, least = codec, score
-            if stored <= _ENOUGH:
+            if stored <= _SMALL_ENOUGH_SHARE:
                 break
         return best
 
     def _candidates(self, sample: Array, spec: TensorSpec) -> dict[Codec, int]:
         """Return the codecs that may suit a tensor, the fastest first, and their time in copies of the tensor."""
-        wide, is_float = spec.itemsize >= 4, spec.kind == "float"
+        copies = _COPIES_OF_4_BYTES if spec.itemsize >= 4 else _COPIES_OF_2_BYTES
+        fast = copies["zstd, fast"] if spec.kind == "float" else _COPIES_OF_INTEGERS_FAST
         zeros = sample.size - int(np.count_nonzero(unsigned(sample)))
-        has_zeros = zeros > _FEW_ZEROS * sample.size
+        has_zeros = zeros > _FEW_ZEROS_SHARE * sample.size
+        splits = not has_zeros or self.level > _FAST_LEVELS
         rows: list[tuple[Codec, int, bool]] = [
-            (narrow.Narrow(), 3, True),
-            (sparse.Sparse(), 5 if wide else 9, has_zeros),
-            (zstd.Zstd(level=-5), (11 if wide else 20) if is_float else 60, True),
-            (exponents.Exponents(level=self.level), 8 if wide else 12, not has_zeros or self.level > _FAST_LEVELS),
-            (sparse.Sparse(exponents=True), 13 if wide else 21, has_zeros and self.level > 1),
-            (zstd.Zstd(level=self.level), 80, self.level > _FAST_LEVELS or spec.itemsize == 1),
+            (frame_of_reference.FrameOfReference(), copies["frame_of_reference"], True),
+            (sparse.Sparse(), copies["sparse"], has_zeros),
+            (zstd.Zstd(level=-5), fast, True),
+            (float_split.FloatSplit(level=self.level), copies["float_split"], splits),
+            (sparse.Sparse(split_floats=True), copies["sparse and split"], has_zeros and self.level > 1),
+            (zstd.Zstd(level=self.level), _COPIES_ZSTD, self.level > _FAST_LEVELS or spec.itemsize == 1),
         ]
         return {codec: copies for codec, copies, wanted in rows if wanted and codec.accepts(spec)}

@@ -3,24 +3,20 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from tensorstash import native
+from tensorstash import kernels
 from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.payload import (
-    BLOCK,
+from tensorstash.codecs.format import (
     CODED,
     HEADER_NBYTES,
     PLAIN,
     Header,
-    check_count,
     check_data,
-    damaged,
     empty_array,
+    open_payload,
     plain_payload,
-    read_header,
     split_sections,
 )
+from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
@@ -37,6 +33,7 @@ class PackBits:
     Payload: header (mode 0 plain, 1 packed; count elements), then the bytes, or the bits with the first element in
     the lowest bit and the last byte filled with zeros.
 
+    >>> import numpy as np
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((10,), (1,), 0, "bool", "cpu")
     >>> payload = PackBits().encode(np.arange(10) == 9, spec)
@@ -73,9 +70,9 @@ class PackBits:
         """
         check_data(self, data, spec)
         flags = as_bytes(data)
-        payload = aligned_empty(HEADER_NBYTES + -(-flags.size // 8))
+        payload = aligned_empty(HEADER_NBYTES + packed_nbytes(flags.size, 1))
         Header(MAGIC, CODED, 0, flags.size).write(payload)
-        if not _pack(flags, payload[HEADER_NBYTES:]):
+        if not kernels.active.pack_booleans(flags, payload[HEADER_NBYTES:]):
             return None
         return payload
 
@@ -85,37 +82,10 @@ class PackBits:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, MAGIC)
-        check_count(self, header.count, spec)
-        if header.mode not in (PLAIN, CODED) or header.param:
-            raise damaged(self, f"unknown mode {header.mode}, {header.param}")
-        split_sections(self, body, header.count if header.mode == PLAIN else -(-header.count // 8))
+        header, body, plain = open_payload(self, data, spec, MAGIC)
+        if plain is not None:
+            return plain
+        split_sections(self, body, packed_nbytes(header.count, 1))
         array = empty_array(self, header.count, spec)
-        flags = as_bytes(array)
-        if header.mode == PLAIN:
-            flags[:] = body
-            return array
-        _unpack(body, flags)
+        kernels.active.unpack_booleans(body, as_bytes(array))
         return array
-
-
-def _pack(flags: Array, packed: Array) -> bool:
-    if native.functions is not None:
-        return native.functions.pack_booleans(flags, packed)
-    for start in range(0, flags.size, 8 * BLOCK):
-        block = flags[start : start + 8 * BLOCK]
-        if np.bitwise_or.reduce(block) > 1:
-            return False
-        bits = np.packbits(block, bitorder="little")
-        packed[start // 8 : start // 8 + bits.size] = bits
-    return True
-
-
-def _unpack(packed: Array, flags: Array) -> None:
-    if native.functions is not None:
-        native.functions.unpack_booleans(packed, flags)
-        return
-    for start in range(0, flags.size, 8 * BLOCK):
-        block = flags[start : start + 8 * BLOCK]
-        bits = packed[start // 8 : start // 8 + BLOCK]
-        block[:] = np.unpackbits(bits, count=block.size, bitorder="little")

@@ -5,33 +5,31 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash import native
-from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.bits import packed_nbytes
+from tensorstash import kernels
+from tensorstash.buffers import Array, aligned_empty
 from tensorstash.codecs.entropy import Compressor, Decompressor
-from tensorstash.codecs.exponents import Exponents
-from tensorstash.codecs.payload import (
-    BLOCK,
+from tensorstash.codecs.float_split import FloatSplit
+from tensorstash.codecs.format import (
     HEADER_NBYTES,
     Header,
-    check_count,
+    check_choice,
     check_data,
     damaged,
     empty_array,
+    open_payload,
     plain_payload,
-    read_header,
     split_sections,
-    unsigned,
 )
-from tensorstash.codecs.settings import check_choice
 from tensorstash.errors import CodecError
+from tensorstash.kernels.bits import packed_nbytes
+from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 MAGIC = b"SPR1"
 _PLAIN, _VALUES, _CODED = 0, 1, 2
 _TABLE_NBYTES = 24
-_EXPONENTS = Exponents(level=2)
+_FLOATS = FloatSplit()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +41,11 @@ class Sparse:
 
     Payload: header (mode 0 plain, 1 values, 2 coded values; count elements), then the bytes; or the number of
     elements not zero, the stored length of them, and of the mask, as ``uint64``, the elements (in mode 2 as
-    :class:`~tensorstash.codecs.exponents.Exponents` codes them), and the mask, with the first element in the lowest
+    :class:`~tensorstash.codecs.float_split.FloatSplit` codes them), and the mask, with the first element in the lowest
     bit, as it is or as Zstandard frames if they are shorter.
 
     Args:
-        exponents: whether the exponents of what is not zero are compressed as well, where that is floats: smaller,
+        split_floats: whether the exponents of what is not zero are compressed as well, where that is floats: smaller,
             and slower in proportion to what is not zero.
 
     Raises:
@@ -55,7 +53,7 @@ class Sparse:
 
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((1000,), (1,), 0, "float32", "cpu")
-    >>> codec, data = Sparse(exponents=False), np.maximum(np.arange(-900, 100, dtype=np.float32), 0)
+    >>> codec, data = Sparse(split_floats=False), np.maximum(np.arange(-900, 100, dtype=np.float32), 0)
     >>> payload = codec.encode(data, spec)
     >>> payload.size <= 40 + 99 * 4 + 125, bool((codec.decode(payload, spec) == data).all())
     (True, True)
@@ -65,10 +63,10 @@ class Sparse:
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
 
-    exponents: bool = False
+    split_floats: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("sparse.exponents", self.exponents, (False, True))
+        check_choice("sparse.split_floats", self.split_floats, (False, True))
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are numbers of 2, 4 or 8 bytes."""
@@ -86,11 +84,12 @@ class Sparse:
         """
         check_data(self, data, spec)
         bits = unsigned(data)
-        mask, total = _mask(bits)
+        mask = np.empty(packed_nbytes(bits.size, 1), np.uint8)
+        total = kernels.active.mask_nonzero(bits, mask)
         inner = _values_spec(spec, total)
         masks = Compressor(1).compress(mask)
         mask_length = sum(frame.size for frame in masks)
-        coded = _coded_values(bits, mask, inner) if self.exponents and _EXPONENTS.accepts(inner) else None
+        coded = _coded_values(bits, mask, inner) if self.split_floats and _FLOATS.accepts(inner) else None
         length = inner.nbytes if coded is None else coded.size
         if _TABLE_NBYTES + length + mask_length >= data.nbytes:
             return plain_payload(Header(MAGIC, _PLAIN, 0, bits.size), data)
@@ -99,7 +98,7 @@ class Sparse:
         table, values, end = split_sections(self, payload[HEADER_NBYTES:], _TABLE_NBYTES, length, mask_length)
         table.view("<u8")[:] = total, length, mask_length
         if coded is None:
-            _gather(bits, mask, values.view(bits.dtype))
+            kernels.active.gather_masked(bits, mask, values.view(bits.dtype))
         else:
             values[:] = coded
         np.concatenate(masks, out=end)
@@ -111,15 +110,10 @@ class Sparse:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, MAGIC)
-        check_count(self, header.count, spec)
-        if header.mode not in (_PLAIN, _VALUES, _CODED) or header.param:
-            raise damaged(self, f"unknown mode {header.mode}, {header.param}")
+        header, body, plain = open_payload(self, data, spec, MAGIC, modes=(_PLAIN, _VALUES, _CODED))
+        if plain is not None:
+            return plain
         array = empty_array(self, header.count, spec)
-        if header.mode == _PLAIN:
-            split_sections(self, body, spec.nbytes)
-            as_bytes(array)[:] = body
-            return array
         if body.size < _TABLE_NBYTES:
             raise damaged(self, f"{body.size} bytes are too few for the lengths of the sections")
         total, length, mask_length = body[:_TABLE_NBYTES].view("<u8").tolist()
@@ -129,7 +123,7 @@ class Sparse:
             raise damaged(self, f"{total} of {header.count} elements are not zero")
         if header.mode == _CODED:
             try:
-                values = _EXPONENTS.decode(section, inner)
+                values = _FLOATS.decode(section, inner)
             except CodecError as error:
                 raise error.at(repr(self)) from error
         else:
@@ -141,7 +135,7 @@ class Sparse:
             frame.read_into(mask)
             frame.finish()
         bits = unsigned(array)
-        if not _scatter(values.view(bits.dtype), mask, bits):
+        if not kernels.active.scatter_masked(values.view(bits.dtype), mask, bits):
             raise damaged(self, f"the mask has not {total} ones")
         return array
 
@@ -150,56 +144,7 @@ def _values_spec(spec: TensorSpec, count: int) -> TensorSpec:
     return replace(spec, shape=(count,), strides=(1,))
 
 
-def _mask(bits: Array) -> tuple[Array, int]:
-    """Return one bit per element, which says that it is not zero, and how many are not."""
-    mask = np.empty(packed_nbytes(bits.size, 1), np.uint8)
-    if native.functions is not None:
-        return mask, native.functions.mask_nonzero(bits, bits.itemsize, mask)
-    total = 0
-    for start in range(0, bits.size, BLOCK):
-        there = bits[start : start + BLOCK] != 0
-        total += int(np.count_nonzero(there))
-        ones = np.packbits(there, bitorder="little")
-        mask[start // 8 : start // 8 + ones.size] = ones
-    return mask, total
-
-
-def _places(mask: Array, start: int, count: int) -> Array:
-    # A block at a time: eight bytes of index per element are larger than what they save.
-    ones = np.unpackbits(mask[start // 8 : start // 8 + BLOCK // 8], count=count, bitorder="little")
-    return np.flatnonzero(ones.view(np.bool_))
-
-
 def _coded_values(bits: Array, mask: Array, inner: TensorSpec) -> Array:
     values = np.empty(inner.shape, bits.dtype)
-    _gather(bits, mask, values)
-    return _EXPONENTS.encode(values.view(inner.carrier), inner)
-
-
-def _gather(bits: Array, mask: Array, values: Array) -> None:
-    if native.functions is not None:
-        native.functions.gather_masked(bits, bits.itemsize, mask, values)
-        return
-    done = 0
-    for start in range(0, bits.size, BLOCK):
-        block = bits[start : start + BLOCK]
-        places = _places(mask, start, block.size)
-        # The default mode "raise" would copy the target first.
-        np.take(block, places, out=values[done : done + places.size], mode="clip")
-        done += places.size
-
-
-def _scatter(values: Array, mask: Array, bits: Array) -> bool:
-    """Whether the mask has as many ones as there are values; if so they are put there, and zeros elsewhere."""
-    if native.functions is not None:
-        return native.functions.scatter_masked(values, bits.itemsize, mask, bits)
-    done = 0
-    for start in range(0, bits.size, BLOCK):
-        block = bits[start : start + BLOCK]
-        places = _places(mask, start, block.size)
-        if done + places.size > values.size:
-            return False
-        block[:] = 0
-        block[places] = values[done : done + places.size]
-        done += places.size
-    return done == values.size
+    kernels.active.gather_masked(bits, mask, values)
+    return _FLOATS.encode(values.view(inner.carrier), inner)

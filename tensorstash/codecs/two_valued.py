@@ -5,28 +5,26 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash import native
-from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.payload import (
-    BLOCK,
+from tensorstash import kernels
+from tensorstash.buffers import Array, aligned_empty
+from tensorstash.codecs.format import (
     CODED,
     HEADER_NBYTES,
     PLAIN,
     Header,
-    check_count,
     check_data,
-    damaged,
     empty_array,
+    open_payload,
     plain_payload,
-    read_header,
     split_sections,
-    unsigned,
 )
+from tensorstash.kernels.bits import packed_nbytes
+from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 MAGIC = b"TWO1"
-_FEW = 64
+_FIRST_ELEMENTS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,13 +74,13 @@ class TwoValued:
         """
         check_data(self, data, spec)
         bits = unsigned(data)
-        few = bits[:_FEW]
-        if not _pack(few, np.empty(2, bits.dtype), np.empty(-(-few.size // 8), np.uint8)):
+        pack, few = kernels.active.pack_two_values, bits[:_FIRST_ELEMENTS]
+        if not pack(few, np.empty(2, bits.dtype), np.empty(packed_nbytes(few.size, 1), np.uint8)):
             return None  # most tensors show it at once: before memory for all of them is asked for
-        payload = aligned_empty(HEADER_NBYTES + 2 * spec.itemsize + -(-bits.size // 8))
+        payload = aligned_empty(HEADER_NBYTES + 2 * spec.itemsize + packed_nbytes(bits.size, 1))
         Header(MAGIC, CODED, 0, bits.size).write(payload)
         pair = payload[HEADER_NBYTES : HEADER_NBYTES + 2 * spec.itemsize].view(bits.dtype)
-        return payload if _pack(bits, pair, payload[HEADER_NBYTES + 2 * spec.itemsize :]) else None
+        return payload if pack(bits, pair, payload[HEADER_NBYTES + 2 * spec.itemsize :]) else None
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the array in fresh memory.
@@ -90,48 +88,11 @@ class TwoValued:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, MAGIC)
-        check_count(self, header.count, spec)
-        if header.mode not in (PLAIN, CODED) or header.param:
-            raise damaged(self, f"unknown mode {header.mode}, {header.param}")
+        header, body, plain = open_payload(self, data, spec, MAGIC)
+        if plain is not None:
+            return plain
         array = empty_array(self, header.count, spec)
-        if header.mode == PLAIN:
-            split_sections(self, body, spec.nbytes)
-            as_bytes(array)[:] = body
-            return array
         target = unsigned(array)
-        pair, packed = split_sections(self, body, 2 * spec.itemsize, -(-target.size // 8))
-        _unpack(packed, pair.view(target.dtype), target)
+        pair, packed = split_sections(self, body, 2 * spec.itemsize, packed_nbytes(target.size, 1))
+        kernels.active.unpack_two_values(packed, pair.view(target.dtype), target)
         return array
-
-
-def _pack(bits: Array, pair: Array, packed: Array) -> bool:
-    if native.functions is not None:
-        return native.functions.pack_two_values(bits, pair, packed)
-    pair[:] = bits[0] if bits.size else 0
-    found = False
-    for start in range(0, bits.size, BLOCK):
-        block = bits[start : start + BLOCK]
-        second = block != pair[0]
-        if not found and second.any():
-            found, pair[1] = True, block[second.argmax()]
-        if found and not np.array_equal(block == pair[1], second):
-            return False
-        ones = np.packbits(second, bitorder="little")
-        packed[start // 8 : start // 8 + ones.size] = ones
-    return True
-
-
-def _unpack(packed: Array, pair: Array, target: Array) -> None:
-    if native.functions is not None:
-        native.functions.unpack_two_values(packed, pair, target)
-        return
-    first, second = pair
-    with np.errstate(over="ignore"):
-        step = second - first
-    for start in range(0, target.size, BLOCK):
-        block = target[start : start + BLOCK]
-        ones = packed[start // 8 : start // 8 + BLOCK // 8]
-        block[:] = np.unpackbits(ones, count=block.size, bitorder="little")
-        block *= step
-        block += first

@@ -7,24 +7,24 @@ import numpy as np
 import zstandard
 
 from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.entropy import FRAME, Compressor, Decompressor
-from tensorstash.codecs.payload import (
+from tensorstash.codecs.entropy import FRAME_NBYTES, Compressor, Decompressor
+from tensorstash.codecs.format import (
+    CODED,
     HEADER_NBYTES,
+    PLAIN,
     Header,
-    check_count,
     check_data,
+    check_integer,
     damaged,
     empty_array,
+    open_payload,
     plain_payload,
-    read_header,
     split_sections,
 )
-from tensorstash.codecs.settings import check_integer
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 MAGIC = b"ZST1"
-_PLAIN, _ROWS = 0, 1
 _MAX_ROWS = 16
 
 
@@ -32,12 +32,11 @@ _MAX_ROWS = 16
 class Zstd:
     """Compress bytes with Zstandard.
 
-    A ``uint8`` array of 2 to 16 rows, such as byte planes, is compressed row by row; anything else is one row. A row
-    of which a sample does not compress is stored as it is. Rows whose bytes are merely unevenly distributed, such as
-    the exponents of floats, are coded by Huffman without a search for matches, at three times the speed, unless the
-    level does better on the sample; where nothing is compiled, with parameters of the library that search little.
-    Contexts live for one call: making one costs about 10 us. The GIL is released while compressing. Payloads are at
-    most 16 bytes larger than the data.
+    A ``uint8`` array of 2 to 16 rows, such as shuffled bytes, is compressed row by row; anything else is one row. A
+    row of which a sample does not compress is stored as it is. Rows whose bytes are merely unevenly distributed, such
+    as the exponents of floats, are coded with parameters that search little, at twice the speed, unless the level does
+    better on the sample. Contexts live for one call: making one costs about 10 us. The GIL is released while
+    compressing. Payloads are at most 16 bytes larger than the data.
 
     Payload: header (mode 0 plain, 1 rows; param rows, count bytes), then the bytes, or the length of every stored row
     as ``uint64`` and the rows, each as Zstandard frames of 1 MiB, or as it is where the length is its own.
@@ -85,9 +84,9 @@ class Zstd:
         stored = [compressor.compress(row) for row in raw.reshape(count, raw.size // count)]
         lengths = np.array([sum(frame.size for frame in frames) for frames in stored], "<u8")
         if lengths.nbytes + int(lengths.sum()) >= raw.size:
-            return plain_payload(Header(MAGIC, _PLAIN, count, raw.size), data)
+            return plain_payload(Header(MAGIC, PLAIN, count, raw.size), data)
         payload = aligned_empty(HEADER_NBYTES + lengths.nbytes + int(lengths.sum()))
-        Header(MAGIC, _ROWS, count, raw.size).write(payload)
+        Header(MAGIC, CODED, count, raw.size).write(payload)
         parts = [lengths.view(np.uint8), *(frame for frames in stored for frame in frames)]
         np.concatenate(parts, out=payload[HEADER_NBYTES:])
         return payload
@@ -98,16 +97,10 @@ class Zstd:
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        header, body = read_header(self, data, MAGIC)
         count = _row_count(spec)
-        if header.mode not in (_PLAIN, _ROWS) or header.param != count or header.count % spec.itemsize:
-            raise damaged(self, f"unknown mode {header.mode} with {header.param} rows of {header.count} bytes")
-        check_count(self, header.count // spec.itemsize, spec)
-        if header.mode == _PLAIN:
-            split_sections(self, body, header.count)
-            array = empty_array(self, header.count // spec.itemsize, spec)
-            as_bytes(array)[:] = body
-            return array
+        header, body, plain = open_payload(self, data, spec, MAGIC, param=count, unit=spec.itemsize)
+        if plain is not None:
+            return plain
         if body.size < 8 * count:
             raise damaged(self, f"{body.size} bytes are too few for the lengths of {count} rows")
         lengths = body[: 8 * count].view("<u8").tolist()
@@ -133,10 +126,10 @@ class Zstd:
             promised = zstandard.frame_content_size(row.data)
         except zstandard.ZstdError as error:
             raise damaged(self, f"no Zstandard frame: {error}") from error
-        if promised != min(row_nbytes, FRAME) or row_nbytes > FRAME * row.size:
+        if promised != min(row_nbytes, FRAME_NBYTES) or row_nbytes > FRAME_NBYTES * row.size:
             raise damaged(self, f"{row.size} bytes whose first frame holds {promised} do not give {row_nbytes}")
 
 
 def _row_count(spec: TensorSpec) -> int:
-    is_planes = spec.dtype == "uint8" and len(spec.shape) == 2 and 2 <= spec.shape[0] <= _MAX_ROWS
-    return spec.shape[0] if is_planes else 1
+    is_shuffled = spec.dtype == "uint8" and len(spec.shape) == 2 and 2 <= spec.shape[0] <= _MAX_ROWS
+    return spec.shape[0] if is_shuffled else 1

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from tensorstash.config.schema import GROUPS, SCALARS, SINGULAR, in_words
 from tensorstash.config.text import Text, split_steps
 from tensorstash.errors import ConfigError, MissingDependencyError
+from tensorstash.nesting import require_shallow
 from tensorstash.plan import HookPolicy
 from tensorstash.policies import Chain, Encode, StoreIn
 from tensorstash.protocols import Codec, StoreConfig
@@ -26,6 +27,7 @@ def read_policy(value: object, path: str) -> HookPolicy:
         ConfigError: it describes none.
         MissingDependencyError: the library behind a name is not installed.
     """
+    require_shallow(value, path=path)
     policy = _component(value, HookPolicy, path)
     assert isinstance(policy, HookPolicy)
     return policy

@@ -7,6 +7,7 @@ from weakref import ref
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.tape import Tape
+from tensorstash.forks import renew_after_fork
 from tensorstash.workers import Workers
 
 NEAR_BYTES = 4 * 2**20
@@ -29,7 +30,7 @@ class ReadAhead:
         near_bytes: where this many wait decoded of payloads that are near, no more of those is begun.
     """
 
-    __slots__ = ("_lock", "_near", "_near_bytes", "_orders", "_readers", "budget")
+    __slots__ = ("__weakref__", "_lock", "_near", "_near_bytes", "_orders", "_readers", "budget")
 
     def __init__(self, budget: ByteBudget, readers: Workers, near_bytes: int = NEAR_BYTES) -> None:
         self.budget = budget
@@ -37,6 +38,11 @@ class ReadAhead:
         self._near_bytes = near_bytes
         self._near: list[ref[Payload]] = []
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
         self._lock = threading.Lock()
 
     def asked(self, tape: Tape, index: int) -> None:

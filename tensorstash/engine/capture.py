@@ -7,7 +7,7 @@ from tensorstash.engine.passage import Passage
 from tensorstash.engine.patience import Ask
 from tensorstash.engine.pipeline import Stored
 from tensorstash.engine.stats import Ledger
-from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError
+from tensorstash.errors import CodecError, SavedTensorModifiedError, StashError, StoreError, TensorStashError
 from tensorstash.protocols import Backend
 from tensorstash.spec import TensorSpec
 
@@ -15,20 +15,21 @@ from tensorstash.spec import TensorSpec
 class Capture:
     """Captures the bytes of one storage content and owns what is stored of them.
 
-    Until the bytes are captured it holds an alias of the source, and whoever asks gets that. Capturing may happen on
-    any thread, and no private copy is made for it: what is modified in place meanwhile is refused, never served. An
-    in-place kernel may be half-way through when the bytes are copied, and counts only when it is done; so the version
-    is compared by whoever asks, on a witness that outlives the memory.
+    Until the bytes are captured it holds a source, and whoever asks gets that or a copy of it: an alias of the saved
+    tensor that is captured when nobody else holds its memory, or a private copy of it. Capturing may happen on any
+    thread. What has been modified in place since it was saved is refused, as autograd refuses it: the version is
+    compared by whoever asks, on a witness that outlives the memory.
 
     Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
 
     Args:
         passage: how the bytes are encoded, and where they go.
         backend: the framework's adapter.
-        source: an alias of the saved tensor, part of no graph.
+        source: an alias of the saved tensor, part of no graph; or a private copy of it, with the same layout.
         spec: the source's spec.
-        version: the source's in-place version when it was saved.
+        version: the saved tensor's in-place version when it was saved.
         ledger: where payloads are counted.
+        witness: of the saved tensor, if ``source`` is a private copy.
     """
 
     __slots__ = (
@@ -40,8 +41,10 @@ class Capture:
         "_version",
         "_witness",
         "backend",
+        "is_private",
         "passage",
         "spec",
+        "stays_exact",
     )
 
     def __init__(
@@ -52,13 +55,18 @@ class Capture:
         spec: TensorSpec,
         version: int,
         ledger: Ledger,
+        witness: Any = None,
     ) -> None:
         self.passage = passage
         self.backend = backend
         self._source = source
         self.spec = spec
         self._version = version
-        self._witness: Any = None
+        self._witness = witness
+        self.is_private = witness is not None
+        """Whether the source is the engine's own, so that nobody may get it and it may become the payload."""
+        self.stays_exact = False
+        """Whether the source is what comes back, since its readers need it exactly and there is no store for it."""
         self._ledger = ledger
         self._stored: Stored | None = None
         self._error: TensorStashError | None = None
@@ -93,11 +101,11 @@ class Capture:
 
     def _keep_bytes(self, source: Any, ask: Ask) -> bool:
         """Return whether the bytes are in the store; False if the source itself is the best place for them."""
-        witness = self.backend.witness(source)
-        stored = self.passage.encode(source, self.spec, ask)
+        witness = self._witness if self.is_private else self.backend.witness(source)
+        stored = self.passage.encode(source, self.spec, ask, private=self.is_private)
         if stored is None:
             return False
-        self.check(source)
+        self.check(witness)
         self._witness = witness
         self._keep(stored)
         return True
@@ -110,26 +118,36 @@ class Capture:
         self._ledger.stored(self.passage.tier, stored.nbytes)
 
     @property
+    def alias(self) -> Any:
+        """The source, whatever its version is; None once the bytes are captured."""
+        return self._source
+
+    @property
     def source(self) -> Any:
-        """The alias of the saved tensor; None once the bytes are captured.
+        """The source; None once the bytes are captured.
 
         Raises:
-            SavedTensorModifiedError: it was modified in place since it was saved.
+            SavedTensorModifiedError: the saved tensor was modified in place since it was saved.
         """
         source = self._source
         if source is not None:
-            self.check(source)
+            self.check(self._witness if self.is_private else source)
         return source
 
-    def check(self, source: Any) -> None:
-        """Refuse a source that has been modified in place since it was saved.
+    def check(self, watched: Any) -> None:
+        """Refuse a tensor that has been modified in place since it was saved.
+
+        Args:
+            watched: whatever shares the tensor's version; None where later changes do no harm.
 
         Raises:
             SavedTensorModifiedError: it has.
         """
-        version = self.backend.version(source)
+        if watched is None:
+            return
+        version = self.backend.version(watched)
         if version != self._version:
-            raise modified(self.backend, source, version, self._version)
+            raise modified(str(self.spec), version, self._version)
 
     @property
     def is_stored(self) -> bool:
@@ -146,12 +164,22 @@ class Capture:
 
         Raises:
             StashError: the bytes could not be encoded or stored.
-            SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
+            SavedTensorModifiedError: the saved tensor was modified in place.
         """
         if self._error is not None:
             raise self._error.again()
-        if self._witness is not None:
-            self.check(self._witness)
+        self.check(self._witness)
+
+    def raise_store_failure(self) -> None:
+        """Raise what has kept the bytes from being encoded or stored; what is wrong with the tensor itself concerns
+        only those who ask for it.
+
+        Raises:
+            CodecError: the bytes could not be encoded.
+            StoreError: they could not be stored.
+        """
+        if isinstance(self._error, CodecError | StoreError):
+            raise self._error.again()
 
     def settle(self) -> None:
         """Make captured bytes immune to later changes; for threads that are not modifying the source meanwhile."""
@@ -176,10 +204,10 @@ class Capture:
             self._ledger.released(self.passage.tier, self._stored.nbytes)
 
 
-def modified(backend: Backend[Any], tensor: Any, version: int, expected: int) -> SavedTensorModifiedError:
+def modified(tensor: str, version: int, expected: int) -> SavedTensorModifiedError:
     """Return the error that autograd would have raised for a saved tensor that is no longer at its version."""
     return SavedTensorModifiedError(
         f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"{backend.describe(tensor)} is at version {version}; expected version {expected} instead. "
-        f"Its memory was still the tensor's own when that happened; clone it before the operation that modifies it."
+        f"{tensor} is at version {version}; expected version {expected} instead. "
+        f"Clone it before the operation that modifies it, or call drain() on the session before that."
     )

@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import Any
 from weakref import ref
 
+from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.buffers import Array, aligned_empty, lender
-from tensorstash.protocols import SupportsSharedMemory
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_block
 
 Block = tuple[tuple[int, int], ...]
@@ -113,6 +113,11 @@ class Table:
         self._taken: list[Strip] = []
         self._first = self._stop = 0
         self._run = slice(0)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether any content has its place here."""
+        return any(known() is not None for known in self._columns)
 
     def add(self, strip: Strip) -> Column | None:
         """Return the place of a strip among the others.

@@ -21,47 +21,69 @@ The source may be modified in place by the program after it was saved and before
 the tensor is refused when it is asked for, as autograd refuses it.
 """
 
+import os
 import sys
 import threading
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
+from tensorstash.abilities import Event, Stream, SupportsStreams
 from tensorstash.buffers import Array, as_bytes
-from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.pinned import PinnedMemory
-from tensorstash.protocols import Event, Stream, SupportsStreams
+from tensorstash.forks import renew_after_fork
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
 
 
 class Copy(Generic[T]):
-    """A copy under way. Thread-safe.
+    """A copy under way, or about to begin. Thread-safe.
 
     Args:
         array: its host memory.
         held: what keeps its device memory: the source, or the tensor that is copied into.
         stream: the compute stream that the device memory is used in.
-        end: the point of the copy stream after it.
-        budget: where the device memory is counted.
-        nbytes: how much is counted.
+        lane: the copy stream.
+        lease: of the device memory, in the budget where it is counted; None if it is not.
     """
 
-    __slots__ = ("__weakref__", "_budget", "_counted", "array", "end", "held", "stream")
+    __slots__ = ("__weakref__", "_end", "_lane", "_lease", "array", "held", "stream")
 
-    def __init__(self, array: Array, held: T, stream: Stream, end: Event, budget: ByteBudget, nbytes: int) -> None:
+    def __init__(self, array: Array, held: T, stream: Stream, lane: Stream, lease: Lease | None) -> None:
         self.array = array
         self.held: T | None = held
         self.stream = stream
-        self.end = end
-        self._budget = budget
-        self._counted = [nbytes]
+        self._lane = lane
+        self._end: Event | None = None
+        self._lease = lease
+
+    @property
+    def end(self) -> Event:
+        """A point of the copy stream after it; for the first time once it has begun, or never will."""
+        if self._end is None:
+            self._end = self._lane.record()
+        return self._end
+
+    def start(self, launch: Callable[[], object], under_way: "deque[Copy[T]]") -> None:
+        """Launch it, and hold its memory meanwhile: an interrupt must not free what a device reads or writes.
+
+        Args:
+            launch: puts it into the copy stream.
+            under_way: what holds it until its end.
+        """
+        under_way.append(self)
+        try:
+            launch()
+        finally:
+            self.end  # noqa: B018  # is now
 
     @property
     def is_counted(self) -> bool:
         """Whether a budget has room for its device memory, so that it may be held for longer."""
-        return bool(self._counted and self._counted[0])
+        return self._lease is not None
 
     def let_go(self) -> None:
         """Let compute wait for the end, and drop the device memory; idempotent, never blocks, safe in a finalizer."""
@@ -71,9 +93,7 @@ class Copy(Generic[T]):
 
     def drop(self) -> None:
         """Drop the device memory of a copy that has ended, or whose end compute waits for."""
-        self.held = None
-        with suppress(IndexError):  # dropped before, perhaps on another thread
-            self._budget.drop(self._counted.pop())
+        self.held = self._lease = None
 
     def wait(self) -> Array:
         """Make the calling thread wait for the end, drop the device memory and return the host memory."""
@@ -98,6 +118,12 @@ class Copies(Generic[T]):
         self._out_budget = ByteBudget(out_bytes)
         self._back_budget = ByteBudget(back_bytes)
         self._lanes: dict[tuple[str, str], _Lane[T]] = {}
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew; a child has no device, as the frameworks say when it asks for one."""
         self._lock = threading.Lock()
 
     def out(self, source: T, held: T, spec: TensorSpec) -> Copy[T]:
@@ -113,14 +139,12 @@ class Copies(Generic[T]):
         array = self._pinned.take(spec.nbytes)
         with self._lock:
             lane = self._lane(spec.device, "out")
-            is_counted = self._make_room(lane, spec.nbytes)
+            lease = self._make_room(lane, spec.nbytes)
             backend.use_in(held, compute)
             lane.stream.wait(compute.record())
-            backend.copy_out(source, array, lane.stream)
-            nbytes = spec.nbytes if is_counted else 0
-            copy = Copy(array, held, compute, lane.stream.record(), self._out_budget, nbytes)
-            lane.copies.append(copy)
-        if not is_counted:
+            copy = Copy(array, held, compute, lane.stream, lease)
+            copy.start(partial(backend.copy_out, source, array, lane.stream), lane.copies)
+        if lease is None:
             copy.let_go()
         return copy
 
@@ -134,8 +158,8 @@ class Copies(Generic[T]):
             ahead: whether nobody has asked for the tensor yet.
         """
         backend = self._backend
-        nbytes = spec.nbytes if ahead else 0
-        if ahead and not self._back_budget.try_acquire(nbytes):
+        lease = self._back_budget.try_acquire(spec.nbytes) if ahead else None
+        if ahead and lease is None:
             return None
         compute = self.compute(spec.device)
         with self._lock:
@@ -145,9 +169,8 @@ class Copies(Generic[T]):
             lane.stream.wait(compute.record())
             if after is not None:
                 lane.stream.wait(after)
-            backend.copy_in(data, target, lane.stream)
-            copy = Copy(data, target, compute, lane.stream.record(), self._back_budget, nbytes)
-            lane.copies.append(copy)
+            copy = Copy(data, target, compute, lane.stream, lease)
+            copy.start(partial(backend.copy_in, data, target, lane.stream), lane.copies)
         return copy
 
     def has_room(self, nbytes: int) -> bool:
@@ -176,6 +199,13 @@ class Copies(Generic[T]):
         self._backend.use_in(tensor, self.compute(device))
         return tensor
 
+    def follow(self, stream: Stream, tensor: T, device: str) -> None:
+        """Let compute begin what it is given from now on after what ``stream`` was given, which has made a tensor."""
+        compute = self.compute(device)
+        if compute != stream:
+            compute.wait(stream.record())
+            self._backend.use_in(tensor, compute)
+
     def compute(self, device: str) -> Stream:
         """Return the stream of the computation, as it is now."""
         stream = self._backend.current_stream(device)
@@ -201,15 +231,15 @@ class Copies(Generic[T]):
             for lane in self._lanes.values():
                 lane.forget_ended()
 
-    def _make_room(self, lane: "_Lane[T]", nbytes: int) -> bool:
-        """Count bytes of a source; return False if the budget is smaller than that."""
+    def _make_room(self, lane: "_Lane[T]", nbytes: int) -> Lease | None:
+        """Count bytes of a source; return None if the budget is smaller than that."""
         lane.forget_ended()
         if nbytes > self._out_budget.limit:
-            return False
-        while not self._out_budget.try_acquire(nbytes):
+            return None
+        while (lease := self._out_budget.try_acquire(nbytes)) is None:
             for other in self._lanes.values():
                 other.let_oldest_go()
-        return True
+        return lease
 
     def _lane(self, device: str, direction: str) -> "_Lane[T]":
         key = device, direction
@@ -220,7 +250,8 @@ class Copies(Generic[T]):
 
     def __del__(self) -> None:
         # Host memory must outlive the copies. Not while the interpreter ends: then the device may be gone already.
-        if not sys.is_finalizing():
+        # Nor in a forked child, which must not touch it.
+        if not sys.is_finalizing() and os.getpid() == self._pid:
             for lane in self._lanes.values():
                 lane.finish()
 

@@ -3,16 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
+from tensorstash.abilities import SupportsReaders
 from tensorstash.engine.capture import modified
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.tape import Tape
+from tensorstash.errors import StashError
+from tensorstash.protocols import Demand, strictest
 from tensorstash.spec import TensorSpec
 
 Kept = tuple[SessionState, Any, int]
 """A tensor that stays as it is: who has kept it, an alias, its in-place version when it was saved.
 
 A bare tuple, since most saved tensors are kept, and each costs one of these."""
+
+_REMEMBERED_KINDS = 4096
 
 Handle = Kept | Callable[[], Any]
 """What ``pack`` returns: what :func:`restore` makes the saved tensor of, any number of times, from any thread.
@@ -33,7 +38,7 @@ def restore(handle: Handle) -> Any:
     state, alias, version = handle
     now = state.version(alias)
     if now != version:
-        raise modified(state.backend, alias, now, version)
+        raise modified(state.backend.describe(alias), now, version)
     state.was_asked = True
     return alias
 
@@ -44,13 +49,21 @@ class Stashed:
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("_payload", "_spec", "_state", "_tape")
+    __slots__ = ("_is_read_by", "_payload", "_spec", "_state", "_tape")
 
     def __init__(self, state: SessionState, payload: Payload, tape: Tape, spec: TensorSpec) -> None:
         self._state = state
         self._payload = payload
         self._tape = tape
         self._spec = spec
+        self._is_read_by: Demand | None = None
+
+    def is_read_by(self, demand: Demand) -> None:
+        """Note what the operation that saved it needs of it."""
+        if self._is_read_by is None:
+            self._is_read_by = demand
+            self._payload.demand = strictest((self._payload.demand, demand)) or demand
+            self._payload.known_readers += 1
 
     def __call__(self) -> Any:
         """Return the saved tensor: its source if the bytes have not left and lose nothing, else a fresh tensor.
@@ -63,10 +76,29 @@ class Stashed:
         state.was_asked = True
         state.ledger.unpacked()
         state.ahead.asked(self._tape, self._payload.index)
+        if self._is_read_by is None and self._payload.place is not None:
+            self._learn()
         tensor = self._restore()
         if self._payload.is_streamed:
             state.ahead.bring(self._tape)
         return tensor
+
+    def _learn(self) -> None:
+        """Learn from the operation that asks what it needs, for the next content of this kind."""
+        state, payload, backend = self._state, self._payload, self._state.backend
+        demand = backend.running_demand(self) if isinstance(backend, SupportsReaders) else None
+        if demand is None:
+            return
+        if len(state.learned) >= _REMEMBERED_KINDS:
+            state.learned.clear()
+        known = state.learned.get(payload.kind, demand)
+        state.learned[payload.kind] = strictest((known, demand)) or demand
+        passage = payload.capture.passage
+        if payload.trusts_learned and passage.plan.within(demand) != passage.plan:
+            raise StashError(
+                f"{passage.store_place}: backward needs the tensor exactly, and did not in the "
+                f"steps before, so that it was encoded with a loss; from the next step on it is not"
+            )
 
     def _restore(self) -> Any:
         source = self._payload.capture.source
@@ -76,10 +108,17 @@ class Stashed:
         return self._payload.restore(self._spec)
 
     def _forward(self, source: Any) -> Any:
-        capture, backend = self._payload.capture, self._state.backend
+        capture, state = self._payload.capture, self._state
         passage = capture.passage
-        if self._spec == capture.spec and passage.is_lossless and not backend.backward_writes:
+        # What somebody else holds anyway is not encoded, so that nothing of it is lost.
+        is_exact = passage.is_lossless or capture.stays_exact
+        if state.held is not None and not is_exact:
+            is_exact = not self._payload.knows_readers or state.held.holds(self._payload)
+        if not is_exact:
+            tensor = passage.echo(source, capture.spec, self._spec)
+        elif self._spec == capture.spec and state.held is not None and state.held.may_give(self._payload):
             return source
-        tensor = passage.echo(source, capture.spec, self._spec)
-        capture.check(source)
+        else:
+            tensor = passage.copy(source, capture.spec, self._spec)
+        capture.raise_failure()
         return tensor

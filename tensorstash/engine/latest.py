@@ -2,9 +2,13 @@
 
 import threading
 from collections import deque
+from operator import itemgetter
 from weakref import ref
 
 from tensorstash.engine.payload import Payload
+from tensorstash.forks import renew_after_fork
+
+_nbytes = itemgetter(1)
 
 
 class Latest:
@@ -17,12 +21,16 @@ class Latest:
         limit: most bytes that may wait.
     """
 
-    __slots__ = ("_lock", "_used", "_waiting", "limit")
+    __slots__ = ("__weakref__", "_lock", "_waiting", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._used = 0
         self._waiting: deque[tuple[ref[Payload], int]] = deque()
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
         self._lock = threading.Lock()
 
     def add(self, payload: Payload) -> list[Payload]:
@@ -30,7 +38,6 @@ class Latest:
         nbytes = max(payload.nbytes, 1)  # an empty one must not wait for ever
         with self._lock:
             self._waiting.append((ref(payload), nbytes))
-            self._used += nbytes
             return self._due(self.limit)
 
     def clear(self) -> list[Payload]:
@@ -40,9 +47,10 @@ class Latest:
 
     def _due(self, most_bytes: int) -> list[Payload]:
         due: list[Payload] = []
-        while self._used > most_bytes:
+        used = sum(map(_nbytes, self._waiting))  # counted anew: an interrupt may have come between two steps
+        while used > most_bytes:
             known, nbytes = self._waiting.popleft()
-            self._used -= nbytes
+            used -= nbytes
             if (payload := known()) is not None:
                 due.append(payload)
         return due

@@ -9,6 +9,7 @@ from dataclasses import replace
 from operator import call
 from typing import Any, Generic, TypeVar
 
+from tensorstash.abilities import SupportsKernels, SupportsSharedMemory, SupportsStreams
 from tensorstash.buffers import Array, adopted, borrowed
 from tensorstash.engine.columns import Column
 from tensorstash.engine.kernels import KernelChain, stage_places
@@ -16,7 +17,7 @@ from tensorstash.engine.patience import Ask
 from tensorstash.engine.pipeline import Pipeline, Stored
 from tensorstash.engine.stats import Ledger
 from tensorstash.plan import Plan
-from tensorstash.protocols import Backend, Store, StoreConfig, SupportsKernels, SupportsSharedMemory, SupportsStreams
+from tensorstash.protocols import Backend, Store, StoreConfig
 from tensorstash.spec import TensorSpec, memory_order
 from tensorstash.stores.memory import Memory
 
@@ -85,13 +86,14 @@ class Passage(Generic[T]):
         self.works_on_host = not self.stays and not (not rest.codecs and getattr(store, "takes_pending", False))
         """Whether somebody looks at the bytes once they are on the host, which a worker then waits for."""
 
-    def encode(self, source: T, spec: TensorSpec, ask: Ask = call) -> Stored | None:
+    def encode(self, source: T, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
         """Run the codecs on a tensor of ``spec`` and store the result.
 
         Args:
             source: the tensor.
             spec: its spec.
             ask: how a store is asked that may not answer.
+            private: whether nobody else has the tensor, so that its memory may become the payload.
 
         Returns:
             Where the payload is; None if the codecs have passed on borrowed memory as it is and a copy of it
@@ -104,7 +106,9 @@ class Passage(Generic[T]):
         backend = self._backend
         if self._device is None or not self._kernels:
             assert self._pipeline is not None, "a plan without codecs and without a store has no payload"
-            return self._pipeline.encode(backend.to_host(source, spec).wait(), ask)
+            data = backend.to_host(source, spec).wait()
+            # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
+            return self._pipeline.encode(adopted(data) if private and not self.plan.codecs else data, ask)
         payload = self.launch(source, spec)
         if self._pipeline is None:
             return self.resident(payload)

@@ -1,9 +1,9 @@
 """How long to wait for a store that may never answer, and on which threads it is asked."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from tensorstash.futures import Future
 from tensorstash.workers import Workers
 
 R = TypeVar("R")

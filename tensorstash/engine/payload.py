@@ -1,18 +1,20 @@
 """A stored content and its way back: read when it is asked for, or ahead of that."""
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
 from tensorstash.buffers import borrowed
-from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.capture import Capture
 from tensorstash.engine.columns import Column
 from tensorstash.engine.patience import Patience
+from tensorstash.engine.trail import Trail
 from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
+from tensorstash.futures import Future
+from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
 FEW = 4
@@ -52,7 +54,7 @@ class Payload:
         "__weakref__",
         "_ahead",
         "_data",
-        "_holds",
+        "_lease",
         "_loading",
         "_lock",
         "_patience",
@@ -60,7 +62,12 @@ class Payload:
         "_uses",
         "capture",
         "column",
+        "demand",
         "index",
+        "known_readers",
+        "place",
+        "token",
+        "trusts_learned",
         "users",
     )
 
@@ -71,14 +78,21 @@ class Payload:
         self.capture = capture
         self.column: Column | None = None
         self.index = 0
+        self.token: Hashable = None
         self.users = 0
+        self.place: tuple[Trail, int] | None = None
+        """Where it was saved, if its codecs lose something and what will read it is found in the graph."""
+        self.demand: Demand = "any"
+        self.known_readers = 0
+        self.trusts_learned = False
+        """Whether it was encoded for readers that others of its kind had, in steps before."""
         self._ahead = ahead
         self._patience = patience
         self._lock = threading.Lock()
         self._loading: Future[Any] | None = None
         self._data: Any = None
         self._rebuilt: _Rebuilt | None = None
-        self._holds = False
+        self._lease: Lease | None = None  # of the bytes that are held decoded
         self._uses = 0
 
     @property
@@ -89,7 +103,7 @@ class Payload:
     @property
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
-        return self.capture.is_stored and not self._holds and self.capture.passage.is_costly
+        return self.capture.is_stored and self._lease is None and self.capture.passage.is_costly
 
     @property
     def is_near(self) -> bool:
@@ -99,6 +113,16 @@ class Payload:
             return False
         return self.capture.passage.tier == "memory" or self.capture.stored_nbytes * FEW <= self.nbytes
 
+    @property
+    def kind(self) -> Hashable:
+        """The name of contents that the same operations read in other steps; None where that is not asked."""
+        return None if self.place is None else self.place[0].kind(self.place[1])
+
+    @property
+    def knows_readers(self) -> bool:
+        """Whether it is known of every handle what will read it, so that :attr:`demand` is the strictest."""
+        return self.known_readers >= self.users
+
     def waits_beyond(self, asked: int) -> bool:
         """Whether it was read ahead of the request for the payload of index ``asked``, and still waits for its own."""
         return self._loading is not None and self.index != asked
@@ -106,10 +130,10 @@ class Payload:
     def read_ahead(self, submit: Submit) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
         with self._lock:
-            if not self._holds:
-                if not self._ahead.try_acquire(self.nbytes):
+            if self._lease is None:
+                self._lease = self._ahead.try_acquire(self.nbytes)
+                if self._lease is None:
                     return False
-                self._holds = True
                 # Weakly: work that waits in a queue must not keep the slot.
                 self._loading = submit(partial(_decode, ref(self.capture)))
         return True
@@ -131,7 +155,7 @@ class Payload:
         if rebuilt is None:
             tensor = passage.rebuild(self.load(), spec, self.column)
             with self._lock:
-                if self._holds and self._data is None:
+                if self._lease is not None and self._data is None:
                     self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))
             return tensor
         if rebuilt.spec == spec:
@@ -189,14 +213,11 @@ class Payload:
     def _hand_out(self, data: Any) -> Any:
         with self._lock:
             self._uses += 1
-            needed = self._uses % self.users != 0
             # What stays on its device is at hand as it is.
-            if (
-                needed
-                and self.capture.passage.tier != "device"
-                and (self._holds or self._ahead.try_acquire(self.nbytes))
-            ):
-                self._holds = True
+            needed = self._uses % self.users != 0 and self.capture.passage.tier != "device"
+            if needed and self._lease is None:
+                self._lease = self._ahead.try_acquire(self.nbytes)
+            if needed and self._lease is not None:
                 if not self.capture.backend.backward_writes:
                     return data  # which becomes a tensor for all of them
                 self._data = data
@@ -207,13 +228,7 @@ class Payload:
     def _let_go(self) -> None:
         with self._lock:
             self._data = self._rebuilt = None
-            held, self._holds = self._holds, False
-        if held:
-            self._ahead.release(self.nbytes)
-
-    def __del__(self) -> None:
-        if self._holds:
-            self._ahead.drop(self.nbytes)
+            self._lease = None
 
 
 def _decode(capture: ref[Capture]) -> Any:

@@ -13,8 +13,9 @@ from warnings import warn
 
 import numpy as np
 
-from tensorstash.buffers import Array, aligned_empty
-from tensorstash.pages import BLOCK, mapped_pages
+from tensorstash.buffers import Array, aligned_empty, lender
+from tensorstash.forks import renew_after_fork
+from tensorstash.pages import BLOCK, mapped_pages, never_unmap
 from tensorstash.protocols import Undo
 from tensorstash.sizes import format_bytes
 from tensorstash.spec import ALIGNMENT
@@ -44,18 +45,23 @@ class PinnedMemory:
     def __init__(self, lock_pages: Callable[[Array], Undo], budget_bytes: int) -> None:
         self._lock_pages = lock_pages
         self._budget = budget_bytes
-        self._locked = 0
         self._slabs: set[_Slab] = set()
         self._open: _Slab | None = None
         self._idle: dict[int, list[_Block]] = {}
-        self._returned: deque[_Block] = deque()
+        self._loans: set[_Loan] = set()
+        self._returned: deque[_Loan] = deque()
         self._step = 0
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
         self._lock = threading.Lock()
 
     @property
     def locked_bytes(self) -> int:
         """Bytes that are locked now, in use or not."""
-        return self._locked
+        return sum(slab.memory.nbytes for slab in list(self._slabs))
 
     def take(self, nbytes: int) -> Array:
         """Return uninitialised, writable bytes that are the caller's until the last view of them goes.
@@ -76,26 +82,30 @@ class PinnedMemory:
             block = idle.pop() if idle else self._carve(size)
             if block is None:
                 return None
-            block.slab.uses += 1
             block.slab.last_step = self._step
-        # A view of an array refers to the array itself only if that one's memory belongs to something else: hence the
-        # detour over a memoryview, without which the finalizer could run while a view is alive.
-        lease: Array = np.frombuffer(block.memory.data, np.uint8)
-        weakref.finalize(lease, self._returned.append, block).atexit = False
-        return lease[:nbytes]
+            # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
+            # the detour over a memoryview, without which the loan could end while a view is alive.
+            lent: Array = np.frombuffer(block.memory.data, np.uint8)
+            loan = _Loan(lent, self._returned.append)
+            loan.block = block
+            self._loans.add(loan)
+        return lent[:nbytes]
 
     def end_step(self) -> None:
         """Give up the pages that the last steps have not needed."""
         with self._lock:
+            # Found out here, whatever an interrupt has kept from being noted.
+            self._returned.extend(loan for loan in list(self._loans) if loan() is None)
             self._settle()
             self._step += 1
             self._drop([slab for slab in self._slabs if slab.last_step < self._step - _STEPS_UNUSED])
 
     def _settle(self) -> None:
         while self._returned:
-            block = self._returned.popleft()
-            block.slab.uses -= 1
-            self._idle.setdefault(block.memory.nbytes, []).append(block)
+            loan = self._returned.popleft()
+            if loan in self._loans:
+                self._loans.discard(loan)
+                self._idle.setdefault(loan.block.memory.nbytes, []).append(loan.block)
 
     def _carve(self, size: int) -> "_Block | None":
         if size >= _SHARED_BELOW:
@@ -111,30 +121,33 @@ class PinnedMemory:
         return _Block(slab, slab.memory[slab.taken - size : slab.taken])
 
     def _new_slab(self, nbytes: int) -> "_Slab | None":
-        if self._locked + nbytes > self._budget:
+        if self.locked_bytes + nbytes > self._budget:
             self._drop(list(self._slabs))
-        if self._locked + nbytes > self._budget:
+        if self.locked_bytes + nbytes > self._budget:
             return None
         memory = mapped_pages(nbytes)
         try:
-            unlock = self._lock_pages(memory)
+            # Unlocked when the last array in it goes, even if that is after this object.
+            weakref.finalize(lender(memory), self._lock_pages(memory)).atexit = False
         except OSError as error:
-            self._budget = self._locked
+            self._budget = self.locked_bytes
             warn(
-                f"no more than {format_bytes(self._locked)} of host memory could be page-locked: {error}. The device "
+                f"no more than {format_bytes(self._budget)} of host memory could be page-locked: {error}. The device "
                 f"waits for copies to the rest, which is slow; raise `ulimit -l`, or set Limits(pinned=...)",
                 RuntimeWarning,
                 stacklevel=2,
             )
             return None
-        slab = _Slab(memory, unlock)
+        except BaseException:  # an interrupt: they may be locked, and nobody can unlock them
+            never_unmap(memory)
+            raise
+        slab = _Slab(memory)
         self._slabs.add(slab)
-        self._locked += nbytes
         return slab
 
     def _drop(self, slabs: list["_Slab"]) -> None:
         """Give up those of the slabs that nobody uses."""
-        unused = {slab for slab in slabs if not slab.uses}
+        unused = set(slabs).difference(loan.block.slab for loan in self._loans)
         if unused:
             self._idle = {
                 size: kept
@@ -142,25 +155,19 @@ class PinnedMemory:
                 if (kept := [block for block in blocks if block.slab not in unused])
             }
             self._slabs -= unused
-            self._locked -= sum(slab.memory.nbytes for slab in unused)
             if self._open in unused:
                 self._open = None
 
 
 class _Slab:
-    """Pages that are locked together, and unlocked when the last block of them goes."""
+    """Pages that are locked together, and unlocked when the last array in them goes."""
 
-    __slots__ = ("_unlock", "last_step", "memory", "taken", "uses")
+    __slots__ = ("last_step", "memory", "taken")
 
-    def __init__(self, memory: Array, unlock: Undo) -> None:
+    def __init__(self, memory: Array) -> None:
         self.memory = memory
-        self._unlock = unlock
         self.taken = 0
-        self.uses = 0
         self.last_step = 0
-
-    def __del__(self) -> None:
-        self._unlock()
 
 
 class _Block:
@@ -171,3 +178,12 @@ class _Block:
     def __init__(self, slab: _Slab, memory: Array) -> None:
         self.slab = slab
         self.memory = memory
+
+
+class _Loan(weakref.ref[Array]):
+    """A block that is in use, as long as an array of it lives. Equal only to itself."""
+
+    __slots__ = ("block",)
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    block: _Block

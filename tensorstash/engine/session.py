@@ -1,16 +1,17 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 from tensorstash import native
+from tensorstash.abilities import Readers, SupportsDemand, SupportsHolders, SupportsReaders, SupportsStreams
 from tensorstash.allocator import returns_memory
+from tensorstash.buffers import as_bytes
 from tensorstash.engine.ahead import NEAR_BYTES, ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
@@ -18,6 +19,7 @@ from tensorstash.engine.capture import Capture
 from tensorstash.engine.columns import Strip
 from tensorstash.engine.copies import Copies
 from tensorstash.engine.handle import Handle, Stashed, restore
+from tensorstash.engine.held import Held
 from tensorstash.engine.latest import Latest
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.passage import Passage
@@ -28,10 +30,13 @@ from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Ledger, Stats
 from tensorstash.engine.streamed import StreamedCapture, StreamedPayload
 from tensorstash.engine.tape import Tape
+from tensorstash.engine.trail import Trail
 from tensorstash.errors import StoreError
+from tensorstash.forks import renew_after_fork
 from tensorstash.plan import HookPolicy
-from tensorstash.protocols import Backend, Store, StoreConfig, SupportsStreams
+from tensorstash.protocols import Backend, Demand, Store, StoreConfig, strictest
 from tensorstash.spec import TensorSpec, memory_block
+from tensorstash.stores.checksum import checksum
 from tensorstash.stores.memory import Memory
 from tensorstash.workers import Workers
 
@@ -76,7 +81,8 @@ class Session(Generic[T]):
         self._writers = Workers("tensorstash-writer", limits.writers, patience_s=limits.timeout_s)
         readers = Workers("tensorstash-reader", limits.readers, patience_s=limits.timeout_s)
         ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers, NEAR_BYTES * limits.readers)
-        self._state = SessionState(backend, Ledger(), ahead)
+        held = Held(backend) if isinstance(backend, SupportsHolders) else None
+        self._state = SessionState(backend, Ledger(), ahead, held)
         self._copies: Copies[T] | None = None
         if isinstance(backend, SupportsStreams):
             pinned = PinnedMemory(backend.lock_pages, limits.pinned_bytes)
@@ -91,9 +97,9 @@ class Session(Generic[T]):
         self._version = backend.version
         self._tape = Tape()
         self.calibration = Calibration()
-        self._lock = threading.Lock()
-        self._modules = _ModuleStack()
+        self._thread = _Thread()
         alternatives = policy.alternatives()
+        self._may_lose = any(not plan.is_lossless for plan in alternatives)
         self._only_keeps = all(plan.keeps for plan in alternatives)
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
@@ -101,13 +107,28 @@ class Session(Generic[T]):
         for plan in alternatives:
             if not plan.keeps:
                 self._store(plan.store or Memory())
-        self._remembered: dict[TensorSpec | tuple[str, TensorSpec], Passage[T] | str] = {}
+        self._remembered: dict[Hashable, Passage[T] | str] = {}
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
 
     @contextmanager
     def scope(self) -> Iterator["Session[T]"]:
         """Install the hooks for this thread until the block ends."""
-        with self.backend.hooks(*self._hooks(), trusted=True):
-            yield self
+        with self._lock:
+            self._tape.close()  # what was saved before is never taken for the same
+        outer = self._thread.readers, self._thread.trail
+        self._thread.readers, self._thread.trail = self._new_readers(), Trail()
+        try:
+            with self.backend.hooks(*self._hooks(), trusted=True):
+                yield self
+        finally:
+            self._thread.readers, self._thread.trail = outer
+        if self._state.held is not None:
+            self._start_freed(self._state.held.freed(all_of_them=True))
 
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
         if native.functions is None or type(self).pack is not Session.pack:  # a subclass is asked for every tensor
@@ -122,15 +143,17 @@ class Session(Generic[T]):
     @contextmanager
     def module(self, name: str) -> Iterator[None]:
         """Say that what this thread saves until the block ends belongs to the module ``name``."""
-        outer, self._modules.name = self._modules.name, name
+        outer, self._thread.module = self._thread.module, name
         try:
             yield
         finally:
-            self._modules.name = outer
+            self._thread.module = outer
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
         stats = self._state.ledger.snapshot()
+        if self._state.held is not None:
+            stats = replace(stats, held=self._state.held.tally())
         if self._copies is not None:
             stats = replace(stats, pinned_bytes=self._copies.pinned_bytes)
         return replace(stats, advice=_ADVICE) if self._frees_host_memory and not returns_memory() else stats
@@ -144,13 +167,16 @@ class Session(Generic[T]):
             StoreError: they were not within the session's ``timeout_s``. They are given up, and not waited for again:
                 their tensors stay where they are, and are refused if they are modified.
         """
+        if self._state.held is not None:
+            self._start_freed(self._state.held.clear())
+        with self._lock:
+            self._tape.close()  # whoever holds what is captured may write to it now
         for payload in self._latest.clear():
             self._begin(payload)
-        if not self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s):
+        if self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s) is None:
             used = self._in_flight.used
             self._writers.give_up()
             raise StoreError(f"{used} bytes are still on their way after {self.limits.timeout_s} seconds")
-        self._in_flight.release(self._in_flight.limit)
         if self._copies is not None:
             self._copies.drain()
         for payload in self._tape.payloads():
@@ -175,6 +201,8 @@ class Session(Generic[T]):
             reason = _POLICY
         else:
             plan = self._keep_reason(tensor) or self._passage(spec := self._spec(tensor))
+            if not isinstance(plan, str) and not plan.is_lossless and isinstance(self.backend, SupportsDemand):
+                plan = self._passage(spec, self.backend.demand())
             if isinstance(plan, str):
                 reason = plan
             elif spec.nbytes >= self._min_bytes:
@@ -196,35 +224,95 @@ class Session(Generic[T]):
                 passage, measured = now, False
         version = self.backend.version(tensor)
         token, start = self.backend.storage(tensor)
-        content = token, start, memory_block(spec.shape, spec.strides), spec.dtype, version, passage.plan
+        block = memory_block(spec.shape, spec.strides)
+        content: tuple[Hashable, ...] = token, start, block, spec.dtype, version, passage.plan
+        source, digest = self._source(tensor, spec, passage)
+        if state.held is None and (digest is not None or not self.backend.producer(tensor)):
+            # What the graph did not make is rewritten without a version. On a device its content is not looked at.
+            content = *content, digest if digest is not None else object()
         with self._lock:
             tape = self._current_tape()
             payload = tape.find(content)
             is_new = payload is None
             if payload is None:
-                payload = self._payload(self.backend.detached(tensor), spec, version, passage)
+                payload = self._payload(tensor, source, spec, version, passage)
                 if passage.shared_memory is not None and (strip := Strip.of(spec, start)) is not None:
                     payload.column = tape.column((token, spec.dtype, version), strip, passage.shared_memory)
                 tape.add(content, payload)
             payload.users += 1
         handle = Stashed(state, payload, tape, spec)
+        readers = self._thread.readers
+        if readers is not None and not passage.is_lossless:
+            assert isinstance(self.backend, SupportsReaders)
+            place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
+            payload.place = self._thread.trail, place
         if is_new:
             state.ledger.stashed(spec.nbytes)
             if measured:
                 data = self.backend.to_host(tensor, spec).wait()
                 with self._lock:
                     self.calibration.measure(passage.plan, data, passage.spec)
-            self._start(payload)
+            if state.held is None:
+                self._start(payload)
+            else:
+                state.held.add(token, payload)
         else:
             state.ledger.deduplicated(spec.nbytes)
+        if readers is not None:
+            for other, demand in readers.visit(tensor):
+                other.is_read_by(demand)
+        if state.held is not None:
+            self._start_freed(state.held.freed())
         return handle
 
-    def _payload(self, source: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Payload:
-        ledger, ahead = self._state.ledger, self._state.ahead.budget
+    def _source(self, tensor: T, spec: TensorSpec, passage: Passage[T]) -> tuple[T, int | None]:
+        """Return what is captured of a tensor, and a checksum of its content if it is a private copy on the host.
+
+        Where the framework does not tell who else holds the memory, it may be written to at any time, and often no
+        version says so: the bytes are copied now, and only equal bytes are the same content.
+        """
+        if self._state.held is not None:
+            return self.backend.detached(tensor), None
+        if passage.is_streamed:
+            assert self._copies is not None, "a device with streams"
+            return passage.copy(self._copies.used_here(tensor, spec.device), spec, spec), None
+        source = passage.copy(tensor, spec, spec)
+        return source, checksum(as_bytes(self.backend.to_host(source, spec).wait()))
+
+    def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Payload:
+        backend, ledger, ahead = self.backend, self._state.ledger, self._state.ahead.budget
+        witness = backend.witness(tensor) if self._state.held is None else None
         if self._copies is None or not passage.is_streamed:
-            return Payload(Capture(passage, self.backend, source, spec, version, ledger), ahead, self._patience)
-        capture = StreamedCapture(passage, self.backend, source, spec, version, ledger, self._copies)
+            return Payload(Capture(passage, backend, source, spec, version, ledger, witness), ahead, self._patience)
+        capture = StreamedCapture(passage, backend, source, spec, version, ledger, self._copies, witness)
         return StreamedPayload(capture, ahead, self._patience)
+
+    def _new_readers(self) -> Readers[T] | None:
+        if not self._may_lose or not isinstance(self.backend, SupportsReaders):
+            return None
+        return self.backend.readers(lambda handle: isinstance(handle, Stashed))
+
+    def _start_freed(self, payloads: list[Payload]) -> None:
+        for payload in payloads:
+            if payload.capture.passage.is_lossless or self._suits_readers(payload):
+                self._start(payload)
+
+    def _suits_readers(self, payload: Payload) -> bool:
+        """Choose what of the plan suits the readers; return False if nothing is left of it."""
+        capture = payload.capture
+        demand = payload.demand  # of the readers that are known
+        is_guess = not payload.knows_readers
+        if is_guess:
+            demand = strictest((demand, self._state.learned.get(payload.kind, "exact"))) or demand
+            payload.known_readers = payload.users
+        passage = self._passage(capture.spec, demand) if demand != "any" else capture.passage
+        if isinstance(passage, str):
+            capture.stays_exact = True
+            self._state.ledger.declined(capture.spec.nbytes)
+            return False
+        capture.passage = passage
+        payload.trusts_learned = is_guess and not passage.is_lossless
+        return True
 
     def _current_tape(self) -> Tape:
         if self._state.was_asked:
@@ -247,8 +335,7 @@ class Session(Generic[T]):
         for due in self._latest.add(payload) if passage.is_lossless and not passage.is_streamed else (payload,):
             self._begin(due)
         if payload.nbytes > self._in_flight.limit:
-            capture.raise_failure()
-            capture.settle()
+            capture.raise_store_failure()
 
     def _begin(self, payload: Payload) -> None:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
@@ -257,7 +344,8 @@ class Session(Generic[T]):
             capture.launch()
             capture.run(self._patience.ask)
             return
-        if not self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s):
+        lease = self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s)
+        if lease is None:
             used = self._in_flight.used
             self._writers.give_up()
             raise StoreError(
@@ -266,26 +354,25 @@ class Session(Generic[T]):
             )
         try:
             capture.launch()
+            # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
+            # also when its thread is lost: what that still holds is written off.
+            self._writers.submit(partial(_capture, ref(payload)), ended=lease.release)
         except BaseException:
-            self._in_flight.release(nbytes)
+            lease.release()
             raise
-        # Weakly: a handle that is dropped before its turn takes its work with it.
-        captured = self._writers.submit(partial(_capture, ref(payload)))
-        # Also when its thread is lost: what that still holds is written off.
-        captured.add_done_callback(partial(_release, self._in_flight, nbytes))
 
-    def _passage(self, spec: TensorSpec) -> Passage[T] | str:
-        module = self._modules.name
-        key = (module, spec) if module else spec
+    def _passage(self, spec: TensorSpec, demand: Demand = "any") -> Passage[T] | str:
+        module = self._thread.module
+        key: Hashable = (module, spec, demand) if module or demand != "any" else spec
         known = self._remembered.get(key)
         if known is None:
             if len(self._remembered) >= _REMEMBERED_SPECS:
                 self._remembered.clear()
-            known = self._remembered[key] = self._plan(spec.inside(module) if module else spec)
+            known = self._remembered[key] = self._plan(spec.inside(module) if module else spec, demand)
         return known
 
-    def _plan(self, spec: TensorSpec) -> Passage[T] | str:
-        plan = self.calibration.applied(self.policy.plan(spec), spec.dense())
+    def _plan(self, spec: TensorSpec, demand: Demand) -> Passage[T] | str:
+        plan = self.calibration.applied(self.policy.plan(spec).within(demand), spec.dense())
         if plan.keeps:
             return plan.reason or _POLICY
         config = plan.store or Memory()
@@ -305,9 +392,8 @@ def _capture(payload: ref[Payload]) -> None:
         wanted.capture.run()
 
 
-def _release(in_flight: ByteBudget, nbytes: int, _: Future[None]) -> None:
-    in_flight.release(nbytes)
-
-
-class _ModuleStack(threading.local):
-    name: str = ""
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.module = ""
+        self.readers: Readers[Any] | None = None
+        self.trail = Trail()

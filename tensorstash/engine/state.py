@@ -1,10 +1,12 @@
 """What a session and its handles share, also after the session itself has gone."""
 
+from collections.abc import Hashable
 from typing import Any
 
 from tensorstash.engine.ahead import ReadAhead
+from tensorstash.engine.held import Held
 from tensorstash.engine.stats import Ledger
-from tensorstash.protocols import Backend
+from tensorstash.protocols import Backend, Demand
 
 
 class SessionState:
@@ -14,15 +16,19 @@ class SessionState:
         backend: the framework's adapter.
         ledger: where everything is counted.
         ahead: what reads ahead of backward.
+        held: what waits for others to let go of its memory; None where the framework does not tell who holds it.
     """
 
-    __slots__ = ("ahead", "backend", "ledger", "version", "was_asked")
+    __slots__ = ("ahead", "backend", "held", "learned", "ledger", "version", "was_asked")
 
-    def __init__(self, backend: Backend[Any], ledger: Ledger, ahead: ReadAhead) -> None:
+    def __init__(self, backend: Backend[Any], ledger: Ledger, ahead: ReadAhead, held: Held | None) -> None:
         self.backend = backend
         self.ledger = ledger
         self.ahead = ahead
+        self.held = held
         # Looked up once: it runs for every tensor that is kept.
         self.version = backend.version
+        self.learned: dict[Hashable, Demand] = {}
+        """What readers have needed of a kind of content that were found only when they asked."""
         self.was_asked = False
         """Whether a handle has been restored since this was last set to False."""

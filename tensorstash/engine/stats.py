@@ -8,6 +8,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
+from tensorstash.forks import renew_after_fork
 from tensorstash.sizes import format_bytes
 
 
@@ -59,6 +60,7 @@ class Stats:
         deduplicated: tensors whose content was stashed already; they share its payload.
         stashed: tensors whose content went through the plan.
         declined: those of them that are kept after all, since their content does not shrink.
+        held: contents that wait where they are, now, since somebody besides the graph holds their memory.
         stages: codecs and stores by name, in the order they were first used.
         stored: payloads put, by tier, as bytes after encoding.
         live: payloads that exist now, as bytes after encoding.
@@ -75,6 +77,7 @@ class Stats:
     deduplicated: Tally = Tally()
     stashed: Tally = Tally()
     declined: Tally = Tally()
+    held: Tally = Tally()
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     stored: Mapping[str, Tally] = field(default_factory=dict)
     live: Tally = Tally()
@@ -93,6 +96,7 @@ class Stats:
             "deduplicated": asdict(self.deduplicated),
             "stashed": asdict(self.stashed),
             "declined": asdict(self.declined),
+            "held": asdict(self.held),
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
             "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},
             "live": asdict(self.live),
@@ -108,6 +112,7 @@ class Stats:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
         rows += [("kept: does not shrink", self.declined)] if self.declined.tensors else []
         rows += [(f"kept: {reason}", tally) for reason, tally in self.kept.items()]
+        rows += [("held by others now", self.held)] if self.held.tensors else []
         rows += [(f"in {tier}", tally) for tier, tally in self.stored.items()]
         rows += [("live now", self.live)]
         width = max(len(label) for label, _ in rows)
@@ -140,7 +145,8 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.after_fork()
+        renew_after_fork(self)
         self._looks: Counter[tuple[str, int]] = Counter()
         self._deduplicated = Tally()
         self._stashed = Tally()
@@ -158,6 +164,10 @@ class Ledger:
         self.kept: defaultdict[str, defaultdict[int, count[int]]] = defaultdict(lambda: defaultdict(count))
         """By reason and bytes: each step of such a counter is a tensor that was kept."""
         self._release_notes: deque[tuple[str, int]] = deque()
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
 
     def deduplicated(self, nbytes: int) -> None:
         """Count a tensor that shares a payload."""

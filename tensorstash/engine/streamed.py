@@ -8,6 +8,7 @@ host and stores that look at the bytes; a payload that just stays in host memory
 from operator import call
 from typing import Any
 
+from tensorstash.abilities import Event
 from tensorstash.buffers import Array, as_bytes
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
@@ -17,7 +18,7 @@ from tensorstash.engine.patience import Ask, Patience
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.stats import Ledger
 from tensorstash.errors import TensorStashError
-from tensorstash.protocols import Backend, Event
+from tensorstash.protocols import Backend
 from tensorstash.spec import TensorSpec
 
 
@@ -32,9 +33,10 @@ class StreamedCapture(Capture):
         version: the source's in-place version when it was saved.
         ledger: where payloads are counted.
         copies: of the session.
+        witness: of the saved tensor, if ``source`` is a private copy.
     """
 
-    __slots__ = ("_flight", "copies", "crossed_nbytes")
+    __slots__ = ("_flight", "_stream", "copies", "crossed_nbytes")
 
     def __init__(
         self,
@@ -45,9 +47,11 @@ class StreamedCapture(Capture):
         version: int,
         ledger: Ledger,
         copies: Copies[Any],
+        witness: Any = None,
     ) -> None:
-        super().__init__(passage, backend, source, spec, version, ledger)
+        super().__init__(passage, backend, source, spec, version, ledger, witness)
         self.copies = copies
+        self._stream = copies.compute(spec.device)
         self.crossed_nbytes = 0
         self._flight: Copy[Any] | None = None
 
@@ -57,7 +61,7 @@ class StreamedCapture(Capture):
         return self.passage.works_on_host
 
     def launch(self) -> None:
-        """Launch the kernels and the copy, on the thread and in the stream that saved the tensor.
+        """Launch the kernels and the copy, in the current stream, after what has been given to the one that saved it.
 
         Raises:
             StashError: the tensor cannot be read, a kernel failed, or the store has no room.
@@ -76,12 +80,13 @@ class StreamedCapture(Capture):
 
     def _launch(self, source: Any) -> None:
         passage = self.passage
+        self.copies.follow(self._stream, source, self.spec.device)
         encoded = passage.launch(source, self.spec)
         self.crossed_nbytes = self.backend.nbytes(encoded)
         if passage.stays:
             self._keep(passage.resident(encoded))
             return
-        if passage.shares_source:
+        if passage.shares_source and not self.is_private:
             # Until it is copied, the bytes are the tensor's own.
             self._witness = self.backend.witness(source)
         held = source if passage.shares_source else encoded
@@ -125,7 +130,7 @@ class StreamedCapture(Capture):
         if source is None and self.passage.shares_source:
             source = self.on_device
         if source is not None:
-            self.check(source)
+            self.check(self._witness if self.is_private else source)
         return source
 
     @property
@@ -273,6 +278,5 @@ class StreamedPayload(Payload):
             other.let_go()
 
     def __del__(self) -> None:
-        super().__del__()
         if self._arrival is not None:
             self._arrival.let_go()

@@ -4,9 +4,12 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 from weakref import ref
 
+from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.engine.columns import Column, Strip, Table
 from tensorstash.engine.payload import Payload
-from tensorstash.protocols import SupportsSharedMemory
+
+_FEW = 64
+"""Payloads that are not worth forgetting."""
 
 
 class Tape:
@@ -14,18 +17,34 @@ class Tape:
 
     A stretch ends with the first unpack. Optimizers, ``.data`` and aliases through other libraries write without
     bumping a version, and they do so between backward and the next forward; so a content that was saved before the
-    last unpack is never taken for the same again.
+    last unpack is never taken for the same again. A stretch without one may be endless, so that what is gone is
+    forgotten: what it knows is at most twice as much as is live, and a few.
 
     Not thread-safe; its owner locks.
     """
 
-    __slots__ = ("_asked", "_contents", "_cursors", "_order", "_payloads", "_places", "_tables", "signature")
+    __slots__ = (
+        "_asked",
+        "_contents",
+        "_count",
+        "_cursors",
+        "_expected",
+        "_order",
+        "_payloads",
+        "_places",
+        "_room",
+        "_tables",
+        "signature",
+    )
 
     def __init__(self) -> None:
         self.signature = 0
         self._contents: dict[Hashable, ref[Payload]] = {}
         self._tables: dict[Hashable, Table] = {}
-        self._payloads: list[ref[Payload]] = []
+        self._payloads: dict[int, ref[Payload]] = {}
+        self._count = 0
+        self._room = _FEW
+        self._expected = 0
         self._order: list[int] = []
         self._places: dict[int, int] = {}
         self._asked: dict[int, None] = {}
@@ -38,9 +57,11 @@ class Tape:
 
     def add(self, content: Hashable, payload: Payload) -> None:
         """Append a payload and give it its index."""
-        payload.index = len(self._payloads)
-        known = self._contents[content] = ref(payload)
-        self._payloads.append(known)
+        if len(self._payloads) >= self._room:
+            self._forget()
+        payload.index = self._count
+        self._count += 1
+        self._payloads[payload.index] = self._contents[content] = ref(payload)
         self.signature = hash((self.signature, payload.capture.passage.spec))
 
     def column(self, memory: Hashable, strip: Strip, backend: SupportsSharedMemory[Any]) -> Column | None:
@@ -59,10 +80,10 @@ class Tape:
 
     def payloads(self) -> Iterator[Payload]:
         """Give the payloads that are live."""
-        return filter(None, (known() for known in self._payloads))
+        return filter(None, (known() for known in list(self._payloads.values())))
 
     def __len__(self) -> int:
-        return len(self._payloads)
+        return self._count
 
     def close(self) -> None:
         """Take nothing for the same as what was saved here any more."""
@@ -72,7 +93,7 @@ class Tape:
     @property
     def is_expecting(self) -> bool:
         """Whether an order of requests has been set since the last payload was added."""
-        return len(self._order) == len(self._payloads)
+        return self._expected == self._count
 
     @property
     def asked(self) -> tuple[int, ...]:
@@ -81,9 +102,10 @@ class Tape:
 
     def expect(self, learned: tuple[int, ...]) -> None:
         """Expect requests in the ``learned`` order, and in reverse order of packing for all others."""
-        rest = set(range(len(self._payloads))).difference(learned)
+        rest = {index for index, known in self._payloads.items() if known() is not None}.difference(learned)
         self._order = [*learned, *sorted(rest, reverse=True)]
         self._places = {index: place for place, index in enumerate(self._order)}
+        self._expected = self._count  # last: an interrupt may leave it undone
 
     def ask(self, index: int) -> None:
         """Note a request."""
@@ -101,7 +123,15 @@ class Tape:
         is run through a second time.
         """
         while self._cursors[reader] < len(self._order):
-            payload = self._payloads[self._order[self._cursors[reader]]]()
+            known = self._payloads.get(self._order[self._cursors[reader]])
+            payload = None if known is None else known()
             if payload is not None:
                 yield payload
             self._cursors[reader] += 1
+
+    def _forget(self) -> None:
+        """Forget what is gone."""
+        self._payloads = {index: known for index, known in self._payloads.items() if known() is not None}
+        self._contents = {content: known for content, known in self._contents.items() if known() is not None}
+        self._tables = {key: table for key, table in self._tables.items() if table.is_live}
+        self._room = 2 * len(self._payloads) + _FEW

@@ -28,9 +28,9 @@ class Encode(Policy):
     Raises:
         ConfigError: it is not a codec.
 
-    >>> from tensorstash.codecs import Planes, Zstd
-    >>> Encode(Planes()) | Encode(Zstd(level=9))
-    Chain(steps=(Encode(codec=Planes()), Encode(codec=Zstd(level=9))))
+    >>> from tensorstash.codecs import Shuffle, Zstd
+    >>> Encode(Shuffle()) | Encode(Zstd(level=9))
+    Chain(steps=(Encode(codec=Shuffle()), Encode(codec=Zstd(level=9))))
     """
 
     name: ClassVar[str] = "encode"

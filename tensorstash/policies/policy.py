@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from itertools import combinations, product
 from typing import ClassVar, TypeVar
 
 from tensorstash.errors import ConfigError, PlanError
+from tensorstash.nesting import require_shallow
 from tensorstash.plan import HookPolicy, Plan
 from tensorstash.protocols import Codec, StoreConfig
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
@@ -99,6 +99,7 @@ class Chain(Policy):
             raise ConfigError(f"chain.steps: got {self.steps!r}, expected a tuple of policies")
         for place, step in enumerate(self.steps):
             require_policy(step, path=f"chain.steps[{place}]")
+        require_shallow(self.steps, path="chain.steps")
         flat = (inner for step in self.steps for inner in (step.steps if isinstance(step, Chain) else (step,)))
         object.__setattr__(self, "steps", tuple(flat))
         _check_order(self.steps)
@@ -244,11 +245,18 @@ def _single(policy: HookPolicy) -> tuple[HookPolicy, ...]:
 
 
 def _check_order(steps: tuple[HookPolicy, ...]) -> None:
-    singles = [_single(step) for step in steps]
-    pairs = (pair for first, second in combinations(singles, 2) for pair in product(first, second))
-    for before, step in dict.fromkeys(pairs):
-        if obstacle := _obstacle(before, step):  # type: ignore[arg-type]  # policies are frozen values
-            raise PlanError(f"{step!r} cannot follow {before!r}: {obstacle}")
+    # Each is looked at once with each other, however often they come.
+    first: dict[HookPolicy, int] = {}
+    last: dict[HookPolicy, int] = {}
+    parts = {step: _single(step) for step in dict.fromkeys(steps)}
+    for place, step in enumerate(steps):
+        for single in parts[step]:
+            first.setdefault(single, place)
+            last[single] = place
+    for before, begin in first.items():
+        for step, end in last.items():
+            if begin < end and (obstacle := _obstacle(before, step)):  # type: ignore[arg-type]  # frozen values
+                raise PlanError(f"{step!r} cannot follow {before!r}: {obstacle}")
 
 
 @lru_cache(_REMEMBERED_POLICIES)

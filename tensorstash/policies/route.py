@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError
+from tensorstash.nesting import require_shallow
 from tensorstash.plan import HookPolicy, Plan
 from tensorstash.policies.placement import Keep
 from tensorstash.policies.policy import Policy, extend, require_policy
@@ -61,6 +62,7 @@ class Route(Policy):
             if not isinstance(rule, Rule):
                 raise ConfigError(f"route.rules[{place}]: got {rule!r}, expected Rule(when, use)")
         require_policy(self.otherwise, path="route.otherwise")
+        require_shallow((*self.rules, self.otherwise), path="route")
         object.__setattr__(self, "rules", tuple(self.rules))
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:

@@ -18,8 +18,8 @@ class Layout:
 
     Args:
         shape: extent of each dimension.
-        strides: step of each dimension in elements; 0 (expand) and gaps are allowed, negative steps are not.
-        offset: position of the first element in bytes.
+        strides: step of each dimension in elements; 0 (expand), gaps and negative steps are allowed.
+        offset: position of the first element in bytes; negative steps lead to others before it.
         itemsize: bytes per element.
     """
 
@@ -31,10 +31,10 @@ class Layout:
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.strides):
             raise ValueError(f"shape {self.shape} and strides {self.strides} differ in length")
-        if min(*self.shape, *self.strides, self.offset, 0) < 0:
-            raise ValueError(
-                f"shape {self.shape}, strides {self.strides} and offset {self.offset} must not be negative"
-            )
+        if min(*self.shape, self.offset, 0) < 0:
+            raise ValueError(f"shape {self.shape} and offset {self.offset} must not be negative")
+        if self.begin < 0:
+            raise ValueError(f"shape {self.shape}, strides {self.strides} and offset {self.offset} lead before byte 0")
 
     @staticmethod
     def contiguous(shape: Sequence[int], itemsize: int, offset: int = 0) -> Layout:
@@ -56,11 +56,19 @@ class Layout:
         return tuple(stride * self.itemsize for stride in self.strides)
 
     @property
+    def begin(self) -> int:
+        """The first byte the layout touches; its offset if it touches none."""
+        if self.numel == 0:
+            return self.offset
+        lead = sum((size - 1) * min(stride, 0) for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.offset + lead * self.itemsize
+
+    @property
     def end(self) -> int:
         """One past the last byte the layout touches; 0 if it touches none."""
         if self.numel == 0:
             return 0
-        reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        reach = sum((size - 1) * max(stride, 0) for size, stride in zip(self.shape, self.strides, strict=True))
         return self.offset + (reach + 1) * self.itemsize
 
     @property
@@ -75,7 +83,7 @@ class Layout:
     @property
     def may_overlap(self) -> bool:
         """Whether two indices may name one element; sufficient test by nested strides, as in PyTorch."""
-        steps = sorted((stride, size) for size, stride in zip(self.shape, self.strides, strict=True) if size > 1)
+        steps = sorted((abs(stride), size) for size, stride in zip(self.shape, self.strides, strict=True) if size > 1)
         reach = 0
         for stride, size in steps:
             if stride <= reach:
@@ -118,8 +126,6 @@ class Layout:
             axis += 1
             if isinstance(item, slice):
                 first, stop, step = item.indices(size)
-                if step < 0:
-                    raise ValueError(f"slice step must be greater than zero, got {step}")
                 count = len(range(first, stop, step))
                 shape.append(count)
                 strides.append(stride * step)

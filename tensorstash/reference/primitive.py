@@ -317,9 +317,11 @@ def _zeros(operand: Any) -> Array | None:
     if not isinstance(operand, Tensor):
         return None
     carrier = operand.dtype.carrier
-    strides = operand.layout.byte_strides
-    nbytes = operand.layout.end - operand.layout.offset if operand.numel else 0
-    return np.ndarray(operand.shape, carrier, np.zeros(nbytes, np.uint8), strides=strides)
+    layout = operand.layout
+    nbytes = layout.end - layout.begin if operand.numel else 0
+    return np.ndarray(
+        operand.shape, carrier, np.zeros(nbytes, np.uint8), layout.offset - layout.begin, layout.byte_strides
+    )
 
 
 def _number(operand: Any) -> complex:

@@ -5,20 +5,22 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from operator import call
 from typing import ClassVar
 
 from tensorstash.buffers import Array, whole_pages
-from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.errors import ConfigError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.forks import renew_after_fork
 from tensorstash.pages import HUGE_PAGE, round_up
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_bytes
-from tensorstash.stores.checksum import CHECKSUM_BLOCK, block_checksums
+from tensorstash.stores.checksum import block_checksums
 from tensorstash.stores.parallel import for_each
+from tensorstash.stores.records import Piece, Record, Space, corrupt
 from tensorstash.stores.slab import PIECE, Extent, Slab
 from tensorstash.stores.syscalls import Syscalls
 from tensorstash.workers import Workers
@@ -42,17 +44,21 @@ class Disk:
             directories; None for no limit but the device. A record takes whole blocks of 4096 bytes.
         direct: bypass the page cache where the file system can, which costs least memory and processor time; False
             to go through it.
+        wipe: overwrite what was deleted with zeros when the next record is stored, which writes every byte twice.
+            Else it stays readable in the file, for whoever may look into the open files of this process, until another
+            record takes its place or the store closes; and on the device itself perhaps for longer.
 
     Raises:
         ConfigError: a field of the wrong type or value. Whether the directory exists is found by :meth:`open`.
 
     >>> Disk(directory="/nvme/scratch", budget="40GiB")
-    Disk(directory='/nvme/scratch', budget=42949672960, direct=True)
+    Disk(directory='/nvme/scratch', budget=42949672960, direct=True, wipe=False)
     """
 
     directory: str | tuple[str, ...] | None = None
     budget: int | str | None = None
     direct: bool = True
+    wipe: bool = False
     name: ClassVar[str] = "disk"
     tier: ClassVar[Tier] = "disk"
 
@@ -60,8 +66,9 @@ class Disk:
         object.__setattr__(self, "directory", _directory(self.directory))
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_bytes(self.budget, path="disk.budget"))
-        if not isinstance(self.direct, bool):
-            raise ConfigError(f"disk.direct: got {self.direct!r}, expected true or false")
+        for name in ("direct", "wipe"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"disk.{name}: got {value!r}, expected true or false")
 
     @property
     def directories(self) -> tuple[str, ...]:
@@ -98,28 +105,12 @@ def _directory(directory: object) -> str | tuple[str, ...] | None:
     return paths[0] if len(paths) == 1 else paths
 
 
-@dataclass(slots=True, eq=False)
-class _Piece:
-    """The bytes ``start:stop`` of a record, in one extent of one slab."""
-
-    slab: Slab
-    extent: Extent
-    start: int
-    stop: int
-    digests: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class _Record:
-    """A slot; equal only to itself. Its space is free when it is dropped and nobody uses it."""
-
-    nbytes: int
-    pieces: list[_Piece]
-    users: int = 1
-
-
 class DiskStore:
     """The live store of :class:`Disk`. Thread-safe.
+
+    A record that nobody refers to is deleted, also where an interrupt has kept :meth:`delete` from being called. What
+    it takes to put and to get a record is for threads that no interrupt reaches, which the engine sees to. A forked
+    child stores into files of its own, and does not read what was stored before the fork.
 
     Args:
         config: what to open.
@@ -131,32 +122,45 @@ class DiskStore:
 
     def __init__(self, config: Disk, calls: Syscalls | None = None) -> None:
         self._config = config
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
+        self._calls = calls or Syscalls()
         self._closed = False
-        self._users = 0
-        self._live: set[Slot] = set()
-        self._dropped: deque[_Record] = deque()
         self._turn = count()
-        directories = config.directories
-        share = None if config.budget is None else parse_bytes(config.budget, path="disk.budget") // len(directories)
-        self._slabs: list[Slab] = []
-        self._helpers = len(directories)
+        self._helpers = len(config.directories)
         self._workers = Workers("tensorstash-disk", 2 * self._helpers)
-        self._release = weakref.finalize(self, _release, self._slabs, self._workers, self._pid)
+        self._slabs: list[Slab] = []
+        self._begin()
+        weakref.finalize(self, _close, self._slabs, self._workers)
+        self._open()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Leave files and records to the parent, which goes on writing where they are."""
+        _close(self._slabs, self._workers)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._spaces: set[Space] = set()
+        self._dropped: deque[Space] = deque()
+
+    def _open(self) -> None:
+        config, directories = self._config, self._config.directories
+        share = None if config.budget is None else parse_bytes(config.budget, path="disk.budget") // len(directories)
         try:
             for directory in directories:
-                self._slabs.append(Slab(directory, calls or Syscalls(), direct=config.direct, limit_bytes=share))
+                self._slabs.append(Slab(directory, self._calls, direct=config.direct, limit_bytes=share))
         except BaseException:
-            self._release()
+            _close(self._slabs, self._workers)
             raise
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget that slots take, in whole blocks."""
         with self._lock:
-            self._settle()
-            return sum(slab.used_bytes for slab in self._slabs)
+            free = {space for space in [*self._dropped] if space.is_free} & self._spaces
+            held = sum(piece.extent.size for space in free for piece in space.pieces)
+            return sum(slab.used_bytes for slab in self._slabs) - held
 
     @property
     def file_bytes(self) -> int:
@@ -178,13 +182,13 @@ class DiskStore:
         """
         record = self._begin_put(data.size)
 
-        def write(piece: _Piece) -> None:
+        def write(piece: Piece) -> None:
             piece.slab.write(data[piece.start : piece.stop], piece.extent)
 
-        def sum_up(piece: _Piece) -> None:
+        def sum_up(piece: Piece) -> None:
             piece.digests = block_checksums(data[piece.start : piece.stop])
 
-        def write_copy(piece: _Piece) -> None:
+        def write_copy(piece: Piece) -> None:
             piece.digests = piece.slab.write_copy(data[piece.start : piece.stop], piece.extent)
 
         # The sums last, where helpers begin: until they are done, one thread is at the device, which waits for nothing.
@@ -203,10 +207,10 @@ class DiskStore:
                     job()
             else:
                 for_each(call, jobs, self._workers, self._helpers)
-            self._live.add(record)
+            record.is_live = True
             return record
         except BaseException:
-            self._dropped.append(record)
+            self._drop(record)
             raise
         finally:
             self._end(record)
@@ -224,12 +228,12 @@ class DiskStore:
             out = whole_pages(round_up(record.nbytes))
             is_scattered = _SCATTERED <= out.size < HUGE_PAGE
 
-            def read(piece: _Piece) -> None:
+            def read(piece: Piece) -> None:
                 slab, nbytes = piece.slab, piece.stop - piece.start
                 fill = slab.read_copy if is_scattered and slab.direct else slab.read
                 found = fill(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset)
                 if found != piece.digests:
-                    raise _corrupt(record, piece, found)
+                    raise corrupt(record, piece, found)
 
             for_each(read, record.pieces, self._workers, self._helpers)
             return out[: record.nbytes]
@@ -239,81 +243,98 @@ class DiskStore:
     def delete(self, slot: Slot, /) -> None:
         """Free the slot; idempotent, never blocks.
 
-        Both steps are atomic, so that a finalizer may call it inside any other method on the same thread. The space
-        is taken back by the next :meth:`put`, once nobody reads it any more.
+        It takes no lock, so that a finalizer may call it inside any other method on the same thread. The space is
+        taken back by the next :meth:`put`, once nobody reads it any more.
         """
-        if isinstance(slot, _Record):
-            try:
-                self._live.remove(slot)
-            except KeyError:
-                return
-            self._dropped.append(slot)
+        if isinstance(slot, Record) and slot.space in self._spaces:
+            self._drop(slot)
 
     def close(self) -> None:
         """Close the files, which are gone with that; idempotent. Calls that are running end first."""
         self._closed = True
-        if os.getpid() != self._pid:
-            self._release()  # without the lock: another thread of the parent may have held it at the fork
-            return
         with self._lock:
             if not self._users:
-                self._release()
+                _close(self._slabs, self._workers)
 
-    def _begin_put(self, nbytes: int) -> _Record:
+    def _begin_put(self, nbytes: int) -> Record:
         """Return a record with space, which stays in use, as the files stay open, until :meth:`_end`."""
-        self._refuse_fork()
         with self._lock:
             self._refuse_closed()
+            if not self._slabs:  # this process is a fork
+                self._open()
             self._settle()
-            record = _Record(nbytes, self._allocate(nbytes))
+            record = Record(nbytes, self._allocate(nbytes))
+            record.space = space = Space(record, self._dropped.append)
+            space.pieces = record.pieces
+            self._spaces.add(space)
             self._users += 1
         return record
 
-    def _begin_get(self, slot: Slot) -> _Record:
+    def _begin_get(self, slot: Slot) -> Record:
         """Return a record that is held, which stays in use, as the files stay open, until :meth:`_end`."""
-        self._refuse_fork()
         with self._lock:
             self._refuse_closed()
-            if not isinstance(slot, _Record) or slot not in self._live:
+            if not isinstance(slot, Record) or not slot.is_live or not self._knows(slot):
                 raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted")
+            if slot.pid != os.getpid():
+                raise StoreError(
+                    f"{self._config!r}: a record of {slot.nbytes} bytes was stored before this process was forked and "
+                    f"is the parent's; run forward again in this process, or backward in process {slot.pid}"
+                )
             slot.users += 1
             self._users += 1
         return slot
 
-    def _end(self, record: _Record) -> None:
+    def _end(self, record: Record) -> None:
         with self._lock:
             record.users -= 1
             self._users -= 1
             if self._closed and not self._users:
-                self._release()
+                _close(self._slabs, self._workers)
 
-    def _refuse_fork(self) -> None:
-        if os.getpid() != self._pid:
-            raise StoreError(f"{self._config!r} was opened by process {self._pid}; open another after a fork")
+    def _knows(self, record: Record) -> bool:
+        """Whether it was put here, or nobody can tell since that was before a fork."""
+        return record.space in self._spaces or record.pid != os.getpid()
+
+    def _drop(self, record: Record) -> None:
+        record.is_live = False
+        assert record.space is not None, "a record that was never given a place"
+        self._dropped.append(record.space)
 
     def _refuse_closed(self) -> None:
         if self._closed:
             raise SlotGoneError(f"{self._config!r} is closed")
 
     def _settle(self) -> None:
-        """Take back the space of dropped records, but of those that are in use."""
+        """Take back the space of dropped records, each once, but of those that are in use."""
         for _ in range(len(self._dropped)):
-            record = self._dropped.popleft()
-            if record.users:
-                self._dropped.append(record)
-                continue
-            for piece in record.pieces:
-                piece.slab.give(piece.extent)
+            space = self._dropped.popleft()
+            if not space.is_free:
+                self._dropped.append(space)
+            elif space in self._spaces:
+                self._take_back(space)
 
-    def _allocate(self, nbytes: int) -> list[_Piece]:
+    def _take_back(self, space: Space) -> None:
+        if self._config.wipe:
+            try:
+                for piece in space.pieces:
+                    piece.slab.wipe(piece.extent)
+            except BaseException:
+                self._dropped.append(space)
+                raise
+        self._spaces.discard(space)
+        for piece in space.pieces:
+            piece.slab.give(piece.extent)
+
+    def _allocate(self, nbytes: int) -> list[Piece]:
         """Return pieces for a record, each in the next directory that has room; none longer than a slab writes."""
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         try:
             for start in range(0, nbytes, PIECE):
                 stop = min(start + PIECE, nbytes)
                 while start < stop:
                     slab, extent = self._place(round_up(stop - start), nbytes)
-                    pieces.append(_Piece(slab, extent, start, min(start + extent.size, stop)))
+                    pieces.append(Piece(slab, extent, start, min(start + extent.size, stop)))
                     start += extent.size
         except BaseException:
             for piece in pieces:
@@ -337,20 +358,8 @@ class DiskStore:
         )
 
 
-def _corrupt(record: _Record, piece: _Piece, found: Sequence[int]) -> CorruptDataError:
-    number, got, expected = next(
-        (number, got, expected)
-        for number, (got, expected) in enumerate(zip(found, piece.digests, strict=True))
-        if got != expected
-    )
-    start = piece.start + number * CHECKSUM_BLOCK
-    return CorruptDataError(
-        f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} of a record of {record.nbytes} bytes in "
-        f"{piece.slab.directory!r}: got checksum {got:#010x}, expected {expected:#010x}"
-    )
-
-
-def _release(slabs: list[Slab], workers: Workers, pid: int) -> None:
+def _close(slabs: list[Slab], workers: Workers) -> None:
     workers.close()
     while slabs:
-        slabs.pop().close(remove=os.getpid() == pid)
+        slabs[-1].close()  # first: what an interrupt keeps from being closed is still there
+        slabs.pop()

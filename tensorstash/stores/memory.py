@@ -1,12 +1,14 @@
 """A store in host memory."""
 
 import threading
-from collections import deque
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
+from weakref import ref
 
 from tensorstash.buffers import Array, borrowed
 from tensorstash.errors import SlotGoneError, StoreFullError
+from tensorstash.forks import renew_after_fork
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_bytes
 
@@ -42,8 +44,20 @@ class Memory:
         return MemoryStore(self)
 
 
+class _Slot:
+    """Equal only to itself."""
+
+    __slots__ = ("__weakref__",)
+
+
+_nbytes = attrgetter("nbytes")
+
+
 class MemoryStore:
-    """The live store of :class:`Memory`. Thread-safe; keeps the arrays it is given and hands out read-only views."""
+    """The live store of :class:`Memory`. Thread-safe; keeps the arrays it is given and hands out read-only views.
+
+    An array goes with its slot, also where an interrupt has kept :meth:`delete` from being called.
+    """
 
     retains: ClassVar[bool] = True
     verifies: ClassVar[bool] = True
@@ -52,18 +66,20 @@ class MemoryStore:
     def __init__(self, config: Memory) -> None:
         self._config = config
         self._budget = None if config.budget is None else parse_bytes(config.budget, path="memory.budget")
-        self._arrays: dict[Slot, Array] = {}
-        self._used = 0
-        self._freed: deque[int] = deque()
-        self._lock = threading.RLock()
+        self._arrays: dict[ref[_Slot], Array] = {}
+        self._most = 0  # bytes, or more: what was given back is counted where it matters
         self._closed = False
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget in use."""
-        with self._lock:
-            self._settle()
-            return self._used
+        return sum(map(_nbytes, list(self._arrays.values())))
 
     def put(self, data: Array, /) -> Slot:
         """Keep ``data``, which must be private, and return its slot.
@@ -72,18 +88,20 @@ class MemoryStore:
             StoreFullError: the array does not fit the budget.
             SlotGoneError: the store is closed.
         """
-        slot = object()
+        slot = _Slot()
         with self._lock:
             if self._closed:
                 raise SlotGoneError(f"{self._config!r} is closed; nothing can be put into it")
-            self._settle()
-            if self._budget is not None and self._used + data.nbytes > self._budget:
-                raise StoreFullError(
-                    f"{self._config!r}: {data.nbytes} bytes do not fit, {format_bytes(self._used)} of the budget of "
-                    f"{format_bytes(self._budget)} are in use; raise the budget, or let a disk take the rest (Tiered)"
-                )
-            self._used += data.nbytes
-            self._arrays[slot] = data
+            if self._budget is not None and self._most + data.nbytes > self._budget:
+                self._most = self.used_bytes
+                if self._most + data.nbytes > self._budget:
+                    raise StoreFullError(
+                        f"{self._config!r}: {data.nbytes} bytes do not fit, {format_bytes(self._most)} of the budget "
+                        f"of {format_bytes(self._budget)} are in use; raise the budget, or let a disk take the rest "
+                        f"(Tiered)"
+                    )
+            self._most += data.nbytes
+            self._arrays[ref(slot, self._arrays.pop)] = data
         return slot
 
     def get(self, slot: Slot, /) -> Array:
@@ -92,7 +110,7 @@ class MemoryStore:
         Raises:
             SlotGoneError: the slot was deleted, or the store is closed.
         """
-        array = self._arrays.get(slot)
+        array = self._arrays.get(ref(slot)) if isinstance(slot, _Slot) else None
         if array is None:
             raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted, or the store is closed")
         return borrowed(array)
@@ -100,19 +118,13 @@ class MemoryStore:
     def delete(self, slot: Slot, /) -> None:
         """Free the slot; idempotent, never blocks.
 
-        Both steps are atomic, so that a finalizer may call it inside any other method on the same thread.
+        It is one step, so that a finalizer may call it inside any other method on the same thread.
         """
-        array = self._arrays.pop(slot, None)
-        if array is not None:
-            self._freed.append(array.nbytes)
+        if isinstance(slot, _Slot):
+            self._arrays.pop(ref(slot), None)
 
     def close(self) -> None:
         """Drop every array; idempotent."""
         with self._lock:
             self._closed = True
-        for slot in list(self._arrays):
-            self.delete(slot)
-
-    def _settle(self) -> None:
-        while self._freed:
-            self._used -= self._freed.popleft()
+            self._arrays.clear()

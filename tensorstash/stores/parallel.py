@@ -22,29 +22,49 @@ def for_each(job: Callable[[T], None], items: Sequence[T], workers: Workers, hel
     if len(items) == 1:
         job(items[0])
         return
-    todo = deque(partial(job, item) for item in items)
-    done: SimpleQueue[None] = SimpleQueue()
+    todo: deque[Callable[[], None]] = deque(partial(job, item) for item in items)
+    begun: list[None] = []
+    ended: list[None] = []
+    bell: SimpleQueue[None] = SimpleQueue()
     errors: list[BaseException] = []
 
     def work(take: Callable[[], Callable[[], None]]) -> None:
-        while todo:
+        while todo and not errors:
             try:
                 call = take()
             except IndexError:
                 return
             try:
-                if not errors:
-                    call()
+                call()
             except BaseException as error:
                 errors.append(error)
             finally:
                 del call  # a helper that has yet to return, or to start, must not keep the caller's buffers
-                done.put(None)
 
-    for _ in range(min(helpers, len(items) - 1)):
-        workers.submit(partial(work, todo.pop))
-    work(todo.popleft)
-    _wait(done, len(items), errors)
+    def help_out() -> None:
+        begun.append(None)
+        try:
+            work(todo.pop)
+        finally:
+            ended.append(None)
+            bell.put(None)
+
+    # A write that is still running must not outlive the call: interrupts wait, also those of who waits. All of it is
+    # inside of one block, since they may come wherever a function begins.
+    is_begun = False
+    while True:
+        try:
+            if not is_begun:
+                is_begun = True
+                for _ in range(min(helpers, len(items) - 1)):
+                    workers.submit(help_out)
+                work(todo.popleft)
+            todo.clear()  # nothing is left to do for helpers that have yet to begin
+            while len(ended) < len(begun):
+                bell.get()
+            break
+        except BaseException as error:
+            errors += [error]
     if errors:
         first = errors[0]
         errors.clear()
@@ -52,13 +72,3 @@ def for_each(job: Callable[[T], None], items: Sequence[T], workers: Workers, hel
             raise first
         finally:
             del first  # else the error holds this frame, which holds the error, and with it every buffer below
-
-
-def _wait(done: SimpleQueue[None], items: int, errors: list[BaseException]) -> None:
-    """Wait until every item is done, through interrupts: a write that is still running must not outlive the call."""
-    while items:
-        try:
-            done.get()
-            items -= 1
-        except BaseException as error:
-            errors.append(error)

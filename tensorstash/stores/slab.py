@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 from tensorstash.buffers import Array, whole_pages
@@ -14,7 +15,7 @@ from tensorstash.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
 from tensorstash.stores.checksum import block_checksums
 from tensorstash.stores.freespace import FreeSpace
 from tensorstash.stores.private_file import open_private_file
-from tensorstash.stores.syscalls import FULL, Syscalls
+from tensorstash.stores.syscalls import FULL, UNSUPPORTED, Syscalls
 
 PIECE = 4 * 2**20
 """Most bytes of one write or read: whole huge pages, so that the device sees few runs of memory, and few calls."""
@@ -57,6 +58,8 @@ class Slab:
     def __init__(self, directory: str, calls: Syscalls, *, direct: bool, limit_bytes: int | None) -> None:
         self.directory = directory
         self.size = 0
+        self._pid = os.getpid()
+        self._is_closed = False
         self._calls = calls
         self._limit = None if limit_bytes is None else limit_bytes // BLOCK * BLOCK
         self._space = FreeSpace()
@@ -162,9 +165,22 @@ class Slab:
         self._read_all(bounce, offset)
         return block_checksums(bounce[:nbytes], copy=out[:nbytes])
 
-    def close(self, *, remove: bool = True) -> None:
-        """Close the file, which is gone with that; ``remove=False`` in a forked child."""
-        self._file.close(remove=remove)
+    def wipe(self, extent: Extent) -> None:
+        """Overwrite an extent with zeros.
+
+        Raises:
+            StoreError: the device refused.
+        """
+        zeros = whole_pages(min(extent.size, PIECE))
+        zeros.fill(0)
+        for start in range(0, extent.size, PIECE):
+            self._write_all(zeros[: extent.size - start], extent.offset + start)
+
+    def close(self) -> None:
+        """Close the file, which is gone with that, but in a forked child, where the parent has it still; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._file.close(remove=os.getpid() == self._pid)
 
     def _write_all(self, data: Array, offset: int) -> None:
         done = self._transfer("writing", self._calls.write, data, offset)
@@ -202,7 +218,7 @@ class Slab:
                 # Tried only where it fits: a refused reservation holds every free block until it is cut off.
                 if self._calls.available(self._file.fd, self.directory) < size:
                     continue
-                self._calls.reserve(self._file.fd, self.size, size)
+                self._reserve(size)
             except OSError as error:
                 self._cut()
                 # Without its traceback, which refers to this frame and so to the error itself.
@@ -212,6 +228,17 @@ class Slab:
             self.size += size
             return
         raise _failed(f"growing the slab in {self.directory!r} by {need} bytes", refusal) from refusal
+
+    def _reserve(self, size: int) -> None:
+        """Make the file longer, by writing zeros from where it shows that blocks cannot be reserved otherwise."""
+        try:
+            self._calls.reserve(self._file.fd, self.size, size)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED or not self._calls.preallocate:
+                raise
+            self._cut()
+            self._calls = replace(self._calls, preallocate=False)
+            self._calls.reserve(self._file.fd, self.size, size)
 
     def _cut(self) -> None:
         """Give back what a refused reservation took."""

@@ -17,7 +17,10 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG} if sys.platform != "w
 """Error numbers that mean "no room": the device, the quota, or the largest file allowed."""
 
 _ADDRESS_UNITS = (ALIGNMENT, 512, BLOCK)
-_NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
+UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
+"""Error numbers that mean "not on this file system"."""
+
+_STALLS = 8
 _ZERO_BYTES = 2**20
 
 
@@ -73,7 +76,7 @@ class Syscalls:
             except OSError as error:
                 if error.errno in FULL:
                     return BLOCK
-                if error.errno not in _NO_DIRECT:
+                if error.errno not in UNSUPPORTED:
                     raise
             else:
                 return unit
@@ -86,15 +89,24 @@ class Syscalls:
         """Give the file blocks for ``length`` bytes from its end, ``start``, on, so that writing them cannot fail.
 
         Without ``preallocate`` it writes zeros, which is as much as any file system promises.
+
+        Raises:
+            OSError: there is no room; or, with a number in :data:`UNSUPPORTED`, the file system reserves no blocks
+                (ext2 and ext3, NFS before 4.2, some in user space; the C library then writes a byte to each block,
+                which direct I/O refuses).
         """
         if self.preallocate:
             os.posix_fallocate(fd, start, length)
             return
         zeros = page_aligned(min(length, _ZERO_BYTES))
         zeros.fill(0)
-        end = start + length
+        end, stalls = start + length, 0
         while start < end:
-            start += self.write(fd, zeros[: end - start], start)
+            moved = self.write(fd, zeros[: end - start], start)
+            start += moved - moved % BLOCK  # what is left has to start at a block again
+            stalls = 0 if moved >= BLOCK else stalls + 1
+            if stalls == _STALLS:
+                raise OSError(errno.EIO, f"the device took {moved} of {min(end - start, zeros.size)} bytes of zeros")
 
     def truncate(self, fd: int, length: int) -> None:
         """Cut the file to ``length`` bytes and give its other blocks back."""

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from tensorstash.buffers import Array
 from tensorstash.errors import ConfigError, SlotGoneError, StoreFullError
+from tensorstash.nesting import require_shallow
 from tensorstash.protocols import Slot, Store, StoreConfig, Tier
 
 
@@ -36,6 +37,7 @@ class Tiered:
         for field in ("first", "then"):
             if not isinstance(value := getattr(self, field), StoreConfig) or isinstance(value, type):
                 raise ConfigError(f"tiered.{field}: got {value!r}, expected a store such as Memory(budget='1GiB')")
+        require_shallow((self.first, self.then), path="tiered")
 
     def open(self) -> "TieredStore":
         """Open both stores; the caller closes the result, which closes them.

@@ -4,12 +4,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensorstash.buffers import Array
+from tensorstash.buffers import Array, as_bytes
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides, opaque_bytes
 from tensorstash.testing.layouts import pattern, special_values
 
-SHAPES = ((), (0,), (4, 0, 3), (1,), (7,), (3, 1, 5), (2, 300), (33, 65))
+SHAPES = ((), (0,), (4, 0, 3), (1,), (7,), (3, 1, 5), (2, 300), (129, 33))
 """Shapes that every codec has to take."""
+
+LARGE = (70_001,)
+"""More elements than codecs work on at a time."""
+
+LARGE_DTYPES = ("bool", "uint8", "int16", "bfloat16", "float32", "int64", "float64")
+"""Dtypes that stand for all others where tensors are large: of every size, integers and floats."""
 
 
 def dense_spec(shape: tuple[int, ...], dtype: str) -> TensorSpec:
@@ -26,12 +32,13 @@ def contents(spec: TensorSpec) -> Mapping[str, Array]:
     """Return named contents of an array of ``spec``; a run of bytes of unknown length gets some length.
 
     >>> sorted(contents(dense_spec((2,), "bool")))
-    ['any bits', 'equal', 'sparse', 'zeros']
+    ['any bits', 'equal', 'rare', 'sparse', 'zeros']
     """
     shape = (777,) if spec.shape == (-1,) else spec.shape
     numel = int(np.prod(shape, dtype=int))
     bits = pattern(spec.dtype, max(numel, 1))
     zero = np.zeros(1, spec.carrier)
+    rng = np.random.default_rng(numel)
     found = {
         "zeros": np.resize(zero, shape),
         "equal": np.resize(bits[:1], shape),
@@ -39,13 +46,25 @@ def contents(spec: TensorSpec) -> Mapping[str, Array]:
         "sparse": np.resize(np.where(np.arange(bits.size) % 5 == 0, bits, zero), shape),
     }
     if spec.dtype in ("float16", "bfloat16", "float32", "float64"):
-        normal = np.random.default_rng(numel).standard_normal(max(numel, 1))
+        normal = rng.standard_normal(max(numel, 1))
         found["normal"] = np.resize(float_bits(normal, spec.dtype), shape)
         found["tiny"] = np.resize(float_bits(normal * 1e-7, spec.dtype), shape)
         found["far from zero"] = np.resize(float_bits(normal - 900, spec.dtype), shape)
-        found["specials"] = np.resize(special_values(spec.dtype), shape)
+        found["rectified"] = np.resize(float_bits(np.maximum(normal, 0), spec.dtype), shape)
+        found["dropout"] = np.resize(float_bits(np.where(normal > 1, 1.25, 0), spec.dtype), shape)
+        specials = special_values(spec.dtype)
+        found["specials"] = np.resize(specials, shape)
+        some = float_bits(normal, spec.dtype)
+        mixed = np.where(rng.random(some.size) < 0.01, rng.choice(specials, some.size), some)
+        found["normal and specials"] = np.resize(mixed, shape)
     elif spec.kind in ("int", "uint"):
         found["ramp"] = np.resize(np.arange(max(numel, 1)).astype(spec.carrier), shape)
+        found["indices"] = np.resize(rng.integers(0, 100, max(numel, 1)).astype(spec.carrier), shape)
+    elif spec.kind == "bool":
+        found["rare"] = np.resize(rng.random(max(numel, 1)) < 0.02, shape)
+    if spec.kind != "bool":
+        half = np.where(rng.random(max(bits.nbytes, 1)) < 0.5, 0, np.resize(as_bytes(bits), max(bits.nbytes, 1)))
+        found["half of the bytes zero"] = np.resize(half.astype(np.uint8).view(spec.carrier), shape)
     return {name: np.ascontiguousarray(array).reshape(shape) for name, array in found.items()}
 
 

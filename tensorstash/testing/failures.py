@@ -141,8 +141,14 @@ class Bounded(Harness):
         limits = Limits(in_flight=256, timeout_s=0.5)
         with self.stash(policy, limits=limits) as session:
             handles = [session.pack(lab.tensor(floats(32, seed=n), device=device)) for n in range(2)]
+            more: list[Any] = []
+
+            def pack_more() -> None:
+                for n in (2, 3):  # the one before is still held by its caller while this one is packed
+                    more.append(session.pack(lab.tensor(floats(32, seed=n), device=device)))
+
             with pytest.raises(StoreError, match=r"256 bytes.*0\.5 seconds.*hangs"):
-                session.pack(lab.tensor(floats(32, seed=2), device=device))
+                pack_more()
             gate.open()
         for n, handle in enumerate(handles):
             assert_same_bits(lab.bits(session.unpack(handle)), floats(32, seed=n), f"tensor {n}")
@@ -163,7 +169,9 @@ class Bounded(Harness):
 
             def fill() -> None:
                 for n in range(100):
-                    handles.append(session.pack(lab.tensor(floats(32, seed=n), device=device)))
+                    handle = session.pack(lab.tensor(floats(32, seed=n), device=device))
+                    session.drain()
+                    handles.append(handle)
 
             with pytest.raises(StoreFullError, match="budget"):
                 fill()

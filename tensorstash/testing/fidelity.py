@@ -37,7 +37,6 @@ class SameTraining(Harness):
                     got = attention(self.lab, device, dtype, partial(enter, policy))
                     assert_same_arrays(got, expected, f"gradients under {name}")
 
-    @pytest.mark.parametrize("layout", LAYOUTS)
     def test_line01_gradients_of_strided_operands_are_bitwise(self, device: str, layout: str) -> None:
         for dtype in self.lab.float_dtypes:
             expected = self._gradient_over(LAYOUTS[layout].of(self.lab, dtype, device), None)
@@ -122,7 +121,6 @@ class SameTraining(Harness):
 class SameTensor(Harness):
     """Contract line 2."""
 
-    @pytest.mark.parametrize("layout", LAYOUTS)
     def test_line02_backward_sees_the_saved_bits_and_layout(self, device: str, layout: str) -> None:
         with scratch_directory() as directory:
             for policy in lossless_policies(directory).values():

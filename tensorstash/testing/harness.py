@@ -14,6 +14,7 @@ from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.plan import HookPolicy
 from tensorstash.testing.lab import Lab, Model
+from tensorstash.testing.layouts import LAYOUTS
 
 AT_ONCE = Limits(in_flight=0, ahead=0)
 """Everything happens inside pack and unpack."""
@@ -38,9 +39,12 @@ class Harness:
         return nullcontext() if policy is None else settled(self.stash(policy))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run every check that has a ``device`` on each device of the lab."""
+        """Run every check on each ``device`` of the lab, and in each ``layout`` that its framework has."""
         if "device" in metafunc.fixturenames:
             metafunc.parametrize("device", self.lab.devices)
+        if "layout" in metafunc.fixturenames:
+            reverses = self.lab.reverses
+            metafunc.parametrize("layout", [name for name, of in LAYOUTS.items() if reverses or not of.is_reversed])
 
     @pytest.fixture(autouse=True)
     def _declared_gaps(self, request: pytest.FixtureRequest) -> None:

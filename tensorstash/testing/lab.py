@@ -55,6 +55,7 @@ class Lab(ABC):
         dtypes: element types that tensors can be built of.
         float_dtypes: those of them that gradients of :meth:`mul` can be computed in.
         flags: lazy flags that tensors can carry, for :meth:`flagged`.
+        reverses: whether views can have negative strides.
         gaps: contract checks that this framework cannot pass, and why. The key is a test's name, with or without the
             parameters in brackets. Gaps are strict: a check that passes although declared here fails.
     """
@@ -64,6 +65,7 @@ class Lab(ABC):
     dtypes: tuple[str, ...]
     float_dtypes: tuple[str, ...] = ("float32", "float64")
     flags: tuple[str, ...] = ()
+    reverses: bool = True
     gaps: ClassVar[Mapping[str, str]] = {}
 
     @property

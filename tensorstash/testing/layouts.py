@@ -24,8 +24,13 @@ class Strided:
         """Elements the buffer must have."""
         if 0 in self.shape:
             return self.offset + 1
-        last = sum(stride * (size - 1) for size, stride in zip(self.shape, self.strides, strict=True))
+        last = sum(max(stride, 0) * (size - 1) for size, stride in zip(self.shape, self.strides, strict=True))
         return self.offset + last + 1
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether elements lie before the first one, which not every framework has."""
+        return min(self.strides, default=0) < 0
 
     def of(self, lab: Lab, dtype: str, device: str) -> Tensor:
         """Return a tensor of this layout over a fresh buffer of :func:`pattern` bits."""
@@ -46,6 +51,14 @@ LAYOUTS: Mapping[str, Strided] = MappingProxyType(
         "expanded scalar": Strided((2, 3), (0, 0), 2),
         "overlapping windows": Strided((5, 3), (1, 1)),
         "odd strides of size one": Strided((1, 4, 1), (9, 1, 7), 3),
+        "rows reversed": Strided((3, 4), (-4, 1), 8),
+        "columns reversed at an offset": Strided((3, 4), (4, -1), 8),
+        "every other column reversed": Strided((3, 4), (8, -2), 7),
+        "all reversed and transposed": Strided((4, 3), (-1, -4), 11),
+        "reversed and expanded": Strided((2, 3, 4), (-4, 0, -1), 9),
+        "reversed overlapping windows": Strided((5, 3), (1, -1), 2),
+        "reversed of size one": Strided((1, 4), (-4, -1), 5),
+        "empty reversed": Strided((0, 3), (-3, 1), 4),
         "scalar": Strided((), ()),
         "scalar at an offset": Strided((), (), 3),
         "empty": Strided((0,), (1,)),

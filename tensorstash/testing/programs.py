@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tensorstash.buffers import Array
-from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.plan import HookPolicy
 from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, Encode, Keep, Quantize, StoreIn
@@ -25,7 +25,7 @@ def lossless_policies(directory: str) -> Mapping[str, HookPolicy]:
         "cpu_offload": CpuOffload(),
         "memory": StoreIn(Memory()),
         "compress": Compress(),
-        "planes | zstd": Encode(Planes()) | Encode(Zstd()),
+        "shuffle | zstd": Encode(Shuffle()) | Encode(Zstd()),
         "disk": DiskSpill(directory),
         "compress | disk": Compress() | DiskSpill(directory),
         "cpu_offload | disk": CpuOffload() | DiskSpill(directory),

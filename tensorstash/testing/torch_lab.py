@@ -21,6 +21,7 @@ class TorchLab(Lab):
 
     name: ClassVar[str] = "torch"
     flags = ("conj", "neg")
+    reverses = False
 
     def __init__(self, devices: tuple[str, ...] | None = None) -> None:
         self.devices = devices or (("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",))
@@ -30,7 +31,7 @@ class TorchLab(Lab):
     def tensor(
         self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
     ) -> torch.Tensor:
-        carrier = torch.from_numpy(bits.copy(order="C"))
+        carrier = torch.from_numpy(bits.copy(order="C")).clone()  # in memory of PyTorch's own
         tensor = carrier.view(getattr(torch, dtype)) if dtype not in (None, bits.dtype.name) else carrier
         return tensor.to(device).requires_grad_(requires_grad)
 

@@ -9,11 +9,11 @@ from tensorstash.codecs import (
     Affine,
     AsType,
     AutoAffine,
-    Exponents,
+    FloatSplit,
+    FrameOfReference,
     Lossless,
-    Narrow,
     PackBits,
-    Planes,
+    Shuffle,
     Sparse,
     TwoValued,
     Zstd,
@@ -22,19 +22,19 @@ from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
 CODECS: tuple[Codec, ...] = (
-    Planes(),
+    Shuffle(),
     Zstd(),
     Zstd(level=-3),
     Zstd(level=9),
     PackBits(),
     TwoValued(),
-    Narrow(),
-    Exponents(),
-    Exponents(level=6),
+    FrameOfReference(),
+    FloatSplit(),
+    FloatSplit(level=6),
     Lossless(),
     Lossless(level=5, min_ratio=1),
     Sparse(),
-    Sparse(exponents=True),
+    Sparse(split_floats=True),
     Affine(),
     Affine(bits=4, group_size=33),
     Affine(bits=2, group_size=5, rounding="stochastic", seed=7),
@@ -49,8 +49,6 @@ CODECS: tuple[Codec, ...] = (
 
 LARGE = (70_001,)
 """Elements in more than one block of each codec, which takes long."""
-
-SHAPES = ((), (0,), (4, 0, 3), (1,), (7,), (3, 1, 5), (2, 300), (129, 33), LARGE)
 
 KINDS = ("bool", "uint8", "int16", "bfloat16", "float32", "int64", "float64")
 """Dtypes that stand for all others where tensors are large: of every size, integers and floats."""

@@ -6,8 +6,8 @@ from codec_cases import float_bits, spec_of, special_floats, to_float64
 
 from tensorstash.buffers import Array
 from tensorstash.codecs import Affine
-from tensorstash.codecs.bits import coarsen
-from tensorstash.codecs.groups import Groups, extremes
+from tensorstash.kernels.bits import coarsen
+from tensorstash.kernels.groups import Groups, extremes
 
 pytestmark = pytest.mark.usefixtures("either_way")
 

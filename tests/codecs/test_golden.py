@@ -14,11 +14,11 @@ from tensorstash.buffers import Array
 from tensorstash.codecs import (
     Affine,
     AsType,
-    Exponents,
+    FloatSplit,
+    FrameOfReference,
     Lossless,
-    Narrow,
     PackBits,
-    Planes,
+    Shuffle,
     Sparse,
     TwoValued,
     Zstd,
@@ -40,15 +40,15 @@ def skewed(size: int) -> Array:
 
 
 CASES: dict[str, tuple[Codec, Array, str]] = {
-    "planes": (Planes(), wave(6), "float32"),
+    "shuffle": (Shuffle(), wave(6), "float32"),
     "pack bits": (PackBits(), np.arange(21) % 3 == 0, "bool"),
     "pack bits, other bytes": (PackBits(), np.arange(5, dtype=np.uint8).view(np.bool_), "bool"),
     "two valued": (TwoValued(), np.where(np.arange(19) % 5, np.float32(1.25), np.float32(-0.0)), "float32"),
-    "narrow to 1": (Narrow(), np.arange(9) * 20 - 100, "int64"),
-    "narrow to 2": (Narrow(), np.arange(9, dtype=np.int32) * 2000, "int32"),
+    "frame of reference to 1": (FrameOfReference(), np.arange(9) * 20 - 100, "int64"),
+    "frame of reference to 2": (FrameOfReference(), np.arange(9, dtype=np.int32) * 2000, "int32"),
     "sparse": (Sparse(), np.maximum(wave(40), 0), "float32"),
-    "sparse, exponents": (Sparse(exponents=True), np.maximum(skewed(700), 0), "float32"),
-    "exponents": (Exponents(), skewed(400), "float32"),
+    "sparse, split floats": (Sparse(split_floats=True), np.maximum(skewed(700), 0), "float32"),
+    "float split": (FloatSplit(), skewed(400), "float32"),
     "zstd": (Zstd(), np.arange(3000) % 7, "int64"),
     "zstd, plain": (Zstd(), np.arange(7, dtype=np.uint8), "uint8"),
     "lossless": (Lossless(), np.arange(500) % 99, "int64"),
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[Codec, Array, str]] = {
     "astype float8_e5m2": (AsType(dtype="float8_e5m2"), wave(9, "bfloat16"), "bfloat16"),
 }
 
-COMPRESSED = {"sparse, exponents", "exponents", "zstd"}
+COMPRESSED = {"sparse, split floats", "float split", "zstd"}
 """Other versions of Zstandard may choose other bytes for the same content; these are only read."""
 
 

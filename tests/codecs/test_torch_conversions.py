@@ -8,7 +8,7 @@ import torch
 from codec_cases import CODECS, FLOAT_FIELDS, contents, spec_of, special_floats
 
 from tensorstash.codecs import Affine, AsType
-from tensorstash.codecs.floats import FORMATS
+from tensorstash.kernels.floats import FORMATS
 from tensorstash.spec import DTYPES
 
 

@@ -11,8 +11,9 @@ from policy_strategies import chains, policies, single, specs
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.zstd import Zstd
+from tensorstash.config import from_dict, to_dict
 from tensorstash.errors import ConfigError, PlanError
 from tensorstash.plan import HookPolicy, Plan
 from tensorstash.policies import (
@@ -30,10 +31,12 @@ from tensorstash.policies import (
     StoreIn,
     append,
 )
-from tensorstash.selectors import Dtypes, MinBytes
+from tensorstash.policies import policy as policy_module
+from tensorstash.selectors import Dtypes, MinBytes, Not
 from tensorstash.spec import TensorSpec, opaque_bytes
 from tensorstash.stores.disk import Disk
 from tensorstash.stores.memory import Memory
+from tensorstash.stores.tiered import Tiered
 
 
 def spec(dtype="float32", device="cpu"):
@@ -60,8 +63,8 @@ def spec(dtype="float32", device="cpu"):
         (StoreIn(Memory(budget=9)) | Compress(), "int8", "cpu", Plan((Lossless(),), Memory(budget=9))),
         (StoreIn(Memory(budget=9)) | CpuOffload(), "int8", "cuda:0", Plan((), Memory(budget=9))),
         (DiskSpill("/x") | DiskSpill("/x"), "int8", "cpu", Plan((), Disk(directory="/x"))),
-        (Encode(Planes()) | Encode(Zstd()), "float32", "cpu", Plan((Planes(), Zstd()))),
-        (Encode(Planes()) | Encode(Zstd()), "int8", "cpu", Plan((Zstd(),))),
+        (Encode(Shuffle()) | Encode(Zstd()), "float32", "cpu", Plan((Shuffle(), Zstd()))),
+        (Encode(Shuffle()) | Encode(Zstd()), "int8", "cpu", Plan((Zstd(),))),
     ],
 )
 def test_steps_work_on_what_earlier_steps_left(chain, dtype, device, plan):
@@ -157,7 +160,7 @@ IMPOSSIBLE = [
     (Quantize(), Cast()),
     (Cast(), Cast("float16")),
     (PackMasks(), PackMasks()),
-    (Encode(Planes()), Quantize()),
+    (Encode(Shuffle()), Quantize()),
     (DiskSpill("/x"), Compress()),
     (DiskSpill("/x"), Quantize()),
     (DiskSpill("/x"), PackMasks()),
@@ -255,6 +258,53 @@ def test_keep_is_neutral(policy, spec):
 def test_nested_chains_are_flattened(policy):
     chain = Chain((Chain((Keep(), Chain((policy,)))), Chain()))
     assert not any(isinstance(step, Chain) for step in chain.steps)
+
+
+def _deep(wrap, inner, depth=400):
+    for _ in range(depth):
+        inner = wrap(inner)
+    return inner
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: from_dict(_deep(lambda inner: {"name": "chain", "steps": [inner]}, {"name": "keep"})),
+        lambda: from_dict(_deep(lambda inner: {"name": "route", "rules": [], "otherwise": inner}, {"name": "keep"})),
+        lambda: _deep(lambda inner: Route((), otherwise=inner), Keep()),
+        lambda: _deep(lambda inner: Route((), otherwise=Chain((inner,))), Keep()),
+        lambda: _deep(lambda inner: Route((Rule(Dtypes("int8"), inner),), otherwise=inner), Keep()),
+        lambda: Rule(_deep(Not, Dtypes("int8")), Keep()),
+        lambda: _deep(lambda inner: Tiered(first=Memory(budget=1), then=inner), Memory()),
+    ],
+    ids=["chains in a table", "routes in a table", "routes", "chains in routes", "shared", "selectors", "stores"],
+)
+def test_what_is_nested_too_deep_is_refused_with_a_name(build):
+    with pytest.raises(
+        ConfigError, match=r"^(policy|chain\.steps|route|rule\.when|not\.selector|tiered).*more than 64 deep"
+    ):
+        build()
+
+
+def test_what_is_nested_as_deep_as_is_allowed_works():
+    policy = _deep(lambda inner: Route((Rule(MinBytes(1), inner),)), Quantize(), depth=20) | Compress()
+    assert policy.plan(spec()) == Plan((Affine(), Lossless()), Memory())
+    assert from_dict(to_dict(policy)) == policy
+    assert eval(repr(policy)) == policy
+
+
+def test_a_long_chain_asks_about_each_pair_once(monkeypatch):
+    asked = []
+    obstacle = policy_module._obstacle
+    monkeypatch.setattr(policy_module, "_obstacle", lambda *pair: asked.append(pair) or obstacle(*pair))
+    steps = (Keep(), CpuOffload()) * 1500
+    assert Chain(steps).steps == steps
+    assert len(asked) == len(set(asked)) == 4
+
+
+def test_a_step_that_comes_again_is_found_to_be_too_many():
+    with pytest.raises(PlanError, match="cannot follow"):
+        Chain((Keep(), Compress(), Keep(), Compress()))
 
 
 @pytest.mark.parametrize(

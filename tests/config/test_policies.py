@@ -7,9 +7,9 @@ from policy_strategies import policies, specs
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.planes import Planes
+from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.errors import ConfigError
+from tensorstash.errors import ConfigError, PlanError
 from tensorstash.plan import HookPolicy, Plan
 from tensorstash.policies import (
     Cast,
@@ -98,8 +98,8 @@ def test_pack_masks_packs_booleans_only():
 
 
 def test_encode_runs_its_codec_where_it_is_accepted():
-    assert Encode(Planes()).plan(spec("int32")) == Plan((Planes(),))
-    assert Encode(Planes()).plan(spec("int8")).reason == "planes does not accept int8"
+    assert Encode(Shuffle()).plan(spec("int32")) == Plan((Shuffle(),))
+    assert Encode(Shuffle()).plan(spec("int8")).reason == "shuffle does not accept int8"
 
 
 def test_store_in_stores_wherever_the_tensor_is():
@@ -229,3 +229,10 @@ def test_stores_of_unknown_tiers_are_refused():
 
     with pytest.raises(ConfigError, match="has the tier 'tape', not 'memory' or 'disk'"):
         StoreIn(Tape())
+
+
+def test_a_plan_whose_array_codec_follows_bytes_is_refused():
+    with pytest.raises(PlanError, match=r"Shuffle\(\) takes an array, but Zstd\(.*\) before it returns bytes"):
+        Plan((Zstd(), Shuffle()))
+    with pytest.raises(PlanError):
+        Plan((Zstd(),)).then(Plan((Shuffle(),)))

@@ -1,7 +1,7 @@
 """Codecs with one fault each, and the checks that must notice."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -123,6 +123,28 @@ class ComputesWithBits(Copy):
             return data + data.dtype.type(0) if data.dtype.kind == "f" else data.copy()
 
 
+@plant("test_round_trip_of_large_tensors")
+@dataclass(frozen=True, kw_only=True)
+class StopsAfterTheFirstBlock(Copy):
+    def encode(self, data: Any, spec: Any, /) -> Any:
+        payload = data.copy()
+        payload.reshape(-1)[1 << 16 :] = 0
+        return payload
+
+
+@plant("test_round_trip_of_large_tensors", suite={"overhead": 0})
+@dataclass(frozen=True, kw_only=True)
+class NeedsMoreRoom(Copy):
+    def encoded_spec(self, spec: Any, /) -> Any:
+        return replace(spec, shape=(spec.nbytes + 1,), strides=(1,), dtype="uint8")
+
+    def encode(self, data: Any, spec: Any, /) -> Any:
+        return np.append(data.reshape(-1).view(np.uint8), np.uint8(0))
+
+    def decode(self, data: Any, spec: Any, /) -> Any:
+        return data[:-1].copy().view(spec.carrier).reshape(spec.shape)
+
+
 @plant("test_round_trip_of_any_bits")
 @dataclass(frozen=True, kw_only=True)
 class LosesTheLastByte(Copy):
@@ -202,11 +224,18 @@ class DrawsFromTheUser(Copy):
         return data.copy()
 
 
-@plant("test_a_damaged_payload_is_refused_or_gives_an_array_of_the_right_kind")
+@plant("test_a_damaged_payload_is_refused_or_gives_an_array_of_the_right_kind", shape=(3, 50))
 @dataclass(frozen=True, kw_only=True)
 class ChecksNothing(Copy):
     def decode(self, data: Any, spec: Any, /) -> Any:
         return data.copy()
+
+
+@plant("test_a_damaged_payload_is_refused_or_gives_an_array_of_the_right_kind", raises=(ValueError,), shape=(3, 50))
+@dataclass(frozen=True, kw_only=True)
+class RefusesInNobodysName(Copy):
+    def decode(self, data: Any, spec: Any, /) -> Any:
+        return data.reshape(spec.shape).copy()
 
 
 @plant("test_the_payload_of_another_tensor_is_not_taken_for_this_one")

@@ -1,81 +1,29 @@
+from collections.abc import Mapping
+
 import pytest
+from codec_cases import CODECS
 
 from tensorstash import registry
-from tensorstash.codecs import (
-    Affine,
-    AsType,
-    AutoAffine,
-    Exponents,
-    Lossless,
-    Narrow,
-    PackBits,
-    Planes,
-    Sparse,
-    TwoValued,
-    Zstd,
-)
+from tensorstash.codecs import Affine
 from tensorstash.testing import CodecSuite, FaultyCodec
 
+REFUSED: Mapping[str, tuple[Mapping[str, object], ...]] = {
+    "zstd": ({"level": 99}, {"level": "fast"}, {"level": True}),
+    "affine": ({"bits": 3}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1}),
+    "auto_affine": ({"budget": 1.5}, {"budget": 9.0}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1}),
+    "astype": ({"dtype": "float64"}, {"dtype": None}),
+}
 
-class TestPlanes(CodecSuite):
-    codec = Planes()
-
-
-class TestZstd(CodecSuite):
-    codec = Zstd(level=3)
-    refused = ({"level": 99}, {"level": "fast"}, {"level": True})
-
-
-class TestPackBits(CodecSuite):
-    codec = PackBits()
-
-
-class TestTwoValued(CodecSuite):
-    codec = TwoValued()
-
-
-class TestNarrow(CodecSuite):
-    codec = Narrow()
-
-
-class TestExponents(CodecSuite):
-    codec = Exponents()
-
-
-class TestSparse(CodecSuite):
-    codec = Sparse()
-
-
-class TestLossless(CodecSuite):
-    codec = Lossless()
-
-
-class TestAffine8(CodecSuite):
-    codec = Affine(bits=8)
-    refused = ({"bits": 3}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1})
+for number, codec in enumerate(CODECS):
+    members = {"codec": codec, "refused": REFUSED.get(codec.name, ()), "overhead": 64, "__module__": __name__}
+    name = f"Test{type(codec).__name__}{number}"
+    globals()[name] = type(name, (CodecSuite,), members)
 
 
 @pytest.mark.usefixtures("nothing_is_compiled")
-class TestAffine8InNumPy(TestAffine8):
-    pass
-
-
-class TestAffine2Stochastic(CodecSuite):
-    codec = Affine(bits=2, group_size=5, rounding="stochastic", seed=7)
-
-
-class TestAutoAffine(CodecSuite):
-    codec = AutoAffine(budget=3.5)
-    refused = ({"budget": 1.5}, {"budget": 9.0}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1})
-
-
-class TestAsTypeBfloat16(CodecSuite):
-    codec = AsType(dtype="bfloat16")
-    refused = ({"dtype": "float64"}, {"dtype": None})
-
-
-class TestAsTypeFloat8(CodecSuite):
-    codec = AsType(dtype="float8_e5m2")
+class TestAffineInNumPy(CodecSuite):
+    codec = Affine(bits=8)
+    overhead = 64
 
 
 class TestFaultyCodecWithoutItsFault(CodecSuite):

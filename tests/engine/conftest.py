@@ -22,4 +22,5 @@ hypothesis.settings.register_profile(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.register_profile("long", parent=hypothesis.settings.get_profile("default"), max_examples=1200)
+hypothesis.settings.register_profile("thorough", parent=hypothesis.settings.get_profile("default"), max_examples=10_000)
 hypothesis.settings.load_profile("default")

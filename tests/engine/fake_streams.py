@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +18,11 @@ import numpy as np
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference import ReferenceBackend
-from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.copies import Copies
 from tensorstash.engine.pinned import PinnedMemory
 from tensorstash.engine.session import Session
+from tensorstash.futures import Future
 from tensorstash.reference import Tensor
 from tensorstash.reference.streams import Shuffled, Stream, asynchronous, default_stream, use_stream
 
@@ -71,18 +71,9 @@ class Queue:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:
-        done: Future[Any] = _Driven(self._host)
-
-        def run() -> None:
-            if not done.set_running_or_notify_cancel():
-                return
-            try:
-                done.set_result(work())
-            except Exception as error:
-                done.set_exception(error.with_traceback(None))  # whose frames refer to the whole program here
-
-        self._host.queue.append(run)
+    def submit(self, work: Callable[[], Any], *, ended: Callable[[], object] | None = None) -> Future[Any]:
+        done: Future[Any] = _Driven(self._host, work, ended)
+        self._host.queue.append(done.run)
         return done
 
     def give_up(self) -> None:
@@ -90,11 +81,14 @@ class Queue:
 
 
 class _Driven(Future[Any]):
-    def __init__(self, host: Host) -> None:
-        super().__init__()
+    def __init__(self, host: Host, work: Callable[[], Any], ended: Callable[[], object] | None) -> None:
+        super().__init__(work, ended)
         self._host = host
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
+    def fail(self, error: BaseException) -> None:
+        super().fail(error.with_traceback(None))  # whose frames refer to the whole program here
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
         while not self.done():
             assert self._host.work(), "waiting for work that is not there"
         return super().exception(0)
@@ -107,10 +101,10 @@ class DrivenBudget(ByteBudget):
         super().__init__(limit)
         self._host = host
 
-    def acquire(self, nbytes: int, *, timeout_s: float) -> bool:
-        while not self.try_acquire(nbytes):
+    def acquire(self, nbytes: int, *, timeout_s: float) -> Lease | None:
+        while (lease := self.try_acquire(nbytes)) is None:
             assert self._host.work(), "waiting for bytes that never come back"
-        return True
+        return lease
 
 
 def session(

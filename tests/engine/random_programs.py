@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -38,6 +39,23 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Rewrite:
+    """A write that bumps no version, into memory that the user owns.
+
+    Args:
+        at: before the step of this number; after the forward pass, if there are fewer.
+        which: the buffer, or the value where values are rewritten; modulo the number of those that are held.
+        value: of every element from then on.
+        drops: whether the user lets go of the buffer then.
+    """
+
+    at: int
+    which: int
+    value: float
+    drops: bool
+
+
+@dataclass(frozen=True)
 class Program:
     """Matrices in, a scalar out.
 
@@ -46,28 +64,40 @@ class Program:
         steps: each appends a value.
         dtype: of the leaf.
         modified: a value that is changed in place after the forward pass, or None.
+        holds: bit n says whether the program holds value n until after backward; else it lets go of it when no further
+            step needs it.
+        rewrites: what is written without a bump.
     """
 
     shape: Shape
     steps: tuple[Step, ...]
     dtype: str
     modified: int | None = None
+    holds: int = -1
+    rewrites: tuple[Rewrite, ...] = ()
 
 
 OPERATIONS = (
     "tanh", "relu", "softmax", "mul", "square", "gram", "transpose", "rows", "columns", "reshape", "concat", "split",
-    "gather", "expand",
+    "gather", "expand", "owned", "owned columns",
 )  # fmt: skip
 
 
-def programs(*, modified: bool = False) -> st.SearchStrategy[Program]:
-    steps = st.builds(Step, st.sampled_from(OPERATIONS), st.integers(0, 20), st.integers(0, 20))
+def programs(*, modified: bool = False, rewrites: bool = False) -> st.SearchStrategy[Program]:
+    operations = st.sampled_from(OPERATIONS)
+    if rewrites:  # more of what they can change
+        operations = st.one_of(operations, st.sampled_from(["owned", "owned columns"]))
+    steps = st.builds(Step, operations, st.integers(0, 20), st.integers(0, 20))
+    values = st.sampled_from([0.0, 0.5, -1.5, 3.0])
+    rewriting = st.builds(Rewrite, st.integers(0, 11), st.integers(0, 20), values, st.booleans())
     return st.builds(
         Program,
         st.tuples(st.integers(1, 6), st.integers(1, 6)),
         st.lists(steps, min_size=1, max_size=10).map(tuple),
         st.sampled_from(["float32", "float64"]),
         st.integers(0, 20) if modified else st.none(),
+        st.integers(0, 2**11 - 1) | st.sampled_from([0, -1]),
+        st.lists(rewriting, min_size=1, max_size=6).map(tuple) if rewrites else st.just(()),
     )
 
 
@@ -77,19 +107,107 @@ def limits() -> st.SearchStrategy[ts.Limits]:
     return st.builds(ts.Limits, in_flight=nbytes, ahead=nbytes, writers=threads, readers=threads, timeout_s=st.just(60))
 
 
-def forward(lab: Lab, device: str, program: Program):
-    """Return the leaf, the loss and every value in between."""
-    leaf = lab.tensor(floats(*program.shape, dtype=program.dtype), device=device, requires_grad=True)
-    values = [(lab.mul(leaf, 1.0), program.shape)]
-    for step in program.steps:
-        values.append(_apply(lab, device, step, *(values[i % len(values)] for i in (step.left, step.right))))
-    loss = lab.sum(lab.tanh(values[0][0]))
-    for value, _ in values[1:]:
-        loss = loss + lab.sum(lab.tanh(value))
-    return leaf, loss, [value for value, _ in values]
+class Owned:
+    """Buffers of the user: matrices that steps multiply with, made when they are first needed.
+
+    Args:
+        lab: of the framework.
+        device: where they are.
+        dtype: of their elements.
+        replaces: whether a rewrite gives the user another buffer instead: what a program computes whose saved tensors
+            are all as they were when they were saved.
+    """
+
+    def __init__(self, lab: Lab, device: str, dtype: str, *, replaces: bool) -> None:
+        self._lab, self._device, self._dtype, self._replaces = lab, device, dtype, replaces
+        self._buffers: dict[tuple[int, Shape], Any] = {}
+
+    def buffer(self, number: int, shape: Shape) -> Any:
+        """Return one of two buffers of a shape."""
+        key = number % 2, shape
+        if key not in self._buffers:
+            values = floats(*shape, dtype=self._dtype, seed=key[0] + 1)
+            self._buffers[key] = self._lab.tensor(values, device=self._device)
+        return self._buffers[key]
+
+    def rewrite(self, rewrite: Rewrite) -> None:
+        """Write into a buffer, or replace it."""
+        if not self._buffers:
+            return
+        key = list(self._buffers)[rewrite.which % len(self._buffers)]
+        if self._replaces:
+            values = np.full(key[1], rewrite.value, self._dtype)
+            self._buffers[key] = self._lab.tensor(values, device=self._device)
+        else:
+            self._lab.write_unversioned(self._buffers[key], rewrite.value)
+        if rewrite.drops:
+            del self._buffers[key]
 
 
-def _apply(lab: Lab, device: str, step: Step, left, right):
+class Forward:
+    """The forward pass of a program, and what its user holds by then.
+
+    Args:
+        replaces: as :class:`Owned`.
+        values_too: whether every other rewrite is one of a value that the program computed, and holds.
+
+    Attributes:
+        leaf: what has a gradient.
+        loss: the sum of all values.
+        held: values by their number.
+    """
+
+    def __init__(
+        self, lab: Lab, device: str, program: Program, *, replaces: bool = False, values_too: bool = False
+    ) -> None:
+        self._lab, self._program, self._values_too = lab, program, values_too
+        self._owned = Owned(lab, device, program.dtype, replaces=replaces)
+        self.held: dict[int, Any] = {}
+        self.leaf = lab.tensor(floats(*program.shape, dtype=program.dtype), device=device, requires_grad=True)
+        values = {0: (lab.mul(self.leaf, 1.0), program.shape)}
+        self.loss = lab.sum(lab.tanh(values[0][0]))
+        for number, step in enumerate(program.steps):
+            self._hold(values, number)
+            self._rewrite(lambda at, number=number: at == number)
+            operands = [values[index % (number + 1)] for index in (step.left, step.right)]
+            made = values[number + 1] = _apply(lab, device, step, *operands, self._owned)
+            del operands
+            self.loss = self.loss + lab.sum(lab.tanh(made[0]))
+            del made
+        self._hold(values, len(program.steps))
+
+    def _hold(self, values: dict[int, tuple[Any, Shape]], number: int) -> None:
+        """Hold the newest value if the program does, and let go of what neither a step nor the program needs."""
+        program = self._program
+        if program.holds >> number & 1 or (program.modified is not None and self.modified_number == number):
+            self.held[number] = values[number][0]
+        steps = list(enumerate(program.steps))[number:]
+        needed = {index % (at + 1) for at, step in steps for index in (step.left, step.right)}
+        for unneeded in set(values) - needed:
+            del values[unneeded]
+
+    @property
+    def modified_number(self) -> int:
+        """The number of the value that the program changes in place."""
+        assert self._program.modified is not None
+        return self._program.modified % (len(self._program.steps) + 1)
+
+    def finish(self) -> None:
+        """Do what is done between the forward pass and backward."""
+        self._rewrite(lambda at: at >= len(self._program.steps))
+
+    def _rewrite(self, is_due: Callable[[int], bool]) -> None:
+        for place, rewrite in enumerate(self._program.rewrites):
+            if not is_due(rewrite.at):
+                continue
+            if self._values_too and place % 2 and self.held:
+                held = list(self.held.values())
+                self._lab.write_unversioned(held[rewrite.which % len(held)], rewrite.value)
+            else:
+                self._owned.rewrite(rewrite)
+
+
+def _apply(lab: Lab, device: str, step: Step, left: Any, right: Any, owned: Owned) -> tuple[Any, Shape]:
     (x, (rows, columns)), (y, other) = left, right
     match step.operation:
         case "tanh":
@@ -122,6 +240,11 @@ def _apply(lab: Lab, device: str, step: Step, left, right):
         case "gather":
             chosen = np.array([step.right % rows, 0, step.right % rows])
             return lab.gather(x, lab.tensor(chosen, device=device)), (3, columns)
+        case "owned":
+            return lab.mul(x, owned.buffer(step.right, (rows, columns))), (rows, columns)
+        case "owned columns":
+            part = lab.columns(owned.buffer(step.right, (rows, columns + 1)), 1, columns + 1)
+            return lab.mul(x, part), (rows, columns)
         case "expand" if rows == 1:
             return lab.mul(lab.expand(x, (4, columns)), 0.5), (4, columns)
     return lab.mul(x, 0.5), (rows, columns)

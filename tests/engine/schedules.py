@@ -14,7 +14,7 @@ from planted_faults import Faulty
 
 import tensorstash as ts
 from tensorstash.buffers import Array
-from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.errors import StoreFullError
 from tensorstash.pages import BLOCK
 from tensorstash.policies import StoreIn
@@ -36,9 +36,9 @@ class TellingBudget(ByteBudget):
         self._gate = gate
         self.waits = 0
 
-    def acquire(self, nbytes: int, *, timeout_s: float) -> bool:
-        if self.try_acquire(nbytes):
-            return True
+    def acquire(self, nbytes: int, *, timeout_s: float) -> Lease | None:
+        if (lease := self.try_acquire(nbytes)) is not None:
+            return lease
         self.waits += 1
         self._gate.set()
         return super().acquire(nbytes, timeout_s=timeout_s)

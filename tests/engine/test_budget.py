@@ -1,3 +1,5 @@
+import gc
+import os
 import threading
 
 import pytest
@@ -9,36 +11,70 @@ from tensorstash.engine.budget import ByteBudget
 
 def test_bytes_beyond_the_limit_are_refused_at_once():
     budget = ByteBudget(10)
-    assert budget.try_acquire(10)
-    assert not budget.try_acquire(1)
+    lease = budget.try_acquire(10)
+    assert lease is not None
+    assert budget.try_acquire(1) is None
     assert budget.used == budget.peak == 10
 
 
-def test_a_waiting_request_gets_what_another_thread_releases():
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_waiting_request_gets_what_another_thread_gives_back(drop):
     budget = ByteBudget(10)
-    assert budget.try_acquire(6)
+    lease = budget.try_acquire(6)
     got = []
     waiter = threading.Thread(target=lambda: got.append(budget.acquire(5, timeout_s=60)))
     waiter.start()
-    budget.release(6)
+    if not drop:
+        lease.release()
+    lease = None
     waiter.join()
-    assert got == [True]
+    assert got[0] is not None
     assert budget.used == 5
 
 
 def test_a_request_that_is_not_served_in_time_takes_nothing():
     budget = ByteBudget(10)
-    assert budget.try_acquire(10)
-    assert not budget.acquire(1, timeout_s=0.01)
+    lease = budget.try_acquire(10)
+    assert budget.acquire(1, timeout_s=0.01) is None
     assert budget.used == 10
+    del lease
 
 
-def test_dropped_bytes_count_from_the_next_request_on():
+def test_a_lease_that_is_lost_gives_its_bytes_back():
     budget = ByteBudget(10)
-    assert budget.try_acquire(10)
-    budget.drop(10)
+    lease = budget.try_acquire(10)
+    del lease
     assert budget.used == 0
-    assert budget.try_acquire(10)
+    again = budget.try_acquire(10)
+    assert again is not None
+    again.release()
+    again.release()
+    assert budget.used == 0
+
+
+def test_a_lease_that_a_collected_cycle_held_gives_its_bytes_back():
+    budget, cycle = ByteBudget(10), []
+    cycle.append((cycle, budget.try_acquire(10)))
+    del cycle
+    gc.collect()
+    assert budget.used == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_what_other_threads_have_taken_is_free_in_a_forked_child():
+    budget = ByteBudget(10)
+    lease = budget.try_acquire(10)
+    with budget._lock:  # as another thread may, at the fork
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(0 if budget.used == 0 and budget.acquire(10, timeout_s=30) is not None else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert budget.used == 10
+    del lease
 
 
 @pytest.mark.parametrize("threads", [2, 4])
@@ -47,10 +83,12 @@ def test_the_limit_holds_under_threads(threads):
 
     def work(seed):
         for step in range(200):
-            nbytes = (seed * 7 + step * 13) % 60 + 1
-            assert budget.acquire(nbytes, timeout_s=60)
+            lease = budget.acquire((seed * 7 + step * 13) % 60 + 1, timeout_s=60)
+            assert lease is not None
             assert budget.used <= 100
-            budget.release(nbytes)
+            if step % 2:
+                lease.release()
+            del lease
 
     workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
     for worker in workers:
@@ -66,10 +104,15 @@ def test_used_bytes_are_what_was_taken_less_what_was_given_back(steps):
     budget, held = ByteBudget(100), []
     for step, nbytes in steps:
         if step == "take":
-            fits = sum(held) + nbytes <= 100
-            assert budget.try_acquire(nbytes) == fits
+            fits = sum(nbytes for _, nbytes in held) + nbytes <= 100
+            lease = budget.try_acquire(nbytes)
+            assert (lease is not None) == fits
             if fits:
-                held.append(nbytes)
+                held.append((lease, nbytes))
+            del lease
         elif held:
-            (budget.release if step == "release" else budget.drop)(held.pop())
-        assert budget.used == sum(held) <= budget.peak <= 100
+            lease, _ = held.pop()
+            if step == "release":
+                lease.release()
+            del lease
+        assert budget.used == sum(nbytes for _, nbytes in held) <= budget.peak <= 100

@@ -20,15 +20,24 @@ from tensorstash.policies import StoreIn
 from tensorstash.stores import Disk, Memory
 from tensorstash.testing.layouts import floats
 
-SCRIPT = Path(__file__).resolve().parents[1] / "bench" / "endurance.py"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("framework", BACKENDS)
 def test_what_a_process_holds_is_flat_after_ten_steps(framework, tmp_path):
-    command = [sys.executable, str(SCRIPT), "--framework", framework, "--policy", "compress | disk_spill"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "endurance",
+        "--framework",
+        framework,
+        "--policy",
+        "compress | disk_spill",
+    ]
     command += ["--steps", "100", "--tolerance-mib", "8", "--directory", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

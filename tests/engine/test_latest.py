@@ -183,6 +183,7 @@ def test_what_several_operations_saved_is_one_tensor_until_somebody_writes(backe
     with scope as session:
         y = lab.mul(x, x)
         shared = [session.pack(y) for _ in range(4)]
+    session.drain()
     one, other = (session.unpack(handle) for handle in shared[:2])
     assert gate.opened[0].get_count == 1
     assert session.backend.storage(one) == session.backend.storage(other)

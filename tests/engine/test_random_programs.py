@@ -3,6 +3,8 @@
 State a seed and a number of examples to repeat or to lengthen a run::
 
     python -m pytest tests/engine/test_random_programs.py --hypothesis-profile long --hypothesis-seed 1 --timeout 0
+
+The profile "thorough" runs 10,000 examples of each; ``-k memory_of_the_user`` chooses those that rewrite buffers.
 """
 
 import contextlib
@@ -14,13 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import settle
-from random_programs import LOSSLESS, forward, limits, programs
+from random_programs import LOSSLESS, Forward, limits, programs
 
 import tensorstash as ts
+from tensorstash.abilities import SupportsHolders
 from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.policies import StoreIn
 from tensorstash.testing.faults import FaultyCodec, FaultyStore
 from tensorstash.testing.lab import Lab
+
+MOVING = ["memory", "compress", "disk", "compress | disk"]
 
 FAULTS = ["full", "put_error", "get_error", "gone", "corrupt", "short_read"]
 
@@ -39,11 +44,12 @@ def directory():
         yield folder
 
 
-def gradient(lab, device, program, scope=contextlib.nullcontext):
+def gradient(lab, device, program, scope=contextlib.nullcontext, **rewriting):
     with scope():
-        leaf, loss, _ = forward(lab, device, program)
-    lab.backward(loss)
-    return lab.gradient(leaf)
+        forward = Forward(lab, device, program, **rewriting)
+    forward.finish()
+    lab.backward(forward.loss)
+    return lab.gradient(forward.leaf)
 
 
 @pytest.mark.parametrize("lab", labs(), ids=lambda lab: lab.name)
@@ -82,10 +88,10 @@ class TestRandomPrograms:
 
         def run(scope):
             with scope:
-                leaf, loss, values = forward(lab, device, program)
-            lab.add_(values[program.modified % len(values)], 1.0)
-            lab.backward(loss)
-            return lab.gradient(leaf)
+                forward = Forward(lab, device, program)
+            lab.add_(forward.held[forward.modified_number], 1.0)
+            lab.backward(forward.loss)
+            return lab.gradient(forward.leaf)
 
         untouched = gradient(lab, device, program)
         try:
@@ -103,6 +109,29 @@ class TestRandomPrograms:
         gradient(lab, device, program)
         settle(stash._session)
         assert stash.stats().live.tensors == 0
+
+    @given(program=programs(rewrites=True), policy=st.sampled_from(MOVING), limits=limits(), again=st.booleans())
+    def test_memory_of_the_user_rewritten_without_a_bump_counts_as_it_does_without_hooks_or_as_it_was_saved(
+        self, lab, directory, program, policy, limits, again
+    ):
+        device = lab.devices[-1]
+        # Where the framework says who holds a memory, what somebody holds is live as without hooks; else all is copied.
+        is_live = isinstance(lab.backend, SupportsHolders)
+        expected = gradient(lab, device, program, values_too=is_live, replaces=not is_live)
+        stash = ts.stash(LOSSLESS[policy](directory), framework=lab.name, min_bytes=0, limits=limits)
+        for _ in range(2 if again else 1):
+            found = gradient(lab, device, program, lambda: stash, values_too=is_live)
+            assert np.array_equal(expected, found, equal_nan=True)
+        settle(stash._session)
+        assert stash.stats().live.tensors == 0
+
+    @given(program=programs(rewrites=True), limits=limits())
+    def test_memory_of_the_user_that_is_kept_counts_as_it_does_without_hooks(self, lab, program, limits):
+        device = lab.devices[-1]
+        expected = gradient(lab, device, program, values_too=True)
+        stash = ts.stash(ts.Keep(), framework=lab.name, min_bytes=0, limits=limits)
+        found = gradient(lab, device, program, lambda: stash, values_too=True)
+        assert np.array_equal(expected, found, equal_nan=True)
 
     @given(
         program=programs(),

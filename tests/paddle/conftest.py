@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,6 +25,17 @@ def backend() -> PaddleBackend:
 @pytest.fixture
 def pair(backend: PaddleBackend) -> CopyingPair:
     return CopyingPair(backend)
+
+
+@pytest.fixture
+def in_a_thread() -> Callable[[Callable[[], Any]], Any]:
+    """Return what runs a function on a thread of its own, and returns what that returns."""
+
+    def run(function: Callable[[], Any]) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function).result()
+
+    return run
 
 
 @pytest.fixture

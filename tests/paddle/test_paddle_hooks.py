@@ -1,6 +1,7 @@
 """Pairs of hooks nest, belong to a thread, and leave Paddle as it was."""
 
 import contextlib
+import gc
 import threading
 
 import numpy as np
@@ -316,15 +317,46 @@ def test_foreign_hooks_nest_inside_and_outside(backend):
         out.sum().backward()
 
 
-def test_a_foreign_pair_that_cannot_be_told_is_an_error_and_stays_in_force(backend):
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "set aside by gc.freeze()"])
+@pytest.mark.parametrize("entered", [0, 1, 2])
+def test_foreign_hooks_that_were_entered_earlier_are_told_from_others_that_live(backend, entered, frozen):
     notes = []
-    unused = saved_tensors_hooks(same, same)
-    with saved_tensors_hooks(*noting(notes, "foreign")):
-        with pytest.raises(BackendError, match="2 such objects"):
+    shared = lambda tensor: (notes.append("shared"), tensor)[1]  # noqa: E731
+    pairs = [saved_tensors_hooks(*noting(notes, "first")), *(saved_tensors_hooks(shared, lambda x: x) for _ in "12")]
+    if frozen:
+        gc.freeze()
+    try:
+        with pairs[entered]:
+            with backend.hooks(*noting(notes, "ours")):
+                save_one()
+            save_one()
+    finally:
+        gc.unfreeze()
+    save_one()
+    assert notes == ["ours", "shared" if entered else "first"]
+
+
+def test_foreign_hooks_that_cannot_be_told_from_others_are_an_error(backend):
+    notes = []
+    pack = noting(notes, "shared")[0]
+    pairs = [
+        saved_tensors_hooks(pack, unpack) for unpack in (lambda x: paddle.to_tensor(x), lambda x: paddle.to_tensor(x))
+    ]
+    with pairs[1]:
+        out = save_one()  # whose graph holds the unpack hook, too
+        with pytest.raises(BackendError, match=r"cannot be told which of \d+ live ones"):
             backend.hooks(same, same).__enter__()
-        save_one()
-    assert notes == ["foreign"]
-    del unused
+    out.sum().backward()
+    assert notes == ["shared"]
+
+
+def test_foreign_hooks_that_no_object_has_entered_are_an_error(backend):
+    core.eager.register_saved_tensors_hooks(same, same)
+    try:
+        with pytest.raises(BackendError, match=r"could not be put back|cannot be told"):
+            backend.hooks(same, same).__enter__()
+    finally:
+        core.eager.reset_saved_tensors_hooks()
 
 
 def test_foreign_hooks_left_out_of_order_are_an_error(backend):

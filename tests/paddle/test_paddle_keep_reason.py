@@ -39,6 +39,23 @@ def test_parameters_and_their_views_are_kept(backend, trainable):
         assert backend.keep_reason(weight * 1) is None
 
 
+def test_views_of_parameters_that_the_collector_has_set_aside_are_kept(backend):
+    """``gc.freeze()``, as servers call it before they fork, hides objects from every search of the collector."""
+    early = paddle.create_parameter([4, 4], "float32")
+    gc.freeze()
+    try:
+        with backend.hooks(lambda tensor: None, lambda packed: None):
+            assert backend.keep_reason(early.t()) == "view of a parameter"
+        late = paddle.create_parameter([4, 4], "float32")
+        gc.freeze()
+        with backend.hooks(lambda tensor: None, lambda packed: None):
+            assert backend.keep_reason(early.t()) == "view of a parameter"
+            assert backend.keep_reason(late.t()) == "view of a parameter"
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+
+
 def test_views_of_parameters_that_come_go_and_move_are_recognised(backend):
     class FlatWeight(EagerParamBase):
         pass

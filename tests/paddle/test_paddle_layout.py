@@ -5,11 +5,17 @@ import weakref
 import numpy as np
 import paddle
 import pytest
+from paddle.autograd import saved_tensors_hooks
 from paddle_cases import bits, gradients, noise
 
-from tensorstash.backends.paddle_layout import _DTYPES, Layout, fitted
+import tensorstash as ts
+from tensorstash.backends.paddle import PaddleBackend
+from tensorstash.backends.paddle_layout import _DTYPES, Layout, dense_run, fitted, laid_out
 from tensorstash.buffers import borrowed
-from tensorstash.spec import DTYPES
+from tensorstash.spec import DTYPES, memory_order
+from tensorstash.stores.memory import Memory
+from tensorstash.testing.harness import settled
+from tensorstash.testing.programs import lossless_policies
 
 LAYOUTS = {
     "contiguous": ((3, 4, 5), (20, 5, 1), 0),
@@ -23,6 +29,12 @@ LAYOUTS = {
     "gaps": ((3, 4), (9, 2), 1),
     "transposed with gaps at an offset": ((4, 3), (2, 9), 7),
     "odd strides of size one": ((1, 4, 1), (77, 1, 13), 0),
+    "rows reversed": ((3, 4), (-4, 1), 8),
+    "all reversed at an offset": ((3, 4), (-4, -1), 20),
+    "every other one reversed and transposed": ((3, 4), (-2, 9), 4),
+    "reversed, expanded and with gaps": ((2, 3, 4), (0, -9, 2), 19),
+    "reversed overlapping windows": ((5, 3), (-1, 1), 4),
+    "reversed of size one": ((1, 4), (-4, -1), 5),
     "no dimensions": ((), (), 3),
     "one element": ((1, 1), (5, 3), 7),
 }
@@ -39,6 +51,18 @@ VIEWS = {
     "expanded": lambda a, b: a[0:1].expand([4, 6]) * b,
     "reshaped": lambda a, b: a.reshape([24]) * b.reshape([24]),
     "split and transposed": lambda a, b: paddle.split(a, 2, 1)[1].transpose([1, 0]) @ b[:, 3:],
+    "rows reversed": lambda a, b: a[::-1] * b[::-1],
+    "columns reversed": lambda a, b: a[:, ::-1] * b[:, ::-1],
+    "all reversed, of a slice": lambda a, b: a[1:, 2:][::-1, ::-1] * b[1:, 2:][::-1, ::-1],
+    "every other one reversed": lambda a, b: a[::-2, ::-2] * b[::-2, ::-2],
+    "strided_slice reversed": lambda a, b: (
+        paddle.strided_slice(a, [1], [4], [0], [-1]) * paddle.strided_slice(b, [1], [4], [0], [-1])
+    ),
+    "reversed operands of a product": lambda a, b: a[::-1] @ b.t()[:, ::-1],
+    "a run, and another that is reversed onto it": lambda a, b: (
+        a.reshape([24])[11::-1] * b.reshape([24])[11::-1] + a.reshape([24])[11:23] * b.reshape([24])[11:23]
+    ),
+    "one block of memory, both ways": lambda a, b: a * b + a[::-1, ::-1] * b[::-1, ::-1] * a,
     "overlapping windows": lambda a, b: (
         paddle.as_strided(a, [5, 3], [1, 1], 8) * paddle.as_strided(b, [5, 3], [1, 1], 16)
     ),
@@ -75,6 +99,46 @@ def test_every_layout_of_every_dtype_comes_back(backend, dtype, layout):
         assert bits(back) == bits(tensor)
         assert back.stop_gradient
     assert (layout_of(tensor), tensor.inplace_version) == before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_every_layout_goes_by_way_of_its_device(layout):
+    """What a device with streams does, on the memory of the host."""
+    tensor = strided("float32", *layout)
+    backend = PaddleBackend()
+    spec = backend.spec(tensor)
+    order = memory_order(spec.shape, spec.strides)
+    dense = dense_run(tensor, spec, order)
+    assert dense.numpy().tobytes() == backend.to_host(tensor, spec).wait().tobytes()
+    back = laid_out(dense, spec, order)
+    assert layout_of(back)[:4] == layout_of(tensor)[:4]
+    assert bits(back) == bits(tensor)
+
+
+def test_a_view_and_one_reversed_that_begins_at_the_same_element_are_two_contents(backend):
+    memory = paddle.rand([32])
+    up, down = memory[15:31], memory[15::-1]
+    with ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle") as session:
+        handles = [session.pack(view) for view in (up, down)]
+    assert session.stats().deduplicated.tensors == 0
+    session.drain()
+    for view, handle in zip((up, down), handles, strict=True):
+        back = session.unpack(handle)
+        assert layout_of(back) == layout_of(view)
+        assert bits(back) == bits(view)
+
+
+def test_a_view_and_the_same_reversed_are_one_content(backend):
+    memory = paddle.rand([4, 8])
+    views = memory, memory[::-1], memory[:, ::-1], memory[::-1, ::-1].t()
+    with ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle") as session:
+        handles = [session.pack(view) for view in views]
+    assert session.stats().deduplicated.tensors == 3
+    session.drain()
+    for view, handle in zip(views, handles, strict=True):
+        back = session.unpack(handle)
+        assert layout_of(back) == layout_of(view)
+        assert bits(back) == bits(view)
 
 
 def test_specs_of_one_layout_are_one_object(backend):
@@ -128,10 +192,30 @@ def test_gradients_through_views_are_bitwise_equal(pair, program):
 
 
 @pytest.mark.parametrize("program", VIEWS.values(), ids=VIEWS.keys())
+def test_gradients_through_views_are_bitwise_equal_under_every_lossless_policy(tmp_path, program):
+    arrays = [noise(4, 6), noise(4, 6, seed=1)]
+    expected = gradients(program, arrays)
+    for name, policy in lossless_policies(str(tmp_path)).items():
+        for scope in (
+            ts.stash(policy, min_bytes=0, framework="paddle"),
+            settled(ts.stash(policy, min_bytes=0, framework="paddle")),
+        ):
+            assert gradients(program, arrays, scope) == expected, f"{name} in {scope}"
+
+
+@pytest.mark.parametrize("program", VIEWS.values(), ids=VIEWS.keys())
 def test_the_documented_numpy_recipe_is_right(backend, program):
     arrays = [noise(4, 6), noise(4, 6, seed=1)]
     recipe = backend.hooks(lambda tensor: tensor.numpy(), lambda array: paddle.to_tensor(array))
     assert gradients(program, arrays, recipe) == gradients(program, arrays)
+
+
+def test_an_unpack_that_is_a_function_of_paddle_is_laid_out_too():
+    arrays = [noise(4, 6), noise(4, 6, seed=1)]
+    program = VIEWS["transposed"]
+    with ts.stash(ts.Keep(), framework="paddle"):
+        got = gradients(program, arrays, saved_tensors_hooks(lambda tensor: tensor.numpy(), paddle.to_tensor))
+    assert got == gradients(program, arrays)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())

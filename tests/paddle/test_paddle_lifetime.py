@@ -1,5 +1,6 @@
 """What is packed is freed when backward is done with it, by reference counting alone."""
 
+import threading
 import weakref
 
 import paddle
@@ -211,3 +212,32 @@ def test_backward_of_cross_entropy_twice_is_right_both_times(pair):
         loss.backward(retain_graph=retain)
         assert bits(x.grad) == fresh()
         x.clear_gradient(False)
+
+
+def test_a_retaining_backward_on_one_thread_frees_late_nothing_of_another(pair, counting_only):
+    ours, theirs = leaf(noise(3)) * 1.0, leaf(noise(3)) * 1.0
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx, grad):
+            inside.set()
+            assert go_on.wait(60)
+            return grad
+
+    with pair.hooks():
+        loss = paddle.exp(ours).sum()
+    with pair.hooks():
+        held = Waits.apply(theirs).sum()
+    worker = threading.Thread(target=lambda: held.backward(retain_graph=True))
+    worker.start()
+    assert inside.wait(60)
+    assert pair.live == 1
+    loss.backward()
+    assert not pair.live
+    go_on.set()
+    worker.join()

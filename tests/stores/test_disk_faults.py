@@ -2,13 +2,15 @@
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -204,10 +206,12 @@ def test_a_record_that_is_being_read_keeps_its_place(config, payload, nbytes):
         reading = threads.submit(store.get, slot)
         assert slow.begun.acquire(timeout=60)
         store.delete(slot)
-        store.put(payload(nbytes, 1))
+        other = store.put(payload(nbytes, 1))
         slow.go_on.release(100)
         assert np.array_equal(reading.result(), payload(nbytes))
     assert store.used_bytes == round_up(nbytes)
+    del other
+    assert store.used_bytes == 0
     store.close()
 
 
@@ -340,6 +344,181 @@ def test_a_full_file_system_is_a_full_store(tmp_path, payload, preallocate):
         assert os.statvfs(tmp_path).f_bfree == os.statvfs(tmp_path).f_blocks
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@dataclass(frozen=True)
+class ReservesNothing(Faulty):
+    """A file system that reserves no blocks, and counts how often it is asked to."""
+
+    number: int = errno.EOPNOTSUPP
+    asked: list[int] = field(default_factory=list)
+
+    def reserve(self, fd, start, length):
+        if self.preallocate:
+            self.asked.append(length)
+            os.pwrite(fd, bytes(5), start)  # as the C library may before it gives up
+            failing(self.number)()
+        super().reserve(fd, start, length)
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
+def test_where_no_blocks_can_be_reserved_zeros_are_written_and_it_is_tried_once(config, payload, number):
+    calls = ReservesNothing(number=number)
+    store = DiskStore(replace(config, direct=False), calls)
+    slots = [store.put(payload(PIECE, seed)) for seed in range(5)]
+    assert all(np.array_equal(store.get(slot), payload(PIECE, seed)) for seed, slot in enumerate(slots))
+    (slab,) = store._slabs
+    assert os.fstat(slab._file.fd).st_blocks * 512 >= store.file_bytes == os.fstat(slab._file.fd).st_size
+    assert len(calls.asked) == 1
+    del slots[:]
+    check_usable(store, payload)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_zeros_that_do_not_fit_are_taken_back_and_named(config, payload, number):
+    writes = iter(range(10_000))
+
+    def fail_later() -> None:
+        if next(writes) >= 2:
+            failing(number)()
+
+    faults = {}
+    store = DiskStore(config, ReservesNothing(faults=faults))
+    small = store.put(payload(4096))
+    before = store.file_bytes
+    faults["write"] = fail_later
+    with pytest.raises(StoreError, match=errno.errorcode[number]):
+        store.put(payload(3 * PIECE))
+    (slab,) = store._slabs
+    assert os.fstat(slab._file.fd).st_size == store.file_bytes == before
+    faults.clear()
+    assert np.array_equal(store.get(small), payload(4096))
+    store.delete(small)
+    check_usable(store, payload)
+
+
+@pytest.mark.parametrize("most", [4097, 100_000])
+def test_zeros_are_written_on_after_a_short_write(config, payload, most):
+    store = DiskStore(config, ReservesNothing(most=most))
+    slot = store.put(payload(PIECE + 5))
+    (slab,) = store._slabs
+    assert os.fstat(slab._file.fd).st_size == store.file_bytes
+    assert np.array_equal(store.get(slot), payload(PIECE + 5))
+    store.close()
+
+
+def test_a_device_that_takes_no_zeros_is_named(config, payload):
+    store = DiskStore(config, ReservesNothing(most=0))
+    with pytest.raises(StoreError, match="took 0 of"):
+        store.put(payload(5_000))
+    store.close()
+
+
+@pytest.fixture
+def ext2(tmp_path):
+    """A mounted file system that has direct I/O and reserves no blocks."""
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("mkfs.ext2") is None:
+        pytest.skip("needs mkfs.ext2 and the right to mount a file system")
+    image, place = tmp_path / "image", tmp_path / "mounted"
+    place.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(24 * 2**20)
+    subprocess.run(["mkfs.ext2", "-q", "-F", str(image)], check=True)
+    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"may not mount a file system: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_file_system_that_reserves_no_blocks_is_used_to_its_end(ext2, payload, direct):
+    free = os.statvfs(ext2).f_bfree
+    store = Disk(directory=str(ext2), direct=direct).open()
+    if direct and not store.direct:
+        pytest.skip("the file system has no direct I/O")
+    slots = [store.put(payload(2**20 + 5, seed)) for seed in range(18)]
+
+    def fill():
+        while True:
+            slots.append(store.put(payload(2**20 + 5, len(slots))))
+
+    with pytest.raises(StoreFullError, match="ENOSPC"):
+        fill()
+    (slab,) = store._slabs
+    assert os.fstat(slab._file.fd).st_blocks * 512 >= store.file_bytes
+    assert all(np.array_equal(store.get(slot), payload(2**20 + 5, seed)) for seed, slot in enumerate(slots))
+    store.delete(slots.pop())
+    assert np.array_equal(store.get(store.put(payload(2**20 + 5))), payload(2**20 + 5))
+    store.close()
+    assert os.statvfs(ext2).f_bfree == free
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no direct I/O")
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_device_that_is_full_when_direct_io_is_tried_is_used_when_there_is_room(
+    tmp_path, payload, number, monkeypatch
+):
+    real, refused = os.pwrite, []
+
+    def full(fd, data, offset):
+        refused.append(len(data))
+        failing(number)()
+
+    monkeypatch.setattr(os, "pwrite", full)
+    store = Disk(directory=str(tmp_path)).open()
+    monkeypatch.setattr(os, "pwrite", real)
+    assert refused == [4096], "a device that is full is asked once"
+    (slab,) = store._slabs
+    assert slab._address_unit == 4096
+    check_usable(store, payload)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="open files have no names here")
+def test_what_was_deleted_is_overwritten_where_that_is_wanted(config, payload):
+    for wipe in (False, True):
+        store = replace(config, wipe=wipe).open()
+        slots = [store.put(payload(nbytes)) for nbytes in (100_000, 2 * PIECE + 1)]
+        extents = [piece.extent for slot in slots for piece in slot.pieces]
+        for slot in slots:
+            store.delete(slot)
+        kept = store.put(payload(4096, 7))
+        (slab,) = store._slabs
+        left = bytearray(Path(f"/proc/self/fd/{slab._file.fd}").read_bytes())
+        (own,) = (piece.extent for piece in kept.pieces)
+        left[own.offset : own.offset + own.size] = bytes(own.size)
+        assert any(any(left[at.offset : at.offset + at.size]) for at in extents) is not wipe
+        store.close()
+
+
+def test_what_cannot_be_overwritten_is_not_used_again(config, payload):
+    faults = {}
+    store = DiskStore(replace(config, wipe=True), Faulty(faults=faults))
+    slot = store.put(payload(4096))
+    store.delete(slot)
+    faults["write"] = failing(errno.EIO)
+    with pytest.raises(StoreError, match="EIO"):
+        store.put(payload(4096))
+    assert store.used_bytes == 0
+    assert len(store._spaces) == 1
+    faults.clear()
+    check_usable(store, payload)
+
+
+def test_a_record_that_nobody_refers_to_is_deleted(config, payload):
+    store = config.open()
+    slots = [store.put(payload(100_000)) for _ in range(3)]
+    store.delete(slots[0])
+    store.delete(slots[0])
+    del slots[1:]
+    assert store.used_bytes == 0
+    slots.append(store.put(payload(300_000)))
+    assert store.used_bytes == round_up(300_000)
+    store.delete(slots[0])
+    assert store.used_bytes == round_up(300_000)
+    store.close()
 
 
 def test_helper_threads_are_not_needed(config, payload):

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -96,6 +97,57 @@ def test_a_file_system_without_unnamed_files_is_found_out(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "open", open_named)
     open_private_file(str(tmp_path), Syscalls()).close()
     assert entries(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="no file is ever unnamed here")
+def test_a_file_without_a_name_never_gets_one(tmp_path):
+    file = open_private_file(str(tmp_path), Syscalls())
+    descriptors = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        with pytest.raises(FileNotFoundError):
+            os.link(str(file.fd), tmp_path / "named", src_dir_fd=descriptors, follow_symlinks=True)
+    finally:
+        os.close(descriptors)
+        file.close()
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
+def test_a_file_that_somebody_else_has_made_is_not_taken_for_ones_own(tmp_path, monkeypatch, kind):
+    private, target = tmp_path / "private", tmp_path / "target"
+    private.mkdir()
+    if kind != "dangling link":
+        target.write_text("theirs")
+    if kind == "file":
+        target.rename(private / "slab")
+        target = private / "slab"
+    else:
+        (private / "slab").symlink_to(target)
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(private))
+    with pytest.raises(FileExistsError):
+        open_private_file(str(tmp_path), Syscalls(unnamed=False))
+    if kind == "link":
+        assert target.read_text() == "theirs"
+    assert kind != "dangling link" or not target.exists()
+
+
+@pytest.mark.parametrize("place", ["slab", "directory"])
+def test_a_symbolic_link_in_place_of_what_was_left_is_not_followed(tmp_path, monkeypatch, place):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "slab").write_text("theirs")
+    left = tmp_path / "tensorstash-left.tmp"
+    if place == "directory":
+        left.symlink_to(theirs)
+    else:
+        left.mkdir()
+        (left / "slab").symlink_to(theirs / "slab")
+    before, locked = entries(tmp_path), []
+    monkeypatch.setattr("fcntl.flock", lambda fd, how: locked.append(fd))
+    remove_stale(str(tmp_path))
+    assert locked == [], "what the link leads to was opened and locked"
+    assert entries(tmp_path) == before
+    assert (theirs / "slab").read_text() == "theirs"
 
 
 def test_a_process_that_is_killed_at_any_moment_leaves_nothing_for_long(tmp_path, level):
@@ -239,25 +291,36 @@ def test_only_own_directories_of_the_right_name_are_swept(tmp_path):
         assert others.is_dir()
 
 
-def test_a_fork_is_refused_and_harms_nothing(tmp_path, level):
+def test_a_fork_stores_in_files_of_its_own_and_harms_nothing(tmp_path, level):
     script = """
-from tensorstash.errors import StoreError
+from tensorstash.errors import SlotGoneError, StoreError
 store = open_store()
+(slab,) = store._slabs
 slot = store.put(np.full(9_000_000, 3, np.uint8))
 doomed = store.put(np.full(100, 4, np.uint8))
 names = os.listdir(sys.argv[1])
+store._lock.acquire()  # as a thread may have, which the child does not have
 if (child := os.fork()) == 0:
-    for call in (lambda: store.put(np.zeros(5, np.uint8)), lambda: store.get(slot)):
-        try:
-            call()
-        except StoreError as error:
-            assert "fork" in str(error)
-        else:
-            os._exit(1)
+    try:
+        store.get(slot)
+    except StoreError as error:
+        assert type(error) is StoreError and "forked" in str(error), error
+    else:
+        os._exit(1)
+    try:
+        os.fstat(slab._file.fd)
+    except OSError:
+        pass
+    else:
+        os._exit(1)
+    assert store.used_bytes == 0
+    own = store.put(np.full(9_000_000, 5, np.uint8))
+    assert (store.get(own) == 5).all()
     store.delete(doomed)
     store.close()
     del store
     sys.exit(0)
+store._lock.release()
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert os.listdir(sys.argv[1]) == names

@@ -5,11 +5,14 @@ import gc
 import mmap
 import os
 import signal
+import subprocess
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
+from interrupts import interrupt
 
 from tensorstash import pages as pages_module
 from tensorstash.allocator import keep_idle
@@ -232,6 +235,88 @@ def test_pages_that_a_refused_move_may_have_unmapped_are_not_handed_out(monkeypa
     taken = pool.take(8 * MIB)
     assert targets
     assert taken.ctypes.data not in targets
+
+
+REFUSED = """
+import ctypes, gc, mmap, os
+from tensorstash import pages
+from tensorstash.pages import HUGE_PAGE
+from tensorstash.pool import PagePool
+
+MIB, FIXED_NOREPLACE = 2**20, 0x100000
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+real, foreign = pages._libc(), []
+
+class Refuses:
+    madvise = libc.madvise
+    moves = 0
+    def mremap(self, source, size, new_size, flags, target):
+        self.moves += 1
+        if self.moves < 2:
+            return real.mremap(source, size, new_size, flags, target)
+        libc.munmap(target, new_size)  # as Linux does before it finds that it lacks something
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED_NOREPLACE
+        assert libc.mmap(target, new_size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == target  # theirs
+        ctypes.memset(target, 7, new_size)
+        foreign.append((target, new_size))
+        return ctypes.c_void_p(-1).value
+
+refuses = Refuses()
+pages._libc = lambda: refuses
+pool = PagePool(64 * MIB)
+held = [pool.take(6 * MIB) for _ in range(2)]
+for buffer in held:
+    buffer[:] = 1
+del held, buffer
+for _ in range(3):
+    taken = pool.take(16 * MIB)
+    taken[:] = 2
+    del taken
+    pool.keep(0)  # everything goes back to the system
+    pool.keep(64 * MIB)
+    gc.collect()
+assert refuses.moves == 2, "what was refused once is not tried again"
+(address, nbytes), = foreign
+assert ctypes.string_at(address, nbytes) == bytes([7]) * nbytes
+del pool
+gc.collect()
+assert ctypes.string_at(address, nbytes) == bytes([7]) * nbytes
+print("theirs")
+"""
+
+
+@linux
+def test_what_others_have_mapped_where_a_move_was_refused_stays_theirs():
+    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "theirs\n"), done.stderr
+
+
+@pytest.mark.parametrize("method", ["take", "give", "keep"])
+def test_a_pool_counts_anew_after_an_interrupt_between_any_two_steps(method):
+    """Raise at each line of the pool in turn, as a signal handler would."""
+    line = interrupted = 0
+    while interrupted == line:
+        pool = PagePool(8 * MIB)
+        held = [pool.take(nbytes) for nbytes in (MIB, MIB, 3 * MIB, 128 * 1024)]
+        del held[2:]
+        line += 1
+        call = {"take": partial(pool.take, 3 * MIB), "give": held.pop, "keep": partial(pool.keep, MIB)}[method]
+        interrupted += interrupt(call, "pool.py", line)
+        held.clear()
+        pool.keep(8 * MIB)
+        assert pool._shelf._used == 0
+        idle = pool.idle_bytes
+        assert idle == sum(buffer.size for stack in pool._shelf._idle.values() for buffer in stack)
+        again = [pool.take(MIB) for _ in range(3)]
+        for value, buffer in enumerate(again):
+            buffer[:] = value
+        assert [int(buffer[0]) for buffer in again] == [0, 1, 2]
+        assert pool._shelf._used == 3 * MIB
+    assert line > 10
 
 
 def test_no_buffer_is_handed_out_twice_and_none_is_lost():

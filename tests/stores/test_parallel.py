@@ -1,6 +1,8 @@
 """Pieces done at once: all of them, or an error, and nothing still running."""
 
 import gc
+import os
+import signal
 import sys
 import threading
 import weakref
@@ -105,6 +107,33 @@ def test_a_helper_that_has_yet_to_start_keeps_nothing_alive():
     assert done == [(True, 0), (True, 1), (True, 2)]
     assert len(Never.kept) == 2
     assert gone() is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("place", ["its own piece", "waiting", "both"])
+def test_an_interrupt_is_raised_only_when_nothing_runs_any_more(workers, place):
+    """As Ctrl-C does, on the caller's thread alone."""
+    helping, go_on, running = threading.Event(), threading.Event(), []
+    interrupted = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.2, go_on.set)
+
+    def job(item):
+        if item == 0:
+            assert helping.wait(30)
+            if place != "its own piece":
+                interrupted.start()
+            timer.start()
+            if place != "waiting":
+                raise KeyboardInterrupt
+        if item == 3:
+            running.append(item)
+            helping.set()
+            assert go_on.wait(30)
+            running.remove(item)
+
+    with pytest.raises(KeyboardInterrupt):
+        for_each(job, range(4), workers, 1)
+    assert not running
 
 
 def test_busy_workers_are_not_waited_for():

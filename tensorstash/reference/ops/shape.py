@@ -72,7 +72,7 @@ def _positions(layout: Layout, start: int) -> Array:
 
 def _shared(source: Layout, target: Layout) -> tuple[Array, Array, int]:
     """Give the positions of both layouts in one block of elements, and the size of that block."""
-    start = min(source.offset, target.offset)
+    start = min(source.begin, target.begin)
     if (source.offset - target.offset) % source.itemsize:
         raise ValueError(f"no gradient between views {source.offset} and {target.offset}: not whole elements apart")
     size = (max(source.end, target.end) - start) // source.itemsize
@@ -108,7 +108,7 @@ def as_strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: 
     Args:
         x: a tensor over the storage.
         shape: extents.
-        strides: steps in elements; overlaps are allowed.
+        strides: steps in elements; overlaps and negative ones are allowed.
         offset: absolute position of the first element in bytes, by default that of `x`.
 
     Raises:

@@ -1,0 +1,229 @@
+"""Every codec on what real models save: ratio, speed as a fraction of memcpy, and error.
+
+    python -m benchmarks codecs                            # GPTs and ResNet in PyTorch, GPT in PaddlePaddle
+    python -m benchmarks codecs --workload torch:resnet --markdown table.md --json table.json
+
+A workload is trained a little, in a process of its own, and what its next step saves, each storage once and without
+parameters, is sorted by content. Floats are also measured rounded to ``bfloat16``. Every time is the smallest of
+``--rounds``, in which plain copies of the same tensors into memory that is there already, the codecs, and Zstandard's
+level 1 on the raw bytes, which are not copied for it, take turns on one thread; a speed is the time of the copy over
+that of the codec. ``limit`` is the ratio of an ideal coder of single bytes: by the entropy of each byte plane of what
+is not zero, and of the mask, or of the values, whichever is smaller.
+"""
+
+import argparse
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zstandard
+
+import tensorstash as ts
+from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
+from benchmarks.harness.report import Report, machine
+from benchmarks.harness.runner import Job, environment, interleave, run, seconds
+from benchmarks.models import Model, build
+from tensorstash.buffers import Array, as_bytes, borrowed
+from tensorstash.kernels.floats import narrow, widen
+from tensorstash.protocols import Codec
+from tensorstash.testing.contents import dense_spec
+
+Saved = tuple[Array, str]
+"""Carrier bits of one tensor, and the dtype."""
+
+EAGER = {"heads": 6, "context": 256, "dropout": 0.1, "eager": True}
+GPT = Model(framework="torch", network="gpt", batch=1, rate=1e-3, depth=2, width=384, threads=1, **EAGER)
+RESNET = Model(framework="torch", network="resnet", batch=8, rate=1e-3, depth=3, width=16, stages=2, threads=1)
+WORKLOADS = {
+    "torch:gpt": GPT,
+    "torch:gpt-long": replace(GPT, context=1024),
+    "torch:resnet": RESNET,
+    "paddle:gpt": replace(GPT, framework="paddle", depth=6),
+}
+LOSSLESS = codecs_of("lossless lossless:level=2 lossless:level=4")
+CODECS = LOSSLESS + codecs_of("""
+pack_bits two_valued frame_of_reference sparse sparse:split_floats=true float_split zstd
+affine:bits=8,rounding=nearest affine:bits=4,rounding=nearest affine:bits=2,rounding=nearest
+affine:bits=8,rounding=stochastic affine:bits=4,rounding=stochastic affine:bits=2,rounding=stochastic
+astype:dtype=bfloat16 astype:dtype=float16 astype:dtype=float8_e4m3fn astype:dtype=float8_e5m2
+""")
+SMALLEST = 1 << 16
+
+
+def captured(workload: str, steps: int, scale: int) -> list[Saved]:
+    """Return what the step after ``steps`` of training saves; its batch is ``scale`` times as large."""
+    model = WORKLOADS[workload]
+    examples = scale * model.batch * 256 // (model.context or 256)
+    training = build(replace(model, batch=max(examples, 1)))
+    backend = lab_of(model.framework).backend
+    saved: dict[object, Saved] = {}
+
+    def pack(tensor: Any) -> Any:
+        if backend.keep_reason(tensor) is None:
+            # Views of one storage that begin at different places are parts of it, such as query, key and value.
+            saved.setdefault(backend.storage(tensor), (dense_bits(backend, tensor), backend.spec(tensor).dtype))
+        return tensor
+
+    for step in range(steps):
+        training.backward(training.forward(step))
+        training.update()
+    with ts.saved_tensors_hooks(pack, lambda tensor: tensor, framework=model.framework):
+        training.forward(steps)
+    return [(data, dtype) for data, dtype in saved.values() if data.nbytes >= SMALLEST]
+
+
+def kind_of(data: Array, dtype: str) -> str:
+    """Name the content of a tensor."""
+    if dtype == "bool":
+        return "boolean"
+    if not dtype.startswith(("float", "bfloat")):
+        return "integer"
+    words = data.reshape(-1).view(f"u{data.itemsize}")
+    if np.unique(words[:4096]).size <= 2 and np.unique(words).size <= 2:
+        return "two-valued"
+    zero = words == 0
+    share = zero.mean()
+    if share < 0.1:
+        return "dense"
+    # Whether zeros lie together, as in causal attention, more than chance would have them.
+    changes = np.count_nonzero(zero[1:] != zero[:-1]) / zero.size
+    return "zeros in runs" if changes < share * (1 - share) else "zeros scattered"
+
+
+def entropy(symbols: Array) -> float:
+    """Return the bits per symbol that an ideal coder of single symbols takes."""
+    is_byte = symbols.dtype == np.uint8
+    counts = np.bincount(symbols, minlength=256) if is_byte else np.unique(symbols, return_counts=True)[1]
+    share = counts[counts > 0] / max(symbols.size, 1)
+    return float(-(share * np.log2(share)).sum())
+
+
+def limit_bytes(data: Array) -> float:
+    """Return the bytes that an ideal coder of single bytes takes."""
+    words = data.reshape(-1).view(f"u{data.itemsize}")
+    there = words[words != 0]
+    planes = as_bytes(there).reshape(-1, data.itemsize).T
+    mask = entropy((words != 0).astype(np.uint8)) * words.size
+    split = mask + sum(entropy(np.ascontiguousarray(plane)) for plane in planes) * there.size
+    whole = entropy(words) * words.size if np.unique(words[: 1 << 12]).size < 1 << 11 else np.inf
+    return min(split, whole) / 8
+
+
+def limit(tensors: list[Saved]) -> float:
+    """Return the ratio that such a coder reaches on all of them."""
+    return sum(data.nbytes for data, _ in tensors) / sum(limit_bytes(data) for data, _ in tensors)
+
+
+def in_bfloat16(data: Array, dtype: str) -> Saved:
+    if dtype != "float32":
+        return data, dtype
+    return narrow(np.ascontiguousarray(data).reshape(-1), "bfloat16").reshape(data.shape), "bfloat16"
+
+
+def values_of(data: Array, dtype: str) -> Array:
+    return widen(data.reshape(-1), dtype) if dtype == "bfloat16" else data.reshape(-1).astype(np.float64)
+
+
+def measure(codec: Codec, tensors: list[Saved], framework: str, rounds: int) -> dict[str, float] | None:
+    """Return what a codec makes of tensors of one dtype; None if it does not take them."""
+    dtype, zstd, lab = tensors[0][1], zstandard.ZstdCompressor(level=1), lab_of(framework)
+    specs = [dense_spec(data.shape, dtype) for data, _ in tensors]
+    if not all(map(codec.accepts, specs)):
+        return None
+    target = np.empty(max(data.nbytes for data, _ in tensors), np.uint8)
+    spent = dict.fromkeys(("copy", "encode", "decode", "zstd"), 0.0)
+    nbytes = stored = wrong = total = 0.0
+    for (data, _), spec in zip(tensors, specs, strict=True):
+        raw = as_bytes(data)
+        kernel = kernel_of(lab.backend, codec, spec)
+        encode: Callable[[], Any] = partial(codec.encode, borrowed(data), spec)
+        payload = encode()
+        decode: Callable[[], Any] = partial(codec.decode, borrowed(payload), spec)
+        if kernel is not None:
+            encode = partial(kernel.encode, lab.tensor(data, dtype))
+            decode = partial(kernel.decode, encode())
+        calls = {"copy": partial(np.copyto, target[: raw.size], raw), "encode": encode, "decode": decode}
+        if codec.lossless:
+            calls["zstd"] = partial(zstd.compress, raw)
+        for name, times in interleave({name: partial(seconds, call) for name, call in calls.items()}, rounds).items():
+            spent[name] += min(times)
+        nbytes, stored = nbytes + data.nbytes, stored + payload.nbytes
+        if not codec.lossless:
+            value = values_of(data, dtype)
+            array = codec.decode(borrowed(payload), spec)
+            wrong += float(((values_of(array, dtype) - value) ** 2).sum(dtype=np.float64))
+            total += float((value**2).sum(dtype=np.float64))
+    speeds = {name: spent["copy"] / spent[name] for name in ("encode", "decode")}
+    against = {"ratio": nbytes / stored, "encode_to_zstd": spent["zstd"] / spent["encode"]}
+    return {**against, **speeds, "error": (wrong / total) ** 0.5 if total else 0.0}
+
+
+def whole(workload: str, tensors: list[Saved]) -> dict[str, Any]:
+    """Return what the chosen codecs make of a whole step, and the limit."""
+    nbytes = sum(data.nbytes for data, _ in tensors)
+    is_rounded = any(dtype == "bfloat16" for _, dtype in tensors)
+    found = {"workload": workload, "dtype": "bfloat16" if is_rounded else "float32", "limit": limit(tensors)}
+    for codec in LOSSLESS:
+        stored = sum(codec.encode(borrowed(data), dense_spec(data.shape, dtype)).nbytes for data, dtype in tensors)
+        found[repr(codec)] = nbytes / stored
+    return {**found, "nbytes": nbytes}
+
+
+def work(workload: str, steps: int, scale: int, rounds: int, most: int) -> Generator[Any, None, list[dict[str, Any]]]:
+    """Measure a workload: yield rows of the table of codecs; return those of the table of whole steps."""
+    yield None
+    tensors = captured(workload, steps, scale)
+    groups: dict[tuple[str, str], list[Saved]] = {}
+    for data, dtype in sorted(tensors, key=lambda saved: -saved[0].nbytes):
+        groups.setdefault((kind_of(data, dtype), dtype), []).append((data, dtype))
+    for (kind, dtype), members in sorted(groups.items()):
+        some = members[:most]
+        for alike in [some] + [[in_bfloat16(*saved) for saved in some]] * (dtype == "float32"):
+            yield from _rows({"workload": workload, "kind": kind}, alike, rounds)
+    return [whole(workload, tensors), whole(workload, [in_bfloat16(*saved) for saved in tensors])]
+
+
+def _rows(names: dict[str, Any], tensors: list[Saved], rounds: int) -> Iterator[dict[str, Any]]:
+    facts = {"dtype": tensors[0][1], "nbytes": sum(data.nbytes for data, _ in tensors), "limit": limit(tensors)}
+    for codec in CODECS:
+        found = measure(codec, tensors, WORKLOADS[names["workload"]].framework, rounds)
+        if found is not None:
+            yield {**names, **facts, "codec": repr(codec), **found}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    parser.add_argument("--steps", type=int, default=80, help="of training before the captured one")
+    parser.add_argument("--scale", type=int, default=8, help="of the batch")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--most", type=int, default=3, help="tensors of a kind that are measured, the largest first")
+
+
+def main(options: argparse.Namespace, report: Report) -> int:
+    report.conditions = machine(("torch", "paddlepaddle", "numpy", "zstandard"))
+    above = "Encode and decode are fractions of the speed of a copy; x zstd is encoding against Zstandard 1."
+    heads = ("workload", "content", "dtype", "MiB", "limit", "codec", "ratio", "encode", "decode", "x zstd", "error")
+    report.begin(*heads, left=("workload", "content", "dtype", "codec"), before=above)
+    rows, mixes = report.measured["rows"], report.measured["mixes"] = [], []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        size, speeds = f"{row['nbytes'] / 2**20:.1f}", [f"{row[name]:.2f}" for name in ("ratio", "encode", "decode")]
+        against = f"{row['encode_to_zstd']:.1f}" if row["encode_to_zstd"] else ""
+        error = f"{row['error']:.1e}" if row["error"] else ""
+        content = row["workload"], row["kind"], row["dtype"], size, f"{row['limit']:.2f}"
+        report.row(*content, f"`{row['codec']}`", *speeds, against, error)
+
+    for workload in options.workload or WORKLOADS:
+        arguments = {name: getattr(options, name) for name in ("steps", "scale", "rounds", "most")}
+        job = Job(workload, "benchmarks.codecs:work", {"workload": workload, **arguments}, environment(threads=1))
+        mixes += run(job, add)
+    above = "Whole steps: how many times smaller, and the limit of a coder of single bytes."
+    heads = ("workload", "dtype", "MiB", "limit", "level 1", "level 2", "level 4")
+    report.begin(*heads, left=("workload", "dtype"), before=above)
+    for found in mixes:
+        ratios = [f"{found[key]:.2f}" for key in ("limit", *map(repr, LOSSLESS))]
+        report.row(found["workload"], found["dtype"], f"{found['nbytes'] / 2**20:.1f}", *ratios)
+    return 0

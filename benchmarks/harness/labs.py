@@ -1,0 +1,35 @@
+"""What benchmarks of codecs need of a framework and of the package, by name."""
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+import tensorstash as ts
+from tensorstash.abilities import Kernel, SupportsKernels
+from tensorstash.buffers import Array
+from tensorstash.protocols import Codec
+from tensorstash.spec import TensorSpec
+from tensorstash.testing.lab import Lab
+
+
+def lab_of(framework: str) -> Lab:
+    """Return the lab of a framework; imports no other."""
+    lab: Lab = getattr(import_module(f"tensorstash.testing.{framework}_lab"), f"{framework.title()}Lab")()
+    return lab
+
+
+def codecs_of(lines: str) -> tuple[Codec, ...]:
+    """Return codecs from their lines, such as ``"shuffle zstd:level=9"``."""
+    return tuple(ts.parse(line).codec for line in lines.split())
+
+
+def dense_bits(backend: Any, tensor: Any) -> Array:
+    """Return the elements of a tensor as codecs get them: carrier bits in the order of memory, private."""
+    spec = backend.spec(tensor)
+    return np.array(backend.to_host(tensor, spec).wait()).reshape(spec.dense().shape)
+
+
+def kernel_of(backend: Any, codec: Codec, spec: TensorSpec) -> Kernel[Any] | None:
+    """Return the backend's own way to run a codec, if it has one."""
+    return backend.kernel(codec, spec) if isinstance(backend, SupportsKernels) else None

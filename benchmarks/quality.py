@@ -1,0 +1,258 @@
+"""What lossy policies do to training: held-out loss and accuracy beside the spread of seeds, and gradient errors.
+
+    python -m benchmarks quality --markdown quality.md --plot quality.png     # 4 tasks, 5 seeds, 300 steps
+    python -m benchmarks quality --task torch/gpt --policy "quantize:bits=8,group_size=32" --seeds 3
+
+A GPT learns the text of Python's documentation, a residual network scikit-learn's digits, each in both frameworks, with
+every saved activation going through the policy. Each policy starts from the same seeds as training without one. The
+spread is the largest distance of a seed without a policy from their mean; a policy's deviation is the distance of its
+mean from that mean, in spreads. Gradients are compared, parameter by parameter, at the weights that training without a
+policy ends with. The same command gives the same numbers on the same machine.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+import tensorstash as ts
+from benchmarks.harness.report import Report, machine
+from benchmarks.harness.runner import Job, environment, run
+from benchmarks.harness.training import NO_POLICY, session
+from benchmarks.models import Model, build
+
+POLICIES = (
+    "quantize:bits=8",
+    "quantize:bits=4",
+    "quantize:bits=4,rounding=nearest",
+    "quantize:bits=2",
+    "quantize:bits=2,rounding=nearest",
+    "cast:dtype=bfloat16",
+    "cast:dtype=float16",
+)
+
+ALLOWED = {"quantize:bits=8": 1.0, "quantize:bits=4": 2.0}
+"""Spreads that a policy's mean may be away from that of training without one."""
+
+SIZES = {"depth": 2, "width": 64, "heads": 4, "context": 64, "held_out": 0.15, "threads": 1}
+GPT = Model(framework="torch", network="gpt", batch=8, rate=3e-3, optimizer="adam", **SIZES)
+RESNET = replace(GPT, network="resnet", batch=32, depth=4, width=8, scale=1)
+TASKS = {
+    "torch/gpt": GPT,
+    "paddle/gpt": replace(GPT, framework="paddle"),
+    "torch/resnet": RESNET,
+    "paddle/resnet": replace(RESNET, framework="paddle", depth=2, stages=2),
+}
+"""The rate falls to 0 in a straight line, or the last batches would decide the result."""
+
+LEGEND = """\
+Loss and accuracy are means over the seeds; ± is the spread, the largest distance of a seed from the mean.
+Deviations are distances from training without a policy, in its spreads; bars: at most 1 with 8 bits, 2 with
+4 bits. Bytes are those stored for each byte of the saved activations. Gradient errors are relative, of each
+parameter, at the weights that training without a policy ends with."""
+
+
+Outcome = Mapping[str, Any]
+"""One training: ``policy``, as one line or ``"none"``; ``seed``, of the initial weights and of the order of the data;
+``loss`` and ``accuracy`` on held-out data after the last step; ``payload``, bytes stored for each byte of the tensors
+that went through the policy's plan; ``share``, part of the bytes of all saved tensors, parameters aside, that did."""
+
+GradientError = Mapping[str, Any]
+"""How far the gradient of one parameter is from the one without a policy, at the same weights and data: ``policy``,
+``parameter``, by name, in the order of the network; ``relative``, norm of the difference by the norm of the gradient;
+``cosine``, of the angle between the two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Everything about one task."""
+
+    task: str
+    outcomes: Sequence[Outcome]
+    gradients: Sequence[GradientError]
+
+    @property
+    def policies(self) -> list[str]:
+        return list(dict.fromkeys(outcome["policy"] for outcome in self.outcomes))
+
+    def of(self, policy: str, figure: str) -> list[float]:
+        return [outcome[figure] for outcome in self.outcomes if outcome["policy"] == policy]
+
+    def errors(self, policy: str) -> list[GradientError]:
+        return [error for error in self.gradients if error["policy"] == policy]
+
+
+def scope(policy: str, framework: str) -> AbstractContextManager[Any]:
+    """Return what forward runs under: every activation goes through the policy, whatever its size.
+
+    Nothing is done behind the computation, so that every payload is stored, and counted.
+    """
+    return session(policy, framework, {"in_flight": 0, "ahead": 0})
+
+
+def train(model: Model, policy: str, steps: int) -> tuple[Any, Outcome]:
+    """Train under a policy; return what has learnt, and how well."""
+    training, stash = build(model), scope(policy, model.framework)
+    for step in range(steps):
+        with stash:
+            loss = training.forward(model.seed * 1_000_000 + step)
+        training.backward(loss)
+        training.update(model.rate * (1 - step / steps))
+    payload = share = 0.0
+    if isinstance(stash, ts.Stash):
+        stats = stash.stats()
+        assert stats.stashed.tensors > steps, f"{policy} has left almost everything alone: {stats}"
+        kept = sum(t.nbytes for reason, t in stats.kept.items() if "parameter" not in reason and "leaf" not in reason)
+        went = stats.stashed.nbytes + stats.deduplicated.nbytes
+        payload = sum(tally.nbytes for tally in stats.stored.values()) / stats.stashed.nbytes
+        share = went / (went + kept)
+    loss, accuracy = training.evaluate(batches=16)
+    how_well = {"loss": loss, "accuracy": accuracy, "payload": payload, "share": share}
+    return training, {"policy": policy, "seed": model.seed, **how_well}
+
+
+def gradient_errors(training: Any, framework: str, policies: Sequence[str]) -> Iterator[GradientError]:
+    """Yield the error of every parameter's gradient under every policy, at the weights as they are."""
+    exact: dict[str, Any] = {}
+    for policy in (NO_POLICY, *policies):
+        training.clear()
+        with scope(policy, framework):
+            loss = training.forward(999)
+        training.backward(loss)
+        found = {name: array.astype(np.float64).ravel() for name, array in training.gradients()}
+        exact = exact or found
+        for name, gradient in found.items():
+            norm, difference = float(np.linalg.norm(exact[name])), float(np.linalg.norm(gradient - exact[name]))
+            if policy != NO_POLICY:
+                cosine = float(gradient @ exact[name]) / (norm * float(np.linalg.norm(gradient)))
+                yield {"policy": policy, "parameter": name, "relative": difference / norm, "cosine": cosine}
+
+
+def work(
+    task: str, policies: Sequence[str], seeds: int, steps: int, tiny: bool
+) -> Generator[Outcome | None, None, list[GradientError]]:
+    """Do everything about one task: yield outcomes, return gradient errors."""
+    model = TASKS[task]
+    model = replace(model, batch=4, depth=2 // model.stages) if tiny else model
+    errors: list[GradientError] = []
+    yield None
+    for seed in range(seeds):
+        for policy in (NO_POLICY, *policies):
+            training, outcome = train(replace(model, seed=seed), policy, steps)
+            if (policy, seed) == (NO_POLICY, 0):
+                errors = list(gradient_errors(training, model.framework, policies))
+            yield outcome
+    return errors
+
+
+def find_out(task: str, options: argparse.Namespace) -> Findings:
+    """Do everything about one task, in a process of its own: Paddle changes how PyTorch computes."""
+    outcomes: list[Outcome] = []
+
+    def add(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        print(f"{task}: {outcome}", file=sys.stderr, flush=True)
+
+    sizes = {"seeds": options.seeds, "steps": options.steps, "tiny": options.tiny}
+    arguments = {"task": task, "policies": options.policy or POLICIES, **sizes}
+    errors = run(Job(task, "benchmarks.quality:work", arguments, environment(threads=1)), add)
+    return Findings(task, outcomes, errors)
+
+
+def cells(found: Findings, policy: str) -> Iterator[str]:
+    """Yield the cells of a row."""
+    is_base, errors = policy == NO_POLICY, found.errors(policy)
+    yield found.task.replace("/", " ")
+    yield policy
+    yield "1.000" if is_base else f"{mean(found.of(policy, 'payload')):.3f}"
+    off = []
+    for figure, factor, digits in (("loss", 1, 4), ("accuracy", 100, 2)):
+        values, base = ([factor * value for value in found.of(name, figure)] for name in (policy, NO_POLICY))
+        off.append(deviation(values, base))
+        yield f"{mean(values):.{digits}f} ± {spread(values):.{digits}f}"
+        yield "" if is_base else f"{off[-1]:.2f}"
+    for pick in (median, max):
+        yield f"{pick(error['relative'] for error in errors):.1e}" if errors else ""
+    yield f"{min(error['cosine'] for error in errors):.4f}" if errors else ""
+    allowed = ALLOWED.get(policy)
+    yield "" if allowed is None else "met" if max(off) <= allowed else f"missed: above {allowed:g}"
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the largest distance of a value from the mean."""
+    return max(abs(value - mean(values)) for value in values)
+
+
+def deviation(values: Sequence[float], base: Sequence[float]) -> float:
+    """Return the distance of the means, in spreads of ``base``."""
+    distance = abs(mean(values) - mean(base))
+    return distance / spread(base) if distance else 0.0
+
+
+def plot(findings: Sequence[Findings], path: Path) -> None:
+    """Draw held-out losses above and gradient errors below, a column for each task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, len(findings), figsize=(4.4 * len(findings), 8), squeeze=False)
+    for found, above, below in zip(findings, *axes, strict=True):
+        base = found.of(NO_POLICY, "loss")
+        above.axhspan(mean(base) - spread(base), mean(base) + spread(base), color="0.88")
+        above.axhline(mean(base), color="0.5", linewidth=1)
+        for place, policy in enumerate(found.policies):
+            losses, color = found.of(policy, "loss"), "0.3" if policy == NO_POLICY else f"C{place - 1}"
+            above.plot([place] * len(losses), losses, "o", color=color, markersize=4, alpha=0.6)
+            above.plot([place - 0.3, place + 0.3], [mean(losses)] * 2, color=color, linewidth=2)
+            relative = [error["relative"] for error in found.errors(policy)]
+            if relative:
+                below.semilogy(relative, ".-", color=color, linewidth=0.8, markersize=4, label=_short(policy))
+        above.set_xticks(range(len(found.policies)), map(_short, found.policies), rotation=60, ha="right", fontsize=8)
+        above.set_title(found.task)
+        below.set_xlabel("parameter, from input to output")
+    axes[0][0].set_ylabel("held-out loss")
+    axes[1][0].set_ylabel("relative error of the gradient")
+    figure.legend(*axes[1][0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _short(policy: str) -> str:
+    name, _, rounding = policy.replace("cast:dtype=", "").replace("quantize:bits=", "").partition(",rounding=")
+    return f"{name} bits {rounding}".rstrip() if policy.startswith("quantize") else name
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", action="append", choices=TASKS)
+    parser.add_argument("--policy", action="append", help="a policy as one line")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tasks at one time, each on one thread")
+    parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw losses and gradient errors")
+
+
+def main(options: argparse.Namespace, report: Report) -> int:
+    where = machine(("torch", "paddlepaddle", "numpy"))
+    report.conditions, report.legend = f"{options.seeds} seeds, {options.steps} steps. {where}.", LEGEND
+    columns = ("held-out loss", "deviation", "accuracy, %", "deviation", "gradient error, median", "worst")
+    report.begin("task", "policy", "bytes", *columns, "cosine, worst", "bar", left=("task", "policy", "bar"))
+    with ThreadPoolExecutor(options.jobs) as tasks:
+        findings = list(tasks.map(lambda task: find_out(task, options), options.task or TASKS))
+    report.measured["findings"] = [asdict(found) for found in findings]
+    for found in findings:
+        for policy in found.policies:
+            report.row(*cells(found, policy), told=False)
+    if options.plot:
+        plot(findings, options.plot)
+    return 0

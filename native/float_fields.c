@@ -1,0 +1,171 @@
+/* The fields of floats, as tensorstash.kernels.float_fields defines them. */
+
+#include "tables.h"
+#include "words.h"
+
+enum { SIGN_FIELD = -1 };
+
+/* Bits from `start` on, of floats of `size` bytes, as words of `width` bytes. */
+INLINE void
+each_cut(const void *floats, Py_ssize_t count, int size, int start, void *field, int width)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint64_t word = get_word(floats, i, size);
+        /* Vectors hold twice as many words of 4 bytes. */
+        put_word(field, i, width, size == 8 ? word >> start : (uint32_t)word >> start);
+    }
+}
+
+/* The sign, and the seven bits below the exponent. */
+INLINE void
+each_sign(const void *floats, Py_ssize_t count, int size, word1 *field)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint16_t high = (uint16_t)(get_word(floats, i, size) >> (8 * size - 16));
+        field[i] = (word1)((high & 0x7F) | (high >> 8 & 0x80));
+    }
+}
+
+EACH_WIDTH static void
+cut(const void *floats, Py_ssize_t count, int size, int start, void *field, int width)
+{
+    switch (start == SIGN_FIELD ? size : 10 * size + width) {
+    case 2: each_sign(floats, count, 2, field); break;
+    case 4: each_sign(floats, count, 4, field); break;
+    case 8: each_sign(floats, count, 8, field); break;
+    case 21: each_cut(floats, count, 2, start, field, 1); break;
+    case 41: each_cut(floats, count, 4, start, field, 1); break;
+    case 42: each_cut(floats, count, 4, start, field, 2); break;
+    case 81: each_cut(floats, count, 8, start, field, 1); break;
+    case 82: each_cut(floats, count, 8, start, field, 2); break;
+    default: each_cut(floats, count, 8, start, field, 4); break;
+    }
+}
+
+INLINE uint16_t
+high_bits(word1 exponent, word1 sign)
+{
+    return (uint16_t)((uint16_t)(exponent << 7) | (sign & 0x7F) | (uint16_t)((sign & 0x80) << 8));
+}
+
+EACH_WIDTH static void
+join_2(word2 *floats, Py_ssize_t count, const word1 *exponents, const word1 *signs)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        floats[i] = high_bits(exponents[i], signs[i]);
+    }
+}
+
+EACH_WIDTH static void
+join_4(word4 *floats, Py_ssize_t count, const word1 *exponents, const word1 *signs, const word2 *low)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        floats[i] = (uint32_t)high_bits(exponents[i], signs[i]) << 16 | low[i];
+    }
+}
+
+EACH_WIDTH static void
+join_8(word8 *floats, Py_ssize_t count, const word1 *exponents, const word1 *signs, const word2 *middle,
+       const word4 *low)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        floats[i] = (uint64_t)high_bits(exponents[i], signs[i]) << 48 | (uint64_t)middle[i] << 32 | low[i];
+    }
+}
+
+/* Whether it is one such field of as many floats. */
+static int
+is_field(const Py_buffer *floats, int start, const Py_buffer *field)
+{
+    Py_ssize_t size = floats->itemsize, width = field->itemsize;
+    return is_word(width) && width < size && start >= SIGN_FIELD && start < 8 * size
+        && (start != SIGN_FIELD || width == 1) && field->len % width == 0 && field->len / width == floats->len / size;
+}
+
+/* Floats at a time, so that they stay in the cache while one field after the other is taken. */
+enum { AT_ONCE = 1 << 12, MOST_FIELDS = 4 };
+
+static PyObject *
+take_fields(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer floats, fields[MOST_FIELDS];
+    int starts[MOST_FIELDS], taken = 0;
+    PyObject *pairs;
+    if (!PyArg_ParseTuple(args, "y*O!:take_fields", &floats, &PyTuple_Type, &pairs)) {
+        return NULL;
+    }
+    int size = (int)floats.itemsize;
+    if (!is_word(floats.itemsize) || size == 1 || floats.len % size || PyTuple_GET_SIZE(pairs) > MOST_FIELDS) {
+        PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and at most four fields of them");
+    }
+    while (!PyErr_Occurred() && taken < PyTuple_GET_SIZE(pairs)) {
+        PyObject *pair = PyTuple_GET_ITEM(pairs, taken);
+        if (!PyTuple_Check(pair)) {
+            PyErr_SetString(PyExc_TypeError, "expected a tuple of tuples");
+        }
+        else if (PyArg_ParseTuple(pair, "iw*:take_fields", &starts[taken], &fields[taken])) {
+            if (!is_field(&floats, starts[taken], &fields[taken])) {
+                PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and a narrower field of each");
+            }
+            taken++;
+        }
+    }
+    if (!PyErr_Occurred()) {
+        Py_ssize_t count = floats.len / size;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t done = 0; done < count; done += AT_ONCE) {
+            Py_ssize_t here = count - done < AT_ONCE ? count - done : AT_ONCE;
+            for (int k = 0; k < taken; k++) {
+                int width = (int)fields[k].itemsize;
+                cut((const char *)floats.buf + done * size, here, size, starts[k],
+                    (char *)fields[k].buf + done * width, width);
+            }
+        }
+        Py_END_ALLOW_THREADS
+    }
+    while (taken > 0) {
+        PyBuffer_Release(&fields[--taken]);
+    }
+    PyBuffer_Release(&floats);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *
+join_fields(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer floats, exponents, signs, middle = {0}, low = {0};
+    if (!PyArg_ParseTuple(args, "w*y*y*|y*y*:join_fields", &floats, &exponents, &signs, &middle, &low)) {
+        return NULL;
+    }
+    Py_ssize_t count = exponents.len;
+    Py_ssize_t size = low.obj != NULL ? 8 : middle.obj != NULL ? 4 : 2;
+    if (signs.len != count || floats.len != size * count || (size > 2 && middle.len != 2 * count)
+        || (size > 4 && low.len != 4 * count)) {
+        PyErr_SetString(PyExc_ValueError, "expected fields of 1, 1, 2 and 4 bytes, which make up floats");
+    }
+    else {
+        Py_BEGIN_ALLOW_THREADS
+        switch (size) {
+        case 2: join_2(floats.buf, count, exponents.buf, signs.buf); break;
+        case 4: join_4(floats.buf, count, exponents.buf, signs.buf, middle.buf); break;
+        default: join_8(floats.buf, count, exponents.buf, signs.buf, middle.buf, low.buf); break;
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&floats);
+    PyBuffer_Release(&exponents);
+    PyBuffer_Release(&signs);
+    PyBuffer_Release(&middle);
+    PyBuffer_Release(&low);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+PyMethodDef float_fields_functions[] = {
+    {"take_fields", take_fields, METH_VARARGS,
+     "take_fields(floats, pairs)\n\n"
+     "Fill each field of the pairs with the bits of each float from its start on, or with its sign and seven bits where "
+     "that is -1."},
+    {"join_fields", join_fields, METH_VARARGS,
+     "join_fields(floats, *fields)\n\nFill floats from their fields, the highest first."},
+    {NULL, NULL, 0, NULL},
+};

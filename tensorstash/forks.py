@@ -1,0 +1,30 @@
+"""What a forked child has to make again: it inherits every lock as it was, but no thread that would release it."""
+
+import os
+from typing import Protocol
+from weakref import WeakSet
+
+
+class Renewed(Protocol):
+    """Something that holds locks, or what threads are at."""
+
+    def after_fork(self) -> None:
+        """Make locks anew and forget what other threads were at; in the child, before anything else runs there."""
+        ...
+
+
+_LIVE: WeakSet[Renewed] = WeakSet()
+
+
+def renew_after_fork(thing: Renewed) -> None:
+    """Call ``thing.after_fork()`` in every child that is forked while it lives."""
+    _LIVE.add(thing)
+
+
+def _renew() -> None:
+    for thing in list(_LIVE):
+        thing.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

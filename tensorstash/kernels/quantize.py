@@ -1,0 +1,290 @@
+"""Affine quantization per group of neighbours, on one run of groups at a time; ``native/affine.c`` does the same."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tensorstash.buffers import Array
+from tensorstash.kernels.bits import coarsen, pack_codes, packed_nbytes, unpack_codes
+from tensorstash.kernels.dither import dither, group_keys
+from tensorstash.kernels.floats import FORMATS, FloatFormat, narrow, widen
+from tensorstash.kernels.groups import Groups, Run, extremes
+
+FINEST = 255
+"""The largest code of 8 bits. Fewer bits are codes of 8 bits, rounded once more, which adds 1/34 of a scale to the
+error of 4 bits, and 1/170 to that of 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What the format that is computed in makes possible.
+
+    Args:
+        dtype: its NumPy name.
+        roundoff: largest relative error of an operation.
+        magic: adding it rounds to a whole number, whose bits are then the lowest of the sum.
+        limit: finite elements beyond it, up or down, become it; the range of a group, or an element rebuilt at the end
+            of the range, could overflow otherwise.
+        least: a group with a smaller range is taken as constant; its scale, or the inverse of it, would not be a
+            normal number otherwise.
+    """
+
+    dtype: str
+    roundoff: float
+    magic: float
+    limit: float
+    least: float
+
+    @classmethod
+    def of(cls, dtype: str) -> "Arithmetic":
+        """Return what tensors of a dtype are computed in: ``float64`` in itself, anything else in ``float32``."""
+        if dtype == "float64":
+            return cls("float64", 2.0**-53, 1.5 * 2.0**52, 2.0**1022, 2.0**-1000)
+        return cls("float32", 2.0**-24, 1.5 * 2.0**23, 2.0**126, 2.0**-100)
+
+
+SPECIALS = 3
+"""Codes that groups with numbers that are not finite give up, the last ones: minus infinity, infinity and NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The numbers that the finite elements of each group are rounded to: ``low + code * abs(scale)``.
+
+    Args:
+        low: the smallest finite element, never -0.
+        scale: distance of neighbours, 0 for constant groups; its sign bit is set where :data:`SPECIALS` are.
+        inverse: codes per unit; 0 where ``scale`` is.
+    """
+
+    low: Array
+    scale: Array
+    inverse: Array
+
+    @classmethod
+    def of(cls, extent: "Extent", bits: int, highest: int, arithmetic: Arithmetic) -> "Grid":
+        """Return the grids of groups, whose codes reach from the smallest to the largest finite element.
+
+        Args:
+            extent: of the groups.
+            bits: of a code; the scale is a multiple of that of 8 bits, but where :data:`SPECIALS` take codes.
+            highest: code that ``inverse`` leads to, where :data:`SPECIALS` take none.
+            arithmetic: what is computed in.
+        """
+        number = extent.low.dtype.type
+        span = extent.high - extent.low
+        scale, inverse = span / number(FINEST), number(highest) / span
+        scale *= number(FINEST // (2**bits - 1))
+        if extent.special is not None:
+            rest = number(2**bits - 1 - SPECIALS)
+            scale = np.where(extent.special, span / rest, scale)
+            inverse = np.where(extent.special, rest / span, inverse)
+        if not span.min() >= arithmetic.least:
+            scale, inverse = (np.where(span >= arithmetic.least, array, number(0)) for array in (scale, inverse))
+        if extent.special is not None:
+            np.negative(scale, out=scale, where=extent.special)
+        return cls(extent.low + number(0), scale, inverse)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The smallest and the largest finite element of each group; 0 where there is none.
+
+    Args:
+        special: which groups hold a NaN or an infinity; None if none does.
+        elements: what is rounded in place of the elements: held to the limit, and finite; None if they are that.
+    """
+
+    low: Array
+    high: Array
+    special: Array | None = None
+    elements: Array | None = None
+
+    @classmethod
+    def of(cls, values: Array, run: Run, bits: int, arithmetic: Arithmetic) -> "Extent":
+        """Return the extent of every group of a run."""
+        low, high = extremes(values, run.starts)
+        limit = values.dtype.type(arithmetic.limit)
+        if low.min() >= -limit and high.max() <= limit:
+            return cls(low, high)
+        finite = np.isfinite(values)
+        held = np.clip(values, -limit, limit)
+        low, _ = extremes(np.where(finite, held, np.inf).astype(values.dtype), run.starts)
+        _, high = extremes(np.where(finite, held, -np.inf).astype(values.dtype), run.starts)
+        special = ~np.logical_and.reduceat(finite, run.starts)
+        low[low == np.inf] = high[high == -np.inf] = 0
+        if bits == 2:  # a single code is left
+            middle = low + (high - low) / 2
+            low, high = np.where(special, middle, low), np.where(special, middle, high)
+        return cls(low, high, special, np.where(finite, held, np.repeat(low, run.sizes)))
+
+
+class Quantizer:
+    """The arithmetic of one call, and its memory; not for use by several threads.
+
+    Args:
+        bits: of a code.
+        dtype: of the tensor.
+        longest: elements of the longest run.
+        seed: word of :func:`~tensorstash.kernels.dither.seed_word` for stochastic rounding; None rounds to nearest.
+    """
+
+    def __init__(self, bits: int, dtype: str, longest: int, seed: int | None = None) -> None:
+        self.bits = bits
+        self.dtype = dtype
+        self.seed = seed
+        self._longest = longest
+        self._arithmetic = Arithmetic.of(dtype)
+
+    @cached_property
+    def _work(self) -> Array:
+        return np.empty((2, self._longest), self._arithmetic.dtype)
+
+    def quantize(self, source: Array, run: Run, codes: Array) -> tuple[Array, Array]:
+        """Write the codes of a run, and return the scale and the low of each group, as a :class:`Grid` has them.
+
+        Args:
+            source: the elements, as carrier bits.
+            run: where they are.
+            codes: ``uint8``, to be overwritten.
+        """
+        values = widen(source, self.dtype) if self.dtype in FORMATS else source
+        extent = Extent.of(values, run, self.bits, self._arithmetic)
+        highest = FINEST if self.seed is None else 2**self.bits - 1
+        grid = Grid.of(extent, self.bits, highest, self._arithmetic)
+        work: Array = self._work[0, : run.length]
+        factor: Array = self._work[1, : run.length]
+        run.spread(grid.low, work)
+        np.subtract(values if extent.elements is None else extent.elements, work, out=work)
+        if self.seed is None:
+            run.spread(grid.inverse, factor)
+            work *= factor
+            work += values.dtype.type(self._arithmetic.magic)
+            np.copyto(codes, work.view(f"u{work.itemsize}"), casting="unsafe")
+            if self.bits < 8:
+                if extent.special is not None:
+                    codes[np.repeat(extent.special, run.sizes)] *= np.uint8(FINEST // (2**self.bits - 1))
+                coarsen(codes, self.bits)
+        else:
+            # In units of 2**-16 of a scale, scaled down a little so that rounding errors cannot carry the largest
+            # element beyond the last code: whole number + 16 random bits, of which the upper half is the code.
+            run.spread(grid.inverse * values.dtype.type(65536 * (1 - 2.0**-21)), factor)
+            work *= factor
+            fixed = factor.view(f"i{work.itemsize}")
+            np.copyto(fixed, work, casting="unsafe")
+            fixed += dither(group_keys(grid.low, grid.scale, self.seed), run)
+            fixed >>= 16
+            np.copyto(codes, fixed, casting="unsafe")
+        if extent.special is not None and extent.special.any():
+            place = np.flatnonzero(~np.isfinite(values))
+            odd = values[place]
+            codes[place] = 2**self.bits - SPECIALS + (odd > 0) + 2 * np.isnan(odd)
+        return grid.scale, grid.low
+
+    def dequantize(self, codes: Array, scale: Array, low: Array, run: Run, target: Array) -> None:
+        """Write the elements of a run, as carrier bits, into ``target``."""
+        work: Array = self._work[0, : run.length]
+        factor: Array = self._work[1, : run.length]
+        np.copyto(work, codes)
+        run.spread(np.abs(scale), factor)
+        work *= factor
+        run.spread(low, factor)
+        work += factor
+        target[:] = narrow(work, self.dtype) if self.dtype in FORMATS else work
+        special = np.signbit(scale)
+        if special.any():
+            first = 2**self.bits - SPECIALS
+            place = np.flatnonzero((codes >= first) & np.repeat(special, run.sizes))
+            numbers = np.array([-np.inf, np.inf, np.nan], self._arithmetic.dtype)
+            numbers = narrow(numbers, self.dtype) if self.dtype in FORMATS else numbers
+            target[place] = numbers[codes[place] - first]
+
+
+def section_nbytes(dtype: str, groups: Groups, bits: int) -> tuple[int, int, int]:
+    """Return the bytes that the scales, the lows and the packed codes of a tensor take.
+
+    >>> section_nbytes("bfloat16", Groups.of((300,), 128), 4)
+    (12, 12, 150)
+    """
+    table = groups.count * np.dtype(Arithmetic.of(dtype).dtype).itemsize
+    return table, table, packed_nbytes(groups.rows * groups.length, bits)
+
+
+def quantize(source: Array, body: Array, dtype: str, groups: Groups, bits: int, seed: int | None) -> None:
+    """Fill ``body`` with the scales, the lows and the packed codes of a tensor.
+
+    Args:
+        source: the elements, as carrier bits.
+        body: ``uint8``, as long as :func:`section_nbytes` says; filled.
+        dtype: of the tensor.
+        groups: of the tensor.
+        bits: of a code.
+        seed: as for :class:`Quantizer`.
+    """
+    scales, lows, packed = _sections(body, dtype, groups, bits)
+    flat = source.reshape(-1)
+    work = Quantizer(bits, dtype, groups.longest(), seed)
+    scratch = np.empty(0 if bits == 8 else groups.longest(), np.uint8)
+    with np.errstate(all="ignore"):
+        for run in groups.runs():
+            codes = packed[run.elements] if bits == 8 else scratch[: run.length]
+            scales[run.groups], lows[run.groups] = work.quantize(flat[run.elements], run, codes)
+            if bits < 8:
+                pack_codes(codes, bits, packed, run.start)
+
+
+def dequantize(body: Array, target: Array, dtype: str, groups: Groups, bits: int) -> None:
+    """Fill ``target`` with the elements that a body stands for, whatever is in it; the inverse of :func:`quantize`.
+
+    Args:
+        body: as for :func:`quantize`, like ``dtype``, ``groups`` and ``bits``.
+        target: the elements, as carrier bits; filled.
+        dtype: likewise.
+        groups: likewise.
+        bits: likewise.
+    """
+    scales, lows, packed = _sections(body, dtype, groups, bits)
+    flat = target.reshape(-1)
+    work = Quantizer(bits, dtype, groups.longest())
+    with np.errstate(all="ignore"):
+        for run in groups.runs():
+            codes = unpack_codes(packed, bits, run.start, run.length)
+            work.dequantize(codes, scales[run.groups], lows[run.groups], run, flat[run.elements])
+
+
+def _sections(body: Array, dtype: str, groups: Groups, bits: int) -> tuple[Array, Array, Array]:
+    table, _, _ = section_nbytes(dtype, groups, bits)
+    number = Arithmetic.of(dtype).dtype
+    return body[:table].view(number), body[table : 2 * table].view(number), body[2 * table :]
+
+
+def error_bounds(
+    values: Array, run: Run, bits: int, is_stochastic: bool, arithmetic: Arithmetic, narrowed: FloatFormat | None
+) -> Array:
+    """Return the largest error of each element, in ``float64``.
+
+    With R the range, M the largest magnitude and u the roundoff: subtracting, scaling and the inverse lose at most
+    4u of R, the scale and its product 5u of R, the last sum u of M; 16u (R + M) covers them and their products. Even
+    a thread that flushes subnormals to zero loses no more than ten times the smallest normal number on top.
+
+    Args:
+        is_stochastic: whether rounding to a code can lose a scale; to nearest that is half of one, and half of one of
+            8 bits for rounding twice.
+        narrowed: the format that the results are rounded to, if that is not the one that is computed in.
+    """
+    # Of more bits, so that the range is that of the elements where a single code is left.
+    extent = Extent.of(values, run, 8, arithmetic)
+    scale = np.abs(Grid.of(extent, bits, FINEST, arithmetic).scale).astype(np.float64)
+    share = 1.0 if is_stochastic else 0.5 if bits == 8 else 0.5 * (1 + (2**bits - 1) / FINEST)
+    low, high = extent.low.astype(np.float64), extent.high.astype(np.float64)
+    reach = np.maximum(np.abs(low), np.abs(high))
+    span = high - low
+    bound = np.where(np.isfinite(scale) & (scale > 0), share * scale, span)
+    bound += 16 * arithmetic.roundoff * (span + reach)
+    bound += 10 * float(np.finfo(arithmetic.dtype).tiny)
+    if narrowed is not None:
+        bound += narrowed.roundoff * (reach + bound) + narrowed.smallest / 2
+    bounds = np.repeat(np.where(span > 0, bound, 0.0), run.sizes)
+    bounds += np.maximum(np.abs(values.astype(np.float64)) - arithmetic.limit, 0)
+    return np.where(np.isfinite(values), bounds, 0.0)

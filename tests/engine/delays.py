@@ -1,0 +1,167 @@
+"""Random delays in everything that works behind the computation, and the limits to work under."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import tensorstash as ts
+from tensorstash.buffers import Array
+from tensorstash.futures import Future
+from tensorstash.plan import HookPolicy
+from tensorstash.policies import StoreIn
+from tensorstash.protocols import Slot, Store, StoreConfig, Tier
+from tensorstash.selectors import MaxBytes
+from tensorstash.stores import Disk, Memory, Tiered
+from tensorstash.workers import Workers
+
+NBYTES = [0, 1, 200, 1000, 20_000, 300_000, 2**28]
+
+
+class Dice:
+    """Random numbers from a seed, for any thread."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._never = threading.Event()
+        self.longest_s = self.choice([0.0, 0.0002, 0.001, 0.004])
+
+    def choice(self, options: Any) -> Any:
+        with self._lock:
+            return self._random.choice(options)
+
+    def chance(self, share: float) -> bool:
+        with self._lock:
+            return self._random.random() < share
+
+    def wait(self) -> None:
+        """Let others go first, for a while or not at all."""
+        if self.chance(0.4):
+            with self._lock:
+                seconds = self._random.uniform(0, self.longest_s)
+            self._never.wait(seconds)
+
+
+@dataclass(frozen=True, eq=False)
+class Delayed:
+    """A store that takes its time before and after everything it does."""
+
+    name: ClassVar[str] = "delayed"
+    inner: StoreConfig
+    dice: Dice = field(repr=False)
+
+    @property
+    def tier(self) -> Tier:
+        return self.inner.tier
+
+    def open(self) -> DelayedStore:
+        return DelayedStore(self.inner.open(), self.dice)
+
+
+class DelayedStore:
+    """What :class:`Delayed` opens."""
+
+    def __init__(self, inner: Store, dice: Dice) -> None:
+        self._inner, self._dice = inner, dice
+        self.retains = inner.retains
+
+    def put(self, data: Array, /) -> Slot:
+        self._dice.wait()
+        slot = self._inner.put(data)
+        self._dice.wait()
+        return slot
+
+    def get(self, slot: Slot, /) -> Array:
+        self._dice.wait()
+        data: Array = self._inner.get(slot)
+        self._dice.wait()
+        return data
+
+    def delete(self, slot: Slot, /) -> None:
+        self._inner.delete(slot)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def policy(dice: Dice, directory: str) -> HookPolicy:
+    """Return a policy that loses nothing, over a store that takes its time or as it is."""
+    memory, disk = Memory(), Disk(directory=directory)
+    store = dice.choice([memory, disk, Tiered(first=Memory(budget=5000), then=disk)])
+    if dice.chance(0.3):
+        return dice.choice([ts.DiskSpill(directory), ts.Compress(), ts.Compress() | ts.DiskSpill(directory)])
+    delayed = StoreIn(Delayed(store, dice))
+    routed = ts.Route((ts.Rule(MaxBytes(500), ts.Keep()), ts.Rule(MaxBytes(3000), ts.Compress())), otherwise=delayed)
+    return dice.choice([delayed, ts.Compress() | delayed, routed])
+
+
+def limits(dice: Dice) -> ts.Limits:
+    """Return limits, nothing and next to nothing among them."""
+    return ts.Limits(
+        in_flight=dice.choice(NBYTES),
+        resident=dice.choice(NBYTES),
+        ahead=dice.choice(NBYTES),
+        writers=dice.choice([1, 1, 2, 4]),
+        readers=dice.choice([1, 1, 2, 4]),
+        timeout_s=120,
+    )
+
+
+@contextmanager
+def delays(dice: Dice) -> Iterator[None]:
+    """Delay all workers until the block ends, and let threads interrupt each other as often as the dice say."""
+    submit, interval = Workers.submit, sys.getswitchinterval()
+
+    def delayed(workers: Workers, work: Callable[[], Any], **options: Any) -> Future[Any]:
+        def slowly() -> Any:
+            dice.wait()
+            result = work()
+            dice.wait()
+            return result
+
+        return submit(workers, slowly, **options)
+
+    sys.setswitchinterval(dice.choice([interval, 1e-5]))
+    try:
+        with patch.object(Workers, "submit", delayed):
+            yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+class Bag:
+    """What a program holds for a while; another thread lets go of one thing after the other."""
+
+    def __init__(self, dice: Dice) -> None:
+        self._dice = dice
+        self._things: list[Any] = []
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._let_go)
+
+    def __enter__(self) -> Bag:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def hold(self, thing: Any) -> None:
+        """Hold something, perhaps."""
+        if self._dice.chance(0.5):
+            self._things.append(thing)
+
+    def _let_go(self) -> None:
+        while not self._ends.is_set():
+            self._dice.wait()
+            self._ends.wait(0.0002)
+            if self._things and self._dice.chance(0.5):
+                self._things.pop(self._dice.choice(range(len(self._things))))
+        self._things.clear()

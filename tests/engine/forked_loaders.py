@@ -1,0 +1,89 @@
+"""Data loaders inside the block, whose workers compute with gradients.
+
+    python tests/engine/forked_loaders.py FRAMEWORK POLICY METHOD DIRECTORY
+
+METHOD is "fork", "spawn" or "process" (spawned by hand). Prints "right" when everything is.
+"""
+
+import multiprocessing
+import sys
+
+import numpy as np
+from labs import lab_of
+
+import tensorstash as ts
+from tensorstash.policies import StoreIn
+from tensorstash.stores import Memory
+from tensorstash.testing.layouts import floats
+
+POLICIES = {
+    "memory": lambda directory: StoreIn(Memory()),
+    "disk": lambda directory: ts.DiskSpill(directory),
+    "quantize": lambda directory: ts.Quantize(8),
+}
+LENGTH = 4
+
+
+def gradient(framework, seed):
+    """Return a gradient, computed in whatever scope the process is in."""
+    lab = lab_of(framework)
+    leaf = lab.tensor(floats(64, 64, seed=seed), device=lab.devices[0], requires_grad=True)
+    x = lab.mul(leaf, 1.0)
+    for _ in range(4):
+        x = lab.tanh(lab.mul(x, x))
+    lab.backward(lab.sum(x))
+    return lab.gradient(leaf)
+
+
+class Gradients:
+    """A data set of gradients."""
+
+    def __init__(self, framework):
+        self.framework = framework
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, seed):
+        return np.array(gradient(self.framework, seed))
+
+
+def loaded(framework, method):
+    """Return what the workers of a data loader have computed."""
+    data = Gradients(framework)
+    if method == "process":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return [pool.apply_async(data.__getitem__, (seed,)).get(100) for seed in range(LENGTH)]
+    if framework == "torch":
+        from torch.utils.data import DataLoader
+
+        loader = DataLoader(data, batch_size=1, num_workers=1, multiprocessing_context=method, timeout=100)
+        return [batch[0].numpy() for batch in loader]
+    from paddle.io import DataLoader, Dataset
+
+    class Data(Gradients, Dataset):
+        pass
+
+    loader = DataLoader(Data(framework), batch_size=1, num_workers=1, shuffle=False, timeout=100)
+    return [(batch[0] if isinstance(batch, list) else batch).numpy().reshape(64, 64) for batch in loader]
+
+
+def main(framework, policy, method, directory):
+    """Compare with what the same program computes in this process."""
+    stash = ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0)
+    with stash:
+        expected = [gradient(framework, seed) for seed in range(LENGTH)]
+    plain = [gradient(framework, seed) for seed in range(LENGTH)]
+    lab = lab_of(framework)
+    leaf = lab.tensor(floats(64, 64), device=lab.devices[0], requires_grad=True)
+    with stash:
+        loss = lab.sum(lab.tanh(lab.tanh(leaf)))
+        got = loaded(framework, method)
+    lab.backward(loss)
+    known = expected if method == "fork" else plain
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(got, known, strict=True))
+    print("right")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,126 @@
+"""A program that trains until it is interrupted, and says after each interrupt whether all is as it was before.
+
+    python tests/engine/interrupted_training.py FRAMEWORK POLICY DIRECTORY
+
+Prints "go" when it may be interrupted, and then "whole" or what is not. The process ends when its input does.
+"""
+
+import gc
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from labs import lab_of
+
+import tensorstash as ts
+from tensorstash.buffers import Array
+from tensorstash.policies import StoreIn
+from tensorstash.stores import Memory
+from tensorstash.testing.lab import Lab
+from tensorstash.testing.layouts import floats
+
+SHAPE = (64, 256)
+NBYTES = 4 * SHAPE[0] * SHAPE[1]
+LIMITS = ts.Limits(in_flight=3 * NBYTES, ahead=4 * NBYTES, timeout_s=30)
+"""Tight, so that forward waits for bytes, and backward reads ahead as far as it may."""
+
+POLICIES: dict[str, Callable[[str], ts.HookPolicy]] = {
+    "memory": lambda directory: StoreIn(Memory(budget=64 * NBYTES)),
+    "disk": lambda directory: ts.DiskSpill(directory, budget=64 * NBYTES),
+    "quantize": lambda directory: ts.Quantize(8),
+    "compressed disk": lambda directory: ts.Compress() | ts.DiskSpill(directory),
+}
+
+
+class Signals:
+    """Interrupts, as the interpreter's own handler makes them, and counted: one in a finalizer is lost."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        signal.signal(signal.SIGINT, self)
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+        raise KeyboardInterrupt
+
+
+def step(lab: Lab, leaf: Any, stash: ts.Stash | None) -> Array:
+    """Return the gradient of a program whose saved tensors are used once, twice, and read in and out of order."""
+    device = lab.devices[0]
+    own = lab.tensor(leaf, device=device, requires_grad=True)
+
+    def forward() -> Any:
+        x = lab.mul(own, 1.0)
+        for _ in range(4):
+            x = lab.tanh(x)
+            x = lab.mul(x, lab.tanh(x))
+        return lab.sum(x)
+
+    if stash is None:
+        loss = forward()
+    else:
+        with stash:
+            loss = forward()
+    lab.backward(loss)
+    return lab.gradient(own)
+
+
+def faults(stash: ts.Stash, lab: Lab, leaf: Array, expected: Array) -> list[str]:
+    """Return what is not as it was."""
+    session = stash._session
+    seen = stash.stats().seen.tensors
+    if not np.array_equal(step(lab, leaf, None), PLAIN):
+        return ["a step without hooks is wrong"]
+    found = ["hooks are left"] if stash.stats().seen.tensors != seen else []
+    gc.collect()
+    session.drain()
+    for workers in (session._writers, session._state.ahead._readers, session._patience._callers):
+        workers.submit(lambda: None).result(30)
+    gc.collect()
+    left = {
+        "in flight": session._in_flight.used,
+        "read ahead": session._state.ahead.budget.used,
+        "counted as live": stash.stats().live.nbytes,
+    }
+    left |= {f"in {config}": store.used_bytes for config, store in session._stores.items()}
+    found += [f"{nbytes} bytes are left {place}" for place, nbytes in left.items() if nbytes]
+    for _ in range(2):
+        if not np.array_equal(step(lab, leaf, stash), expected):
+            found.append("the next step is wrong")
+    return found
+
+
+def main(framework: str, policy: str, directory: str) -> None:
+    global PLAIN
+    lab, signals = lab_of(framework), Signals()
+    leaf = floats(*SHAPE)
+    gc.collect()
+    gc.freeze()
+
+    def stash() -> ts.Stash:
+        return ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0, limits=LIMITS)
+
+    PLAIN = step(lab, leaf, None)
+    under_test = stash()
+    expected = [step(lab, leaf, under_test) for _ in range(3)][-1]
+    for number, _line in enumerate(sys.stdin):
+        if number % 10 == 9:
+            under_test = stash()  # whose threads have yet to start
+        before, wrong = signals.count, 0
+        try:
+            print("go", flush=True)
+            while signals.count == before:
+                wrong += not np.array_equal(step(lab, leaf, under_test), expected)
+        except KeyboardInterrupt:
+            pass
+        found = faults(under_test, lab, leaf, expected)
+        found += ["an interrupt was lost and the step is wrong"] * bool(wrong)
+        print("; ".join(found) or "whole", flush=True)
+
+
+PLAIN: Array
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,43 @@
+"""What sessions give to their workers, so that a test can wait until it is done without waiting for anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tensorstash.futures import Future
+from tensorstash.workers import Workers
+
+
+class Submissions:
+    """Every piece of work that any workers were given since :meth:`watch`."""
+
+    def __init__(self) -> None:
+        self._futures: list[Future[Any]] = []
+
+    @classmethod
+    def watch(cls, monkeypatch: pytest.MonkeyPatch) -> Submissions:
+        """Watch all workers until the test ends."""
+        found, submit = cls(), Workers.submit
+
+        def submitted(workers: Workers, work: Callable[[], Any], **options: Any) -> Future[Any]:
+            future = submit(workers, work, **options)
+            # What is done is of no interest, and its result may be large.
+            found._futures = [known for known in found._futures if not known.done()]
+            found._futures.append(future)
+            return future
+
+        monkeypatch.setattr(Workers, "submit", submitted)
+        return found
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether there is work that has not come to its end."""
+        return any(not future.done() for future in list(self._futures))
+
+    def wait(self) -> None:
+        """Wait until all of it has come to its end, well or not."""
+        for future in list(self._futures):
+            future.exception(60)

@@ -1,0 +1,194 @@
+"""A child that is forked inside the block trains at once, or is told at once why it cannot."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gates import Gated
+from labs import BACKENDS, lab_of
+
+import tensorstash as ts
+from tensorstash import forks
+from tensorstash.errors import StoreError
+from tensorstash.policies import StoreIn
+from tensorstash.stores import Memory
+from tensorstash.testing.layouts import floats
+
+HERE = Path(__file__).parent
+WATCHDOG_S = 60
+"""A tenth of what sessions wait by default for what does not answer."""
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+]
+
+POLICIES = {
+    "memory": lambda directory: StoreIn(Memory()),
+    "disk": lambda directory: ts.DiskSpill(directory),
+    "compressed disk": lambda directory: ts.Compress() | ts.DiskSpill(directory),
+    "quantize": lambda directory: ts.Quantize(8),
+}
+
+
+def forked(child):
+    """Return the exit code of a child that runs ``child``, and is killed if it takes too long."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(WATCHDOG_S)
+            child()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def graph(lab, stash, seed=0):
+    leaf = lab.tensor(floats(64, 64, seed=seed), device=lab.devices[0], requires_grad=True)
+
+    def forward():
+        x = lab.mul(leaf, 1.0)
+        for _ in range(4):
+            x = lab.tanh(lab.mul(x, x))
+        return lab.sum(x)
+
+    if stash is None:
+        return leaf, forward()
+    with stash:
+        return leaf, forward()
+
+
+def gradient(lab, stash, seed=0):
+    leaf, loss = graph(lab, stash, seed)
+    lab.backward(loss)
+    return lab.gradient(leaf)
+
+
+class InParent(Gated):
+    """Memory whose puts hang, in the process that has opened it alone."""
+
+    def open(self):
+        store, here = super().open(), os.getpid()
+        held = store.put
+        store.put = lambda data: held(data) if os.getpid() == here else store.inner.put(data.copy())
+        return store
+
+
+@pytest.mark.parametrize("framework", BACKENDS)
+def test_a_child_waits_for_no_bytes_that_only_threads_of_the_parent_would_give_back(framework):
+    lab, gate = lab_of(framework), InParent()
+    limits = ts.Limits(in_flight=4 * 64 * 64 * 6)
+    stash = ts.stash(StoreIn(gate), framework=framework, min_bytes=0, limits=limits)
+    expected = gradient(lab, None)
+    gate.puts.clear()
+    leaf, loss = graph(lab, stash)
+    session = stash._session
+    if framework == "torch":
+        session._start_freed(session._state.held.clear())
+    gate.arrived.acquire()  # a writer is inside put
+    assert session._in_flight.used > 0
+
+    def child():
+        for _ in range(3):
+            assert np.array_equal(gradient(lab, stash), expected)
+        session.drain()
+        assert session._in_flight.used == 0
+        lab.backward(loss)  # what was in flight has never left
+        assert np.array_equal(lab.gradient(leaf), expected)
+
+    assert forked(child) == 0
+    gate.puts.set()
+    lab.backward(loss)
+    assert np.array_equal(lab.gradient(leaf), expected)
+    assert np.array_equal(gradient(lab, stash), expected)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("framework", BACKENDS)
+def test_a_child_trains_whatever_locks_were_held_at_the_fork(framework, policy, tmp_path):
+    lab = lab_of(framework)
+    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework=framework, min_bytes=0)
+    expected = [gradient(lab, stash, seed) for seed in (0, 0, 1)]
+    loss = graph(lab, stash)[1]
+    stash._session.drain()
+    locks = [lock for thing in list(forks._LIVE) if isinstance(lock := getattr(thing, "_lock", None), _LOCK)]
+    assert len(locks) >= 6
+    for lock in locks:
+        lock.acquire()  # as threads may have, which the child does not have
+
+    def child():
+        assert all(np.array_equal(gradient(lab, stash, seed), expected[1 + seed]) for seed in (0, 1, 0))
+        assert stash.stats().stashed.tensors > 0
+
+    try:
+        assert forked(child) == 0
+    finally:
+        for lock in locks:
+            lock.release()
+    lab.backward(loss)
+    assert np.array_equal(gradient(lab, stash), expected[1])
+
+
+_LOCK = type(threading.Lock())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("framework", BACKENDS)
+def test_a_graph_of_the_parent_is_walked_in_the_child_or_refused_at_once(framework, policy, tmp_path):
+    lab = lab_of(framework)
+    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework=framework, min_bytes=0)
+    gradient(lab, stash)
+    expected = gradient(lab, stash)
+    leaf, loss = graph(lab, stash)
+    stash._session.drain()
+
+    def child():
+        if "disk" not in policy:
+            lab.backward(loss)
+            assert np.array_equal(lab.gradient(leaf), expected)
+            return
+        with pytest.raises(StoreError, match=r"was stored before this process was forked .*in process"):
+            lab.backward(loss)
+        assert np.array_equal(gradient(lab, stash), expected)
+
+    assert forked(child) == 0
+    lab.backward(loss)
+    assert np.array_equal(lab.gradient(leaf), expected)
+
+
+def test_a_child_of_a_child_trains(tmp_path):
+    lab = lab_of("reference")
+    stash = ts.stash(ts.DiskSpill(str(tmp_path)), framework="reference", min_bytes=0)
+    expected = gradient(lab, stash)
+
+    def child():
+        assert np.array_equal(gradient(lab, stash), expected)
+        assert forked(lambda: np.testing.assert_array_equal(gradient(lab, stash), expected)) == 0
+        assert np.array_equal(gradient(lab, stash), expected)
+
+    assert forked(child) == 0
+
+
+@pytest.mark.parametrize("policy", ["memory", "disk", "quantize"])
+@pytest.mark.parametrize(
+    ("framework", "method"),
+    [("torch", "fork"), ("torch", "spawn"), ("torch", "process"), ("paddle", "fork"), ("paddle", "process")],
+)
+def test_workers_of_data_loaders_inside_the_block_compute_at_once(framework, method, policy, tmp_path):
+    program = [sys.executable, str(HERE / "forked_loaders.py"), framework, policy, method, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)])}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=2 * WATCHDOG_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "right\n"
+    assert os.listdir(tmp_path) == []

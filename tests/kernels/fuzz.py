@@ -1,0 +1,329 @@
+"""Every compiled function against NumPy on random arrays, and against arrays that do not fit together.
+
+    python tests/kernels/fuzz.py MODULE [--rounds 200] [--seed 0]
+
+MODULE is a compiled ``tensorstash._native``, usually one built with sanitizers. Every array ends where its memory
+ends, so that a sanitizer sees what lies beyond. Ends with an exception where a result is not NumPy's, and prints how
+often each function was called.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+NAME = "tensorstash._native"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+
+def loaded(path: str) -> Any:
+    """Return the module of a file, which the package then takes for its own."""
+    loader = ExtensionFileLoader(NAME, path)
+    spec = spec_from_loader(NAME, loader, origin=path)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    sys.modules[NAME] = module
+    return module
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("module")
+parser.add_argument("--rounds", type=int, default=200)
+parser.add_argument("--seed", type=int, default=0)
+options = parser.parse_args()
+native = loaded(options.module)
+
+import numpy as np  # noqa: E402
+
+from tensorstash import kernels  # noqa: E402
+from tensorstash.buffers import Array  # noqa: E402
+from tensorstash.codecs import Affine, AsType, FloatSplit, FrameOfReference, PackBits, Sparse, TwoValued  # noqa: E402
+from tensorstash.errors import CodecError  # noqa: E402
+from tensorstash.kernels.float_fields import field_start, field_widths  # noqa: E402
+from tensorstash.kernels.floats import FORMATS  # noqa: E402
+from tensorstash.kernels.groups import Groups  # noqa: E402
+from tensorstash.kernels.quantize import section_nbytes  # noqa: E402
+from tensorstash.protocols import Codec  # noqa: E402
+from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides  # noqa: E402
+
+REFUSALS = (ValueError, TypeError, BufferError, OverflowError)
+SIZES = (0, 1, 2, 7, 8, 9, 63, 64, 65, 127, 129, 1000, 1023, 1024, 1025, 4099)
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+CODECS: tuple[Codec, ...] = (
+    PackBits(),
+    TwoValued(),
+    FrameOfReference(),
+    Sparse(),
+    Sparse(split_floats=True),
+    FloatSplit(),
+    Affine(bits=2, group_size=7),
+    Affine(bits=4, group_size=33, rounding="stochastic"),
+    Affine(bits=8),
+    AsType(dtype="bfloat16"),
+)
+called: Counter[str] = Counter()
+rng = np.random.default_rng(options.seed)
+
+
+def placed(array: Array) -> Array:
+    """Return a copy that ends where its memory does, and may start at any address."""
+    start = int(rng.choice([0, 0, 1, 3]))
+    room = np.empty(array.nbytes + start, np.uint8)[start:]
+    room[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return room.view(array.dtype).reshape(array.shape)
+
+
+def words_of(itemsize: int, size: int) -> Array:
+    """Return unsigned integers: of any bits, of few values, of many zeros, or of a small range."""
+    kind = rng.integers(4)
+    bits = rng.integers(0, 256, size * itemsize, np.uint8).view(f"u{itemsize}")
+    if kind == 1:
+        bits = rng.choice(np.resize(bits, 2), size) if size else bits
+    elif kind == 2:
+        bits = np.where(rng.random(size) < rng.random(), bits, bits.dtype.type(0))
+    elif kind == 3:
+        bits = (rng.integers(0, 200, size) + (3 << (8 * itemsize - 3))).astype(bits.dtype)
+    return bits
+
+
+def filled(dtype: str, size: int) -> Array:
+    return np.full(size, 77, dtype)
+
+
+def cases() -> Iterator[tuple[str, tuple[Any, ...], tuple[str, tuple[Any, ...]]]]:
+    """Yield functions of the table with arguments that fit, and the compiled function that does it with its own."""
+    size, itemsize = int(rng.choice(SIZES)), int(rng.choice([2, 4, 8]))
+    packed = -(-size // 8)
+    words, any_width = words_of(itemsize, size), words_of(int(rng.choice([1, 2, 4, 8])), size)
+
+    def same(name: str, *arguments: Any) -> tuple[str, tuple[Any, ...], tuple[str, tuple[Any, ...]]]:
+        return name, arguments, (name, arguments)
+
+    flags = rng.integers(0, 2, size, np.uint8)
+    if size and rng.random() < 0.3:
+        flags[rng.integers(size)] = 2
+    yield same("pack_booleans", flags, filled("u1", packed))
+    yield same("unpack_booleans", rng.integers(0, 256, packed, np.uint8), filled("u1", size))
+    yield same("pack_two_values", any_width, filled(any_width.dtype.str, 2), filled("u1", packed))
+    pair = words_of(any_width.itemsize, 2)
+    yield same("unpack_two_values", rng.integers(0, 256, packed, np.uint8), pair, filled(pair.dtype.str, size))
+    mask, there = np.packbits(words != 0, bitorder="little"), int(np.count_nonzero(words))
+    yield same("mask_nonzero", words, filled("u1", packed))
+    for total in (there, there + 1, max(there - 1, 0)):
+        yield same("gather_masked", words, mask, filled(words.dtype.str, total))
+        yield same("scatter_masked", words_of(itemsize, total), mask, filled(words.dtype.str, size))
+    if size:
+        integers = words.view(f"{rng.choice(['i', 'u'])}{itemsize}")
+        raw = ("integer_range", (integers, integers.dtype.kind == "i"))
+        yield "integer_range", (integers,), raw
+    narrower = f"u{rng.choice([width for width in (1, 2, 4) if width < itemsize])}"
+    yield same("subtract_base", words, words_of(itemsize, 1), filled(narrower, size))
+    yield same("add_base", words_of(int(narrower[1]), size), words_of(itemsize, 1), filled(words.dtype.str, size))
+    fields = {k: filled(f"u{width}", size) for k, width in enumerate(field_widths(itemsize)) if rng.random() < 0.7}
+    pairs = tuple((field_start(itemsize, k), field) for k, field in fields.items())
+    yield "take_fields", (words, fields), ("take_fields", (words, pairs))
+    parts = [words_of(width, size) for width in field_widths(itemsize)]
+    yield "join_fields", (parts, filled(words.dtype.str, size)), ("join_fields", (words, *reversed(parts)))
+    values = words_of(4, size).view(np.float32)
+    dtype = str(rng.choice(list(FORMATS)))
+    carrier = words_of(FORMATS[dtype].nbits // 8, size).view(DTYPES[dtype].carrier)
+    yield "narrow", (values, dtype), ("narrow_bfloat16", (values, filled("u2", size)))
+    yield "widen", (carrier, dtype), ("widen_bfloat16", (words_of(2, size), filled("f4", size)))
+    yield from quantized()
+
+
+def quantized() -> Iterator[tuple[str, tuple[Any, ...], tuple[str, tuple[Any, ...]]]]:
+    shape = tuple(int(n) for n in rng.choice([1, 2, 7, 33, 129, 2050], rng.integers(0, 4)))
+    while np.prod(shape) > 20_000:
+        shape = shape[1:]
+    bits, dtype = int(rng.choice([2, 4, 8])), str(rng.choice(FLOATS))
+    groups = Groups.of(shape, int(rng.choice([1, 2, 5, 16, 127, 128, 129, 2048, 2049, 10**6])))
+    size, itemsize = int(np.prod(shape, dtype=int)), DTYPES[dtype].itemsize
+    source = words_of(itemsize, size).view(DTYPES[dtype].carrier)
+    seed = None if rng.random() < 0.5 else int(rng.integers(1 << 32))
+    body = rng.integers(0, 256, sum(section_nbytes(dtype, groups, bits)), np.uint8)
+    rows = (groups.rows, groups.length, groups.size)
+    compiled = "float32" if dtype == "float64" else dtype  # refused, for its size
+    raw = (source, body, compiled, rows, bits, -1 if seed is None else seed)
+    yield "quantize", (source, body, dtype, groups, bits, seed), ("affine_encode", raw)
+    target = filled(DTYPES[dtype].carrier, size)
+    yield "dequantize", (body, target, dtype, groups, bits), ("affine_decode", (body, target, compiled, rows, bits))
+
+
+def mapped(change: Callable[[Array], Any], argument: Any) -> Any:
+    """Return an argument with every array in it changed."""
+    if isinstance(argument, np.ndarray):
+        return change(argument)
+    if isinstance(argument, dict):
+        return {key: mapped(change, value) for key, value in argument.items()}
+    if isinstance(argument, list | tuple):
+        return type(argument)(mapped(change, value) for value in argument)
+    return argument
+
+
+def arrays_in(argument: Any) -> Iterator[Array]:
+    if isinstance(argument, np.ndarray):
+        yield argument
+    elif isinstance(argument, dict):
+        yield from arrays_in(list(argument.values()))
+    elif isinstance(argument, list | tuple):
+        for value in argument:
+            yield from arrays_in(value)
+
+
+def equal(one: Array, other: Array, *, numbers: bool) -> bool:
+    """Whether two arrays hold the same bytes; of floats of payloads that mean nothing, the same numbers or NaNs."""
+    if one.tobytes() == other.tobytes():
+        return True
+    return numbers and one.dtype.kind == "f" and np.array_equal(one, other, equal_nan=True)
+
+
+def assert_as_in_numpy(name: str, arguments: tuple[Any, ...]) -> None:
+    given = mapped(placed, list(arguments)), mapped(placed, list(arguments))
+    got, expected = (
+        getattr(table, name)(*some) for table, some in zip((kernels.active, kernels.DEFINED), given, strict=True)
+    )
+    called[name] += 1
+    if isinstance(expected, np.ndarray):
+        assert equal(got, expected, numbers=False), name
+        return
+    assert got == expected, (name, got, expected)
+    if expected is False:
+        return  # what was filled means nothing
+    for one, other in zip(arrays_in(given[0]), arrays_in(given[1]), strict=True):
+        # Sums of NaNs carry the bits of either.
+        numbers = name == "dequantize"
+        if numbers and one.dtype == np.uint16:
+            one, other = ((array.astype(np.uint32) << 16).view(np.float32) for array in (one, other))
+        assert equal(one, other, numbers=numbers), name
+
+
+def spoiled(array: Array) -> Any:
+    """Return something that does not fit where the array did, or perhaps does."""
+    flat = array.reshape(-1)
+    kind = rng.integers(8)
+    if kind == 0:
+        return placed(flat[:-1])
+    if kind == 1:
+        return placed(np.concatenate([flat, flat[:1]]))
+    if kind == 2:
+        return placed(flat.view(np.uint8))
+    if kind == 3:
+        return placed(words_of(int(rng.choice([1, 2, 4, 8])), int(rng.choice(SIZES))))
+    if kind == 4:
+        return placed(np.zeros(int(rng.choice(SIZES)), rng.choice(["V3", "c16", "S5", "V1"])))
+    if kind == 5:
+        view = placed(flat)
+        view.flags.writeable = False
+        return view
+    return bytes(flat) if kind == 6 else None
+
+
+def assert_hostile_arguments_end(name: str, arguments: tuple[Any, ...]) -> None:
+    """Call a compiled function with one argument that may not fit: it may refuse, and read and write what is given."""
+    victim, place = int(rng.integers(max(sum(1 for _ in arrays_in(list(arguments))), 1))), count()
+
+    def change(array: Array) -> Any:
+        return spoiled(array) if next(place) == victim else placed(array)
+
+    changed = mapped(change, list(arguments))
+    for k, argument in enumerate(changed):
+        if isinstance(argument, int) and rng.random() < 0.2:
+            changed[k] = int(rng.choice([-1, 0, 3, 2**31 - 1, -(2**31)]))
+        if name.startswith("affine") and isinstance(argument, tuple) and rng.random() < 0.3:
+            changed[k] = tuple(int(rng.choice([-1, 0, 1, n, n + 1, 2**31, 2**62])) for n in argument)
+    try:
+        getattr(native, name)(*changed)
+    except REFUSALS:
+        called[f"{name}, refused"] += 1
+    called[name] += 1
+
+
+def decoded(codec: Codec, payload: Array, spec: TensorSpec) -> Array | str:
+    try:
+        return codec.decode(payload, spec)
+    except CodecError as error:
+        return str(error)
+
+
+def assert_hostile_payloads_end_as_in_numpy(codec: Codec) -> None:
+    dtype = str(rng.choice([name for name in DTYPES if codec.accepts(TensorSpec((1,), (1,), 0, name, "cpu"))]))
+    shape = tuple(int(n) for n in rng.choice([0, 1, 3, 50, 129], rng.integers(0, 3)))
+    spec = TensorSpec(shape, contiguous_strides(shape), 0, dtype, "cpu")
+    data = placed(np.resize(words_of(1, 97), spec.nbytes).view(spec.carrier).reshape(shape))
+    payload = codec.encode(data, spec)
+    for _ in range(6):
+        altered = payload.reshape(-1).view(np.uint8).copy()
+        if altered.size:
+            places = rng.integers(0, min(altered.size, int(rng.choice([24, 10**6]))), 2)
+            altered[places] ^= rng.choice([1, 0x80, 0xFF], 2).astype(np.uint8)
+        whole = placed(altered).view(payload.dtype).reshape(payload.shape)
+        chosen, kernels.active = kernels.active, kernels.DEFINED
+        expected = decoded(codec, whole, spec)
+        kernels.active = chosen
+        got = decoded(codec, whole, spec)
+        if isinstance(expected, str) or isinstance(got, str):
+            assert isinstance(got, str), (codec, expected)
+            assert got == expected, codec
+            continue
+        if not codec.lossless and got.dtype == np.uint16:
+            got, expected = ((array.astype(np.uint32) << 16).view(np.float32) for array in (got, expected))
+        assert equal(got, expected, numbers=not codec.lossless), (codec, spec)
+
+
+def exercise_hooks() -> None:
+    """Keep and give back objects, with and without what the hooks ask for."""
+
+    class Thing:
+        version = staticmethod(lambda thing: 3)
+        was_asked = False
+
+    state, one = Thing(), object()
+    steps = {n: iter(range(9)) for n in (8, 4096)}
+    keep = native.keeping(
+        steps, 1024, {4096: iter(range(9))}, lambda t: 8, state, lambda t: t, lambda t: 3, lambda t: "packed"
+    )
+    restore = native.restoring(lambda handle: "restored")
+    handle = keep(one)
+    assert restore(handle) is one
+    assert state.was_asked
+    assert restore("something else") == "restored"
+    del handle
+    for name in ("keeping", "restoring", "packing", "unpacking", "aliasing", "sizing"):
+        called[name] += 1
+        for number in (0, 1, 3, 9):
+            try:
+                made = getattr(native, name)(*[object()] * number)
+            except TypeError:
+                continue
+            for argument in (None, 1, object()):
+                try:
+                    made(argument)
+                except (TypeError, AttributeError):
+                    called[f"{name}, refused"] += 1
+
+
+def main() -> None:
+    print(f"seed {options.seed}")
+    for _ in range(options.rounds):
+        for name, arguments, (compiled, raw) in cases():
+            assert_as_in_numpy(name, arguments)
+            for _ in range(3):
+                assert_hostile_arguments_end(compiled, raw)
+        for codec in CODECS:
+            assert_hostile_payloads_end_as_in_numpy(codec)
+    exercise_hooks()
+    missing = {name for name in vars(native) if not name.startswith("_")} - set(called)
+    assert not missing, f"never called: {missing}"
+    print(", ".join(f"{name} {number}" for name, number in sorted(called.items())))
+
+
+if __name__ == "__main__":
+    with np.errstate(all="ignore"):
+        main()

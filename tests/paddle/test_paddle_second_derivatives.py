@@ -1,0 +1,66 @@
+"""Derivatives of derivatives inside a scope, where Paddle saves tensors that have no memory, too."""
+
+import paddle
+import pytest
+from paddle.autograd import saved_tensors_hooks
+from paddle_cases import bits, leaf, noise
+
+import tensorstash as ts
+from tensorstash.stores.memory import Memory
+
+PROGRAMS = {
+    "add": lambda a, b: a * a + a * 2.0 + b,
+    "add of what is broadcast": lambda a, b: (a + b[:1]) * (a[:1] + b),
+    "add twice": lambda a, b: (a + b + a) ** 2,
+    "subtract": lambda a, b: (a - b) * (b - a * a),
+    "multiply": lambda a, b: a * b * a,
+    "divide": lambda a, b: a / b + b / a,
+    "matmul": lambda a, b: a @ b.t() @ a,
+    "mean": lambda a, b: (a * b).mean() * a,
+    "sum over an axis": lambda a, b: (a * b).sum(0) * (a + b).sum(0),
+    "concat and split": lambda a, b: paddle.concat([a * b, a + b])[1:5] * 3.0,
+    "reshape and transpose": lambda a, b: (a.reshape([4, 3]) + b.t()).t() * a,
+    "transposed": lambda a, b: a.t() * b.t() + a.t(),
+    "tanh": lambda a, b: paddle.tanh(a + b) * a,
+    "sigmoid": lambda a, b: paddle.nn.functional.sigmoid(a + b) * a,
+    "maximum": lambda a, b: paddle.maximum(a * a, b) * b,
+    "norm": lambda a, b: paddle.sqrt((a * a + b * b).sum()) * a,
+}
+SCOPES = {
+    "keep": lambda: ts.stash(ts.Keep(), min_bytes=0, framework="paddle"),
+    "kept for its size": lambda: ts.stash(ts.Compress(), framework="paddle"),
+    "compress": lambda: ts.stash(ts.Compress(), min_bytes=0, framework="paddle"),
+    "memory": lambda: ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle"),
+    "a pair that copies": lambda: saved_tensors_hooks(lambda x: x.numpy(), paddle.to_tensor),
+}
+
+
+def derivatives(program, scope):
+    a, b = (leaf(noise(3, 4, seed=seed)) for seed in (0, 1))
+    first, second = derive(program, a, b) if scope is None else _inside(scope, program, a, b)
+    (second * second).sum().backward()
+    return [bits(one) for one in (first, second, a.grad, b.grad)]
+
+
+def _inside(scope, program, a, b):
+    # The outer scope is what a foreign pair goes through.
+    with ts.stash(ts.Keep(), framework="paddle"), scope():
+        return derive(program, a, b)
+
+
+def derive(program, a, b):
+    out = program(a * 1.0, b * 1.0)
+    return paddle.grad((out * out).sum(), [a, b], create_graph=True)
+
+
+@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES.keys())
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_derivatives_taken_inside_a_scope_are_bitwise_those_without(program, scope):
+    assert derivatives(program, scope) == derivatives(program, None)
+
+
+def test_another_thread_takes_second_derivatives_without_a_scope_of_its_own(in_a_thread):
+    program = PROGRAMS["add"]
+    with ts.stash(ts.Keep(), framework="paddle"):
+        got = in_a_thread(lambda: derivatives(program, None))
+    assert got == derivatives(program, None)

@@ -1,0 +1,75 @@
+"""The memory layouts an operator's inputs take in the sweep: the same values, or fewer, in another place."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor comes to a layout by differentiable views of a dense one.
+
+    Args:
+        accepts: whether a tensor can be laid out so.
+        base: a dense tensor with the values of the given one, in the order they have in memory.
+        view: the tensor of this layout, given one like the base.
+        is_special: whether values, not memory, are different; then it is enough that one input accepts.
+    """
+
+    accepts: Callable[[Tensor], bool]
+    base: Callable[[Tensor], Tensor]
+    view: Callable[[Tensor], Tensor]
+
+
+def _everything(tensor: Tensor) -> bool:
+    return True
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _reversed(tensor: Tensor) -> Tensor:
+    return tensor.permute(*reversed(range(tensor.dim())))
+
+
+def _framed(tensor: Tensor) -> Tensor:
+    """Return the tensor in the middle of a larger one, with something else around it."""
+    last = tensor.shape[-1]
+    frame = tensor[..., :1].expand(*tensor.shape[:-1], 2)
+    return torch.cat([frame[..., :1], tensor, frame], -1).reshape(*tensor.shape[:-1], last + 3)
+
+
+def _is_complex(tensor: Tensor) -> bool:
+    return tensor.is_complex()
+
+
+def _is_signed(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _has_elements(tensor: Tensor) -> bool:
+    return tensor.dim() >= 1 and tensor.numel() > 0
+
+
+LAYOUTS = {
+    "contiguous": Layout(_everything, _as_it_is, _as_it_is),
+    "transposed": Layout(lambda t: t.dim() >= 2, _reversed, _reversed),
+    "sliced": Layout(_has_elements, _framed, lambda t: t[..., 1:-2]),
+    "expanded": Layout(_has_elements, lambda t: t[:1], _as_it_is),
+    "channels_last": Layout(lambda t: t.dim() == 4, lambda t: t.permute(0, 2, 3, 1), lambda t: t.permute(0, 3, 1, 2)),
+    "conj": Layout(_is_complex, lambda t: t.conj(), lambda t: t.conj()),
+    "neg": Layout(_is_signed, lambda t: -t, torch._neg_view),
+    "scalar": Layout(_has_elements, lambda t: t.reshape(-1)[0], _as_it_is),
+    "empty": Layout(_has_elements, lambda t: t[:0], _as_it_is),
+}
+"""Every layout by name; what does not accept a tensor leaves it contiguous."""
+
+
+def laid_out(name: str, base: Tensor, shape: torch.Size) -> Tensor:
+    """Return the view of ``base`` that has layout ``name``; ``shape`` is of the tensor that the base was made of."""
+    if name == "expanded":
+        return base.expand(shape)
+    return LAYOUTS[name].view(base)

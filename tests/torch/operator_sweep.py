@@ -1,0 +1,427 @@
+"""Runs what PyTorch lists, operators and modules, with and without a scope around it, and judges the gradients."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from operator_layouts import LAYOUTS, laid_out
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+import tensorstash as ts
+from tensorstash.policies import StoreIn
+from tensorstash.stores.memory import Memory
+
+Scope = Callable[[], AbstractContextManager[Any]]
+Visible = dict[str, Tensor]
+Sessions = Mapping[str, tuple["Way", ts.api.Stash]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A policy to run a case under.
+
+    Args:
+        policy: what becomes of saved tensors.
+        limits: at once, or behind the computation.
+        holds: whether the program holds inputs and outputs until backward is done, and looks whether they changed.
+        is_lossless: whether gradients must have the same bits; otherwise they must be finite where the plain ones are,
+            in the second step, when a session knows who reads what.
+    """
+
+    policy: ts.HookPolicy
+    limits: ts.Limits
+    holds: bool
+    is_lossless: bool = True
+
+
+def ways(directory: str) -> dict[str, Way]:
+    """Return every way a case is run, by name."""
+    at_once, behind = ts.Limits(in_flight=0), ts.Limits()
+    return {
+        "keep, held": Way(ts.Keep(), behind, True),
+        "offload": Way(ts.CpuOffload(), behind, False),
+        "memory": Way(StoreIn(Memory()), behind, False),
+        "memory, held": Way(StoreIn(Memory()), at_once, True),
+        "compress": Way(ts.Compress(), at_once, False),
+        "disk": Way(ts.DiskSpill(directory), behind, False),
+        "compress | disk": Way(ts.Compress() | ts.DiskSpill(directory), at_once, False),
+        "quantize": Way(ts.Quantize(8), at_once, False, is_lossless=False),
+        "quantize 2 | disk, held": Way(ts.Quantize(2) | ts.DiskSpill(directory), behind, True, is_lossless=False),
+        "cast": Way(ts.Cast("bfloat16"), at_once, False, is_lossless=False),
+    }
+
+
+class Case(Protocol):
+    """One program to run in every way.
+
+    Args:
+        name: which it is.
+        kind: the column it is counted in.
+        twice: whether the gradient is derived once more.
+    """
+
+    name: str
+    kind: str
+    twice: bool
+
+    def forward(self, scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
+        """Return the outputs to derive, the leaves to derive by, and by name what the user can see."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A tensor of a sample before it is laid out: its dense memory, its shape, and whether it takes the layout."""
+
+    base: Tensor
+    shape: torch.Size
+    is_laid_out: bool
+
+    @classmethod
+    def of(cls, value: Any, layout: str) -> Any:
+        """Return the start of a dense tensor, and anything else as it is."""
+        if not is_plain(value):
+            return value
+        accepts = LAYOUTS[layout].accepts(value)
+        with torch.no_grad():
+            base = LAYOUTS[layout].base(value.detach()) if accepts else value.detach()
+            base = base.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        return cls(base.requires_grad_(value.requires_grad), value.shape, accepts)
+
+
+@dataclass(frozen=True)
+class OperatorCase:
+    """An operator on one sample in one layout.
+
+    Args:
+        name: operator, number of the sample, layout.
+        kind: the layout, or in place.
+        twice: whether the gradient is derived once more.
+        call: the operator.
+        start: its first, its other positional and its named arguments, as :class:`Start` where they are tensors.
+        layout: what the tensors become inside the scope.
+    """
+
+    name: str
+    kind: str
+    twice: bool
+    call: Callable[..., Any]
+    start: Any
+    layout: str
+
+    def forward(self, scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
+        leaves: list[Tensor] = []
+
+        def enter(value: Any) -> Any:
+            if not isinstance(value, Start):
+                return value
+            leaf = value.base.detach().clone().requires_grad_(value.base.requires_grad)
+            if leaf.requires_grad:
+                leaves.append(leaf)
+            # The graph alone holds what the operator is given, unless the caller does.
+            inner = leaf * 1 if leaf.requires_grad else leaf.clone()
+            return laid_out(self.layout, inner, value.shape) if value.is_laid_out else inner
+
+        with scope():
+            first, others, named = tree_map(enter, self.start, is_leaf=lambda value: isinstance(value, Start))
+            outputs = [out for out in tree_leaves(self.call(first, *others, **named)) if isinstance(out, Tensor)]
+        inputs = [leaf for leaf in tree_leaves((first, others, named)) if is_plain(leaf)]
+        return outputs, leaves, numbered("input", inputs) | numbered("output", outputs)
+
+
+@dataclass(frozen=True)
+class ModuleCase:
+    """A module on one input, in training or not.
+
+    Args:
+        name: module, number of the input, training or not.
+        kind: the module, or training or not.
+        twice: whether the gradient is derived once more.
+        module: class of the module.
+        sample: arguments to make it with and to run it on.
+        dtype: of its parameters.
+        training: whether it trains.
+    """
+
+    name: str
+    kind: str
+    twice: bool
+    module: type[torch.nn.Module]
+    sample: Any
+    dtype: torch.dtype
+    training: bool
+
+    def forward(self, scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
+        made, given = self.sample.constructor_input, self.sample.forward_input
+        module = self.module(*made.args, **made.kwargs).to(self.dtype).train(self.training)
+
+        def enter(value: Any) -> Any:
+            return value.detach().clone().requires_grad_(value.requires_grad) if is_plain(value) else value
+
+        args, named = tree_map(enter, (given.args, given.kwargs))
+        with scope():
+            outputs = [out for out in tree_leaves(module(*args, **named)) if isinstance(out, Tensor)]
+        inputs = [leaf for leaf in tree_leaves((args, named)) if is_plain(leaf)]
+        leaves = [leaf for leaf in [*module.parameters(), *inputs] if leaf.requires_grad]
+        buffers = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
+        return outputs, leaves, numbered("input", inputs) | numbered("output", outputs) | buffers
+
+
+def is_plain(value: object) -> bool:
+    """Return whether something is a dense tensor that a layout can be given to."""
+    return (
+        isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested and not value.is_quantized
+    )
+
+
+def numbered(word: str, tensors: Sequence[Tensor]) -> Visible:
+    """Return the dense ones of these tensors by a word and their number."""
+    return {f"{word} {number}": tensor for number, tensor in enumerate(tensors) if is_plain(tensor)}
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """Return ``wanted`` numbers below ``count``, evenly spread, the first and the last among them.
+
+    >>> spread(9, 3), spread(1, 3)
+    ([0, 4, 8], [0])
+    """
+    return sorted({index * (count - 1) // (wanted - 1) for index in range(wanted)}) if count else []
+
+
+def operators(dtype: torch.dtype) -> list[Any]:
+    """Return what PyTorch lists and can derive in a dtype on the CPU."""
+    # It takes ten seconds to import.
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [op for op in op_db if op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")]
+
+
+def operator_cases(operator: Any, number: int, sample: Any, layouts: Sequence[str]) -> Iterator[OperatorCase]:
+    """Yield the cases of one sample: in every layout that one of its tensors can have, and in place."""
+    arguments = (sample.input, sample.args, sample.kwargs)
+    plain = [leaf for leaf in tree_leaves(arguments) if is_plain(leaf)]
+    name = f"{operator.formatted_name}[{number}]"
+    for layout in layouts:
+        if any(LAYOUTS[layout].accepts(tensor) for tensor in plain):
+            start = tree_map(lambda leaf, layout=layout: Start.of(leaf, layout), arguments)
+            twice = operator.supports_gradgrad and layout == "contiguous"
+            yield OperatorCase(f"{name}, {layout}", layout, twice, operator, start, layout)
+    inplace = operator.inplace_variant
+    if inplace is not None and operator.supports_inplace_autograd:
+        start = tree_map(lambda leaf: Start.of(leaf, "contiguous"), arguments)
+        yield OperatorCase(f"{name}, in place", "in place", False, inplace, start, "contiguous")
+
+
+def module_cases(dtype: torch.dtype, samples: int) -> Iterator[ModuleCase]:
+    """Yield every module that PyTorch lists for a dtype, in training and not, on so many of its inputs."""
+    from torch.testing._internal.common_modules import module_db
+
+    for info in module_db:
+        if dtype not in info.supported_dtypes("cpu"):
+            continue
+        for training in (True, False):
+            torch.manual_seed(0)
+            inputs = info.module_inputs_func(info, "cpu", dtype, requires_grad=True, training=training)
+            inputs = [sample for sample in inputs if sample.forward_input is not None]
+            mode = "training" if training else "evaluation"
+            for number in spread(len(inputs), samples):
+                name = f"{info.name}[{number}], {mode}"
+                twice = info.supports_gradgrad
+                yield ModuleCase(name, mode, twice, info.module_cls, inputs[number], dtype, training)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Gradients and buffers after one run, and the names of the user's tensors that backward changed."""
+
+    tensors: tuple[Tensor | None, ...]
+    changed: tuple[str, ...] = ()
+
+
+def run(case: Case, scope: Scope = nullcontext, *, holds: bool = False) -> Result | None:
+    """Run forward inside the scope and backward after it; None where there is nothing to derive.
+
+    Args:
+        case: what to run.
+        scope: made around the forward, and around the first backward where there is a second.
+        holds: whether the program refers to inputs and outputs until the end.
+    """
+    torch.manual_seed(0)
+    outputs, leaves, visible = case.forward(scope)
+    buffers = {name: tensor for name, tensor in visible.items() if name.startswith("buffer")}
+    loss = weighed([out for out in outputs if out.requires_grad])
+    if loss is None or not leaves:
+        return None
+    if holds:
+        visible |= numbered("leaf", leaves)
+    else:
+        visible = buffers
+        del outputs[:]
+    before = {name: bits(tensor) for name, tensor in visible.items()}
+    with scope() if case.twice else nullcontext():
+        first = torch.autograd.grad(loss, leaves, allow_unused=True, create_graph=case.twice)
+        again = weighed([grad for grad in first if grad is not None and grad.requires_grad])
+    del loss
+    tensors = tuple(grad if grad is None else grad.detach() for grad in first)
+    del first
+    if again is not None:
+        tensors += torch.autograd.grad(again, leaves, allow_unused=True)
+    changed = tuple(name for name, tensor in visible.items() if bits(tensor) != before[name])
+    return Result(tensors + tuple(buffers.values()), changed)
+
+
+def weighed(tensors: list[Tensor]) -> Tensor | None:
+    """Return the sum of tensors times noise, as a real number; None where there is none, or one is not dense."""
+    if not tensors or not all(map(is_plain, tensors)):
+        return None
+    generator = torch.Generator().manual_seed(1)
+    sums = [(tensor * torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)).sum() for tensor in tensors]
+    return sum((total.real if total.is_complex() else total).double() for total in sums)
+
+
+def bits(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor's elements in the order of its indices."""
+    run = dense(tensor).detach().resolve_conj().resolve_neg().reshape(-1).clone(memory_format=torch.contiguous_format)
+    return bytes(run.view(torch.uint8).numpy())
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return a tensor with memory for every element."""
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+def unlike(plain: Result, other: Result) -> str:
+    """Return which tensor differs from the plain one, in presence, dtype, shape or any bit; nothing if none does."""
+    for number, (a, b) in enumerate(zip(plain.tensors, other.tensors, strict=True)):
+        if a is None or b is None:
+            if a is not b:
+                return f"gradient {number} is {b}, not {a}"
+        elif (a.dtype, a.shape) != (b.dtype, b.shape):
+            return f"gradient {number} is {b.dtype}{tuple(b.shape)}, not {a.dtype}{tuple(a.shape)}"
+        elif bits(a) != bits(b):
+            return f"gradient {number} differs"
+    return ""
+
+
+def spoiled(plain: Result, lossy: Result) -> str:
+    """Return which tensor is finite plainly and not so, or not there, under a lossy policy; nothing if none is."""
+    for number, (a, b) in enumerate(zip(plain.tensors, lossy.tensors, strict=True)):
+        if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
+            if a is not b:
+                return f"gradient {number} is of another kind"
+            continue
+        lost = ~torch.isfinite(dense(b)) & torch.isfinite(dense(a))
+        if lost.any():
+            nan = int((torch.isnan(dense(b)) & lost).sum())
+            return f"gradient {number}: of {b.numel()}, {nan} are NaN and {int(lost.sum()) - nan} infinite"
+    return ""
+
+
+@dataclass
+class Tally:
+    """What a sweep did.
+
+    Args:
+        cases: by row and column of the table.
+        runs: cases times ways.
+        left_out: what was not run or not compared, by reason.
+        stashed: tensors that were moved.
+        wrong: what must not be, one line each.
+    """
+
+    cases: Counter[tuple[str, str]] = field(default_factory=Counter)
+    runs: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    stashed: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts ready for JSON."""
+        cases = [[row, column, count] for (row, column), count in self.cases.items()]
+        wrong = len(self.wrong)
+        return {"cases": cases, "runs": self.runs, "left_out": self.left_out, "stashed": self.stashed, "wrong": wrong}
+
+
+def judge(case: Case, sessions: Sessions, tally: Tally, row: str) -> None:
+    """Run a case plainly and in every way, and count what came of it."""
+    try:
+        plain = run(case)
+    except Exception as error:
+        tally.left_out[f"PyTorch alone refuses it: {type(error).__name__}"] += 1
+        return
+    if plain is None:
+        tally.left_out["there is no gradient, or a sparse one"] += 1
+        return
+    tally.cases[row, case.kind] += 1
+    for name, (way, stash) in sessions.items():
+        tally.runs += 1
+        what = _wrong(case, plain, way, lambda stash=stash: stash, tally)
+        if what:
+            tally.wrong.append(f"{row}: {case.name}: {name}: {what}")
+
+
+def _wrong(case: Case, plain: Result, way: Way, scope: Scope, tally: Tally) -> str:
+    try:
+        if not way.is_lossless:
+            run(case, scope, holds=way.holds)
+        result = run(case, scope, holds=way.holds)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    if result is None:
+        return "there is no gradient"
+    if result.changed and not _again(case).changed:
+        return f"backward changed {', '.join(result.changed)}"
+    if not way.is_lossless:
+        return spoiled(plain, result)
+    what = unlike(plain, result)
+    if what and any(unlike(plain, _again(case)) for _ in range(3)):
+        tally.left_out[f"other bits every time without hooks: {case.name.partition('[')[0]}"] += 1
+        return ""
+    return what
+
+
+def _again(case: Case) -> Result:
+    result = run(case, holds=True)
+    assert result is not None
+    return result
+
+
+def differences(operator: Any, sample: Any, sessions: Sessions, tally: Tally) -> None:
+    """Hold both derivatives of an operator, taken inside a scope, against differences of values."""
+    arguments = (sample.input, sample.args, sample.kwargs)
+    leaves = [leaf for leaf in tree_leaves(arguments) if is_plain(leaf) and leaf.requires_grad]
+
+    def call(scope: Scope, *given: Tensor) -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        with scope():
+            fresh = iter(given)
+            first, others, named = tree_map(
+                lambda leaf: next(fresh) * 1 if is_plain(leaf) and leaf.requires_grad else leaf, arguments
+            )
+            outputs = tree_leaves(operator.gradcheck_wrapper(operator, first, *others, **named))
+        return tuple(out for out in outputs if isinstance(out, Tensor) and out.requires_grad)
+
+    def agrees(scope: Scope) -> bool:
+        checks = (torch.autograd.gradcheck, torch.autograd.gradgradcheck)
+        tolerance = operator.gradcheck_nondet_tol
+        return all(
+            check(lambda *given: call(scope, *given), leaves, nondet_tol=tolerance, fast_mode=True) for check in checks
+        )
+
+    try:
+        agrees(nullcontext)
+    except Exception as error:
+        tally.left_out[f"PyTorch alone disagrees with differences: {type(error).__name__}"] += 1
+        return
+    tally.cases["differences", "contiguous"] += 1
+    for name, (_, stash) in sessions.items():
+        tally.runs += 1
+        try:
+            agrees(lambda stash=stash: stash)
+        except Exception as error:
+            tally.wrong.append(
+                f"differences: {operator.formatted_name}: {name}: {type(error).__name__}: {str(error)[:200]}"
+            )

@@ -1,0 +1,307 @@
+"""The reader of a saved tensor is found while the graph is recorded, and nothing of the graph is held."""
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+from tensorstash.backends import torch_graph
+from tensorstash.backends.torch_graph import Readers
+
+
+class Saved:
+    """A handle."""
+
+    def __init__(self, tensor):
+        self.nbytes = tensor.nbytes
+        self.tensor = tensor.detach()
+        self.reader = None
+
+
+class Recording:
+    """A pair of hooks that asks for readers at every save, as an engine does."""
+
+    def __init__(self):
+        self.handles = []
+        self.readers = None
+
+    def __enter__(self):
+        self.readers = Readers(lambda handle: isinstance(handle, Saved))
+        self.hooks = saved_tensors_hooks(self.pack, lambda saved: saved.tensor)
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.hooks.__exit__(*error)
+
+    def pack(self, tensor):
+        self.note(self.readers.visit(tensor))
+        saved = Saved(tensor)
+        self.handles.append(saved)
+        return saved
+
+    def note(self, found):
+        for handle, reader in found:
+            assert handle.reader in (None, reader)
+            handle.reader = reader
+
+    def finish(self, *outputs):
+        self.note(self.readers.finish(outputs))
+
+    def names(self):
+        return [handle.reader for handle in self.handles]
+
+
+@pytest.fixture
+def x():
+    return torch.rand(4, 4, requires_grad=True)
+
+
+def test_a_later_save_shows_who_has_saved_before(x):
+    with Recording() as recording:
+        x.log().sigmoid().exp()
+    assert recording.names() == ["LogBackward0.self", "SigmoidBackward0.result", None]
+
+
+def test_an_operation_that_saves_its_own_result_is_looked_at_again_when_it_is_complete(x):
+    with Recording() as recording:
+        y = (x * 2).tanh()  # asks for the readers on the way to its result, before it shows that it has saved it
+        y.exp().log()
+    assert recording.names()[:2] == ["TanhBackward0.result", "ExpBackward0.result"]
+
+
+def test_the_output_shows_the_last_readers(x):
+    with Recording() as recording:
+        out = F.linear(x.exp(), x)
+    assert None in recording.names()
+    recording.finish(out)
+    assert None not in recording.names()
+
+
+def test_every_place_in_which_one_tensor_is_saved_has_its_own_reader(x):
+    with Recording() as recording:
+        y = x * 2
+        out = (y * y).sum() + y.amax() + (y / y).sum()
+    recording.finish(out)
+    assert sorted(recording.names()) == [
+        "AmaxBackward0.result",
+        "AmaxBackward0.self",
+        "DivBackward0.other",
+        "DivBackward0.self",
+        "MulBackward0.other",
+        "MulBackward0.self",
+    ]
+
+
+def test_lists_of_tensors_are_looked_into(x):
+    with Recording() as recording:
+        y = torch.einsum("ij,jk,kl->il", x, x, x)
+        z = y[torch.tensor([0, 2])]
+    recording.finish(z)
+    assert "IndexBackward0.indices" in recording.names()
+
+
+def test_a_setting_that_changes_the_need_is_part_of_the_name(x):
+    with Recording() as recording:
+        out = x.pow(2) + x.pow(0.5) + x.pow(-1) + torch.linalg.vector_norm(x, torch.inf)
+    recording.finish(out)
+    assert recording.names() == [
+        "PowBackward0.self",
+        "PowBackward0(exponent<1).self",
+        "PowBackward0(exponent<1).self",
+        "LinalgVectorNormBackward0(inf).self",
+        "LinalgVectorNormBackward0(inf).result",
+    ]
+
+
+def test_functions_written_in_python_are_seen(x):
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x, None, y)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad, None
+
+    with Recording() as recording:
+        out = Twice.apply(x * 1, x * 3)
+    recording.finish(out)
+    assert recording.names() == ["TwiceBackward.tensors"] * 2
+
+
+def test_earlier_graphs_are_not_walked(x):
+    before = x
+    for _ in range(50):
+        before = before.sin()
+    with Recording() as recording:
+        out = before.cos() * 2
+    recording.finish(out)
+    assert recording.names() == ["CosBackward0.self"]
+    assert len(recording.readers._walked) == 2
+
+
+def test_each_node_is_walked_once(x, monkeypatch):
+    reads = []
+    listed = torch_graph._saves
+    monkeypatch.setattr(torch_graph, "_saves", lambda node: reads.append(node._sequence_nr()) or listed(node))
+    depth = 40
+    with Recording() as recording:
+        y = x
+        for _ in range(depth):
+            y = y.sin() + y
+    recording.finish(y)
+    assert set(recording.names()) == {"SinBackward0.self"}
+    assert len(set(reads)) == 2 * depth + 1  # with the one that gathers the gradient of the input
+    assert len(reads) <= 3 * depth  # the start of each walk is looked at once more
+
+
+@pytest.mark.parametrize("dropped", ["graph", "output"])
+def test_nothing_of_the_graph_is_held(x, dropped):
+    gc.disable()
+    try:
+        with Recording() as recording:
+            out = x.exp().sin().exp()
+            recording.finish(out)
+            alive = [weakref.ref(handle) for handle in recording.handles]
+            recording.handles.clear()
+            if dropped == "graph":
+                out.sum().backward()
+            else:
+                del out
+            assert [ref() for ref in alive] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_what_backward_has_released_is_passed_over(x):
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    with Recording() as recording:
+        out = Same.apply(x.exp().pow(0.5)).norm(torch.inf)
+        out.backward()
+        recording.finish(out)
+    assert recording.readers._walked
+
+
+def test_graphs_recorded_for_second_derivatives_are_walked_too(x):
+    with Recording() as recording:
+        out = x.sin().sum()
+        (grad,) = torch.autograd.grad(out, x, create_graph=True)
+        recording.finish(out, grad)
+    assert recording.names()[0] == "SinBackward0.self"
+    assert {"CosBackward0.self", "MulBackward0.self"} <= set(recording.names())
+
+
+def test_a_graph_that_is_used_twice_keeps_its_readers(x):
+    with Recording() as recording:
+        out = x.log().exp()
+    recording.finish(out)
+    out.sum().backward(retain_graph=True)
+    out.sum().backward()
+    assert recording.names() == ["LogBackward0.self", "ExpBackward0.result"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_others_pack_is_not_ours(x, reentrant):
+    with Recording() as recording:
+        out = checkpoint(lambda y: y.sin().exp().log(), x.exp(), use_reentrant=reentrant)
+    recording.finish(out.cos())
+    assert "ExpBackward0.result" in recording.names()
+    assert not any(name and name.startswith(("Sin", "Log")) for name in recording.names())
+
+
+def test_in_place_operations_on_views_stay_unknown(x):
+    with Recording() as recording:
+        y = x * 1
+        y[:2].exp_()
+        recording.finish(y)
+    assert recording.names() == [None]
+
+
+def test_each_thread_finds_its_own_readers():
+    def record(number):
+        start = torch.rand(8, requires_grad=True)
+        with Recording() as recording:
+            out = start
+            for _ in range(100):
+                out = out.sin().exp().log()
+        recording.finish(out)
+        return set(recording.names())
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(record, range(8)))
+    assert found == [{"SinBackward0.self", "ExpBackward0.result", "LogBackward0.self"}] * 8
+
+
+def test_without_the_ability_nothing_is_found(x, monkeypatch):
+    monkeypatch.setattr(torch_graph, "CAN_TELL", False)
+    with Recording() as recording:
+        out = x.log().exp()
+    recording.finish(out)
+    assert recording.names() == [None, None]
+
+
+def mlp():
+    layers = [torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.LayerNorm(16)] * 3
+    return torch.nn.Sequential(*layers), torch.randn(32, 16)
+
+
+def convolutional():
+    layers = [torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.BatchNorm2d(3), torch.nn.ReLU(inplace=True)] * 3
+    return torch.nn.Sequential(*layers, torch.nn.MaxPool2d(2)), torch.randn(2, 3, 16, 16)
+
+
+def transformer():
+    return torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 8, 16)
+
+
+@pytest.mark.parametrize("build", [mlp, convolutional, transformer])
+def test_all_that_a_model_saves_has_a_reader_once_its_output_is_known(build):
+    model, start = build()
+    with Recording() as recording:
+        out = model(start)
+    unknown = [handle for handle in recording.handles if handle.reader is None]
+    assert sum(handle.nbytes for handle in unknown) < 0.5 * sum(handle.nbytes for handle in recording.handles)
+    recording.finish(out)
+    assert None not in recording.names()
+
+
+def test_names_are_those_that_backward_sees(x):
+    asked = []
+
+    def unpack(saved):
+        asked.append((saved.reader, torch._C._current_autograd_node().name()))
+        return saved.tensor
+
+    with Recording() as recording:
+        with saved_tensors_hooks(recording.pack, unpack):
+            out = F.gelu(x.log() * x) @ x
+        recording.finish(out)
+    out.sum().backward()
+    assert len(asked) == len(recording.handles)
+    assert all(reader.startswith(f"{node}.") for reader, node in asked)
+
+
+def test_the_order_of_discovery_follows_the_program(x):
+    with Recording() as recording:
+        y, known = x, []
+        for _ in range(20):
+            y = y.sin().exp()
+            known.append(sum(handle.reader is not None for handle in recording.handles))
+    assert all(later - earlier == 2 for earlier, later in pairwise(known))

@@ -1,0 +1,200 @@
+"""Lossy policies keep away from operations that compare with what they saved, or divide by it."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from reader_search import disagreements, search, table
+
+import tensorstash as ts
+from tensorstash.backends.torch_readers import BOUND, EXACT, RELATIVE, demand
+
+LOSSY = {
+    "quantize": ts.Quantize(8),
+    "quantize, 4 bits": ts.Quantize(4),
+    "cast": ts.Cast("bfloat16"),
+    "quantize to the host": ts.Quantize(8) | ts.CpuOffload(),
+}
+
+COMPARING = {
+    "amax": lambda x: x.amax(-1),
+    "amin": lambda x: x.amin(-1),
+    "max": lambda x: x.max(),
+    "min": lambda x: x.min(),
+    "median": lambda x: x.median(),
+    "aminmax": lambda x: sum(torch.aminmax(x, dim=-1)),
+    "norm(inf)": lambda x: x.norm(torch.inf, dim=-1),
+    "vector_norm(-inf)": lambda x: torch.linalg.vector_norm(x, -torch.inf, dim=-1),
+    "maximum": lambda x: torch.maximum(x, x.flip(0)),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "relu6": lambda x: torch.nn.functional.relu6(x * 8),
+    "scatter amax": lambda x: torch.zeros(4, 64).scatter_reduce(
+        1, torch.arange(64).repeat(8, 1)[:4] % 7, x[:4], "amax"
+    ),
+}
+
+DECREASING = torch.logspace(0, -4, 8)[:, None]  # held, so that it is never encoded
+
+DIVIDING = {
+    "sqrt": lambda x: x.abs().sqrt(),
+    "log": lambda x: x.abs().log(),
+    "pow(0.5)": lambda x: x.abs() ** 0.5,
+    "pow(-1)": lambda x: x**-1,
+    "division": lambda x: torch.ones(8, 64) / x,
+    "abs": lambda x: x.abs(),
+    "leaky_relu": lambda x: torch.nn.functional.leaky_relu(x),
+    "norm": lambda x: (x * DECREASING).T.norm(dim=1),
+}
+
+ORDINARY = {
+    "product": lambda x: x * x,
+    "linear": lambda x: x @ x.T,
+    "gelu": torch.nn.functional.gelu,
+    "silu": torch.nn.functional.silu,
+    "softmax": lambda x: x.softmax(-1),
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (64,)),
+    "square": lambda x: x.pow(2),
+    "conv": lambda x: torch.nn.functional.conv1d(x[None], torch.ones(8, 8, 3)),
+}
+
+
+@pytest.fixture
+def start():
+    """Return groups with ties at both ends, and with numbers near zero, of either sign."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 64)
+    x[:, ::4] *= 10 ** (-4 * torch.rand(8, 16))
+    x[:, 5] = x[:, 17] = x[:, 40] = 3.3
+    x[:, 6] = x[:, 18] = -3.3
+    return x.requires_grad_()
+
+
+def gradient(program, start, policy=None):
+    """The gradient of a sum, where nobody but the graph holds what the program saves."""
+
+    weights = []  # held, so that only what the program saves is encoded
+
+    def forward():
+        out = program(start * 1.1)
+        weights.append(torch.linspace(0.5, 1.5, out.numel()).view_as(out))
+        return (out * weights[-1]).sum()
+
+    scope = nullcontext() if policy is None else ts.stash(policy, min_bytes=0)
+    for _ in range(2):  # what the last operations save is known from the second step on
+        with scope:
+            loss = forward()
+        (grad,) = torch.autograd.grad(loss, start)
+    return grad
+
+
+@pytest.mark.parametrize("policy", LOSSY.values(), ids=LOSSY)
+@pytest.mark.parametrize("program", COMPARING.values(), ids=COMPARING)
+def test_what_compares_gets_the_exact_tensor(program, policy, start):
+    assert torch.equal(gradient(program, start, policy), gradient(program, start))
+
+
+UNRELATED = {
+    "quantize": ts.Quantize(8),
+    "quantize to the host": ts.Quantize(8) | ts.CpuOffload(),
+    "float16": ts.Cast("float16"),
+    "float8_e4m3fn": ts.Cast("float8_e4m3fn"),
+    "float8_e5m2": ts.Cast("float8_e5m2"),
+}
+"""Policies whose error is not relative to each element: of small numbers nothing is left."""
+
+
+@pytest.mark.parametrize("policy", UNRELATED.values(), ids=UNRELATED)
+@pytest.mark.parametrize("program", DIVIDING.values(), ids=DIVIDING)
+def test_what_divides_gets_no_error_but_a_relative_one(program, policy, start):
+    assert torch.equal(gradient(program, start, policy), gradient(program, start))
+
+
+@pytest.mark.parametrize("program", DIVIDING.values(), ids=DIVIDING)
+def test_what_divides_may_be_cast_to_a_format_with_all_exponents(program, start):
+    plain, cast = gradient(program, start), gradient(program, start, ts.Cast("bfloat16"))
+    assert cast.isfinite().all()
+    assert (cast - plain).norm() < 0.01 * plain.norm()
+
+
+@pytest.mark.parametrize("policy", [ts.Quantize(8), ts.Cast("bfloat16")], ids=str)
+@pytest.mark.parametrize("program", ORDINARY.values(), ids=ORDINARY)
+def test_all_others_are_lossy_within_the_bound(program, policy, start):
+    def then(x):
+        return program(x) * (1 + x.mean())  # what follows shows who reads
+
+    plain, lossy = gradient(then, start), gradient(then, start, policy)
+    assert not torch.equal(plain, lossy)
+    assert (lossy - plain).norm() < 2 * BOUND * plain.norm()
+
+
+def test_a_tensor_with_two_readers_is_as_good_as_the_stricter_needs(start):
+    def program(x):
+        y = x * 2
+        return y * y + y.amax(-1, keepdim=True)
+
+    assert torch.equal(gradient(program, start, ts.Quantize(8)), gradient(program, start))
+
+
+def test_a_second_derivative_compares_with_the_exact_tensor_too(start):
+    def second(policy):
+        with ts.stash(policy, min_bytes=0):
+            (first,) = torch.autograd.grad((start * 1.1).amax(-1).square().sum(), start, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), start)[0]
+
+    plain = second(ts.Keep())
+    assert (second(ts.Quantize(8)) - plain).norm() < 2 * BOUND * plain.norm()
+
+
+def test_each_reader_is_listed_once():
+    assert not EXACT & RELATIVE
+    assert all(reader.count(".") == 1 for reader in EXACT | RELATIVE)
+
+
+def test_every_listed_operation_exists():
+    def exists(reader):
+        operation, place = reader.split(".")
+        kind = getattr(torch._C._functions, operation.partition("(")[0], None)
+        return hasattr(kind, f"_raw_saved_{place}")
+
+    assert [reader for reader in EXACT | RELATIVE if not exists(reader)] == []
+
+
+@pytest.fixture(scope="module")
+def sample():
+    """A part of the whole search, which ``reader_search.py`` runs as a script."""
+    return search(samples=1, step=5)
+
+
+def test_a_search_over_the_operators_finds_no_reader_that_is_not_listed(sample):
+    print(table(sample))
+    assert disagreements(sample, margin=2) == []
+    assert len(sample.observations) > 4000
+    assert len(sample.worst()) > 180
+
+
+def test_the_search_finds_what_is_struck_off_the_list(sample):
+    struck = {
+        "AmaxBackward0.self",
+        "LogBackward0.self",
+        "PowBackward0(exponent<1).self",
+        "DivBackward0.other",
+        "ReluBackward0.result",
+    }
+    found = disagreements(sample, margin=2, wanted=lambda reader: "any" if reader in struck else demand(reader))
+    assert {line.split(":")[0] for line in found} == struck
+
+
+def test_ordinary_readers_are_within_the_bound(sample):
+    worst = sample.worst()
+    ordinary = [
+        "AddmmBackward0.mat1",
+        "BmmBackward0.self",
+        "ConvolutionBackward0.input",
+        "GeluBackward0.self",
+        "MmBackward0.self",
+        "MulBackward0.other",
+        "NativeLayerNormBackward0.input",
+        "SiluBackward0.self",
+        "SoftmaxBackward0.result",
+    ]
+    assert max(max(worst[reader].values()) for reader in ordinary) < BOUND

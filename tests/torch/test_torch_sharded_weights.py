@@ -1,0 +1,152 @@
+"""Weights that FSDP2 frees after forward, saved through aliases that do not say whose they are."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from memory_programs import LIMITS, POLICIES
+from submissions import Submissions
+from torch import nn
+
+import tensorstash as ts
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build has no torch.distributed")
+
+WIDTH = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Aliased(nn.Module):
+    """A block that reads its weights as themselves, detached, by ``.data`` or through another tensor of their memory.
+
+    Args:
+        alias: what makes of a weight what is read besides it.
+    """
+
+    def __init__(self, alias) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.alias = alias
+
+    def forward(self, x):
+        up, down = self.alias(self.up.weight), self.alias(self.down.weight)
+        hidden = nn.functional.gelu(self.up(x) + nn.functional.linear(x, up))
+        # Elementwise, too: the alias itself is saved, and not a view of it.
+        return x + self.down(hidden) + nn.functional.linear(hidden * down.sum(0), down) + (x * 1.0).T.mm(x)[0] * up[0]
+
+
+def by_set(weight):
+    return torch.empty(0).set_(weight.detach())
+
+
+ALIASES = {
+    "itself": lambda weight: weight,
+    "detach": lambda weight: weight.detach(),
+    "data": lambda weight: weight.data,
+    "data of detach": lambda weight: weight.detach().data,
+    "set_": by_set,
+}
+
+
+def sharded(alias):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    model = nn.Sequential(Aliased(alias), Aliased(alias))
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+class Local(nn.Module):
+    """Reads what is local of a weight that is also split by columns, as kernels of one's own do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        up, down = self.up.weight.to_local(), self.down.weight.to_local()
+        hidden = nn.functional.gelu(nn.functional.linear(x, up)) * up.sum(1)
+        return x + nn.functional.linear(hidden, down) * down.detach()[:, 0]
+
+
+def sharded_on_two_axes(_):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "columns"))
+    model = nn.Sequential(Local(), Local())
+    for block in model:
+        for linear in (block.up, block.down):
+            weight = distribute_tensor(linear.weight.detach(), mesh["columns"], [Shard(0)])
+            linear.weight = nn.Parameter(weight)
+        fully_shard(block, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def trained(make, alias, around):
+    """Train three steps; return the gradients and parameters of each."""
+    torch.manual_seed(0)
+    model = make(alias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        x = torch.randn(6, WIDTH)
+        with around():
+            loss = model(x * 1.0).square().mean()
+        loss.backward()
+        found += [local(parameter.grad).clone() for parameter in model.parameters()]
+        optimizer.step()
+        found += [local(parameter).detach().clone() for parameter in model.parameters()]
+    return found
+
+
+@pytest.mark.parametrize("limits", ["default", "synchronous"])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", [*ALIASES, "to_local"])
+def test_a_model_trains_as_without_hooks(kind, policy, limits, tmp_path, same_bits):
+    make, alias = (sharded_on_two_axes, None) if kind == "to_local" else (sharded, ALIASES[kind])
+    plain = trained(make, alias, nullcontext)
+    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=0, limits=LIMITS[limits])
+    assert same_bits(plain, trained(make, alias, lambda: stash))
+    assert stash.stats().stashed.tensors > 10
+
+
+@pytest.mark.parametrize("kind", [*ALIASES, "to_local"])
+def test_unsharded_weights_are_free_between_forward_and_backward(kind, tmp_path, monkeypatch):
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    freed, free = [], _fsdp_param.free_storage
+
+    def recorded(tensor):
+        free(tensor)
+        freed.append(tensor.untyped_storage().size())
+
+    monkeypatch.setattr(_fsdp_param, "free_storage", recorded)
+    submissions = Submissions.watch(monkeypatch)
+    make, alias = (sharded_on_two_axes, None) if kind == "to_local" else (sharded, ALIASES[kind])
+    torch.manual_seed(0)
+    model = make(alias)
+    stash = ts.stash(ts.DiskSpill(str(tmp_path)), framework="torch", min_bytes=0)
+    with stash:
+        loss = model(torch.randn(6, WIDTH) * 1.0).square().mean()
+    submissions.wait()
+    assert freed.count(0) == len(freed) > 0
+    loss.backward()

@@ -1,0 +1,202 @@
+"""Threads that share a model and a session, and a thread that lets go of what another one has saved."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import pytest
+import torch
+from memory_programs import LIMITS, POLICIES
+from torch import nn
+
+import tensorstash as ts
+from tensorstash.backends.torch import TorchBackend
+from tensorstash.policies import StoreIn
+from tensorstash.stores import Memory
+
+
+def on_threads(works: list[Callable[[], object]]) -> None:
+    """Run all at once; raise what any has raised."""
+    errors: list[BaseException] = []
+
+    def run(work):
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.register_buffer("scale", torch.full((32,), 0.5))
+
+    def forward(self, x):
+        hidden = (self.first(x) * self.scale).tanh()
+        return self.second(nn.functional.gelu(hidden) * hidden) + x
+
+
+def steps(model, index, scope=None, meet=lambda: None):
+    """Train without an update; the threads meet between forward and backward."""
+    found = []
+    for step in range(4):
+        x = torch.randn(6, 8, generator=torch.Generator().manual_seed(10 * index + step))
+        meet()
+        if scope is None:
+            loss = model(model(x * 1.0)).square().sum()
+        else:
+            with scope:
+                loss = model(model(x * 1.0)).square().sum()
+        meet()
+        found += torch.autograd.grad(loss, list(model.parameters()))
+    return found
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_forwards_on_two_threads_share_a_model_and_a_session(policy, limits, tmp_path, same_bits):
+    torch.manual_seed(0)
+    model = Model()
+    plain = [steps(model, index) for index in range(2)]
+    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=0, limits=LIMITS[limits])
+    found: list = [None, None]
+    barrier = threading.Barrier(2, timeout=60)
+
+    def work(index):
+        found[index] = steps(model, index, stash, barrier.wait)
+
+    on_threads([lambda: work(0), lambda: work(1)])
+    assert all(map(same_bits, plain, found))
+    assert stash.stats().stashed.tensors > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_thread_drains_while_another_one_saves(policy, tmp_path, same_bits):
+    torch.manual_seed(0)
+    model = Model()
+    plain = steps(model, 0)
+    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=0)
+    found, is_done = [], threading.Event()
+
+    def train():
+        try:
+            found.extend(steps(model, 0, stash))
+        finally:
+            is_done.set()
+
+    def drain():
+        while not is_done.is_set():
+            stash._session.drain()
+
+    on_threads([train, drain])
+    assert same_bits(plain, found)
+
+
+@pytest.mark.parametrize("when", ["before it counts", "after it has counted"])
+@pytest.mark.parametrize("limits", LIMITS)
+def test_a_tensor_is_let_go_of_on_another_thread_while_the_session_looks(when, limits, monkeypatch, same_bits):
+    """Every look is met by another thread, which writes into the oldest thing that it holds, and lets go of it."""
+    held: list[tuple[int, torch.Tensor]] = []
+    written: list[int] = []
+    asked: SimpleQueue[bool] = SimpleQueue()
+    answered: SimpleQueue[None] = SimpleQueue()
+    count = TorchBackend.holders
+
+    def let_go():
+        asked.put(True)
+        answered.get(timeout=60)
+
+    def counted(backend, tensor):
+        if when == "before it counts":
+            let_go()
+        found = count(backend, tensor)
+        if when == "after it has counted":
+            let_go()
+        return found
+
+    def other():
+        while asked.get(timeout=60):
+            if len(held) > 2:  # the forward pass has done with all but the latest
+                number, tensor = held.pop(0)
+                tensor.data.fill_(2.0)
+                written.append(number)
+                del tensor
+            answered.put(None)
+
+    def forward(leaf, hold):
+        total = torch.zeros(())
+        x = (leaf * 1.0).sigmoid()
+        for number in range(0, 24, 2):
+            x = x.detach() * leaf
+            hold((number, x))
+            x = x.exp()
+            hold((number + 1, x))
+            total = total + x.tanh().sum()
+        return total
+
+    torch.manual_seed(0)
+    leaf = torch.randn(6, 20, requires_grad=True)
+    stash = ts.stash(StoreIn(Memory()), framework="torch", min_bytes=0, limits=LIMITS[limits])
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(TorchBackend, "holders", counted)
+            with stash:
+                loss = forward(leaf, held.append)
+            held.clear()
+            loss.backward()
+    finally:
+        asked.put(False)
+        thread.join(60)
+    assert len(written) > 5
+    plain, everything = leaf.detach().clone().requires_grad_(), {}
+    loss = forward(plain, lambda pair: everything.update([pair]))
+    for number in written:
+        everything[number].data.fill_(2.0)
+    loss.backward()
+    assert same_bits([plain.grad], [leaf.grad])
+
+
+def test_what_a_thread_writes_before_it_lets_go_is_what_backward_reads(monkeypatch):
+    """The bytes that are captured are those that were there when the last holder was gone."""
+    leaf = torch.ones(6, 20, requires_grad=True)
+    stash = ts.stash(StoreIn(Memory()), framework="torch", min_bytes=0)
+    handed: SimpleQueue[torch.Tensor | None] = SimpleQueue()
+    done: SimpleQueue[None] = SimpleQueue()
+
+    def other():
+        while (tensor := handed.get(timeout=60)) is not None:
+            tensor.data.fill_(3.0)
+            del tensor
+            done.put(None)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    losses = []
+    with stash as session:
+        for _ in range(20):
+            inner = torch.full((6, 20), 2.0)
+            losses.append((leaf * inner).sum())
+            handed.put(inner)
+            del inner
+            done.get(timeout=60)
+            (leaf * 1.0).exp()  # the session looks
+    handed.put(None)
+    thread.join(60)
+    session.drain()
+    torch.stack(losses).sum().backward()
+    assert torch.equal(leaf.grad, torch.full((6, 20), 60.0))
+    assert session.stats().stored["memory"].tensors > 10

@@ -1,0 +1,282 @@
+"""What belongs to the user stays the user's: storages can be resized, freed and refilled; modes see no work of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from memory_programs import LIMITS, POLICIES, Moment, differences
+from submissions import Submissions
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tensorstash as ts
+
+
+@pytest.fixture
+def submissions(monkeypatch) -> Submissions:
+    return Submissions.watch(monkeypatch)
+
+
+@pytest.fixture(params=["default", "synchronous", "resident"])
+def limits(request):
+    return LIMITS[request.param]
+
+
+class Model(nn.Module):
+    """Saves an input, a buffer, its parameters, and activations that it returns for the user to hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("scale", torch.full((8,), 2.0))
+
+    def forward(self, x):
+        hidden = self.norm(self.linear(x) * x) * self.scale
+        out = hidden.tanh()
+        return out, hidden
+
+
+def trained(policy, limits, drains):
+    """Run a step and return every tensor of the user that it can have saved, by name."""
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(4, 8)
+    with ts.stash(policy, framework="torch", min_bytes=0, limits=limits) as session:
+        out, hidden = model(x)
+        loss = out.square().sum()
+    if drains:
+        session.drain()
+    loss.backward()
+    found = {"input": x, "out": out, "hidden": hidden, "loss": loss}
+    return found | dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def resize(tensor):
+    before = tensor.clone()
+    tensor.resize_(tensor.numel() * 3)
+    assert torch.equal(tensor[: before.numel()], before.flatten())
+
+
+def concatenate(tensor):
+    piece = tensor.clone().reshape(-1)
+    torch.cat([piece, piece, piece], out=tensor)
+    assert torch.equal(tensor, piece.repeat(3))
+
+
+def free_and_refill(tensor):
+    storage, before = tensor.untyped_storage(), tensor.clone()
+    nbytes = storage.nbytes()
+    storage.resize_(0)
+    assert storage.nbytes() == 0
+    storage.resize_(nbytes)
+    tensor.copy_(before)
+    assert torch.equal(tensor, before)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("change", [resize, concatenate, free_and_refill])
+@pytest.mark.parametrize("drains", [False, True], ids=["", "drained"])
+@pytest.mark.parametrize("policy", ["keep", *POLICIES])
+def test_storages_of_the_user_are_resizable_after_backward(policy, drains, change, limits, tmp_path):
+    made = ts.Keep() if policy == "keep" else POLICIES[policy](str(tmp_path))
+    failed = []
+    for name, tensor in trained(made, limits, drains).items():
+        try:
+            assert tensor.untyped_storage().resizable()
+            change(tensor.detach())
+        except (RuntimeError, AssertionError) as error:
+            failed.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0])
+    assert failed == []
+
+
+class DiscardedOutput:
+    """Megatron's pattern: an output is freed after its use in forward, and computed again before that in backward."""
+
+    def __init__(self, function, x) -> None:
+        self.function, self.x = function, x
+        self.output = _Discarding.apply(self, x)
+
+    def discard(self, hooked) -> None:
+        self.output.untyped_storage().resize_(0)
+        hooked.register_hook(self.recompute)
+
+    def recompute(self, _) -> None:
+        with torch.enable_grad():
+            self.again_from = self.x.detach().requires_grad_()
+            self.again = self.function(self.again_from)
+        storage = self.output.untyped_storage()
+        storage.resize_(self.again.untyped_storage().nbytes())
+        storage.copy_(self.again.detach().untyped_storage(), False)
+
+
+class _Discarding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, discarded, x):
+        ctx.discarded = discarded
+        with torch.no_grad():
+            return discarded.function(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        discarded = ctx.discarded
+        torch.autograd.backward(discarded.again, grad)
+        return None, discarded.again_from.grad
+
+
+def test_an_output_that_is_discarded_and_computed_again(tmp_path, submissions, same_bits):
+    def program(moment: Moment):
+        norm, linear = nn.LayerNorm(8), nn.Linear(8, 8)
+        x = torch.randn(4, 8, requires_grad=True)
+        with moment():
+            discarded = DiscardedOutput(lambda x: nn.functional.gelu(norm(x)), x * 1.0)
+            out = linear(discarded.output)
+            moment.between()
+            discarded.discard(out)
+            out = out.tanh().tanh()
+            moment.between()
+        out.sum().backward()
+        return [x.grad, *(parameter.grad for parameter in [*norm.parameters(), *linear.parameters()])]
+
+    assert differences(program, str(tmp_path), submissions, same_bits) == []
+
+
+def test_memory_that_its_owner_frees_and_refills_with_other_values(tmp_path, submissions, same_bits):
+    def program(moment: Moment):
+        weight = torch.randn(4, 8, requires_grad=True)
+        held = (weight * 1.0).detach()
+        nbytes = held.untyped_storage().nbytes()
+        with moment():
+            out = weight * held
+            moment.between()
+            held.untyped_storage().resize_(0)
+            out = out.tanh().tanh()
+            moment.between()
+        held.untyped_storage().resize_(nbytes)
+        held.data.fill_(3.0)
+        out.sum().backward()
+        return [weight.grad]
+
+    assert differences(program, str(tmp_path), submissions, same_bits) == []
+
+
+FREED = """
+import itertools, os, sys
+import torch, tensorstash as ts
+
+def run(policy, in_flight, how):
+    weight = torch.randn(512, 1024, requires_grad=True)
+    with ts.stash(policy, framework="torch", min_bytes=0, limits=ts.Limits(in_flight=in_flight)) as session:
+        held = weight.detach() * 1.0
+        out = weight * held
+        held.untyped_storage().resize_(0)
+        if how == "dropped":
+            del held
+        for _ in range(8):
+            out = out.tanh()  # the engine looks around
+        if how == "drained":
+            session.drain()
+    session.drain()
+
+torch.set_num_threads(1)
+policies = {"compress": ts.Compress(), "disk": ts.DiskSpill(sys.argv[1])}
+for policy, in_flight, how in itertools.product(policies, (0, "256 MiB"), ("dropped", "held", "drained")):
+    pid = os.fork()  # so that a crash is one of this case alone
+    if not pid:
+        try:
+            run(policies[policy], in_flight, how)
+        except BaseException as error:
+            print(type(error).__name__, error, file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    print(policy, in_flight, how, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the system has no fork")
+def test_memory_that_its_owner_has_freed_is_never_read(tmp_path):
+    command = [sys.executable, "-c", FREED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    cases = done.stdout.splitlines()
+    assert len(cases) == 12, done.stdout + done.stderr
+    assert [case for case in cases if not case.endswith(" 0")] == []
+
+
+class Operations(TorchDispatchMode):
+    """Logs what reaches the kernels."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.log.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """Logs what is called from Python, attributes too."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.log.append(getattr(func, "__qualname__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+@pytest.mark.parametrize("mode", [Operations, Functions])
+@pytest.mark.parametrize("policy", ["keep", *POLICIES])
+def test_modes_of_the_user_see_nothing_of_ours(policy, mode, where, limits, tmp_path):
+    made = ts.Keep() if policy == "keep" else POLICIES[policy](str(tmp_path))
+
+    def run(stash):
+        torch.manual_seed(0)
+        model, x = Model(), torch.randn(4, 8)
+        log: list[str] = []
+        # Under hooks PyTorch itself leaves out an operation that it does for outputs which are saved.
+        scope = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor) if stash is None else stash
+        first, second = (scope, mode(log)) if where == "inside" else (mode(log), scope)
+        with first, second:
+            hidden = x * 1.0
+            for _ in range(3):
+                hidden = model(hidden)[0]
+            loss = hidden.square().sum()
+            loss.backward(retain_graph=True)  # of what has not left yet
+        if stash is not None:
+            stash._session.drain()
+        log.append("then")
+        with mode(log):
+            torch.autograd.grad(loss, [model.linear.weight], retain_graph=True)
+            (slope,) = torch.autograd.grad(loss, [model.linear.weight], create_graph=True)
+            slope.sum().backward()
+        return log
+
+    plain = run(None)
+    assert run(None) == plain
+    assert plain.index("then") > 5
+    stash = ts.stash(made, framework="torch", min_bytes=0, limits=limits)
+    assert run(stash) == plain
+    assert policy == "keep" or stash.stats().stashed.tensors > 0
+
+
+def test_a_mode_that_refuses_to_copy_is_no_trouble(tmp_path, limits):
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert "copy" not in str(func)
+            assert "clone" not in str(func)
+            return func(*args, **(kwargs or {}))
+
+    stash = ts.stash(ts.DiskSpill(str(tmp_path)), framework="torch", min_bytes=0, limits=limits)
+    x = torch.randn(8, 8, requires_grad=True)
+    with Refusing():
+        with stash:
+            loss = (x * 1.0).exp().t().tanh().sum()
+        loss.backward()
+    assert torch.isfinite(x.grad).all()
