@@ -6,12 +6,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from operator import call
 from typing import ClassVar
-from weakref import ref
 
 from tensorstash.buffers import Array, whole_pages
 from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
@@ -21,6 +20,7 @@ from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_bytes
 from tensorstash.stores.checksum import CHECKSUM_BLOCK, block_checksums
 from tensorstash.stores.parallel import for_each
+from tensorstash.stores.records import Piece, Record, Space
 from tensorstash.stores.slab import PIECE, Extent, Slab
 from tensorstash.stores.syscalls import Syscalls
 from tensorstash.workers import Workers
@@ -105,44 +105,6 @@ def _directory(directory: object) -> str | tuple[str, ...] | None:
     return paths[0] if len(paths) == 1 else paths
 
 
-@dataclass(slots=True, eq=False)
-class _Piece:
-    """The bytes ``start:stop`` of a record, in one extent of one slab."""
-
-    slab: Slab
-    extent: Extent
-    start: int
-    stop: int
-    digests: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class _Record:
-    """A slot; equal only to itself. Its space is free when it is deleted or dropped, and nobody uses it."""
-
-    nbytes: int
-    pieces: list[_Piece]
-    users: int = 1
-    is_live: bool = False
-    pid: int = field(default_factory=os.getpid)
-    space: "_Space | None" = None
-
-
-class _Space(ref[_Record]):
-    """What a store knows of a record: enough to take its space back when it has gone. Equal only to itself."""
-
-    __slots__ = ("pieces",)
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-    pieces: list[_Piece]
-
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody uses the record any more, or ever will."""
-        record = self()
-        return record is None or not record.users
-
-
 class DiskStore:
     """The live store of :class:`Disk`. Thread-safe.
 
@@ -179,8 +141,8 @@ class DiskStore:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._spaces: set[_Space] = set()
-        self._dropped: deque[_Space] = deque()
+        self._spaces: set[Space] = set()
+        self._dropped: deque[Space] = deque()
 
     def _open(self) -> None:
         config, directories = self._config, self._config.directories
@@ -220,13 +182,13 @@ class DiskStore:
         """
         record = self._begin_put(data.size)
 
-        def write(piece: _Piece) -> None:
+        def write(piece: Piece) -> None:
             piece.slab.write(data[piece.start : piece.stop], piece.extent)
 
-        def sum_up(piece: _Piece) -> None:
+        def sum_up(piece: Piece) -> None:
             piece.digests = block_checksums(data[piece.start : piece.stop])
 
-        def write_copy(piece: _Piece) -> None:
+        def write_copy(piece: Piece) -> None:
             piece.digests = piece.slab.write_copy(data[piece.start : piece.stop], piece.extent)
 
         # The sums last, where helpers begin: until they are done, one thread is at the device, which waits for nothing.
@@ -266,7 +228,7 @@ class DiskStore:
             out = whole_pages(round_up(record.nbytes))
             is_scattered = _SCATTERED <= out.size < HUGE_PAGE
 
-            def read(piece: _Piece) -> None:
+            def read(piece: Piece) -> None:
                 slab, nbytes = piece.slab, piece.stop - piece.start
                 fill = slab.read_copy if is_scattered and slab.direct else slab.read
                 found = fill(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset)
@@ -284,7 +246,7 @@ class DiskStore:
         It takes no lock, so that a finalizer may call it inside any other method on the same thread. The space is
         taken back by the next :meth:`put`, once nobody reads it any more.
         """
-        if isinstance(slot, _Record) and slot.space in self._spaces:
+        if isinstance(slot, Record) and slot.space in self._spaces:
             self._drop(slot)
 
     def close(self) -> None:
@@ -294,25 +256,25 @@ class DiskStore:
             if not self._users:
                 _close(self._slabs, self._workers)
 
-    def _begin_put(self, nbytes: int) -> _Record:
+    def _begin_put(self, nbytes: int) -> Record:
         """Return a record with space, which stays in use, as the files stay open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
             if not self._slabs:  # this process is a fork
                 self._open()
             self._settle()
-            record = _Record(nbytes, self._allocate(nbytes))
-            record.space = space = _Space(record, self._dropped.append)
+            record = Record(nbytes, self._allocate(nbytes))
+            record.space = space = Space(record, self._dropped.append)
             space.pieces = record.pieces
             self._spaces.add(space)
             self._users += 1
         return record
 
-    def _begin_get(self, slot: Slot) -> _Record:
+    def _begin_get(self, slot: Slot) -> Record:
         """Return a record that is held, which stays in use, as the files stay open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
-            if not isinstance(slot, _Record) or not slot.is_live or not self._knows(slot):
+            if not isinstance(slot, Record) or not slot.is_live or not self._knows(slot):
                 raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted")
             if slot.pid != os.getpid():
                 raise StoreError(
@@ -323,18 +285,18 @@ class DiskStore:
             self._users += 1
         return slot
 
-    def _end(self, record: _Record) -> None:
+    def _end(self, record: Record) -> None:
         with self._lock:
             record.users -= 1
             self._users -= 1
             if self._closed and not self._users:
                 _close(self._slabs, self._workers)
 
-    def _knows(self, record: _Record) -> bool:
+    def _knows(self, record: Record) -> bool:
         """Whether it was put here, or nobody can tell since that was before a fork."""
         return record.space in self._spaces or record.pid != os.getpid()
 
-    def _drop(self, record: _Record) -> None:
+    def _drop(self, record: Record) -> None:
         record.is_live = False
         assert record.space is not None, "a record that was never given a place"
         self._dropped.append(record.space)
@@ -352,7 +314,7 @@ class DiskStore:
             elif space in self._spaces:
                 self._take_back(space)
 
-    def _take_back(self, space: _Space) -> None:
+    def _take_back(self, space: Space) -> None:
         if self._config.wipe:
             try:
                 for piece in space.pieces:
@@ -364,15 +326,15 @@ class DiskStore:
         for piece in space.pieces:
             piece.slab.give(piece.extent)
 
-    def _allocate(self, nbytes: int) -> list[_Piece]:
+    def _allocate(self, nbytes: int) -> list[Piece]:
         """Return pieces for a record, each in the next directory that has room; none longer than a slab writes."""
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         try:
             for start in range(0, nbytes, PIECE):
                 stop = min(start + PIECE, nbytes)
                 while start < stop:
                     slab, extent = self._place(round_up(stop - start), nbytes)
-                    pieces.append(_Piece(slab, extent, start, min(start + extent.size, stop)))
+                    pieces.append(Piece(slab, extent, start, min(start + extent.size, stop)))
                     start += extent.size
         except BaseException:
             for piece in pieces:
@@ -396,7 +358,7 @@ class DiskStore:
         )
 
 
-def _corrupt(record: _Record, piece: _Piece, found: Sequence[int]) -> CorruptDataError:
+def _corrupt(record: Record, piece: Piece, found: Sequence[int]) -> CorruptDataError:
     number, got, expected = next(
         (number, got, expected)
         for number, (got, expected) in enumerate(zip(found, piece.digests, strict=True))
