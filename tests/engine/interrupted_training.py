@@ -94,10 +94,19 @@ def faults(stash: ts.Stash, lab: Lab, leaf: Array, expected: Array) -> list[str]
     while left(stash) and monotonic() < deadline:
         patience.wait(0.01)
     found += left(stash)
-    for _ in range(2):
-        if not np.array_equal(step(lab, leaf, stash), expected):
-            found.append("the next step is wrong")
+    after = [step(lab, leaf, stash) for _ in range(3)]
+    if not all(is_right(one, expected) for one in after) or not np.array_equal(after[-1], expected):
+        found.append("the next step is wrong")
     return found
+
+
+def is_right(got: Array, expected: Array) -> bool:
+    """Whether a gradient is the expected one, or as near to the one without hooks.
+
+    A lossy policy keeps exactly what it has yet to find a reader of, as in its first step.
+    """
+    error = np.abs(expected - PLAIN).max()
+    return np.array_equal(got, expected) or (error > 0 and np.abs(got - PLAIN).max() <= 2 * error)
 
 
 def main(framework: str, policy: str, directory: str) -> None:
@@ -120,7 +129,7 @@ def main(framework: str, policy: str, directory: str) -> None:
         try:
             print("go", flush=True)
             while signals.count == before:
-                wrong += not np.array_equal(step(lab, leaf, under_test), expected)
+                wrong += not is_right(step(lab, leaf, under_test), expected)
         except KeyboardInterrupt:
             pass
         found = faults(under_test, lab, leaf, expected)
