@@ -6,14 +6,13 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar
 
-import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 
 from tensorstash import native
 from tensorstash.backends.forward import replace_forward
 from tensorstash.backends.paddle_amp import without_autocast
-from tensorstash.backends.paddle_backward import PATCHES
+from tensorstash.backends.paddle_backward import PATCHES, Unrecorded
 from tensorstash.backends.paddle_foreign import checked, foreign_patches
 from tensorstash.backends.paddle_hooks import HookScope, HookStack
 from tensorstash.backends.paddle_kinds import Kinds
@@ -144,7 +143,7 @@ class PaddleBackend:
 
     def witness(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
-        with paddle.no_grad():
+        with Unrecorded():
             witness = same_memory(tensor)
         witness._clear_data()
         return witness

@@ -14,6 +14,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from tensorstash.backends.paddle_backward import Unrecorded
 from tensorstash.buffers import Array, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides, memory_order
 
@@ -282,7 +283,7 @@ def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     """
     if order.span == 0:
         return uninitialised(spec.shape, spec)
-    with paddle.no_grad():
+    with Unrecorded():
         tensor = _on_device(spec, order)
         run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
         paddle.assign(paddle.reshape(dense, list(order.shape)), output=run)

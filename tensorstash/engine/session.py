@@ -1,11 +1,11 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from weakref import ref
 
 from tensorstash import native
@@ -26,6 +26,7 @@ from tensorstash.engine.passage import Passage
 from tensorstash.engine.patience import Patience
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.pinned import PinnedMemory
+from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Ledger, Stats
 from tensorstash.engine.streamed import StreamedCapture, StreamedPayload
@@ -97,7 +98,7 @@ class Session(Generic[T]):
         self._version = backend.version
         self._tape = Tape()
         self.calibration = Calibration()
-        self._thread = _Thread()
+        self._thread = Thread()
         alternatives = policy.alternatives()
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
         # Looked up once: to ask whether a backend has a protocol takes longer than what it does.
@@ -117,18 +118,14 @@ class Session(Generic[T]):
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    @contextmanager
-    def scope(self) -> Iterator["Session[T]"]:
-        """Install the hooks for this thread until the block ends."""
+    def scope(self) -> Scope["Session[T]"]:
+        """Return what installs the hooks for this thread until a block ends."""
         with self._lock:
             self._tape.close()  # what was saved before is never taken for the same
-        outer = self._thread.readers, self._thread.trail
-        self._thread.readers, self._thread.trail = self._new_readers(), Trail()
-        try:
-            with self.backend.hooks(*self._hooks(), trusted=True):
-                yield self
-        finally:
-            self._thread.readers, self._thread.trail = outer
+        hooks = self.backend.hooks(*self._hooks(), trusted=True)
+        return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._start_all_freed)
+
+    def _start_all_freed(self) -> None:
         if self._state.held is not None:
             self._start_freed(self._state.held.freed(all_of_them=True))
 
@@ -142,14 +139,9 @@ class Session(Generic[T]):
         )
         return pack, native.functions.restoring(self.unpack)
 
-    @contextmanager
-    def module(self, name: str) -> Iterator[None]:
-        """Say that what this thread saves until the block ends belongs to the module ``name``."""
-        outer, self._thread.module = self._thread.module, name
-        try:
-            yield
-        finally:
-            self._thread.module = outer
+    def module(self, name: str) -> AbstractContextManager[None]:
+        """Return what says that what this thread saves until a block ends belongs to the module ``name``."""
+        return InModule(self._thread, name)
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
@@ -391,10 +383,3 @@ def _capture(payload: ref[Payload]) -> None:
     wanted = payload()
     if wanted is not None:
         wanted.capture.run()
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.module = ""
-        self.readers: Readers[Any] | None = None
-        self.trail = Trail()

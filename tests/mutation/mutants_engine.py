@@ -135,10 +135,10 @@ MUTANTS = [
         (*HELD, *CONTRACT),
     ),
     (
-        "engine/capture.py",
+        "engine/stats.py",
         "dropped call",
-        "            self._ledger.released(self.passage.tier, self._stored.nbytes)\n",
-        "            pass\n",
+        "        entry = _Entry(counted, self._gone.append)\n",
+        "        entry = _Entry(counted)\n        self.kept_alive = [*getattr(self, 'kept_alive', []), counted]\n",
         CONTRACT,
     ),
     ("engine/capture.py", "dropped call", "                self._ledger.declined(self.spec.nbytes)\n", "", CONTRACT),
