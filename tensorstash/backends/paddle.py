@@ -18,12 +18,13 @@ from tensorstash.backends.paddle_hooks import HookScope, HookStack
 from tensorstash.backends.paddle_kinds import Kinds
 from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle_pylayer import pylayer_patches
+from tensorstash.backends.paddle_readers import Readers
 from tensorstash.backends.paddle_static import static_patches
 from tensorstash.backends.paddle_storage import same_memory, token_of
 from tensorstash.backends.paddle_streams import gpu_streams, lend_streams
 from tensorstash.backends.paddle_writers import writer_patches
 from tensorstash.buffers import Array
-from tensorstash.protocols import PendingArray, Undo
+from tensorstash.protocols import Demand, PendingArray, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
 _REMEMBERED_LAYOUTS = 4096
@@ -68,6 +69,7 @@ class PaddleBackend:
     def __init__(self) -> None:
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
+        self._readers = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack))
         # Called for every saved tensor, so without a frame of Python in between.
         self.keep_reason = Kinds(lambda: _STACK.entries).keep_reason
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
@@ -129,6 +131,10 @@ class PaddleBackend:
         spec = self.spec(tensor)
         start = self._order(spec.shape, spec.strides).lowest(spec)
         return (object() if scope is None else token_of(tensor, scope.recent)), start
+
+    def demand(self) -> Demand:
+        """Return how exactly the operation that saves the tensor being packed has to get it back."""
+        return self._readers.need()
 
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty for leaves."""

@@ -60,7 +60,8 @@ class Stats:
         kept: tensors left as they are, by reason.
         deduplicated: tensors whose content was stashed already; they share its payload.
         stashed: tensors whose content went through the plan.
-        declined: those of them that are kept after all, since their content does not shrink.
+        declined: those of them that are kept after all, since their content does not shrink, or backward reads it
+            exactly.
         held: contents that wait where they are, now, since somebody besides the graph holds their memory.
         stages: codecs and stores by name, in the order they were first used.
         stored: payloads put, by tier, as bytes after encoding.
@@ -111,7 +112,7 @@ class Stats:
 
     def __str__(self) -> str:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
-        rows += [("kept: does not shrink", self.declined)] if self.declined.tensors else []
+        rows += [("kept: no gain, or read exactly", self.declined)] if self.declined.tensors else []
         rows += [(f"kept: {reason}", tally) for reason, tally in self.kept.items()]
         rows += [("held by others now", self.held)] if self.held.tensors else []
         rows += [(f"in {tier}", tally) for tier, tally in self.stored.items()]
