@@ -221,12 +221,13 @@ class Session(Generic[T]):
         block = memory_block(spec.shape, spec.strides)
         content: tuple[Hashable, ...] = token, start, block, spec.dtype, version, passage.plan
         source, digest = self._source(tensor, spec, passage)
-        if state.held is None and (digest is not None or not self.backend.producer(tensor)):
-            # What the graph did not make is rewritten without a version. On a device its content is not looked at.
-            content = *content, digest if digest is not None else object()
+        # What the graph did not make is rewritten without a version. On a device its content is not looked at.
+        is_unsure = state.held is None and digest is None and not self.backend.producer(tensor)
+        if digest is not None:
+            content = *content, digest
         with self._lock:
             tape = self._current_tape()
-            payload = tape.find(content)
+            payload = None if is_unsure else tape.find(content)
             is_new = payload is None
             if payload is None:
                 payload = self._payload(tensor, source, spec, version, passage)
