@@ -220,10 +220,10 @@ MUTANTS = [
         (*DEFERRED, *FAULTS),
     ),
     (
-        "engine/session.py",
+        "engine/scope.py",
         "wrong value",
-        "outer, self._thread.module = self._thread.module, name",
-        'outer, self._thread.module = "", name',
+        "self._outer = self._thread.module",
+        'self._outer = ""',
         ("tests/torch/test_torch_forward.py", *CONTRACT),
     ),
     (
@@ -421,16 +421,9 @@ MUTANTS = [
     (
         "engine/session.py",
         "wrong value",
-        "content = *content, digest if digest is not None else object()",
+        "content = *content, digest",
         "pass",
         CONTRACT,
-    ),
-    (
-        "engine/session.py",
-        "wrong value",
-        "content = *content, digest if digest is not None else object()",
-        "content = *content, digest",
-        (*STREAMS, *CONTRACT),
     ),
     (
         "engine/session.py",
