@@ -109,7 +109,7 @@ class CudaStreams:
             self._forget_error()
             raise OSError(errno.ENOMEM, f"cudaHostRegister: {runtime.cudaGetErrorString(refused)}")
 
-        def unlock(keeps_alive: Array = memory) -> None:
+        def unlock() -> None:  # must not keep the memory: it is called when that goes
             runtime.cudaHostUnregister(address)
 
         return unlock
