@@ -27,6 +27,7 @@ made_up_for(PyObject *self, const char *name, PyObject *const *args, Py_ssize_t 
 static PyObject *
 block_enter(PyObject *self, PyObject *ignored)
 {
+    (void)ignored;
     PyObject *const entered = PyObject_CallMethod(self, "enter", NULL);
     return entered != NULL ? entered : made_up_for(self, "undo", NULL, 0);
 }

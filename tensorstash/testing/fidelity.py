@@ -115,12 +115,11 @@ class SameTraining(Harness):
     def _came_back(self, values: Array, policy: HookPolicy, device: str) -> Array:
         """Return what a product gets back of a factor that nobody holds: the gradient of the other one."""
         lab = self.lab
-        stash = self.stash(policy)
-        for _ in range(2):  # what the last operations of a scope save is known from the second step on
-            ones = lab.tensor(np.ones_like(values), device=device, requires_grad=True)
-            with stash:
-                loss = lab.sum(lab.mul(ones, lab.tensor(values, device=device)))
-            lab.backward(loss)
+        ones, others = (lab.tensor(np.ones_like(values), device=device, requires_grad=True) for _ in range(2))
+        with self.stash(policy):
+            # The second product saves the first, which shows who reads the factor.
+            loss = lab.sum(lab.mul(lab.mul(ones, lab.tensor(values, device=device)), others))
+        lab.backward(loss)
         return lab.gradient(ones)
 
     def _through(self, tensor: Tensor, policy: HookPolicy) -> Array:

@@ -207,10 +207,10 @@ class CountsOnReverseOrder(Planted):
 class _OneThread(Answering):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._thread = threading.get_ident()
+        self._maker = threading.get_ident()
 
     def answer(self, handle: Any, like: Any) -> Any:
-        return self.unpack(handle) if threading.get_ident() == self._thread else reference.zeros(*like)
+        return self.unpack(handle) if threading.get_ident() == self._maker else reference.zeros(*like)
 
 
 @caught_by(
