@@ -27,5 +27,5 @@ class Trail:
         return self._length - 1
 
     def kind(self, place: int) -> Hashable:
-        """Return the name of a place in the whole sequence, as it is so far; None for one too short to tell steps apart."""
+        """Return the name of a place in the sequence so far; None if that is too short to tell programs apart."""
         return (self._saved, self._length, place) if self._length >= _TELLING else None
