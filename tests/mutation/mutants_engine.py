@@ -449,7 +449,13 @@ MUTANTS = [
         READERS,
     ),
     ("engine/handle.py", "dropped call", "            self._payload.known_readers += 1\n", "", READERS),
-    ("engine/trail.py", "wrong value", "return (self._saved, self._length, place) if", "return self._saved, place", READERS),
+    (
+        "engine/trail.py",
+        "wrong value",
+        "return (self._saved, self._length, place) if",
+        "return (self._saved, place) if",
+        READERS,
+    ),
     (
         "engine/trail.py",
         "wrong value",
