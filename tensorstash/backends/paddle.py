@@ -19,12 +19,13 @@ from tensorstash.backends.paddle_hooks import HookScope, HookStack
 from tensorstash.backends.paddle_kinds import Kinds
 from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt, same_memory
 from tensorstash.backends.paddle_pylayer import pylayer_patches
+from tensorstash.backends.paddle_readers import Readers
 from tensorstash.backends.paddle_static import static_patches
 from tensorstash.backends.paddle_storage import token_of
 from tensorstash.backends.paddle_streams import gpu_streams, lend_streams
 from tensorstash.backends.paddle_writers import writer_patches
 from tensorstash.buffers import Array
-from tensorstash.protocols import PendingArray, Undo
+from tensorstash.protocols import Demand, PendingArray, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
 _REMEMBERED_LAYOUTS = 4096
@@ -65,6 +66,7 @@ class PaddleBackend:
     def __init__(self) -> None:
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
+        self._readers = Readers(_hooks)
         # Called for every saved tensor, so without a frame of Python in between.
         self.keep_reason = Kinds(lambda: _STACK.entries).keep_reason
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
@@ -93,6 +95,10 @@ class PaddleBackend:
         if not trusted:
             pack, unpack = checked(pack, unpack)
         return HookScope(_STACK, without_autocast(pack), without_autocast(unpack), private=trusted)
+
+    def demand(self) -> Demand:
+        """Return how exactly the operator that saves the tensor being packed has to get it back."""
+        return self._readers.demand()
 
     def nbytes(self, tensor: Tensor, /) -> int:
         """Return numel times itemsize."""
@@ -163,6 +169,10 @@ class PaddleBackend:
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
         return replace_forward(model, scope)
+
+
+def _hooks(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> HookScope:
+    return HookScope(_STACK, pack, unpack, private=True)
 
 
 def _spec(

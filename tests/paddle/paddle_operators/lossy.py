@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from tensorstash.backends.paddle import PaddleBackend
-from tensorstash.backends.paddle_reader_needs import Need
 from tensorstash.backends.paddle_readers import reader
 from tensorstash.policies import Cast, Quantize
+from tensorstash.protocols import Demand
 
 from .cases import Case, run
 from .exclusions import exclusions
@@ -228,16 +228,16 @@ class Errors:
         sums = self._sums.get((node, True, loss)) or self._sums.get((node, False, loss)) or {}
         return max((_relative(*pair) for (_, slot, _), pair in sums.items() if not (input_only and slot)), default=0.0)
 
-    def needs(self) -> dict[str, Need]:
+    def needs(self) -> dict[str, Demand]:
         """What each node needs whose gradients were seen."""
         return {node: self._need(node) for node in sorted({node for node, _, _ in self._sums})}
 
-    def input_needs(self) -> dict[str, Need]:
+    def input_needs(self) -> dict[str, Demand]:
         """What those norms whose gradients were seen need of their inputs, where that is less."""
         seen = {node for node, alone, _ in self._sums if alone and node in NORMS}
         return {node: self._need(node, input_only=True) for node in sorted(seen)}
 
-    def _need(self, node: str, *, input_only: bool = False) -> Need:
+    def _need(self, node: str, *, input_only: bool = False) -> Demand:
         if self.worst(node, "cast", input_only=input_only) > FAR:
             return "exact"
         return "relative" if self.worst(node, "quantize", input_only=input_only) > FAR else "any"
