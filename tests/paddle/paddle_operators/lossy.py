@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import tensorstash as ts
 from tensorstash.backends.paddle import PaddleBackend
 from tensorstash.backends.paddle_readers import reader
 from tensorstash.policies import Cast, Quantize
@@ -117,6 +118,19 @@ def lossy(case: Case) -> dict[str, Any]:
     return found
 
 
+def under_lossy_policies(case: Case) -> dict[str, float]:
+    """The relative error of the gradients under each lossy policy, with values of each kind; infinite for NaN."""
+    case, found = grown(case), dict.fromkeys(LOSSY, 0.0)
+    for made in DRAWN.values():
+        with np.errstate(all="ignore"):
+            expected = _arrays(run(case, None, 0, made))
+            for name, policy in LOSSY.items():
+                scope = ts.stash(policy, framework="paddle", min_bytes=0)
+                error = _relative(*_worst(expected, _arrays(run(case, scope, 0, made))))
+                found[name] = max(found[name], error)
+    return found
+
+
 def _measure(case: Case, drawn: str, seed: int, made: Any, found: dict[str, Any]) -> None:
     exact = _Perturbing(None, None)
     expected = _arrays(run(case, exact.hooks(), seed, made))
@@ -206,35 +220,35 @@ class Errors:
 
     def __init__(self) -> None:
         # By node, whether it was alone, and loss; then by row, which tensor it was, and how values were drawn.
-        self._sums: dict[Any, dict[Any, tuple[float, float]]] = defaultdict(dict)
+        self._errors: dict[Any, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def add(self, case: Case, outcome: dict[str, Any]) -> None:
         """Take what the job ``lossy`` has found of a case."""
         alone = len(set(outcome.get("readers", ()))) == 1
         for node, slot, drawn, _, loss, _, error, whole in outcome.get("errors", ()):
-            sums = self._sums[node, alone, loss]
-            key = case.row, slot, drawn
-            before = sums.get(key, (0.0, 0.0))
-            sums[key] = before[0] + error, before[1] + whole
+            self._errors[node, alone, loss][case.row, slot, drawn].append(_relative(error, whole))
 
     def worst(self, node: str, loss: str, *, input_only: bool = False) -> float:
-        """The greatest relative error of a gradient; of rows where no other node has a part in it, if there are any.
+        """The greatest relative error of a gradient, in the quadratic mean over how often values were drawn.
+
+        Of rows where no other node has a part in it, if there are any.
 
         Args:
             node: which has read what was lost.
             loss: a key of :data:`LOSSY`.
             input_only: whether only what the operator saves first was lost.
         """
-        sums = self._sums.get((node, True, loss)) or self._sums.get((node, False, loss)) or {}
-        return max((_relative(*pair) for (_, slot, _), pair in sums.items() if not (input_only and slot)), default=0.0)
+        known = self._errors.get((node, True, loss)) or self._errors.get((node, False, loss)) or {}
+        which = [errors for (_, slot, _), errors in known.items() if not (input_only and slot)]
+        return max((math.sqrt(sum(one * one for one in errors) / len(errors)) for errors in which), default=0.0)
 
     def needs(self) -> dict[str, Demand]:
         """What each node needs whose gradients were seen."""
-        return {node: self._need(node) for node in sorted({node for node, _, _ in self._sums})}
+        return {node: self._need(node) for node in sorted({node for node, _, _ in self._errors})}
 
     def input_needs(self) -> dict[str, Demand]:
         """What those norms whose gradients were seen need of their inputs, where that is less."""
-        seen = {node for node, alone, _ in self._sums if alone and node in NORMS}
+        seen = {node for node, alone, _ in self._errors if alone and node in NORMS}
         return {node: self._need(node, input_only=True) for node in sorted(seen)}
 
     def _need(self, node: str, *, input_only: bool = False) -> Demand:
