@@ -23,7 +23,7 @@ fill(PyObject *module)
             return -1;
         }
     }
-    return PyType_Ready(&KeptType);
+    return PyType_Ready(&KeptType) < 0 ? -1 : PyModule_AddType(module, &BlockType);
 }
 
 static PyModuleDef_Slot slots[] = {

@@ -1,4 +1,4 @@
-/* The functions of every file here, as the one module offers them, and the type of what they return. */
+/* The functions of every file here, as the one module offers them, and the types that they make. */
 
 #ifndef TENSORSTASH_TABLES_H
 #define TENSORSTASH_TABLES_H
@@ -14,6 +14,7 @@ extern PyMethodDef integers_functions[];
 extern PyMethodDef masks_functions[];
 extern PyMethodDef nonzero_functions[];
 
+extern PyTypeObject BlockType;
 extern PyTypeObject KeptType;
 
 #endif

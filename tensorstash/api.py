@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorstash.backends import backend_loaded, backend_named, backend_of
+from tensorstash.blocks import Block
 from tensorstash.config import walk
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
@@ -28,7 +29,7 @@ DEFAULT_MIN_BYTES = "64KiB"
 """Below this size, keeping a tensor costs less than anything that could be done with it."""
 
 
-class Stash(ContextDecorator):
+class Stash(ContextDecorator, Block):
     """A policy in force for a block of code or for every call of a function.
 
     Made by :func:`stash`. It can be entered any number of times, nested, and from several threads; the hooks are in
@@ -39,18 +40,51 @@ class Stash(ContextDecorator):
         self._session = session
         self._entered = _Scopes()
 
-    def __enter__(self) -> Session[Any]:
-        scope = self._session.scope()
-        session = scope.__enter__()
-        self._entered.scopes.append(scope)
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Session[Any]: ...
+
+    def enter(self) -> Session[Any]:
+        """Put the policy in force for this thread."""
+        this = self._entered
+        this.beginning = scope = self._session.scope()
+        session: Session[Any] = scope.__enter__()
+        this.scopes, this.beginning = [*this.scopes, scope], None
         return session
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def undo(self) -> None:
+        """End an entry that has only begun, and no other."""
+        this = self._entered
+        if this.beginning is not None:
+            this.beginning.undo()
+            this.beginning = None
+
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> bool | None:
-        if not self._entered.scopes:
+        """Give the hooks back that were in force before.
+
+        Raises:
+            BackendError: left more often than entered, in another order, or on another thread.
+        """
+        this = self._entered
+        if not this.scopes:
             raise BackendError("a stash was left by a thread that has not entered it; enter and leave on one thread")
-        return self._entered.scopes.pop().__exit__(kind, error, trace)
+        try:
+            result: bool | None = this.scopes[-1].__exit__(kind, error, trace)
+        finally:
+            this.scopes, this.is_left = this.scopes[:-1], True
+        this.is_left = False
+        return result
+
+    def finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Give the hooks back, unless that is done."""
+        this = self._entered
+        if this.scopes and not this.is_left:
+            self.leave(kind, error, trace)
+        this.is_left = False
 
     def __call__(self, func: F) -> F:
         if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
@@ -67,7 +101,9 @@ class Stash(ContextDecorator):
 
 class _Scopes(threading.local):
     def __init__(self) -> None:
-        self.scopes: list[AbstractContextManager[Session[Any]]] = []
+        self.scopes: list[Block] = []
+        self.beginning: Block | None = None
+        self.is_left = False
 
 
 class Wrapped:

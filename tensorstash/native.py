@@ -14,6 +14,11 @@ class Functions(Protocol):
     Those that work on arrays are in :mod:`tensorstash.kernels`.
     """
 
+    @property
+    def Block(self) -> type:  # noqa: N802
+        """What :class:`tensorstash.blocks.Block` is derived from."""
+        ...
+
     def keeping(
         self,
         small: Mapping[int, Any],

@@ -78,7 +78,7 @@ from tensorstash import native
 moment, inner = sys.argv[1], []
 backwards = SimpleNamespace(release=False)
 errors = []
-unpack = native.functions.unpacking(CellType, print, errors.append, backwards)
+unpack = native.functions.unpacking(CellType, print, errors.append, backwards, lambda tensor: tensor)
 
 def come_back():
     if not inner:
@@ -142,7 +142,7 @@ def test_a_handle_may_be_asked_for_and_released_while_it_is_asked_for(moment: st
 def test_what_pack_has_not_made_is_refused_by_name() -> None:
     failures: list[BaseException] = []
     box = type((lambda: failures).__closure__[0])  # type: ignore[index]
-    unpack = native.functions.unpacking(box, print, failures.append, None)
+    unpack = native.functions.unpacking(box, print, failures.append, None, print)
     for contents in (3, (), (1, 2, 3)):
         unpack(box(contents))
     assert [type(failure) for failure in failures] == [TypeError] * 3

@@ -3,10 +3,12 @@
 import ctypes
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 import weakref
+from collections import deque
 from concurrent.futures import CancelledError
 
 import pytest
@@ -34,6 +36,23 @@ workers = Workers("test", 1)
 workers.submit(lambda: (started.set(), exiting.wait(), print("ended")))
 started.wait()
 import atexit; atexit.register(exiting.set)
+"""
+
+DROPS = """
+import threading
+from tensorstash.workers import Workers
+
+def last(waiting):
+    started.set()
+    while waiting:
+        pass
+    print("ended")
+
+started = threading.Event()
+workers = Workers("test", 1)
+workers.submit(lambda: last(workers._crew._todo))
+workers.submit(lambda: print("begun"))
+started.wait()
 """
 
 
@@ -69,6 +88,15 @@ def test_threads_start_with_the_work_that_needs_them(gate):
     for _ in range(5):
         workers.submit(gate.wait)
     assert len(workers._crew.threads) == 3
+
+
+def test_no_thread_starts_while_one_is_idle():
+    workers = Workers("test", 3)
+    for _ in range(5):
+        workers.submit(lambda: None).result()
+        while workers._crew.threads[0].job is not None:
+            pass
+    assert len(workers._crew.threads) == 1
 
 
 def test_without_a_number_there_is_always_a_thread(gate):
@@ -201,6 +229,32 @@ def test_where_no_thread_can_be_started_work_is_done_by_the_caller(monkeypatch):
     assert Workers("test", 2).submit(threading.get_ident).result(0) == threading.get_ident()
 
 
+def test_a_thread_that_is_killed_before_it_has_taken_its_work_leaves_it_to_another(quiet):
+    class KilledAtFirst(deque):
+        def popleft(self):
+            self.popleft = super().popleft
+            raise SystemExit
+
+    workers = Workers("test", 1)
+    workers._crew._todo = KilledAtFirst()
+    assert workers.submit(lambda: 7).result(60) == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_while_another_thread_submits_leaves_the_child_no_lock():
+    workers = Workers("test", 1)
+    with workers._crew._lock:
+        pid = os.fork()
+        if not pid:
+            try:
+                signal.alarm(20)
+                os._exit(workers.submit(lambda: 7).result(10))
+            finally:
+                os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_has_threads_of_its_own():
@@ -215,7 +269,7 @@ def test_a_forked_child_has_threads_of_its_own():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-@pytest.mark.parametrize(("program", "printed"), [(HANGS, ""), (ENDS, "ended\n")])
+@pytest.mark.parametrize(("program", "printed"), [(HANGS, ""), (ENDS, "ended\n"), (DROPS, "ended\n")])
 def test_at_exit_what_runs_has_a_few_seconds_and_what_waits_is_dropped(program, printed):
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")

@@ -6,22 +6,21 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar
 
-import paddle
 from paddle import Tensor
 from paddle.nn import Layer
 
 from tensorstash import native
 from tensorstash.backends.forward import replace_forward
 from tensorstash.backends.paddle_amp import without_autocast
-from tensorstash.backends.paddle_backward import PATCHES
+from tensorstash.backends.paddle_backward import PATCHES, Unrecorded
 from tensorstash.backends.paddle_foreign import checked, foreign_patches
 from tensorstash.backends.paddle_hooks import HookScope, HookStack
 from tensorstash.backends.paddle_kinds import Kinds
-from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt, same_memory
+from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle_pylayer import pylayer_patches
 from tensorstash.backends.paddle_readers import Readers
 from tensorstash.backends.paddle_static import static_patches
-from tensorstash.backends.paddle_storage import token_of
+from tensorstash.backends.paddle_storage import same_memory, token_of
 from tensorstash.backends.paddle_streams import gpu_streams, lend_streams
 from tensorstash.backends.paddle_writers import writer_patches
 from tensorstash.buffers import Array
@@ -56,8 +55,12 @@ class PaddleBackend:
 
     What cannot be helped, in Paddle 3.3.1 and without any hooks, too: backward twice through a ``PyLayer`` with
     ``retain_graph=True`` is a segmentation fault, since the first one frees the layer's context; the context of a
-    layer whose backward raises is leaked; ``paddle.grad`` never releases its graph; and entering the first scope, or
-    leaving the last, while another thread runs operations is a race inside Paddle.
+    layer whose forward raises is leaked, here without what it saved; ``paddle.grad`` never releases its graph; and
+    entering the first scope, or leaving the last, while another thread runs operations is a race inside Paddle.
+
+    A ``PyLayer`` that saves its own output returns another tensor for it, a view of the same memory and version, behind
+    which derivatives of derivatives find their way. Where several of them meet in an output that nobody holds any more,
+    they may be summed in another order than without hooks.
     """
 
     name: ClassVar[str] = "paddle"
@@ -66,7 +69,7 @@ class PaddleBackend:
     def __init__(self) -> None:
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
-        self._readers = Readers(_hooks)
+        self._readers = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack))
         # Called for every saved tensor, so without a frame of Python in between.
         self.keep_reason = Kinds(lambda: _STACK.entries).keep_reason
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
@@ -146,7 +149,7 @@ class PaddleBackend:
 
     def witness(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
-        with paddle.no_grad():
+        with Unrecorded():
             witness = same_memory(tensor)
         witness._clear_data()
         return witness
@@ -169,10 +172,6 @@ class PaddleBackend:
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
         return replace_forward(model, scope)
-
-
-def _hooks(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> HookScope:
-    return HookScope(_STACK, pack, unpack, private=True)
 
 
 def _spec(

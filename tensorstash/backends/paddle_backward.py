@@ -14,6 +14,7 @@ from paddle.base import core
 from paddle.base.framework import _dygraph_tracer
 
 from tensorstash.backends.paddle_patches import Patch
+from tensorstash.blocks import Block
 
 
 class _Backwards(threading.local):
@@ -34,6 +35,32 @@ def is_recording() -> bool:
 def set_recording(mode: bool) -> None:
     """Switch gradient recording of this thread."""
     _dygraph_tracer()._has_grad = mode  # type: ignore[no-untyped-call]
+
+
+class Unrecorded(Block):
+    """A block without gradient recording, which is as it was afterwards, whatever interrupts; unlike ``no_grad``."""
+
+    __slots__ = ("_recording", "_tracer")
+
+    def __init__(self) -> None:
+        self._tracer: Any = _dygraph_tracer()  # type: ignore[no-untyped-call]
+        self._recording = self._tracer._has_grad
+
+    def enter(self) -> None:
+        """Switch it off."""
+        self._tracer._has_grad = False
+
+    def leave(self, *raised: object) -> None:
+        """Switch it back."""
+        self._tracer._has_grad = self._recording
+
+    def undo(self) -> None:
+        """Switch it back."""
+        self._tracer._has_grad = self._recording
+
+    def finish(self, *raised: object) -> None:
+        """Switch it back."""
+        self._tracer._has_grad = self._recording
 
 
 class _Run(threading.local):
@@ -83,6 +110,8 @@ def _is_made_from(error: BaseException | None, original: BaseException) -> bool:
 def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Callable[..., Any]:
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
+        tracer = _dygraph_tracer()  # type: ignore[no-untyped-call]
+        recording = tracer._has_grad
         outer, _this.error = _this.error, None
         outer_release = backwards.release
         backwards.release = not retains(*args, **kwargs)
@@ -94,6 +123,7 @@ def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Call
         finally:
             backwards.release = outer_release
             _this.error = outer
+            tracer._has_grad = recording  # an exception on the way through C++ leaves it off
 
     return run
 

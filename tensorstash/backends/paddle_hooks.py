@@ -22,10 +22,11 @@ from paddle import Tensor
 from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
-from tensorstash.backends.paddle_backward import is_recording, set_recording
+from tensorstash.backends.paddle_backward import Unrecorded
 from tensorstash.backends.paddle_objects import instances
 from tensorstash.backends.paddle_packed import Guard, Pack, Scope, Unpack, pair_for_paddle
 from tensorstash.backends.paddle_patches import Lease, Patch, Patches
+from tensorstash.blocks import Block
 from tensorstash.errors import BackendError
 
 _register: Callable[[Any, Any], None] = core.eager.register_saved_tensors_hooks
@@ -78,8 +79,12 @@ class HookStack:
             scope = Scope(source, pack, unpack, self._patches.lease(), private=private)
             if self._registration is None:
                 self._pair = pair_for_paddle(self._innermost, lambda: self._registration, self._tidy)
-                self._native = _registered_over(*self._pair)
-                self._registration = self._patches.lease()
+                self._registration = self._patches.lease()  # first: what an interrupt leaves registered is taken back
+                try:
+                    self._native = _registered_over(*self._pair)
+                except BackendError:
+                    self._registration = None
+                    raise
             self._threads.add(threading.current_thread())
             self._scopes.append(scope)
             self._innermost[scope.thread] = scope
@@ -124,13 +129,21 @@ class HookStack:
         if scope is not None:
             _report(scope.end(), error)
 
+    def drop(self, source: object) -> None:
+        """End the scope that ``source`` has entered, if it is in force, and what an interrupt has left undone."""
+        with self._lock:
+            for scope in [scope for scope in self._scopes if scope.source is source]:
+                self._remove(scope)
+                scope.end()
+            self._tidy()
+
     def _remove(self, scope: Scope) -> None:
-        self._scopes.remove(scope)
-        of_thread = [other for other in self._scopes if other.thread == scope.thread]
+        of_thread = [other for other in self._scopes if other.thread == scope.thread and other is not scope]
         if of_thread:
             self._innermost[scope.thread] = of_thread[-1]
         else:
-            del self._innermost[scope.thread]
+            self._innermost.pop(scope.thread, None)
+        self._scopes.remove(scope)  # last: until then, whoever is interrupted can begin again
         self._tidy()
 
     def _tidy(self) -> None:
@@ -141,17 +154,16 @@ class HookStack:
             if self._scopes or self._registration is None or self._threads - {this}:
                 return
             _reset()
-            native, self._native = self._native, None
-            if native is not None:
-                _register(native.pack_hook, native.unpack_hook)
-            self._registration = None
+            if self._native is not None:
+                _register(self._native.pack_hook, self._native.unpack_hook)
+            self._native = self._registration = None  # last: until then, whoever is interrupted can begin again
 
     def _reset_at_exit(self) -> None:
         if self.is_registered:
             _reset()
 
 
-class HookScope:
+class HookScope(Block):
     """A pair of hooks for this thread and one block of code; nests, the innermost pair runs.
 
     Args:
@@ -172,23 +184,31 @@ class HookScope:
         self._unpack = unpack
         self._private = private
 
-    def __enter__(self) -> None:
+    def enter(self) -> None:
+        """Put the pair in force."""
         self._stack.push(self, self._pack, self._unpack, private=self._private)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
+        """Take the pair back, and raise what its ``pack`` has raised."""
         self._stack.pop(self, error)
+
+    def undo(self) -> None:
+        """Take the pair back if it is in force."""
+        self._stack.drop(self)
+
+    def finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Take the pair back, unless that is done."""
+        self._stack.drop(self)
 
 
 def without_recording(hook: Callable[[Any], Any], value: Any) -> Any:
     """Call a hook from Python as C++ does: with gradient recording off."""
-    recording = is_recording()
-    set_recording(False)
-    try:
+    with Unrecorded():
         return hook(value)
-    finally:
-        set_recording(recording)
 
 
 def _report(failure: BaseException | None, error: BaseException | None) -> None:

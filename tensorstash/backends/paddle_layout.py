@@ -14,6 +14,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from tensorstash.backends.paddle_backward import Unrecorded
 from tensorstash.buffers import Array, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides, memory_order
 
@@ -133,14 +134,6 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     source = paddle.to_tensor(exchanged, place=paddle.CPUPlace())._copy_to(tensor.place, True)
     paddle.assign(source.view(_DTYPES[spec.dtype]) if spec.dtype in _EXCHANGED else source, output=run)
     return tensor
-
-
-def same_memory(tensor: Tensor) -> Tensor:
-    """Return a view of all of a tensor, with its layout and version, that is another tensor to Paddle's C++ as well."""
-    if tensor.is_contiguous():
-        return tensor.detach().view(tensor.shape)
-    view: Tensor = paddle.as_strided(tensor.detach(), tensor.shape, tensor.strides, tensor._offset())
-    return view
 
 
 class Layout:
@@ -290,7 +283,7 @@ def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     """
     if order.span == 0:
         return uninitialised(spec.shape, spec)
-    with paddle.no_grad():
+    with Unrecorded():
         tensor = _on_device(spec, order)
         run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
         paddle.assign(paddle.reshape(dense, list(order.shape)), output=run)

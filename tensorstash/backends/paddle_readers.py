@@ -44,7 +44,7 @@ def reader() -> str | None:
 class Readers:
     """Says how exactly a reader has to get back what is being packed. Thread-safe.
 
-    An operator that is unknown, or that nobody has tried, gets the exact tensor; a ``PyLayer`` takes any.
+    What is unknown, a ``PyLayer`` too, and what nobody has tried gets the exact tensor.
 
     Args:
         hooks: puts a pair of hooks in force, for this thread and one block.
@@ -57,8 +57,6 @@ class Readers:
     def demand(self) -> Demand:
         """Return what the reader of the tensor being packed needs; to be called inside ``pack``, as :func:`reader`."""
         name, address = _site()
-        if name == PYLAYER:
-            return "any"
         if name in INPUT_NEEDS and address in self._places_of_input(name):
             return INPUT_NEEDS[name]
         return NEEDS.get(name, "exact")

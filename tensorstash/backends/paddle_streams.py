@@ -125,7 +125,7 @@ class GpuStreams:
             runtime.cudaGetLastError()  # or the next launch of this thread raises it
             raise OSError(errno.ENOMEM, f"cudaHostRegister: error {refused}")
 
-        def unlock(keeps_alive: Array = memory) -> None:
+        def unlock() -> None:  # must not keep the memory: it is called when that goes
             runtime.cudaHostUnregister(address)
 
         return unlock

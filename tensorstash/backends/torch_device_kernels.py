@@ -19,6 +19,7 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.abilities import Kernel
 from tensorstash.backends import torch_operators, torch_triton
+from tensorstash.backends.torch_layout import Unrecorded
 from tensorstash.codecs.affine import MAGIC as AFFINE
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
@@ -69,12 +70,12 @@ class _DeviceKernel(ABC):
 
     def encode(self, dense: Tensor, /) -> Tensor:
         """Return the payload in fresh memory."""
-        with torch.no_grad(), DisableTorchFunction(), _DisableTorchDispatch(), self._current():
+        with Unrecorded(), DisableTorchFunction(), _DisableTorchDispatch(), self._current():
             return self._encode(dense)
 
     def decode(self, payload: Tensor, /) -> Tensor:
         """Return the elements in fresh memory."""
-        with torch.no_grad(), DisableTorchFunction(), _DisableTorchDispatch(), self._current():
+        with Unrecorded(), DisableTorchFunction(), _DisableTorchDispatch(), self._current():
             dense = torch.empty(self._spec.shape, dtype=self._dtype, device=self._device)
             self._decode(payload, dense)
             return dense

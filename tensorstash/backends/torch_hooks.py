@@ -13,6 +13,7 @@ from torch._C._autograd import (
 )
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
+from tensorstash.blocks import Block
 from tensorstash.errors import BackendError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +42,7 @@ def _call(hook: Callable[[Any], Any], value: Any) -> Any:
     return hook(value)
 
 
-class HookScope:
+class HookScope(Block):
     """Installs a pair of hooks for this thread; nests, the innermost pair runs.
 
     Hooks run in the state in which PyTorch calls them: gradient recording is on in ``unpack`` during a backward with
@@ -59,7 +60,7 @@ class HookScope:
         BackendError: left in another order, or on another thread, than entered. Hooks of others stay as they are.
     """
 
-    __slots__ = ("_pack", "_unpack")
+    __slots__ = ("_is_left", "_pack", "_unpack")
 
     def __init__(
         self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], *, trusted: bool = False
@@ -67,21 +68,29 @@ class HookScope:
         if trusted:
             _keep_from_compiler(pack)
             _keep_from_compiler(unpack)
+        self._is_left = False
         self._pack = pack if trusted else partial(_call, pack)
         self._unpack = unpack if trusted else partial(_call, unpack)
 
     @_opaque
-    def __enter__(self) -> None:
+    def enter(self) -> None:
+        """Put the pair in force."""
+        self._is_left = False
         _push_saved_tensors_default_hooks(self._pack, self._unpack)
 
     @_opaque
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
+        """Take the pair back."""
         top = _top_saved_tensors_default_hooks(True)
         if top is not None and top[0] is self._pack:
-            _pop_saved_tensors_default_hooks()
+            try:
+                _pop_saved_tensors_default_hooks()
+            finally:
+                self._is_left = True
             return
+        self._is_left = True
         removed = self._remove_from_below()
         raise BackendError(
             "saved-tensor hooks were left in another order than they were entered; "
@@ -92,6 +101,21 @@ class HookScope:
             )
             + "leave `with` blocks innermost first, on the thread that entered them"
         )
+
+    @_opaque
+    def undo(self) -> None:
+        """Take the pair back if it is in force."""
+        top = _top_saved_tensors_default_hooks(True)
+        if top is not None and top[0] is self._pack:
+            self.finish(None, None, None)
+
+    @_opaque
+    def finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Take the pair back, unless that is done."""
+        if not self._is_left:
+            self.leave(kind, error, trace)
 
     def _remove_from_below(self) -> bool:
         above: list[tuple[Callable[..., Any], Callable[..., Any]]] = []

@@ -7,8 +7,9 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction, _DisableTorchDispatch
+from torch._C import DisableTorchFunction, _DisableTorchDispatch, _set_grad_enabled
 
+from tensorstash.blocks import Block
 from tensorstash.buffers import Array, adopted, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec
 
@@ -83,6 +84,31 @@ class _LiveMemory:
         }
 
 
+class Unrecorded(Block):
+    """A block without gradient recording, which is as it was afterwards, whatever interrupts; unlike ``no_grad``."""
+
+    __slots__ = ("_recording",)
+
+    def __init__(self) -> None:
+        self._recording = torch.is_grad_enabled()
+
+    def enter(self) -> None:
+        """Switch it off."""
+        _set_grad_enabled(False)
+
+    def leave(self, *raised: object) -> None:
+        """Switch it back."""
+        _set_grad_enabled(self._recording)
+
+    def undo(self) -> None:
+        """Switch it back."""
+        _set_grad_enabled(self._recording)
+
+    def finish(self, *raised: object) -> None:
+        """Switch it back."""
+        _set_grad_enabled(self._recording)
+
+
 def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     """Return a fresh, detached tensor with the exact layout of ``spec``, in private writable memory.
 
@@ -111,7 +137,7 @@ def placed(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Array, sta
     """
     stop = start + order.span * spec.itemsize
     _write(data, spec, order, memory[start:stop])
-    with DisableTorchFunction(), _DisableTorchDispatch(), torch.no_grad():
+    with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
         return _laid_out(torch.from_numpy(memory)[start:stop], spec)  # with an in-place version of its own
 
 
@@ -140,7 +166,7 @@ def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool
         order: ``memory_order(spec.shape, spec.strides)``.
         adopt: whether the memory of ``dense`` may be used where it fits.
     """
-    with DisableTorchFunction(), _DisableTorchDispatch(), torch.no_grad():
+    with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
         run = dense.reshape(-1).view(torch.uint8)
         if not (adopt and order.is_dense and run.data_ptr() % ALIGNMENT == spec.alignment):
             memory = _empty_on_device(spec, order)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.abilities import Event
-from tensorstash.backends.torch_layout import payload
+from tensorstash.backends.torch_layout import Unrecorded, payload
 from tensorstash.buffers import Array
 from tensorstash.errors import graph_is_captured
 from tensorstash.protocols import Undo
@@ -79,7 +79,7 @@ class CudaStreams:
 
     def empty(self, spec: TensorSpec) -> Tensor:
         """Return an uninitialised, contiguous tensor for work of the device's current stream."""
-        with DisableTorchFunction(), _DisableTorchDispatch(), torch.no_grad():
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
             # By way of bytes: PyTorch warns of every tensor that is made as complex32.
             raw = torch.empty(spec.nbytes, dtype=torch.uint8, device=spec.device)
             return raw.view(getattr(torch, spec.dtype)).view(spec.shape)
@@ -109,7 +109,7 @@ class CudaStreams:
             self._forget_error()
             raise OSError(errno.ENOMEM, f"cudaHostRegister: {runtime.cudaGetErrorString(refused)}")
 
-        def unlock(keeps_alive: Array = memory) -> None:
+        def unlock() -> None:  # must not keep the memory: it is called when that goes
             runtime.cudaHostUnregister(address)
 
         return unlock
@@ -123,7 +123,7 @@ class CudaStreams:
             torch.zeros(1, device=f"cuda:{self._cuda.current_device()}")
 
     def _copy(self, source: Tensor, target: Tensor, stream: CudaStream) -> None:
-        with DisableTorchFunction(), _DisableTorchDispatch(), torch.no_grad(), self._cuda.stream(stream.raw):
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded(), self._cuda.stream(stream.raw):
             target.copy_(source, non_blocking=True)
 
 

@@ -115,7 +115,7 @@ class Capture:
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
-        self._ledger.stored(self.passage.tier, stored.nbytes)
+        stored.counted = self._ledger.stored(self.passage.tier, stored.nbytes)
 
     @property
     def alias(self) -> Any:
@@ -198,10 +198,6 @@ class Capture:
         """
         assert self._stored is not None, "asked to decode what was never stored"
         return self.passage.decode(self._stored, ask)
-
-    def __del__(self) -> None:
-        if self._stored is not None:
-            self._ledger.released(self.passage.tier, self._stored.nbytes)
 
 
 def modified(tensor: str, version: int, expected: int) -> SavedTensorModifiedError:

@@ -76,7 +76,7 @@ class Stashed:
         state.was_asked = True
         state.ledger.unpacked()
         state.ahead.asked(self._tape, self._payload.index)
-        if self._is_read_by is None and self._payload.place is not None:
+        if self._is_read_by is None and self._payload.kind is not None:
             self._learn()
         tensor = self._restore()
         if self._payload.is_streamed:

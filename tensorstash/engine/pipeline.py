@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorstash.buffers import Array, as_bytes, copied, is_private
 from tensorstash.engine.patience import Ask
-from tensorstash.engine.stats import Ledger
+from tensorstash.engine.stats import Counted, Ledger
 from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
 from tensorstash.plan import Plan
 from tensorstash.protocols import Codec, Slot, Store, StoreConfig
@@ -34,13 +34,14 @@ class Stored:
         digest: checksum of them, where the store does not verify what it gives back.
     """
 
-    __slots__ = ("_store", "digest", "nbytes", "slot")
+    __slots__ = ("_store", "counted", "digest", "nbytes", "slot")
 
     def __init__(self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
         self._store = store
         self.slot = slot
         self.nbytes = nbytes
         self.digest = digest
+        self.counted: Counted | None = None
 
     def __del__(self) -> None:
         if self._store is not None:

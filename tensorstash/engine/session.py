@@ -1,11 +1,11 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from weakref import ref
 
 from tensorstash import native
@@ -26,6 +26,7 @@ from tensorstash.engine.passage import Passage
 from tensorstash.engine.patience import Patience
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.pinned import PinnedMemory
+from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Ledger, Stats
 from tensorstash.engine.streamed import StreamedCapture, StreamedPayload
@@ -97,9 +98,11 @@ class Session(Generic[T]):
         self._version = backend.version
         self._tape = Tape()
         self.calibration = Calibration()
-        self._thread = _Thread()
+        self._thread = Thread()
         alternatives = policy.alternatives()
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
+        # Looked up once: to ask whether a backend has a protocol takes longer than what it does.
+        self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         self._only_keeps = all(plan.keeps for plan in alternatives)
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
@@ -115,18 +118,14 @@ class Session(Generic[T]):
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    @contextmanager
-    def scope(self) -> Iterator["Session[T]"]:
-        """Install the hooks for this thread until the block ends."""
+    def scope(self) -> Scope["Session[T]"]:
+        """Return what installs the hooks for this thread until a block ends."""
         with self._lock:
             self._tape.close()  # what was saved before is never taken for the same
-        outer = self._thread.readers, self._thread.trail
-        self._thread.readers, self._thread.trail = self._new_readers(), Trail()
-        try:
-            with self.backend.hooks(*self._hooks(), trusted=True):
-                yield self
-        finally:
-            self._thread.readers, self._thread.trail = outer
+        hooks = self.backend.hooks(*self._hooks(), trusted=True)
+        return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._start_all_freed)
+
+    def _start_all_freed(self) -> None:
         if self._state.held is not None:
             self._start_freed(self._state.held.freed(all_of_them=True))
 
@@ -140,14 +139,9 @@ class Session(Generic[T]):
         )
         return pack, native.functions.restoring(self.unpack)
 
-    @contextmanager
-    def module(self, name: str) -> Iterator[None]:
-        """Say that what this thread saves until the block ends belongs to the module ``name``."""
-        outer, self._thread.module = self._thread.module, name
-        try:
-            yield
-        finally:
-            self._thread.module = outer
+    def module(self, name: str) -> AbstractContextManager[None]:
+        """Return what says that what this thread saves until a block ends belongs to the module ``name``."""
+        return InModule(self._thread, name)
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
@@ -201,8 +195,8 @@ class Session(Generic[T]):
             reason = _POLICY
         else:
             plan = self._keep_reason(tensor) or self._passage(spec := self._spec(tensor))
-            if not isinstance(plan, str) and not plan.is_lossless and isinstance(self.backend, SupportsDemand):
-                plan = self._passage(spec, self.backend.demand())
+            if self._demand is not None and not isinstance(plan, str) and not plan.is_lossless:
+                plan = self._passage(spec, self._demand())
             if isinstance(plan, str):
                 reason = plan
             elif spec.nbytes >= self._min_bytes:
@@ -227,12 +221,13 @@ class Session(Generic[T]):
         block = memory_block(spec.shape, spec.strides)
         content: tuple[Hashable, ...] = token, start, block, spec.dtype, version, passage.plan
         source, digest = self._source(tensor, spec, passage)
-        if state.held is None and (digest is not None or not self.backend.producer(tensor)):
-            # What the graph did not make is rewritten without a version. On a device its content is not looked at.
-            content = *content, digest if digest is not None else object()
+        # What the graph did not make is rewritten without a version. On a device its content is not looked at.
+        is_unsure = state.held is None and digest is None and not self.backend.producer(tensor)
+        if digest is not None:
+            content = *content, digest
         with self._lock:
             tape = self._current_tape()
-            payload = tape.find(content)
+            payload = None if is_unsure else tape.find(content)
             is_new = payload is None
             if payload is None:
                 payload = self._payload(tensor, source, spec, version, passage)
@@ -243,7 +238,6 @@ class Session(Generic[T]):
         handle = Stashed(state, payload, tape, spec)
         readers = self._thread.readers
         if readers is not None and not passage.is_lossless:
-            assert isinstance(self.backend, SupportsReaders)
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
             payload.place = self._thread.trail, place
         if is_new:
@@ -390,10 +384,3 @@ def _capture(payload: ref[Payload]) -> None:
     wanted = payload()
     if wanted is not None:
         wanted.capture.run()
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.module = ""
-        self.readers: Readers[Any] | None = None
-        self.trail = Trail()

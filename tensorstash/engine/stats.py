@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import count
 from types import MappingProxyType
 from typing import Any
+from weakref import ref
 
 from tensorstash.forks import renew_after_fork
 from tensorstash.sizes import format_bytes
@@ -59,7 +60,8 @@ class Stats:
         kept: tensors left as they are, by reason.
         deduplicated: tensors whose content was stashed already; they share its payload.
         stashed: tensors whose content went through the plan.
-        declined: those of them that are kept after all, since their content does not shrink.
+        declined: those of them that are kept after all, since their content does not shrink, or backward reads it
+            exactly.
         held: contents that wait where they are, now, since somebody besides the graph holds their memory.
         stages: codecs and stores by name, in the order they were first used.
         stored: payloads put, by tier, as bytes after encoding.
@@ -110,7 +112,7 @@ class Stats:
 
     def __str__(self) -> str:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
-        rows += [("kept: does not shrink", self.declined)] if self.declined.tensors else []
+        rows += [("kept: no gain, or read exactly", self.declined)] if self.declined.tensors else []
         rows += [(f"kept: {reason}", tally) for reason, tally in self.kept.items()]
         rows += [("held by others now", self.held)] if self.held.tensors else []
         rows += [(f"in {tier}", tally) for tier, tally in self.stored.items()]
@@ -136,12 +138,29 @@ class Stats:
         return "\n".join(lines)
 
 
+class Counted:
+    """Keeps a payload among those that exist, as long as it lives itself."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Entry(ref[Counted]):
+    """What a ledger knows of a payload. Equal only to itself."""
+
+    __slots__ = ("nbytes", "tier")
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    nbytes: int
+    tier: str
+
+
 class Ledger:
     """The counters of one session. Thread-safe.
 
-    What is counted on the way of a kept tensor, or from a finalizer, takes no lock: the first is the step of a counter
-    that no thread can disturb, the second leaves a note that is added up later. Finalizers must not block, since the
-    garbage collector may run them inside any other method on the same thread.
+    What is counted on the way of a kept tensor takes no lock: it is the step of a counter that no thread can disturb.
+    Payloads are counted for as long as somebody refers to what :meth:`stored` returns, and leave a note when they go,
+    by one operation of C: neither an interrupt nor the garbage collector, which may run inside any other method, can
+    come between.
     """
 
     def __init__(self) -> None:
@@ -163,7 +182,8 @@ class Ledger:
         """Count one request for a tensor; the cheapest call that no thread can disturb."""
         self.kept: defaultdict[str, defaultdict[int, count[int]]] = defaultdict(lambda: defaultdict(count))
         """By reason and bytes: each step of such a counter is a tensor that was kept."""
-        self._release_notes: deque[tuple[str, int]] = deque()
+        self._entries: set[_Entry] = set()
+        self._gone: deque[_Entry] = deque()
 
     def after_fork(self) -> None:
         """Make the lock anew."""
@@ -189,18 +209,19 @@ class Ledger:
         with self._lock:
             self._forwardings += 1
 
-    def stored(self, tier: str, payload_bytes: int) -> None:
-        """Count a payload that was put into ``tier``."""
+    def stored(self, tier: str, payload_bytes: int) -> Counted:
+        """Count a payload that was put into ``tier``, and exists as long as what is returned."""
+        counted = Counted()
+        entry = _Entry(counted, self._gone.append)
+        entry.tier, entry.nbytes = tier, payload_bytes
         with self._lock:
-            self._settle_releases()
+            self._settle()
+            self._entries.add(entry)
             self._stored[tier] = self._stored.get(tier, Tally()).plus(payload_bytes)
             live = self._live[tier] = self._live.get(tier, Tally()).plus(payload_bytes)
             self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)
             self._peak = max(self._peak, sum(tally.nbytes for tally in self._live.values()))
-
-    def released(self, tier: str, payload_bytes: int) -> None:
-        """Count a payload that is gone; safe in a finalizer."""
-        self._release_notes.append((tier, payload_bytes))
+        return counted
 
     def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """Count one run of a stage on the way in."""
@@ -226,7 +247,7 @@ class Ledger:
     def snapshot(self) -> Stats:
         """Return the counters as they stand."""
         with self._lock:
-            self._settle_releases()
+            self._count_anew()
             kept = {reason: tally for reason in list(self.kept) if (tally := self._tally(reason)).tensors}
             unpacked = next(self._unpackings) - self._snapshots
             self._snapshots += 1
@@ -256,8 +277,19 @@ class Ledger:
             total += found * nbytes
         return Tally(tensors, total)
 
-    def _settle_releases(self) -> None:
-        while self._release_notes:
-            tier, nbytes = self._release_notes.popleft()
-            live = self._live[tier]
-            self._live[tier] = Tally(live.tensors - 1, live.nbytes - nbytes)
+    def _settle(self) -> None:
+        while self._gone:
+            entry = self._gone.popleft()
+            if entry in self._entries:
+                self._entries.discard(entry)
+                live = self._live[entry.tier]
+                self._live[entry.tier] = Tally(live.tensors - 1, live.nbytes - entry.nbytes)
+
+    def _count_anew(self) -> None:
+        """Count what exists, in case an interrupt has come between two steps."""
+        self._gone.clear()
+        self._entries = {entry for entry in list(self._entries) if entry() is not None}
+        live = dict.fromkeys(self._live, Tally())
+        for entry in self._entries:
+            live[entry.tier] = live[entry.tier].plus(entry.nbytes)
+        self._live = live

@@ -181,7 +181,6 @@ class StreamedCapture(Capture):
     def __del__(self) -> None:
         if self._flight is not None:
             self._flight.let_go()
-        super().__del__()
 
 
 class StreamedPayload(Payload):

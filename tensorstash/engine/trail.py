@@ -2,6 +2,9 @@
 
 from collections.abc import Hashable
 
+_TELLING = 8
+"""Saves from which on two steps with the same sequence are taken to be the same program."""
+
 
 class Trail:
     """The sequence of what was saved, as one number that grows with it. For one thread.
@@ -24,5 +27,5 @@ class Trail:
         return self._length - 1
 
     def kind(self, place: int) -> Hashable:
-        """Return the name of a place in the whole sequence, as it is so far."""
-        return self._saved, self._length, place
+        """Return the name of a place in the sequence so far; None if that is too short to tell programs apart."""
+        return (self._saved, self._length, place) if self._length >= _TELLING else None

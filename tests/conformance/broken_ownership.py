@@ -78,18 +78,18 @@ class NeverShares(Planted):
             return object(), tensor.offset
 
 
-@caught_by("test_line06_other_elements_of_the_same_storage_are_another_payload")
-class ForgetsTheOffset(Planted):
-    class Backend(ReferenceBackend):
+@caught_by("test_line06_other_elements_of_the_same_storage_are_another_payload", control=PlantedTorch)
+class ForgetsTheOffset(PlantedTorch):
+    class Backend(TorchBackend):
         def storage(self, tensor: Any, /) -> Any:
             return super().storage(tensor)[0], 0
 
 
-@caught_by("test_line06_a_reused_address_is_another_payload")
-class KeysByAddress(Planted):
-    class Backend(ReferenceBackend):
+@caught_by("test_line06_a_reused_address_is_another_payload", control=PlantedTorch)
+class KeysByAddress(PlantedTorch):
+    class Backend(TorchBackend):
         def storage(self, tensor: Any, /) -> Any:
-            return tensor.storage.buffer.ctypes.data, tensor.offset
+            return tensor.untyped_storage().data_ptr(), super().storage(tensor)[1]
 
 
 class _RemembersAcrossSteps(Session):

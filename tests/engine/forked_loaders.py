@@ -53,7 +53,10 @@ def loaded(framework, method):
     data = Gradients(framework)
     if method == "process":
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return [pool.apply_async(data.__getitem__, (seed,)).get(100) for seed in range(LENGTH)]
+            computed = [pool.apply_async(data.__getitem__, (seed,)).get(100) for seed in range(LENGTH)]
+            pool.close()  # else they are killed, which Paddle has a lot to say about
+            pool.join()
+            return computed
     if framework == "torch":
         from torch.utils.data import DataLoader
 

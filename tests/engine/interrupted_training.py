@@ -8,7 +8,9 @@ Prints "go" when it may be interrupted, and then "whole" or what is not. The pro
 import gc
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -67,29 +69,44 @@ def step(lab: Lab, leaf: Any, stash: ts.Stash | None) -> Array:
     return lab.gradient(own)
 
 
+def left(stash: ts.Stash) -> list[str]:
+    """Return what is still held."""
+    session = stash._session
+    held = {
+        "in flight": session._in_flight.used,
+        "read ahead": session._state.ahead.budget.used,
+        "counted as live": stash.stats().live.nbytes,
+    }
+    held |= {f"in {config}": store.used_bytes for config, store in session._stores.items()}
+    return [f"{nbytes} bytes are left {place}" for place, nbytes in held.items() if nbytes]
+
+
 def faults(stash: ts.Stash, lab: Lab, leaf: Array, expected: Array) -> list[str]:
     """Return what is not as it was."""
-    session = stash._session
     seen = stash.stats().seen.tensors
     if not np.array_equal(step(lab, leaf, None), PLAIN):
         return ["a step without hooks is wrong"]
     found = ["hooks are left"] if stash.stats().seen.tensors != seen else []
     gc.collect()
-    session.drain()
-    for workers in (session._writers, session._state.ahead._readers, session._patience._callers):
-        workers.submit(lambda: None).result(30)
-    gc.collect()
-    left = {
-        "in flight": session._in_flight.used,
-        "read ahead": session._state.ahead.budget.used,
-        "counted as live": stash.stats().live.nbytes,
-    }
-    left |= {f"in {config}": store.used_bytes for config, store in session._stores.items()}
-    found += [f"{nbytes} bytes are left {place}" for place, nbytes in left.items() if nbytes]
-    for _ in range(2):
-        if not np.array_equal(step(lab, leaf, stash), expected):
-            found.append("the next step is wrong")
+    stash._session.drain()
+    # What a caller has been asked for, and nobody waits for any more, comes to its end on its own.
+    patience, deadline = threading.Event(), monotonic() + 20
+    while left(stash) and monotonic() < deadline:
+        patience.wait(0.01)
+    found += left(stash)
+    after = [step(lab, leaf, stash) for _ in range(3)]
+    if not all(is_right(one, expected) for one in after) or not np.array_equal(after[-1], expected):
+        found.append("the next step is wrong")
     return found
+
+
+def is_right(got: Array, expected: Array) -> bool:
+    """Whether a gradient is the expected one, or as near to the one without hooks.
+
+    A lossy policy keeps exactly what it has yet to find a reader of, as in its first step.
+    """
+    error = np.abs(expected - PLAIN).max()
+    return np.array_equal(got, expected) or (error > 0 and np.abs(got - PLAIN).max() <= 2 * error)
 
 
 def main(framework: str, policy: str, directory: str) -> None:
@@ -112,7 +129,7 @@ def main(framework: str, policy: str, directory: str) -> None:
         try:
             print("go", flush=True)
             while signals.count == before:
-                wrong += not np.array_equal(step(lab, leaf, under_test), expected)
+                wrong += not is_right(step(lab, leaf, under_test), expected)
         except KeyboardInterrupt:
             pass
         found = faults(under_test, lab, leaf, expected)

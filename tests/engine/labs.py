@@ -1,6 +1,7 @@
 """The lab of each framework, made when it is first asked for."""
 
 from functools import cache
+from importlib import import_module
 
 from tensorstash.testing.lab import Lab
 
@@ -9,8 +10,5 @@ BACKENDS = ("reference", "torch", "paddle")
 
 @cache
 def lab_of(backend: str) -> Lab:
-    from tensorstash.testing.paddle_lab import PaddleLab
-    from tensorstash.testing.reference_lab import ReferenceLab
-    from tensorstash.testing.torch_lab import TorchLab
-
-    return {"reference": ReferenceLab, "torch": TorchLab, "paddle": PaddleLab}[backend]()
+    lab: type[Lab] = getattr(import_module(f"tensorstash.testing.{backend}_lab"), f"{backend.capitalize()}Lab")
+    return lab()

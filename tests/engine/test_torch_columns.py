@@ -28,6 +28,9 @@ def saved(parts, policy=SPILL):
     """Return what unpacks, and a handle for each of ``parts``, whose bytes have left."""
     with ts.stash(policy, framework="torch", min_bytes=0) as session:
         handles = [session.pack(part) for part in parts]
+        for handle in handles:
+            if not isinstance(handle, tuple):  # which stands for what is kept
+                handle.is_read_by("any")
     session.drain()
     return session.unpack, handles
 

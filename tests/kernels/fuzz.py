@@ -320,6 +320,7 @@ def main() -> None:
             assert_hostile_payloads_end_as_in_numpy(codec)
     exercise_hooks()
     missing = {name for name in vars(native) if not name.startswith("_")} - set(called)
+    missing -= {"Block"}  # a class, which does no arithmetic
     assert not missing, f"never called: {missing}"
     print(", ".join(f"{name} {number}" for name, number in sorted(called.items())))
 

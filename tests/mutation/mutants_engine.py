@@ -135,10 +135,10 @@ MUTANTS = [
         (*HELD, *CONTRACT),
     ),
     (
-        "engine/capture.py",
+        "engine/stats.py",
         "dropped call",
-        "            self._ledger.released(self.passage.tier, self._stored.nbytes)\n",
-        "            pass\n",
+        "        entry = _Entry(counted, self._gone.append)\n",
+        "        entry = _Entry(counted)\n        self.kept_alive = [*getattr(self, 'kept_alive', []), counted]\n",
         CONTRACT,
     ),
     ("engine/capture.py", "dropped call", "                self._ledger.declined(self.spec.nbytes)\n", "", CONTRACT),
@@ -220,10 +220,10 @@ MUTANTS = [
         (*DEFERRED, *FAULTS),
     ),
     (
-        "engine/session.py",
+        "engine/scope.py",
         "wrong value",
-        "outer, self._thread.module = self._thread.module, name",
-        'outer, self._thread.module = "", name',
+        "self._outer = self._thread.module",
+        'self._outer = ""',
         ("tests/torch/test_torch_forward.py", *CONTRACT),
     ),
     (
@@ -421,16 +421,9 @@ MUTANTS = [
     (
         "engine/session.py",
         "wrong value",
-        "content = *content, digest if digest is not None else object()",
+        "content = *content, digest",
         "pass",
         CONTRACT,
-    ),
-    (
-        "engine/session.py",
-        "wrong value",
-        "content = *content, digest if digest is not None else object()",
-        "content = *content, digest",
-        (*STREAMS, *CONTRACT),
     ),
     (
         "engine/session.py",
@@ -456,7 +449,13 @@ MUTANTS = [
         READERS,
     ),
     ("engine/handle.py", "dropped call", "            self._payload.known_readers += 1\n", "", READERS),
-    ("engine/trail.py", "wrong value", "return self._saved, self._length, place", "return self._saved, place", READERS),
+    (
+        "engine/trail.py",
+        "wrong value",
+        "return (self._saved, self._length, place) if",
+        "return (self._saved, place) if",
+        READERS,
+    ),
     (
         "engine/trail.py",
         "wrong value",

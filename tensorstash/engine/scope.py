@@ -1,0 +1,127 @@
+"""What is in force for one thread while it is inside of a block: a session's hooks, and the name of a module."""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from tensorstash.abilities import Readers
+from tensorstash.blocks import Block
+from tensorstash.engine.trail import Trail
+
+S = TypeVar("S")
+
+
+class Thread(threading.local):
+    """Where a thread is, within one session."""
+
+    def __init__(self) -> None:
+        self.module = ""
+        self.readers: Readers[Any] | None = None
+        self.trail = Trail()
+
+
+class Scope(Block, Generic[S]):
+    """One entry of a session.
+
+    Args:
+        session: what the block gets.
+        thread: whose readers and trail are others inside.
+        hooks: in force inside.
+        readers: of the block.
+        trail: of the block.
+        ended: called behind a block that has raised nothing.
+    """
+
+    def __init__(
+        self,
+        session: S,
+        thread: Thread,
+        hooks: AbstractContextManager[None],
+        readers: Readers[Any] | None,
+        trail: Trail,
+        ended: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._thread = thread
+        self._hooks = hooks
+        self._inner = readers, trail
+        self._outer = thread.readers, thread.trail
+        self._ended = ended
+        self._is_in_force = False
+
+    def enter(self) -> S:
+        """Install the hooks."""
+        thread = self._thread
+        self._outer = thread.readers, thread.trail
+        self._is_in_force = True
+        thread.readers, thread.trail = self._inner
+        self._hooks.__enter__()
+        return self._session
+
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Take the hooks back."""
+        try:
+            self._hooks.__exit__(kind, error, trace)
+        finally:
+            self._thread.readers, self._thread.trail = self._outer
+            self._is_in_force = False
+        if error is None:
+            self._ended()
+
+    def undo(self) -> None:
+        """Take the hooks back, as far as they are in force."""
+        if self._is_in_force:
+            if isinstance(self._hooks, Block):
+                self._hooks.undo()
+            self._thread.readers, self._thread.trail = self._outer
+            self._is_in_force = False
+
+    def finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Take the hooks back, unless that is done."""
+        if self._is_in_force:
+            self.leave(kind, error, trace)
+
+
+class InModule(Block):
+    """A block that belongs to the module of a name.
+
+    Args:
+        thread: that is inside of it.
+        name: of the module.
+    """
+
+    def __init__(self, thread: Thread, name: str) -> None:
+        self._thread = thread
+        self._name = name
+        self._outer = ""
+        self._is_in_force = False
+
+    def enter(self) -> None:
+        """Set the name."""
+        self._outer = self._thread.module
+        self._is_in_force = True
+        self._thread.module = self._name
+
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Set the name back."""
+        self.undo()
+
+    def undo(self) -> None:
+        """Set the name back, unless that is done."""
+        if self._is_in_force:
+            self._thread.module = self._outer
+            self._is_in_force = False
+
+    def finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Set the name back, unless that is done."""
+        self.undo()
