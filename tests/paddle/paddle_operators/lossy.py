@@ -29,6 +29,9 @@ NORMS = ("BatchNormGradNode", "InstanceNormGradNode", "LayerNormGradNode")
 SEEDS = 4
 """How often values are drawn; once where there are many of them."""
 
+ATTRIBUTES = {"shape", "shape_or_dtype", "num_or_sections"}
+"""What says how large an input is."""
+
 GROUP = Quantize(8).group_size
 
 FEW = 0.25
@@ -100,13 +103,13 @@ DRAWN: dict[str, Callable[[Input, np.random.RandomState, str], Values]] = {
 
 def grown(case: Case) -> Case:
     """The same with more elements where that is easy: so one comparison that comes out otherwise is one of many."""
-    inputs = ROWS[case.row].flat()
-    return replace(case, layout="large") if all(one.shape == (3, 4) and not one.made for one in inputs) else case
+    row = ROWS[case.row]
+    is_easy = all(one.shape == (3, 4) and not one.made for one in row.flat()) and not ATTRIBUTES & row.attributes.keys()
+    return replace(case, layout="large") if is_easy else case
 
 
 def lossy(case: Case) -> dict[str, Any]:
     """The relative error of the gradients for each saved tensor, way of drawing values, and loss."""
-    case = grown(case)
     found: dict[str, Any] = {"errors": [], "readers": []}
     for drawn, made in DRAWN.items():
         for seed in range(1 if case.layout == "large" else SEEDS):
@@ -120,10 +123,13 @@ def lossy(case: Case) -> dict[str, Any]:
 
 def under_lossy_policies(case: Case) -> dict[str, float]:
     """The relative error of the gradients under each lossy policy, with values of each kind; infinite for NaN."""
-    case, found = grown(case), dict.fromkeys(LOSSY, 0.0)
+    found = dict.fromkeys(LOSSY, 0.0)
     for made in DRAWN.values():
         with np.errstate(all="ignore"):
-            expected = _arrays(run(case, None, 0, made))
+            try:
+                expected = _arrays(run(case, None, 0, made))
+            except Exception:  # Paddle refuses it in this shape, or with these values
+                continue
             for name, policy in LOSSY.items():
                 scope = ts.stash(policy, framework="paddle", min_bytes=0)
                 error = _relative(*_worst(expected, _arrays(run(case, scope, 0, made))))
@@ -212,7 +218,7 @@ def cases_of_readers() -> list[Case]:
     """Return one case for each row that shows what one reader needs; in-place operators have the nodes of others."""
     rows = [name for name, row in ROWS.items() if not row.dtypes and row.name[-1] != "_"]
     cases = [Case(name, "contiguous", "float32") for name in rows]
-    return [case for case in cases if case not in exclusions()]
+    return [grown(case) for case in cases if case not in exclusions()]
 
 
 class Errors:
