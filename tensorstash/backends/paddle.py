@@ -99,6 +99,10 @@ class PaddleBackend:
             pack, unpack = checked(pack, unpack)
         return HookScope(_STACK, without_autocast(pack), without_autocast(unpack), private=trusted)
 
+    def demand(self) -> Demand:
+        """Return how exactly the operator that saves the tensor being packed has to get it back."""
+        return self._readers.demand()
+
     def nbytes(self, tensor: Tensor, /) -> int:
         """Return numel times itemsize."""
         return prod(tensor.shape) * tensor.element_size()
@@ -131,10 +135,6 @@ class PaddleBackend:
         spec = self.spec(tensor)
         start = self._order(spec.shape, spec.strides).lowest(spec)
         return (object() if scope is None else token_of(tensor, scope.recent)), start
-
-    def demand(self) -> Demand:
-        """Return how exactly the operation that saves the tensor being packed has to get it back."""
-        return self._readers.need()
 
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty for leaves."""

@@ -18,7 +18,8 @@ import paddle
 from paddle import Tensor
 from paddle.nn import functional
 
-from tensorstash.backends.paddle_reader_needs import INPUT_NEEDS, NEEDS, Need
+from tensorstash.backends.paddle_reader_needs import INPUT_NEEDS, NEEDS
+from tensorstash.protocols import Demand
 
 PYLAYER = "PyLayer"
 """The name of a reader that is a user's ``PyLayer``."""
@@ -43,7 +44,7 @@ def reader() -> str | None:
 class Readers:
     """Says how exactly a reader has to get back what is being packed. Thread-safe.
 
-    A reader that is unknown, or that nobody has tried, gets the exact tensor.
+    What is unknown, a ``PyLayer`` too, and what nobody has tried gets the exact tensor.
 
     Args:
         hooks: puts a pair of hooks in force, for this thread and one block.
@@ -53,7 +54,7 @@ class Readers:
         self._hooks = hooks
         self._inputs: dict[str, frozenset[int]] = {}
 
-    def need(self) -> Need:
+    def demand(self) -> Demand:
         """Return what the reader of the tensor being packed needs; to be called inside ``pack``, as :func:`reader`."""
         name, address = _site()
         if name in INPUT_NEEDS and address in self._places_of_input(name):
