@@ -26,6 +26,8 @@ READERS = (
 )
 CALIBRATION = ("tests/engine/test_calibration.py",)
 
+MODULES = ("tests/torch/test_torch_forward.py", *CONTRACT)
+
 MUTANTS = [
     ("engine/ahead.py", "wrong value", "tape.expect(self._orders.get(tape.signature, ()))", "tape.expect(())", AHEAD),
     (
@@ -463,4 +465,5 @@ MUTANTS = [
         "self._saved = hash(saved)",
         READERS,
     ),
+    ("engine/scope.py", "wrong value", "self._outer = self._thread.module", 'self._outer = ""', MODULES),
 ]
