@@ -6,6 +6,7 @@ from codec_cases import float_bits, spec_of, special_floats, to_float64
 
 from tensorstash.buffers import Array
 from tensorstash.codecs import Affine
+from tensorstash.errors import ConfigError
 from tensorstash.kernels.bits import coarsen
 from tensorstash.kernels.groups import Groups, extremes
 
@@ -253,3 +254,12 @@ def test_float64_is_computed_in_float64() -> None:
     back = there_and_back(Affine(bits=8), data, "float64")
     assert np.abs(back - data).max() < 0.51e-12 / 255 + 4e-16
     assert len(np.unique(back)) > 100
+
+
+@pytest.mark.parametrize(
+    "field", [{"bits": 3}, {"bits": True}, {"group_size": 0}, {"group_size": 1.5}, {"rounding": "up"}, {"seed": -1}]
+)
+def test_what_cannot_be_is_refused(field: dict[str, object]) -> None:
+    (name,) = field
+    with pytest.raises(ConfigError, match=rf"affine\.{name}: got "):
+        Affine(**field)

@@ -378,3 +378,14 @@ def test_no_temporary_is_larger_than_the_payload_and_a_block(codec: Codec) -> No
         assert most <= 2 * payload.nbytes + spare, dtype
         _, most = traced(lambda codec=codec, payload=payload, spec=spec: codec.decode(borrowed(payload), spec))
         assert most <= data.nbytes + payload.nbytes + spare, dtype
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("odd", [2, 3, 4, 128, 255])
+@pytest.mark.parametrize("place", [0, 70_000])
+def test_a_boolean_that_is_neither_0_nor_1_comes_back_as_it_was(odd: int, place: int) -> None:
+    flags = np.zeros(70_001, np.uint8)
+    flags[place] = odd
+    for codec in (PackBits(), Lossless()):
+        payload = codec.encode(flags.view(np.bool_), spec_of(flags.shape, "bool"))
+        assert codec.decode(payload, spec_of(flags.shape, "bool")).view(np.uint8).tobytes() == flags.tobytes()

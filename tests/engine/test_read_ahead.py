@@ -1,5 +1,7 @@
 """Reading ahead is a hint: it saves waiting and changes nothing."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from gates import Gated
@@ -8,7 +10,10 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import session
 from tensorstash.engine.ahead import ReadAhead
+from tensorstash.engine.budget import ByteBudget
+from tensorstash.engine.tape import Tape
 from tensorstash.policies import StoreIn
+from tensorstash.workers import Workers
 
 DEPTH = 12
 
@@ -133,3 +138,63 @@ def test_a_second_backward_reads_again():
     del loss
     assert gate.slots == 0
     assert stash._session._state.ahead.budget.used == 0
+
+
+class Known:
+    """What reading ahead looks at of a payload; notes that it was read."""
+
+    is_near = False
+    wants_reading = True
+    nbytes = 1
+
+    def __init__(self, spec, read):
+        self.capture = SimpleNamespace(passage=SimpleNamespace(spec=spec))
+        self.index = 0
+        self._read = read
+
+    def waits_beyond(self, asked):
+        return False
+
+    def read_ahead(self, submit):
+        self._read.append(self.index)
+        return True
+
+
+def taped(specs):
+    """A tape of payloads of these specs, the payloads, and what is read of them."""
+    tape, read = Tape(), []
+    payloads = [Known(spec, read) for spec in specs]
+    for place, payload in enumerate(payloads):
+        tape.add(place, payload)
+    return tape, payloads, read
+
+
+def asked_for(ahead, specs, order):
+    """Ask for payloads in an order, and return what was read after the first of them."""
+    tape, payloads, read = taped(specs)
+    for place, index in enumerate(order):
+        ahead.asked(tape, index)
+        if not place:
+            first = list(read)
+    ahead.learn(tape)
+    assert len(payloads) == len(specs)  # alive until now
+    return first
+
+
+def test_what_is_read_first_follows_the_order_of_the_last_time():
+    ahead = ReadAhead(ByteBudget(10), Workers("test", 1))
+    order = (1, 0, 3, 2)
+    assert asked_for(ahead, "abcd", order) == [0]  # at first the reverse order of packing, of which 1 is the third
+    assert asked_for(ahead, "abcd", order) == [0, 3, 2]
+    # The same last tensor, after others: another program.
+    assert asked_for(ahead, "xbcd", order) == [0]
+    assert asked_for(ahead, "abcd", (3, 2, 1, 0)) == [2]
+
+
+def test_orders_of_the_latest_programs_are_remembered():
+    ahead = ReadAhead(ByteBudget(10), Workers("test", 1))
+    for number in range(1000):
+        asked_for(ahead, [number, "b", "c"], (0, 1, 2))
+    assert asked_for(ahead, [999, "b", "c"], (0, 1, 2)) == [1, 2]
+    assert asked_for(ahead, [0, "b", "c"], (0, 1, 2)) == []
+    assert len(ahead._orders) < 100

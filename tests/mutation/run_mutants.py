@@ -230,10 +230,12 @@ def run(mutants: Sequence[Mutant], results: Path | None) -> int:
                     if outcome == "passed":
                         outcome, _ = run_tests([test], root, TIMEOUT_S + 2 * sound[test])
             verdict = _verdict(mutant, outcome)
-            rows.append({**asdict(mutant), "verdict": verdict, "seconds": round(time.monotonic() - started, 1)})
+            seconds = round(time.monotonic() - started, 1)
+            rows.append({**asdict(mutant), "verdict": verdict, "outcome": outcome, "seconds": seconds})
             if results is not None:
                 results.write_text(json.dumps(rows, indent=1))
-            print(f"{verdict:10} {time.monotonic() - started:5.0f} s  {mutant.file}: {_line(mutant)}", flush=True)
+            hung = " (hung)" if outcome == "hung" else ""
+            print(f"{verdict:10} {seconds:5.0f} s  {mutant.file}: {_line(mutant)}{hung}", flush=True)
         return report(rows)
 
 

@@ -18,7 +18,7 @@ from tensorstash import pages as pages_module
 from tensorstash.allocator import keep_idle
 from tensorstash.buffers import aligned_empty
 from tensorstash.errors import ConfigError
-from tensorstash.pages import HUGE_PAGE, mapped_pages, move_pages, page_aligned
+from tensorstash.pages import BLOCK, HUGE_PAGE, mapped_pages, move_pages, page_aligned
 from tensorstash.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
 
 MIB = 2**20
@@ -375,3 +375,10 @@ def test_threads_never_share_a_buffer():
     assert not wrong
     gc.collect()
     assert pool.idle_bytes <= 2 * 4 * 128 * 1024  # each thread holds one while it takes the next
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="moves no memory between mappings")
+def test_large_mappings_begin_with_a_huge_page():
+    # Several at once, since one may lie well by chance.
+    pages = [mapped_pages(2 * HUGE_PAGE + BLOCK) for _ in range(8)]
+    assert {array.ctypes.data % HUGE_PAGE for array in pages} == {0}

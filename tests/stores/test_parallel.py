@@ -144,3 +144,31 @@ def test_busy_workers_are_not_waited_for():
     for_each(done.append, range(5), workers, 1)
     assert done == list(range(5))
     release.set()
+
+
+def test_the_first_of_two_errors_is_raised(workers):
+    begun, first_is_noted = threading.Barrier(2, timeout=30), threading.Event()
+
+    class Item:
+        def __init__(self, number):
+            self.number = number
+
+    class Fresh(list):
+        """Items that nobody but the call refers to."""
+
+        def __iter__(self):
+            return map(Item, super().__iter__())
+
+    def job(item):
+        number = item.number
+        if number == 0:
+            weakref.finalize(item, first_is_noted.set)
+        del item
+        begun.wait()
+        if number == 0:
+            raise ValueError("first")
+        assert first_is_noted.wait(timeout=30)
+        raise ValueError("second")
+
+    with pytest.raises(ValueError, match="first"):
+        for_each(job, Fresh([0, 1]), workers, 1)
