@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 import tensorstash as ts
+from tensorstash.abilities import Kernel, SupportsKernels
 from tensorstash.buffers import Array
-from tensorstash.protocols import Codec, Kernel, SupportsKernels
+from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.lab import Lab
 

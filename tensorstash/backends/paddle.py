@@ -16,10 +16,10 @@ from tensorstash.backends.paddle_backward import PATCHES, Unrecorded
 from tensorstash.backends.paddle_foreign import checked, foreign_patches
 from tensorstash.backends.paddle_hooks import HookScope, HookStack
 from tensorstash.backends.paddle_kinds import Kinds
-from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt, same_memory
+from tensorstash.backends.paddle_layout import CopiedArray, dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle_pylayer import pylayer_patches
 from tensorstash.backends.paddle_static import static_patches
-from tensorstash.backends.paddle_storage import token_of
+from tensorstash.backends.paddle_storage import same_memory, token_of
 from tensorstash.backends.paddle_streams import gpu_streams, lend_streams
 from tensorstash.backends.paddle_writers import writer_patches
 from tensorstash.buffers import Array
@@ -54,8 +54,12 @@ class PaddleBackend:
 
     What cannot be helped, in Paddle 3.3.1 and without any hooks, too: backward twice through a ``PyLayer`` with
     ``retain_graph=True`` is a segmentation fault, since the first one frees the layer's context; the context of a
-    layer whose backward raises is leaked; ``paddle.grad`` never releases its graph; and entering the first scope, or
-    leaving the last, while another thread runs operations is a race inside Paddle.
+    layer whose forward raises is leaked, here without what it saved; ``paddle.grad`` never releases its graph; and
+    entering the first scope, or leaving the last, while another thread runs operations is a race inside Paddle.
+
+    A ``PyLayer`` that saves its own output returns another tensor for it, a view of the same memory and version, behind
+    which derivatives of derivatives find their way. Where several of them meet in an output that nobody holds any more,
+    they may be summed in another order than without hooks.
     """
 
     name: ClassVar[str] = "paddle"

@@ -136,14 +136,6 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     return tensor
 
 
-def same_memory(tensor: Tensor) -> Tensor:
-    """Return a view of all of a tensor, with its layout and version, that is another tensor to Paddle's C++ as well."""
-    if tensor.is_contiguous():
-        return tensor.detach().view(tensor.shape)
-    view: Tensor = paddle.as_strided(tensor.detach(), tensor.shape, tensor.strides, tensor._offset())
-    return view
-
-
 class Layout:
     """What a tensor must be like to stand in for a saved one, which itself is not held.
 

@@ -18,9 +18,9 @@ from paddle.autograd.py_layer import PyLayer, PyLayerBackward, PyLayerContext
 
 from tensorstash.backends.paddle_backward import hook_failed, is_recording
 from tensorstash.backends.paddle_hooks import HookStack, without_recording
-from tensorstash.backends.paddle_layout import same_memory
 from tensorstash.backends.paddle_packed import Scope
 from tensorstash.backends.paddle_patches import Patch
+from tensorstash.backends.paddle_storage import same_memory
 from tensorstash.errors import BackendError
 
 

@@ -1,8 +1,7 @@
 """Which saved tensors are the same memory, in a framework that has no weak reference to a storage."""
 
+import paddle
 from paddle import Tensor
-
-from tensorstash.backends.paddle_layout import same_memory
 
 _REMEMBERED = 4
 
@@ -29,3 +28,11 @@ def token_of(tensor: Tensor, recent: list[tuple[Tensor, object]]) -> object:
     recent.insert(0, (same_memory(tensor), token))
     del recent[_REMEMBERED:]
     return token
+
+
+def same_memory(tensor: Tensor) -> Tensor:
+    """Return a view of all of a tensor, with its layout and version, that is another tensor to Paddle's C++ as well."""
+    if tensor.is_contiguous():
+        return tensor.detach().view(tensor.shape)
+    view: Tensor = paddle.as_strided(tensor.detach(), tensor.shape, tensor.strides, tensor._offset())
+    return view

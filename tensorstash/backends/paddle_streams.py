@@ -13,10 +13,11 @@ from typing import Any
 import paddle
 from paddle import Tensor
 
+from tensorstash.abilities import Event
 from tensorstash.backends.paddle_layout import dense_run, laid_out, uninitialised
 from tensorstash.buffers import Array
 from tensorstash.errors import graph_is_captured
-from tensorstash.protocols import Codec, Event, Undo
+from tensorstash.protocols import Codec, Undo
 from tensorstash.spec import TensorSpec, memory_order
 
 _TO_HOST, _TO_DEVICE = 2, 1

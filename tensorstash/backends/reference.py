@@ -7,11 +7,12 @@ from weakref import ref
 
 import numpy as np
 
+from tensorstash.abilities import Kernel
 from tensorstash.backends import reference_kernels, reference_streams
 from tensorstash.backends.forward import replace_forward
 from tensorstash.buffers import Array, aligned_empty, borrowed
 from tensorstash.errors import BackendError
-from tensorstash.protocols import Codec, Kernel, Undo
+from tensorstash.protocols import Codec, Undo
 from tensorstash.reference import HookError, Parameter, Tensor, from_buffer, saved_tensors_hooks, streams
 from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order

@@ -21,6 +21,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 
+from tensorstash.abilities import Kernel
 from tensorstash.backends.forward import replace_forward
 from tensorstash.backends.torch_graph import Readers, running
 from tensorstash.backends.torch_hooks import HookScope
@@ -39,7 +40,7 @@ from tensorstash.backends.torch_layout import (
 from tensorstash.backends.torch_readers import demand
 from tensorstash.backends.torch_streams import CudaStream, CudaStreams
 from tensorstash.buffers import Array
-from tensorstash.protocols import Codec, Demand, Kernel, PendingArray, Undo, strictest
+from tensorstash.protocols import Codec, Demand, PendingArray, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
 _REMEMBERED_LAYOUTS = 4096

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
+from tensorstash.abilities import Kernel
 from tensorstash.backends import torch_operators, torch_triton
 from tensorstash.backends.torch_layout import Unrecorded
 from tensorstash.codecs.affine import MAGIC as AFFINE
@@ -29,7 +30,7 @@ from tensorstash.codecs.two_valued import MAGIC as TWO_VALUED
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.kernels.dither import seed_word
 from tensorstash.kernels.groups import Groups
-from tensorstash.protocols import Codec, Kernel
+from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

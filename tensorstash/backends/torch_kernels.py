@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from tensorstash.protocols import Codec, Kernel
+from tensorstash.abilities import Kernel
+from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 
 _CODECS = frozenset({"affine", "astype", "pack_bits", "two_valued"})

@@ -27,7 +27,7 @@ def demand(reader: str) -> Demand:
     >>> demand("AmaxBackward0.self"), demand("LogBackward0.self"), demand("MmBackward0.self")
     ('exact', 'relative', 'any')
     """
-    return "exact" if reader in EXACT else "relative" if reader in RELATIVE else "any"
+    return "exact" if reader in EXACT or reader in COMPILED else "relative" if reader in RELATIVE else "any"
 
 
 def variant(node: Any) -> str:
@@ -71,6 +71,9 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[Any], str]]] = MappingProxyType(
         "NormBackward3": ("_saved_p", _order),
     }
 )
+
+COMPILED = frozenset(("CompiledFunctionBackward.tensors",))
+"""What ``torch.compile`` has made of many operations, any of which may compare or divide."""
 
 EXACT = frozenset(
     (

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
+from tensorstash.abilities import Event
 from tensorstash.backends.torch_layout import Unrecorded, payload
 from tensorstash.buffers import Array
 from tensorstash.errors import graph_is_captured
-from tensorstash.protocols import Event, Undo
+from tensorstash.protocols import Undo
 from tensorstash.spec import TensorSpec
 
 _PORTABLE = 1

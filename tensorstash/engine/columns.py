@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import Any
 from weakref import ref
 
+from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.buffers import Array, aligned_empty, lender
-from tensorstash.protocols import SupportsSharedMemory
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_block
 
 Block = tuple[tuple[int, int], ...]

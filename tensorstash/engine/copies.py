@@ -29,11 +29,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
+from tensorstash.abilities import Event, Stream, SupportsStreams
 from tensorstash.buffers import Array, as_bytes
 from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.pinned import PinnedMemory
 from tensorstash.forks import renew_after_fork
-from tensorstash.protocols import Event, Stream, SupportsStreams
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")

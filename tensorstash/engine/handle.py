@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+from tensorstash.abilities import SupportsReaders
 from tensorstash.engine.capture import modified
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.tape import Tape
 from tensorstash.errors import StashError
-from tensorstash.protocols import Demand, SupportsReaders, strictest
+from tensorstash.protocols import Demand, strictest
 from tensorstash.spec import TensorSpec
 
 Kept = tuple[SessionState, Any, int]

@@ -6,10 +6,10 @@ from itertools import islice
 from typing import Any
 from weakref import ref
 
+from tensorstash.abilities import SupportsHolders
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.stats import Tally
 from tensorstash.forks import renew_after_fork
-from tensorstash.protocols import SupportsHolders
 
 _LOOKS = 8
 """Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
+from tensorstash.abilities import Kernel, SupportsKernels
 from tensorstash.engine.stats import Ledger
 from tensorstash.errors import CodecError, StashError
-from tensorstash.protocols import Backend, Codec, Kernel, SupportsKernels
+from tensorstash.protocols import Backend, Codec
 from tensorstash.spec import TensorSpec, contiguous_strides
 
 T = TypeVar("T")

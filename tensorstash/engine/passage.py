@@ -9,6 +9,7 @@ from dataclasses import replace
 from operator import call
 from typing import Any, Generic, TypeVar
 
+from tensorstash.abilities import SupportsKernels, SupportsSharedMemory, SupportsStreams
 from tensorstash.buffers import Array, adopted, borrowed
 from tensorstash.engine.columns import Column
 from tensorstash.engine.kernels import KernelChain, stage_places
@@ -16,7 +17,7 @@ from tensorstash.engine.patience import Ask
 from tensorstash.engine.pipeline import Pipeline, Stored
 from tensorstash.engine.stats import Ledger
 from tensorstash.plan import Plan
-from tensorstash.protocols import Backend, Store, StoreConfig, SupportsKernels, SupportsSharedMemory, SupportsStreams
+from tensorstash.protocols import Backend, Store, StoreConfig
 from tensorstash.spec import TensorSpec, memory_order
 from tensorstash.stores.memory import Memory
 

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from tensorstash.abilities import Readers
 from tensorstash.blocks import Block
 from tensorstash.engine.trail import Trail
-from tensorstash.protocols import Readers
 
 S = TypeVar("S")
 

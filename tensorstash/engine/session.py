@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from weakref import ref
 
 from tensorstash import native
+from tensorstash.abilities import Readers, SupportsDemand, SupportsHolders, SupportsReaders, SupportsStreams
 from tensorstash.allocator import returns_memory
 from tensorstash.buffers import as_bytes
 from tensorstash.engine.ahead import NEAR_BYTES, ReadAhead
@@ -34,18 +35,7 @@ from tensorstash.engine.trail import Trail
 from tensorstash.errors import StoreError
 from tensorstash.forks import renew_after_fork
 from tensorstash.plan import HookPolicy
-from tensorstash.protocols import (
-    Backend,
-    Demand,
-    Readers,
-    Store,
-    StoreConfig,
-    SupportsDemand,
-    SupportsHolders,
-    SupportsReaders,
-    SupportsStreams,
-    strictest,
-)
+from tensorstash.protocols import Backend, Demand, Store, StoreConfig, strictest
 from tensorstash.spec import TensorSpec, memory_block
 from tensorstash.stores.checksum import checksum
 from tensorstash.stores.memory import Memory
@@ -111,6 +101,8 @@ class Session(Generic[T]):
         self._thread = Thread()
         alternatives = policy.alternatives()
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
+        # Looked up once: to ask whether a backend has a protocol takes longer than what it does.
+        self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         self._only_keeps = all(plan.keeps for plan in alternatives)
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
@@ -203,8 +195,8 @@ class Session(Generic[T]):
             reason = _POLICY
         else:
             plan = self._keep_reason(tensor) or self._passage(spec := self._spec(tensor))
-            if not isinstance(plan, str) and not plan.is_lossless and isinstance(self.backend, SupportsDemand):
-                plan = self._passage(spec, self.backend.demand())
+            if self._demand is not None and not isinstance(plan, str) and not plan.is_lossless:
+                plan = self._passage(spec, self._demand())
             if isinstance(plan, str):
                 reason = plan
             elif spec.nbytes >= self._min_bytes:
@@ -245,7 +237,6 @@ class Session(Generic[T]):
         handle = Stashed(state, payload, tape, spec)
         readers = self._thread.readers
         if readers is not None and not passage.is_lossless:
-            assert isinstance(self.backend, SupportsReaders)
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
             payload.place = self._thread.trail, place
         if is_new:

@@ -8,6 +8,7 @@ host and stores that look at the bytes; a payload that just stays in host memory
 from operator import call
 from typing import Any
 
+from tensorstash.abilities import Event
 from tensorstash.buffers import Array, as_bytes
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.capture import Capture
@@ -17,7 +18,7 @@ from tensorstash.engine.patience import Ask, Patience
 from tensorstash.engine.payload import Payload
 from tensorstash.engine.stats import Ledger
 from tensorstash.errors import TensorStashError
-from tensorstash.protocols import Backend, Event
+from tensorstash.protocols import Backend
 from tensorstash.spec import TensorSpec
 
 

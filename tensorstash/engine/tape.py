@@ -4,9 +4,9 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 from weakref import ref
 
+from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.engine.columns import Column, Strip, Table
 from tensorstash.engine.payload import Payload
-from tensorstash.protocols import SupportsSharedMemory
 
 _FEW = 64
 """Payloads that are not worth forgetting."""

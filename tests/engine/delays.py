@@ -6,7 +6,6 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from unittest.mock import patch
 
 import tensorstash as ts
 from tensorstash.buffers import Array
+from tensorstash.futures import Future
 from tensorstash.plan import HookPolicy
 from tensorstash.policies import StoreIn
 from tensorstash.protocols import Slot, Store, StoreConfig, Tier
@@ -119,14 +119,14 @@ def delays(dice: Dice) -> Iterator[None]:
     """Delay all workers until the block ends, and let threads interrupt each other as often as the dice say."""
     submit, interval = Workers.submit, sys.getswitchinterval()
 
-    def delayed(workers: Workers, work: Callable[[], Any]) -> Future[Any]:
+    def delayed(workers: Workers, work: Callable[[], Any], **options: Any) -> Future[Any]:
         def slowly() -> Any:
             dice.wait()
             result = work()
             dice.wait()
             return result
 
-        return submit(workers, slowly)
+        return submit(workers, slowly, **options)
 
     sys.setswitchinterval(dice.choice([interval, 1e-5]))
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from tensorstash.futures import Future
 from tensorstash.workers import Workers
 
 
@@ -22,8 +22,8 @@ class Submissions:
         """Watch all workers until the test ends."""
         found, submit = cls(), Workers.submit
 
-        def submitted(workers: Workers, work: Callable[[], Any]) -> Future[Any]:
-            future = submit(workers, work)
+        def submitted(workers: Workers, work: Callable[[], Any], **options: Any) -> Future[Any]:
+            future = submit(workers, work, **options)
             # What is done is of no interest, and its result may be large.
             found._futures = [known for known in found._futures if not known.done()]
             found._futures.append(future)
@@ -40,5 +40,4 @@ class Submissions:
     def wait(self) -> None:
         """Wait until all of it has come to its end, well or not."""
         for future in list(self._futures):
-            if not future.cancelled():
-                future.exception(60)
+            future.exception(60)

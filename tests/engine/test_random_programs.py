@@ -3,6 +3,8 @@
 State a seed and a number of examples to repeat or to lengthen a run::
 
     python -m pytest tests/engine/test_random_programs.py --hypothesis-profile long --hypothesis-seed 1 --timeout 0
+
+The profile "thorough" runs 10,000 examples of each; ``-k memory_of_the_user`` chooses those that rewrite buffers.
 """
 
 import contextlib
@@ -17,9 +19,9 @@ from patience import settle
 from random_programs import LOSSLESS, Forward, limits, programs
 
 import tensorstash as ts
+from tensorstash.abilities import SupportsHolders
 from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.policies import StoreIn
-from tensorstash.protocols import SupportsHolders
 from tensorstash.testing.faults import FaultyCodec, FaultyStore
 from tensorstash.testing.lab import Lab
 

@@ -1,6 +1,6 @@
 """Mutants of the engine: what is captured when, what is the same content, what is given back."""
 
-BUDGET = ("tests/engine/test_budget.py", "tests/engine/test_read_ahead.py")
+BUDGET = ("tests/engine/test_budget.py", "tests/engine/test_interrupts.py")
 AHEAD = ("tests/engine/test_read_ahead.py", "tests/engine/test_endurance.py")
 LATEST = ("tests/engine/test_latest.py",)
 DEFERRED = ("tests/engine/test_deferred.py", "tests/conformance/test_reference.py")
@@ -14,34 +14,19 @@ STREAMS = (
 )
 KERNELS = ("tests/engine/test_kernels.py", "tests/conformance/test_reference.py")
 COLUMNS = ("tests/engine/test_columns.py", "tests/engine/test_torch_columns.py")
-HELD = ("tests/conformance/test_torch.py", "tests/engine/test_torch_columns.py")
-READERS = ("tests/torch/test_torch_readers.py", "tests/torch/test_torch_graph.py", *HELD)
+HELD = (
+    "tests/torch/test_torch_user_memory.py",
+    "tests/torch/test_torch_later_writes.py",
+    "tests/conformance/test_torch.py",
+)
+READERS = (
+    "tests/torch/test_torch_readers.py",
+    "tests/torch/test_torch_graph.py",
+    "tests/torch/test_torch_shared_sessions.py",
+)
 CALIBRATION = ("tests/engine/test_calibration.py",)
 
 MUTANTS = [
-    (
-        "engine/budget.py",
-        "boundary",
-        "if self._used + nbytes > self.limit:",
-        "if self._used + nbytes >= self.limit:",
-        BUDGET,
-    ),
-    ("engine/budget.py", "boundary", "if self._used + nbytes > self.limit:", "if self._used > self.limit:", BUDGET),
-    (
-        "engine/budget.py",
-        "dropped release",
-        "            self._used -= nbytes\n            self._changed",
-        "            self._changed",
-        BUDGET,
-    ),
-    ("engine/budget.py", "dropped call", "            self._changed.notify_all()\n", "", BUDGET),
-    (
-        "engine/budget.py",
-        "dropped release",
-        "        while self._dropped:\n            self._used -= self._dropped.popleft()\n",
-        "",
-        BUDGET,
-    ),
     ("engine/ahead.py", "wrong value", "tape.expect(self._orders.get(tape.signature, ()))", "tape.expect(())", AHEAD),
     (
         "engine/ahead.py",
@@ -75,7 +60,6 @@ MUTANTS = [
     ("engine/handle.py", "wrong value", "        if not is_exact:\n", "        if False:\n", CONTRACT),
     ("engine/latest.py", "boundary", "nbytes = max(payload.nbytes, 1)", "nbytes = payload.nbytes", LATEST),
     ("engine/latest.py", "wrong value", "return self._due(0)", "return self._due(self.limit)", LATEST),
-    ("engine/latest.py", "boundary", "while self._used > most_bytes:", "while self._used > most_bytes + 1:", LATEST),
     ("engine/tape.py", "dropped call", "        self._contents.clear()\n", "", CONTRACT),
     ("engine/tape.py", "dropped call", "            self._asked.clear()\n", "", AHEAD),
     ("engine/tape.py", "swapped order", "sorted(rest, reverse=True)", "sorted(rest)", AHEAD),
@@ -92,27 +76,6 @@ MUTANTS = [
         "if rebuilt is None or self.capture.backend.version(rebuilt.tensor) != rebuilt.version:",
         "if rebuilt is None:",
         (*HELD, *CONTRACT),
-    ),
-    (
-        "engine/payload.py",
-        "dropped release",
-        "            self._ahead.release(self.nbytes)\n",
-        "            pass\n",
-        AHEAD,
-    ),
-    (
-        "engine/payload.py",
-        "dropped release",
-        "            self._ahead.drop(self.nbytes)\n",
-        "            pass\n",
-        AHEAD,
-    ),
-    (
-        "engine/payload.py",
-        "dropped call",
-        "            held, self._holds = self._holds, False\n",
-        "            held = self._holds\n",
-        AHEAD,
     ),
     (
         "engine/payload.py",
@@ -186,7 +149,6 @@ MUTANTS = [
         "            pass\n",
         (*CONTRACT, *HELD),
     ),
-    ("engine/session.py", "wrong value", "            content = *content, digest\n", "            pass\n", CONTRACT),
     (
         "engine/session.py",
         "wrong value",
@@ -231,21 +193,6 @@ MUTANTS = [
     ),
     (
         "engine/session.py",
-        "dropped release",
-        "        except BaseException:\n            self._in_flight.release(nbytes)\n            raise\n",
-        "        except BaseException:\n            raise\n",
-        (*DEFERRED, *STREAMS),
-    ),
-    (
-        "engine/session.py",
-        "dropped release",
-        "        captured.add_done_callback(partial(_release, self._in_flight, nbytes))\n",
-        "",
-        DEFERRED,
-    ),
-    ("engine/session.py", "dropped call", "        self._in_flight.release(self._in_flight.limit)\n", "", DEFERRED),
-    (
-        "engine/session.py",
         "dropped call",
         "            capture.raise_store_failure()\n\n    def _begin",
         "            pass\n\n    def _begin",
@@ -273,10 +220,10 @@ MUTANTS = [
         (*DEFERRED, *FAULTS),
     ),
     (
-        "engine/session.py",
+        "engine/scope.py",
         "wrong value",
-        "outer, self._thread.module = self._thread.module, name",
-        'outer, self._thread.module = "", name',
+        "        self._outer = self._thread.module\n",
+        '        self._outer = ""\n',
         ("tests/torch/test_torch_forward.py", *CONTRACT),
     ),
     (
@@ -371,7 +318,6 @@ MUTANTS = [
         "            answer.exception()\n",
         FAULTS,
     ),
-    # Who reads a lossy tensor.
     (
         "engine/held.py",
         "dropped check",
@@ -402,20 +348,6 @@ MUTANTS = [
     ),
     (
         "engine/handle.py",
-        "swapped order",
-        "return max(one, other, key=_STRICTNESS.index)",
-        "return min(one, other, key=_STRICTNESS.index)",
-        READERS,
-    ),
-    (
-        "engine/handle.py",
-        "wrong value",
-        "state.learned[payload.kind] = stricter(known, demand)",
-        "state.learned[payload.kind] = demand",
-        READERS,
-    ),
-    (
-        "engine/handle.py",
         "dropped check",
         "if payload.trusts_learned and passage.plan.within(demand) != passage.plan:",
         "if False:",
@@ -435,5 +367,101 @@ MUTANTS = [
         "            self._tape.close()  # whoever holds what is captured may write to it now\n",
         "            pass\n",
         (*HELD, *CONTRACT),
+    ),
+    (
+        "engine/budget.py",
+        "boundary",
+        "                if used > self.limit:\n",
+        "                if used >= self.limit:\n",
+        BUDGET,
+    ),
+    (
+        "engine/budget.py",
+        "boundary",
+        "                if used > self.limit:\n",
+        "                if used - nbytes > self.limit:\n",
+        BUDGET,
+    ),
+    ("engine/budget.py", "dropped release", "        self.returned(entry)\n", "", BUDGET),
+    (
+        "engine/budget.py",
+        "dropped release",
+        "self._entry = entry = _Entry(self, budget.returned)",
+        "self._entry = entry = _Entry(self)",
+        BUDGET,
+    ),
+    (
+        "engine/budget.py",
+        "dropped call",
+        "                self._peak = max(self._peak, used)\n",
+        "                self._peak = used\n",
+        BUDGET,
+    ),
+    (
+        "engine/latest.py",
+        "boundary",
+        "        while used > most_bytes:\n",
+        "        while used > most_bytes + 1:\n",
+        LATEST,
+    ),
+    (
+        "engine/payload.py",
+        "dropped release",
+        "            self._lease = None\n\n\ndef _decode",
+        "            pass\n\n\ndef _decode",
+        AHEAD,
+    ),
+    (
+        "engine/payload.py",
+        "dropped check",
+        'self._uses % self.users != 0 and self.capture.passage.tier != "device"',
+        "self._uses % self.users != 0",
+        (*STREAMS, *KERNELS),
+    ),
+    (
+        "engine/session.py",
+        "wrong value",
+        "content = *content, digest if digest is not None else object()",
+        "pass",
+        CONTRACT,
+    ),
+    (
+        "engine/session.py",
+        "wrong value",
+        "content = *content, digest if digest is not None else object()",
+        "content = *content, digest",
+        (*STREAMS, *CONTRACT),
+    ),
+    (
+        "engine/session.py",
+        "dropped release",
+        "        except BaseException:\n            lease.release()\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        (*DEFERRED, *STREAMS, "tests/engine/test_interrupts.py"),
+        "the lease goes with its last reference; released by hand it only wakes earlier who waits",
+    ),
+    ("engine/session.py", "dropped release", "ended=lease.release)", "ended=lambda: lease)", DEFERRED),
+    (
+        "engine/handle.py",
+        "wrong value",
+        "state.learned[payload.kind] = strictest((known, demand)) or demand",
+        "state.learned[payload.kind] = demand",
+        READERS,
+    ),
+    (
+        "engine/handle.py",
+        "wrong value",
+        "self._payload.demand = strictest((self._payload.demand, demand)) or demand",
+        "self._payload.demand = demand",
+        READERS,
+    ),
+    ("engine/handle.py", "dropped call", "            self._payload.known_readers += 1\n", "", READERS),
+    ("engine/trail.py", "wrong value", "return self._saved, self._length, place", "return self._saved, place", READERS),
+    (
+        "engine/trail.py",
+        "wrong value",
+        "self._saved = hash((self._saved, saved))",
+        "self._saved = hash(saved)",
+        READERS,
     ),
 ]

@@ -2,7 +2,9 @@
 
 WORKERS = ("tests/test_workers.py",)
 PAGES = ("tests/stores/test_pages.py",)
-BUFFERS = ("tensorstash/buffers.py", "tests/stores/test_pages.py", "tests/conformance/test_reference.py")
+BUFFERS = ("tensorstash/buffers.py", "tests/stores/test_every_store.py", "tests/conformance/test_reference.py")
+FORKS = ("tests/engine/test_forks.py",)
+INTERRUPTS = ("tests/engine/test_interrupts.py", "tests/test_workers.py")
 
 MUTANTS = [
     (
@@ -10,13 +12,6 @@ MUTANTS = [
         "dropped call",
         "        self.give_up()\n        with self._lock:",
         "        with self._lock:",
-        WORKERS,
-    ),
-    (
-        "workers.py",
-        "dropped release",
-        "                self._todo.pop()\n                return False",
-        "                return False",
         WORKERS,
     ),
     ("workers.py", "dropped check", "            if thread.job in self._todo:", "            if False:", WORKERS),
@@ -33,23 +28,13 @@ MUTANTS = [
     ("workers.py", "boundary", "if len(self._todo) <= idle or", "if len(self._todo) < idle or", WORKERS),
     ("workers.py", "boundary", "len(self.threads) >= self._limit", "len(self.threads) > self._limit", WORKERS),
     ("workers.py", "negation", "return not thread.is_given_up", "return True", WORKERS),
-    ("workers.py", "wrong value", "        self._is_stopped = True\n", "", WORKERS),
-    ("pool.py", "dropped release", "            self._used -= pages.size\n", "", PAGES),
     ("pool.py", "dropped call", "            self._trim(self._most_used - self._used)\n", "", PAGES),
     ("pool.py", "dropped check", "if self._shelf.pid != os.getpid():", "if False:", PAGES),
-    ("pool.py", "dropped call", "        weakref.finalize(lease, shelf.give, pages).atexit = False\n", "", PAGES),
     (
         "pool.py",
         "boundary",
         "surplus = -(-excess // HUGE_PAGE) * HUGE_PAGE",
         "surplus = excess // HUGE_PAGE * HUGE_PAGE",
-        PAGES,
-    ),
-    (
-        "pool.py",
-        "dropped lock",
-        "        while self._returned and self._lock.acquire(blocking=False):\n",
-        "        while self._returned and self._lock.acquire():\n",
         PAGES,
     ),
     ("pages.py", "constant", "-raw.ctypes.data % HUGE_PAGE if huge else 0", "0", PAGES),
@@ -63,4 +48,63 @@ MUTANTS = [
     ),
     ("buffers.py", "dropped call", "    view.flags.writeable = False\n", "", BUFFERS),
     ("buffers.py", "dropped check", " or isinstance(lender(array).base, bytes)", "", BUFFERS),
+    (
+        "workers.py",
+        "dropped release",
+        "                    self._todo.pop()\n                    return False",
+        "                    return False",
+        WORKERS,
+    ),
+    (
+        "workers.py",
+        "dropped release",
+        "            self.threads.remove(thread)\n            return False",
+        "            return False",
+        WORKERS,
+    ),
+    (
+        "workers.py",
+        "dropped call",
+        "                if self._is_stopped:\n                    self._calls.put(None)  # for the next\n",
+        "",
+        WORKERS,
+    ),
+    (
+        "workers.py",
+        "dropped call",
+        "        except BaseException:\n            job.cancel()\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        INTERRUPTS,
+    ),
+    ("futures.py", "dropped call", "        del self._ends[1:], end\n", "", WORKERS),
+    (
+        "futures.py",
+        "dropped release",
+        "            del work  # whoever sees",
+        "            pass  # whoever sees",
+        WORKERS,
+    ),
+    (
+        "futures.py",
+        "dropped check",
+        "        if self._ends:  # perhaps nobody has seen the gate\n            return\n",
+        "",
+        WORKERS,
+    ),
+    ("futures.py", "dropped check", "        if not self._ends:\n            raise TimeoutError\n", "", WORKERS),
+    ("futures.py", "dropped check", "if self._pid != os.getpid():", "if False:", FORKS),
+    ("forks.py", "dropped call", "        thing.after_fork()\n", "        pass\n", FORKS),
+    (
+        "nesting.py",
+        "boundary",
+        "DEEPEST = 64",
+        "DEEPEST = 640",
+        ("tests/config/test_chains.py", "tests/config/test_config_errors.py"),
+    ),
+    ("pool.py", "dropped release", "                self._used -= loan.pages.size\n", "", PAGES),
+    ("pool.py", "dropped check", "            if loan in self._loans:\n", "            if True:\n", PAGES),
+    ("pool.py", "wrong value", "loan = _Loan(lent, self._returned.append)", "loan = _Loan(lent)", PAGES),
+    ("pool.py", "dropped check", "while self._returned and not self._lock.locked():", "while self._returned:", PAGES),
+    ("pool.py", "dropped call", "                    self._moves = False\n", "", PAGES),
+    ("pool.py", "dropped call", "                    never_unmap(pages)\n", "", PAGES),
 ]

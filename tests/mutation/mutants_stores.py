@@ -11,11 +11,11 @@ DISK = (
     "tests/stores/test_every_store.py",
 )
 CONFIGS = ("tests/stores/test_store_configs.py",)
+INTERRUPTED = ("tests/engine/test_interrupts.py",)
 MEMORY = ("tests/stores/test_every_store.py",)
 TIERED = ("tests/stores/test_tiered.py", "tests/stores/test_every_store.py")
 
 MUTANTS = [
-    # Free space.
     (
         "stores/freespace.py",
         "boundary",
@@ -49,13 +49,7 @@ MUTANTS = [
         "insort(self._by_size, (start, end - start))",
         FREE,
     ),
-    # Checksums.
-    ("stores/checksum.py", "dropped call", "            copy[whole:] = data[whole:]\n", "            pass\n", SUMS),
-    ("stores/checksum.py", "wrong value", "crc32(data[whole:].data, crc)", "crc32(data[whole:].data)", SUMS),
-    # Pieces of a record.
-    ("stores/parallel.py", "dropped check", "                if not errors:\n", "                if True:\n", PARALLEL),
     ("stores/parallel.py", "wrong value", "first = errors[0]", "first = errors[-1]", PARALLEL),
-    # Private files.
     (
         "stores/private_file.py",
         "constant",
@@ -102,7 +96,6 @@ MUTANTS = [
         "if error.errno in _NO_TMPFILE:",
         (*PRIVATE, *DISK),
     ),
-    # The slab.
     (
         "stores/slab.py",
         "dropped check",
@@ -170,7 +163,6 @@ MUTANTS = [
         DISK,
     ),
     ("stores/slab.py", "dropped call", "size - self._space.free_before(self.size)", "size", DISK),
-    # What the system does.
     (
         "stores/syscalls.py",
         "dropped release",
@@ -179,23 +171,7 @@ MUTANTS = [
         DISK,
     ),
     ("stores/syscalls.py", "constant", "{errno.ENOSPC, errno.EDQUOT, errno.EFBIG} if", "{errno.ENOSPC} if", DISK),
-    (
-        "stores/syscalls.py",
-        "dropped check",
-        "                if error.errno not in _NO_DIRECT:\n                    raise\n",
-        "                pass\n",
-        DISK,
-    ),
-    # The disk store.
     ("stores/disk.py", "wrong value", " // len(directories)\n", "\n", DISK),
-    ("stores/disk.py", "dropped check", "            if record.users:\n", "            if False:\n", DISK),
-    (
-        "stores/disk.py",
-        "dropped release",
-        "            self._dropped.append(record)\n            raise\n",
-        "            raise\n",
-        DISK,
-    ),
     ("stores/disk.py", "dropped check", "if found != piece.digests:", "if False:", DISK),
     (
         "stores/disk.py",
@@ -213,28 +189,9 @@ MUTANTS = [
     ),
     ("stores/disk.py", "dropped call", "            slot.users += 1\n", "", DISK),
     ("stores/disk.py", "wrong value", "first = next(self._turn) % len(self._slabs)", "first = 0", DISK),
-    ("stores/disk.py", "dropped check", "remove=os.getpid() == pid)", "remove=True)", (*PRIVATE, *DISK)),
-    (
-        "stores/disk.py",
-        "wrong value",
-        "start = piece.start + number * CHECKSUM_BLOCK",
-        "start = number * CHECKSUM_BLOCK",
-        DISK,
-    ),
     ("stores/disk.py", "dropped check", "if len(set(paths)) < len(paths):", "if False:", (*CONFIGS, *DISK)),
-    (
-        "stores/disk.py",
-        "dropped check",
-        "if os.getpid() != self._pid:\n            raise StoreError",
-        "if False:\n            raise StoreError",
-        (*PRIVATE, *DISK),
-    ),
-    # Memory.
-    ("stores/memory.py", "boundary", "data.nbytes > self._budget", "data.nbytes >= self._budget", MEMORY),
     ("stores/memory.py", "dropped call", "        return borrowed(array)\n", "        return array\n", MEMORY),
-    ("stores/memory.py", "dropped release", "            self.delete(slot)\n", "            pass\n", MEMORY),
     ("stores/memory.py", "wrong value", 'path="memory.budget"))', 'path="budget"))', (*CONFIGS, *MEMORY)),
-    # Two stores as one.
     (
         "stores/tiered.py",
         "dropped release",
@@ -269,5 +226,118 @@ MUTANTS = [
         "return _Place(tier, store.put(data))",
         "return _Place(0, store.put(data))",
         TIERED,
+    ),
+    (
+        "stores/checksum.py",
+        "dropped call",
+        "            np.copyto(copy[start : start + CHECKSUM_BLOCK], block)\n",
+        "            pass\n",
+        SUMS,
+    ),
+    (
+        "stores/checksum.py",
+        "wrong value",
+        "checksums.append(checksum(block))",
+        "checksums.append(checksum(block[:-1]))",
+        SUMS,
+    ),
+    ("stores/parallel.py", "dropped check", "while todo and not errors:", "while todo:", PARALLEL),
+    (
+        "stores/parallel.py",
+        "dropped call",
+        "            todo.clear()  # nothing",
+        "            pass  # nothing",
+        PARALLEL,
+    ),
+    (
+        "stores/parallel.py",
+        "dropped call",
+        "            while len(ended) < len(begun):\n                bell.get()\n",
+        "",
+        PARALLEL,
+    ),
+    (
+        "stores/parallel.py",
+        "dropped release",
+        "                del call  # a helper",
+        "                pass  # a helper",
+        PARALLEL,
+    ),
+    (
+        "stores/syscalls.py",
+        "dropped check",
+        "                if error.errno not in UNSUPPORTED:\n                    raise\n",
+        "                pass\n",
+        DISK,
+    ),
+    ("stores/syscalls.py", "wrong value", "start += moved - moved % BLOCK", "start += moved", DISK),
+    ("stores/syscalls.py", "boundary", "            if stalls == _STALLS:\n", "            if stalls == 1:\n", DISK),
+    ("stores/disk.py", "dropped check", "            if not space.is_free:\n", "            if False:\n", DISK),
+    (
+        "stores/disk.py",
+        "dropped check",
+        "            elif space in self._spaces:\n",
+        "            else:\n",
+        (*INTERRUPTED, *DISK),
+    ),
+    (
+        "stores/disk.py",
+        "dropped release",
+        "            self._drop(record)\n            raise\n",
+        "            raise\n",
+        DISK,
+        "the record goes with its last reference, and its space with it; nothing but the error keeps it longer",
+    ),
+    (
+        "stores/disk.py",
+        "dropped check",
+        "            if slot.pid != os.getpid():\n",
+        "            if False:\n",
+        ("tests/engine/test_forks.py", *PRIVATE, *DISK),
+    ),
+    ("stores/disk.py", "dropped call", "        if self._config.wipe:\n", "        if False:\n", DISK),
+    (
+        "stores/disk.py",
+        "dropped check",
+        "            if not self._slabs:  # this process is a fork\n",
+        "            if False:\n",
+        ("tests/engine/test_forks.py", *PRIVATE),
+    ),
+    (
+        "stores/disk.py",
+        "dropped call",
+        "is still there\n        slabs.pop()\n",
+        "is still there\n",
+        (*INTERRUPTED, *PRIVATE),
+    ),
+    (
+        "stores/records.py",
+        "wrong value",
+        "start = piece.start + number * CHECKSUM_BLOCK",
+        "start = number * CHECKSUM_BLOCK",
+        DISK,
+    ),
+    (
+        "stores/records.py",
+        "negation",
+        "return record is None or not record.users",
+        "return record is None or bool(record.users)",
+        DISK,
+    ),
+    (
+        "stores/memory.py",
+        "boundary",
+        "                if self._most + data.nbytes > self._budget:\n                    raise",
+        "                if self._most + data.nbytes >= self._budget:\n                    raise",
+        MEMORY,
+    ),
+    ("stores/memory.py", "dropped call", "                self._most = self.used_bytes\n", "", MEMORY),
+    ("stores/memory.py", "dropped release", "            self._arrays.clear()\n", "            pass\n", MEMORY),
+    (
+        "stores/memory.py",
+        "dropped release",
+        "self._arrays[ref(slot, self._arrays.pop)] = data",
+        "self._arrays[ref(slot)] = data",
+        (*MEMORY, *INTERRUPTED),
     ),
 ]

@@ -119,8 +119,8 @@ MUTANTS = [
     (
         "backends/torch_hooks.py",
         "dropped check",
-        "if top is not None and top[0] is self._pack:",
-        "if top is not None:",
+        "return top is not None and top[0] is self._pack",
+        "return top is not None",
         HOOKS,
     ),
     ("backends/torch_hooks.py", "swapped order", "for pair in reversed(above):", "for pair in above:", HOOKS),
@@ -130,5 +130,19 @@ MUTANTS = [
         "            _keep_from_compiler(pack)\n",
         "",
         ("tests/torch/test_torch_graphs.py", *HOOKS),
+    ),
+    (
+        "backends/torch_readers.py",
+        "negation",
+        '"" if not isinstance(value, complex) and value >= 1 else "(exponent<1)"',
+        '"" if not isinstance(value, complex) and value < 1 else "(exponent<1)"',
+        ("tests/torch/test_torch_readers.py", "tensorstash/backends/torch_readers.py"),
+    ),
+    (
+        "backends/torch_readers.py",
+        "constant",
+        '        "AmaxBackward0.self",\n',
+        "",
+        ("tests/torch/test_torch_readers.py",),
     ),
 ]

@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import os
+import select
 import shutil
 import signal
 import sys
@@ -155,16 +156,14 @@ class _NoShrinking:
 
 
 def _wait(pid: int, timeout_s: float) -> int | None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            _end_group(pid)
-            return status
-        time.sleep(0.05)
+    watched = os.pidfd_open(pid)
+    try:
+        ended, _, _ = select.select([watched], [], [], timeout_s)
+    finally:
+        os.close(watched)
     _end_group(pid)
-    os.waitpid(pid, 0)
-    return None
+    _, status = os.waitpid(pid, 0)
+    return status if ended else None
 
 
 def _end_group(pid: int) -> None:
@@ -216,25 +215,34 @@ def run(mutants: Sequence[Mutant], results: Path | None) -> int:
         import pytest  # noqa: F401
 
         rows: list[dict[str, Any]] = []
-        sound: dict[tuple[str, ...], float] = {}
+        sound: dict[str, float] = {}
         for mutant in sorted(mutants, key=needs_framework):
             if needs_framework(mutant):
                 import torch  # noqa: F401
-            if mutant.tests not in sound:
-                started = time.monotonic()
-                outcome, printed = run_tests(mutant.tests, root, 3 * TIMEOUT_S)
-                if outcome != "passed":
-                    sys.exit(f"without any mutant {mutant.tests} {outcome}:\n{printed[-3000:]}")
-                sound[mutant.tests] = time.monotonic() - started
+            tests = list(dict.fromkeys(mutant.tests))
+            for test in tests:
+                if test not in sound:
+                    sound[test] = _seconds_of_a_sound_run(test, root)
             started = time.monotonic()
+            outcome = "passed"
             for _ in planter.planted(mutant):
-                outcome, _ = run_tests(mutant.tests, root, TIMEOUT_S + 2 * sound[mutant.tests])
+                for test in tests:
+                    if outcome == "passed":
+                        outcome, _ = run_tests([test], root, TIMEOUT_S + 2 * sound[test])
             verdict = _verdict(mutant, outcome)
             rows.append({**asdict(mutant), "verdict": verdict, "seconds": round(time.monotonic() - started, 1)})
             if results is not None:
                 results.write_text(json.dumps(rows, indent=1))
             print(f"{verdict:10} {time.monotonic() - started:5.0f} s  {mutant.file}: {_line(mutant)}", flush=True)
         return report(rows)
+
+
+def _seconds_of_a_sound_run(test: str, root: Path) -> float:
+    started = time.monotonic()
+    outcome, printed = run_tests([test], root, 3 * TIMEOUT_S)
+    if outcome != "passed":
+        sys.exit(f"without any mutant {test} {outcome}:\n{printed[-3000:]}")
+    return time.monotonic() - started
 
 
 def _verdict(mutant: Mutant, outcome: str) -> str:

@@ -8,6 +8,7 @@ import paddle
 import pytest
 
 import tensorstash.reference as ref
+from tensorstash.abilities import SupportsStreams
 from tensorstash.backends.paddle import PaddleBackend
 from tensorstash.backends.paddle_streams import GpuStream, GpuStreams, gpu_streams, lend_streams
 from tensorstash.buffers import aligned_empty
@@ -15,7 +16,6 @@ from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
 from tensorstash.policies import Compress, StoreIn
-from tensorstash.protocols import SupportsStreams
 from tensorstash.reference.streams import Shuffled, asynchronous
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.layouts import LAYOUTS, assert_same_bits, floats

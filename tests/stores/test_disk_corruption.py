@@ -33,7 +33,7 @@ def test_a_flipped_bit_is_found(config, payload, nbytes, where):
     at = {"first": 0, "middle": nbytes // 2, "last": nbytes - 1}[where]
     (byte,) = os.pread(fd, 1, at)
     os.pwrite(fd, bytes([byte ^ 0x10]), at)
-    with pytest.raises(CorruptDataError, match=r"got checksum 0x[0-9a-f]{8}, expected 0x[0-9a-f]{8}"):
+    with pytest.raises(CorruptDataError, match=r"got checksum 0x[0-9a-f]{16}, expected 0x[0-9a-f]{16}"):
         store.get(slot)
     os.pwrite(fd, bytes([byte]), at)
     os.close(fd)

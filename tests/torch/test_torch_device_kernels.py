@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tensorstash.abilities import Kernel
 from tensorstash.backends import (
     torch_operators,
     torch_triton,
@@ -34,7 +35,7 @@ from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.plan import HookPolicy
 from tensorstash.policies import Cast, Compress, PackMasks, Quantize
-from tensorstash.protocols import Codec, Kernel
+from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec, contiguous_strides
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

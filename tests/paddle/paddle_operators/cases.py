@@ -1,0 +1,198 @@
+"""A case: a row of the table in a layout, of a type, run once; what came out of it, in bits."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from .rows import Input, Values
+from .table import ROWS
+
+LAYOUTS = ("contiguous", "transposed", "sliced", "reversed", "expanded", "0-d", "empty")
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
+
+LARGE = (6, 128)
+"""The shape of all inputs in the layout that is called large, which is none of those above; rows are a group of
+``Quantize`` long."""
+
+View = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row in one layout, of one type."""
+
+    row: str
+    layout: str
+    dtype: str
+
+    @property
+    def id(self) -> str:
+        """One line that says which."""
+        return f"{self.row} | {self.layout} | {self.dtype}"
+
+    def inputs(self) -> list[Input]:
+        """The row's inputs, in the shapes of this layout."""
+        shaped = list(ROWS[self.row].flat())
+        if self.layout == "large":
+            return [replace(one, shape=LARGE) for one in shaped]
+        if self.layout == "0-d":
+            return [replace(one, shape=()) for one in shaped]
+        if self.layout == "empty":
+            first = next(one.shape[0] for one in shaped if one.shape)
+            return [replace(one, shape=_emptied(one.shape, first)) for one in shaped]
+        return shaped
+
+
+def every_case() -> Iterator[Case]:
+    """Yield the cases of all rows; a layout that none of a row's inputs can have is none."""
+    for name, row in ROWS.items():
+        ranks = [len(one.shape) for one in row.flat()]
+        for layout in LAYOUTS:
+            least = {"transposed": 2, "expanded": 1, "sliced": 1, "reversed": 1, "0-d": 1, "empty": 1}.get(layout, 0)
+            if max(ranks) < least:
+                continue
+            for dtype in row.dtypes or DTYPES:
+                yield Case(name, layout, dtype)
+
+
+@dataclass
+class Ran:
+    """What came out of one run: shape, type and bits of each tensor.
+
+    Args:
+        outputs: what the operator returned.
+        gradients: of the differentiable inputs.
+        changed: which inputs and outputs backward has changed, by position.
+    """
+
+    outputs: list[Any]
+    gradients: list[Any]
+    changed: list[str]
+
+
+class NoGradientError(Exception):
+    """Nothing that came out depends differentiably on what went in."""
+
+
+def run(
+    case: Case,
+    scope: AbstractContextManager[Any] | None = None,
+    seed: int = 0,
+    made: Any = None,
+    look: Callable[[list[Tensor]], None] = lambda returned: None,
+) -> Ran:
+    """Run a case forward inside the scope, and backward after it.
+
+    Args:
+        case: which.
+        scope: none for plain Paddle.
+        seed: of the values.
+        made: replaces how the values are made, given the input, the random state and the type.
+        look: is shown what the operator returned, before backward.
+
+    Raises:
+        NoGradientError: there is nothing to compare.
+        Exception: what Paddle says against it.
+    """
+    row = ROWS[case.row]
+    random = np.random.RandomState(crc32(case.row.encode()) + seed)
+    leaves, views = [], []
+    for one in case.inputs():
+        values = (made or Input.values)(one, random, case.dtype)
+        leaf, view = _leaf_and_view(values, one, case)
+        leaves.append(leaf)
+        # Leaves that require gradients are not moved: what the operator gets was computed.
+        views.append(view(paddle.assign(leaf)))
+    paddle.seed(1234)
+    with scope or nullcontext():
+        returned = list(_tensors(row.run(row.nested(list(views)))))
+    look(returned)
+    outputs = [bits(one) for one in returned]
+    inputs = [bits(one) for one in views]
+    derived = [one for one in returned if not one.stop_gradient and (one.is_floating_point() or one.is_complex())]
+    if not derived:
+        raise NoGradientError
+    paddle.autograd.backward(derived, [_weights(one) for one in derived])
+    gradients = [bits(leaf.grad) for leaf, one in zip(leaves, case.inputs(), strict=True) if one.kind == "x"]
+    if not any(gradients):
+        raise NoGradientError
+    changed = [f"output {k}" for k, one in enumerate(returned) if bits(one) != outputs[k]]
+    changed += [f"input {k}" for k, one in enumerate(views) if bits(one) != inputs[k]]
+    return Ran(outputs, gradients, changed)
+
+
+def bits(tensor: Tensor | None) -> Any:
+    """Shape, type and bits of a tensor; None of none, or of one without memory."""
+    if tensor is None:
+        return None
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype)
+    if not tensor._is_initialized():
+        return shape, dtype, None
+    return shape, dtype, tensor.detach().clone().numpy().tobytes()
+
+
+def _weights(tensor: Tensor) -> Tensor:
+    """Return a gradient whose elements differ, so that one in the wrong place does not go unnoticed."""
+    count = int(np.prod(tensor.shape))
+    return paddle.to_tensor((np.arange(count) % 7 + 1.0).reshape(tensor.shape) / 4).astype(tensor.dtype)
+
+
+def _leaf_and_view(values: Values, one: Input, case: Case) -> tuple[Tensor, View]:
+    base, view = _LAID_OUT.get(case.layout, _contiguous)(values)
+    tensor = paddle.to_tensor(np.ascontiguousarray(base).reshape(base.shape))
+    if case.dtype == "bfloat16" and one.kind in "xc":
+        tensor = tensor.astype("bfloat16").detach()
+    tensor.stop_gradient = one.kind != "x"
+    return tensor, view
+
+
+def _contiguous(values: Values) -> tuple[Values, View]:
+    return values, lambda tensor: tensor
+
+
+def _transposed(values: Values) -> tuple[Values, View]:
+    if values.ndim < 2:
+        return _contiguous(values)
+    order = [*range(values.ndim - 2), values.ndim - 1, values.ndim - 2]
+    return values.transpose(order), lambda tensor: tensor.transpose(order)
+
+
+def _sliced(values: Values) -> tuple[Values, View]:
+    inner = (slice(1, -1),) * values.ndim
+    return np.pad(values, 1, "edge"), lambda tensor: tensor[inner] if inner else tensor
+
+
+def _reversed(values: Values) -> tuple[Values, View]:
+    back = (slice(None, None, -1),) * values.ndim
+    return values[back], lambda tensor: tensor[back] if back else tensor
+
+
+def _expanded(values: Values) -> tuple[Values, View]:
+    return values[:1] if values.ndim else values, lambda tensor: tensor.expand(list(values.shape))
+
+
+_LAID_OUT: dict[str, Callable[[Values], tuple[Values, View]]] = {
+    "transposed": _transposed,
+    "sliced": _sliced,
+    "reversed": _reversed,
+    "expanded": _expanded,
+}
+
+
+def _emptied(shape: tuple[int, ...], first: int) -> tuple[int, ...]:
+    return (0, *shape[1:]) if shape and shape[0] == first else shape
+
+
+def _tensors(returned: Any) -> Iterator[Tensor]:
+    if isinstance(returned, Tensor):
+        yield returned
+    elif isinstance(returned, (tuple, list)):
+        for item in returned:
+            yield from _tensors(item)

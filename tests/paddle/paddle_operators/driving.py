@@ -1,0 +1,58 @@
+"""Runs a job over cases in worker processes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from zlib import crc32
+
+from .cases import Case
+
+HERE = Path(__file__).resolve().parent
+
+
+def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> Iterator[tuple[Case, Any]]:
+    """Yield what a job says of each case, in order; ``{"died": signal}`` of one that killed its process.
+
+    Args:
+        job: the name of a function in :mod:`paddle_operators.jobs`, or a dotted one.
+        cases: which.
+        seconds: how long to go on; for ever if left out.
+    """
+    wanted = list(cases)
+    until = None if seconds is None else monotonic() + seconds
+    dotted = job if "." in job else f"paddle_operators.jobs.{job}"
+    search = os.pathsep.join([str(HERE.parent), str(HERE.parents[2])])
+    settings = {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "4", "FLAGS_call_stack_level": "0"}
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "paddle_operators.worker", dotted],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **settings},
+        cwd=HERE.parent,  # where Python looks first
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(json.dumps([one.row, one.layout, one.dtype]) + "\n" for one in wanted))
+        process.stdin.close()
+        told = 0
+        for line in process.stdout:
+            case, outcome = json.loads(line)
+            told += 1
+            yield Case(**case), outcome
+            if until is not None and monotonic() > until:
+                process.kill()
+                return
+    assert told == len(wanted), f"the workers ended after {told} of {len(wanted)} cases: {process.returncode}"
+
+
+def sampled(cases: Iterable[Case], seed: int) -> list[Case]:
+    """Return the cases in an order that is the same for the same seed."""
+    return sorted(cases, key=lambda case: crc32(f"{seed} {case.id}".encode()))

@@ -1,0 +1,146 @@
+"""What can be asked of a case; each answer goes into JSON."""
+
+import os
+from collections import Counter
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import paddle
+
+import tensorstash as ts
+from tensorstash.backends.paddle import PaddleBackend
+from tensorstash.backends.paddle_readers import reader
+from tensorstash.buffers import aligned_empty, as_bytes
+from tensorstash.policies import Compress, CpuOffload, DiskSpill
+
+from .cases import Case, NoGradientError, Ran, run
+
+POLICIES = {
+    "compress": Compress(),
+    "disk": DiskSpill(os.environ.get("TENSORSTASH_TEST_DIRECTORY", "/tmp")),
+    "offload": CpuOffload(),
+    "chain": Compress() | DiskSpill(os.environ.get("TENSORSTASH_TEST_DIRECTORY", "/tmp")),
+}
+"""What must not change a bit."""
+
+
+def plain(case: Case) -> dict[str, Any]:
+    """Why a case says nothing about hooks: what plain Paddle makes of it; and what backward changes there."""
+    try:
+        first, second = run(case), run(case)
+    except NoGradientError:
+        return {"excluded": "not differentiable"}
+    except Exception as error:
+        return {"excluded": "Paddle refuses it", "says": said(error)}
+    finally:
+        _restore()
+    if (first.outputs, first.gradients) != (second.outputs, second.gradients):
+        return {"excluded": "plain Paddle is not deterministic"}
+    return {"changed": first.changed}
+
+
+def under_policies(case: Case) -> dict[str, Any]:
+    """Compare a case under each policy with plain Paddle."""
+    found = plain(case)
+    if "excluded" in found:
+        return found
+    expected = run(case)
+    for name in POLICIES:
+        wrong = difference(expected, case, _stash(name))
+        if wrong:
+            _stash.cache_clear()
+            found.setdefault("failed", {})[name] = wrong
+    return found
+
+
+@cache
+def _stash(name: str) -> AbstractContextManager[Any]:
+    return ts.stash(POLICIES[name], framework="paddle", min_bytes=0)
+
+
+def difference(expected: Ran, case: Case, scope: AbstractContextManager[Any]) -> str | None:
+    """Say what a scope changes about a case; None if nothing."""
+    try:
+        ran = run(case, scope)
+    except Exception as error:
+        return said(error)
+    finally:
+        _restore()
+    if ran.outputs != expected.outputs:
+        return "other outputs"
+    if ran.gradients != expected.gradients:
+        return "other gradients"
+    if ran.changed:
+        return f"backward changed {', '.join(ran.changed)}"
+    return None
+
+
+def _restore() -> None:
+    paddle.set_grad_enabled(True)
+
+
+def said(error: BaseException) -> str:
+    """The first line of what was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in lines if "Error" in line and ":" in line and "Traceback" not in line), "")
+    return f"{type(error).__name__}: {(told or (lines or [''])[0])[:160]}"
+
+
+def writers(case: Case) -> dict[str, Any]:
+    """Which nodes write into what they unpack, each time into a private copy: node, and which of what it saved."""
+    backend = PaddleBackend()
+    given: list[tuple[str, int, Any, bytes]] = []
+    saved: Counter[str] = Counter()
+
+    def pack(tensor: Any) -> Any:
+        name = reader() or "unknown"
+        saved[name] += 1
+        if backend.keep_reason(tensor) in ("no real memory", "no elements", "dtype"):
+            return tensor.detach()
+        spec = backend.spec(tensor)
+        return name, saved[name], backend.to_host(tensor, spec).wait().copy(), spec
+
+    def unpack(packed: Any) -> Any:
+        if not isinstance(packed, tuple):
+            return packed
+        name, slot, data, spec = packed
+        memory = aligned_empty(data.nbytes, spec.alignment)
+        memory[:] = as_bytes(data)
+        private = memory.view(data.dtype).reshape(data.shape)
+        given.append((name, slot, private, data.tobytes()))
+        return backend.from_host(private, spec)
+
+    try:
+        ran = run(case, backend.hooks(pack, unpack, trusted=True))
+    except Exception as error:
+        return {"excluded": said(error)}
+    finally:
+        _restore()
+    written = sorted({(name, slot) for name, slot, private, before in given if private.tobytes() != before})
+    return {"wrote": written, "unpacked": len(given), "changed": ran.changed, "nodes": dict(saved)}
+
+
+def names(case: Case) -> dict[str, Any]:
+    """The readers told inside ``pack`` that the graph has no nodes of, and those that it has."""
+    told: set[str] = set()
+    nodes: set[str] = set()
+
+    def pack(tensor: Any) -> Any:
+        told.add(reader() or "unknown")
+        return tensor.detach()
+
+    def look(returned: list[Any]) -> None:
+        to_visit = [one.grad_fn for one in returned if one.grad_fn is not None]
+        while to_visit:
+            node = to_visit.pop()
+            nodes.add(node.name().removesuffix("Final"))
+            to_visit += [below for below in node.next_functions if below is not None]
+
+    try:
+        run(case, PaddleBackend().hooks(pack, lambda tensor: tensor, trusted=True), look=look)
+    except Exception as error:
+        return {"excluded": said(error)}
+    finally:
+        _restore()
+    return {"strangers": sorted(told - nodes), "told": sorted(told & nodes)}

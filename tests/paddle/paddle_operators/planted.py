@@ -1,0 +1,36 @@
+"""Jobs that do wrong, to see that it is found."""
+
+import os
+import signal
+from typing import Any
+
+import paddle
+from paddle.autograd import saved_tensors_hooks
+
+from .cases import Case, run
+from .jobs import difference
+
+
+def dies_when_sliced(case: Case) -> str:
+    """Crash in one of the layouts."""
+    if case.layout == "sliced":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return "alive"
+
+
+def documented_example(case: Case) -> str | None:
+    """Save tensors as Paddle's documentation does, which gets layouts wrong."""
+    return difference(run(case), case, saved_tensors_hooks(_array, paddle.to_tensor))
+
+
+def passed_through(case: Case) -> str | None:
+    """Give back the very tensor that was saved."""
+    return difference(run(case), case, saved_tensors_hooks(_same, _same))
+
+
+def _array(tensor: Any) -> Any:
+    return tensor.numpy()
+
+
+def _same(tensor: Any) -> Any:
+    return tensor

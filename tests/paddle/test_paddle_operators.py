@@ -1,0 +1,74 @@
+"""Every operator of the table, in every layout and type, is the same under lossless policies, bit by bit.
+
+A sample that a minute is enough for runs always. ``TENSORSTASH_OPERATORS=all`` runs the whole table, and
+``TENSORSTASH_OPERATORS_SEED`` chooses another sample.
+"""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from paddle_operators.cases import LAYOUTS, Case, every_case
+from paddle_operators.driving import outcomes, sampled
+from paddle_operators.exclusions import UNSTABLE, exclusions, reason_of
+from paddle_operators.table import ROWS
+
+WHOLE = os.environ.get("TENSORSTASH_OPERATORS") == "all"
+SEED = int(os.environ.get("TENSORSTASH_OPERATORS_SEED", "0"))
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TENSORSTASH_TEST_DIRECTORY", str(tmp_path))
+
+
+def seconds(sample: float) -> float | None:
+    """How long to go on: for ever if the whole table is asked for."""
+    return None if WHOLE else sample
+
+
+def test_the_table_has_more_than_400_operators_and_all_layouts():
+    assert len({row.name for row in ROWS.values()}) > 500
+    assert {case.layout for case in every_case()} == set(LAYOUTS)
+    tried = {case.row for case in every_case() if case not in exclusions()}
+    assert len({ROWS[row].name for row in tried}) > 500
+
+
+@pytest.mark.timeout(0)
+def test_lossless_policies_change_no_bit_of_any_operator():
+    cases = [case for case in sampled(every_case(), SEED) if case not in exclusions()]
+    wrong, counted = {}, Counter()
+    for case, outcome in outcomes("under_policies", cases, seconds(60)):
+        counted[reason_of(outcome) or "compared"] += 1
+        if "failed" in outcome or "excluded" in outcome or "died" in outcome:
+            wrong[case.id] = outcome
+    print(f"seed {SEED}: {dict(counted)} of {len(cases)} cases")
+    assert counted["compared"]
+    assert not wrong
+
+
+@pytest.mark.timeout(0)
+def test_what_is_left_out_is_what_plain_paddle_makes_of_it():
+    cases = [case for case in sampled(every_case(), SEED) if exclusions().get(case) != UNSTABLE]
+    told = {case: reason_of(outcome) for case, outcome in outcomes("plain", cases, seconds(20))}
+    assert told
+    assert {case.id: reason for case, reason in told.items() if reason != exclusions().get(case)} == {}
+
+
+def test_a_case_that_kills_its_process_is_named_and_the_others_run():
+    cases = [Case("paddle.exp", layout, "float32") for layout in ("contiguous", "sliced", "reversed")]
+    told = {case.layout: outcome for case, outcome in outcomes("paddle_operators.planted.dies_when_sliced", cases)}
+    assert told == {"contiguous": "alive", "sliced": {"died": "SIGSEGV"}, "reversed": "alive"}
+
+
+def test_the_search_finds_what_the_documented_example_gets_wrong():
+    cases = [Case("paddle.square", layout, "float32") for layout in ("contiguous", "transposed")]
+    told = {case.layout: outcome for case, outcome in outcomes("paddle_operators.planted.documented_example", cases)}
+    assert told == {"contiguous": None, "transposed": "other gradients"}
+
+
+def test_the_search_finds_a_users_tensor_that_backward_has_changed():
+    cases = [Case("F.softmax_with_cross_entropy(return_softmax=True)", "contiguous", "float32")]
+    told = [outcome for _, outcome in outcomes("paddle_operators.planted.passed_through", cases)]
+    assert told == ["backward changed output 1"]
