@@ -58,7 +58,6 @@ RANKS = {
     "engine.trail": 4,
     "engine.payload": 5,
     "engine.streamed": 6,
-    "engine.held": 6,
     "engine.latest": 6,
     "engine.tape": 5,
     "engine.ahead": 6,

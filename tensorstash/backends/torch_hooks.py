@@ -83,8 +83,7 @@ class HookScope(Block):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         """Take the pair back."""
-        top = _top_saved_tensors_default_hooks(True)
-        if top is not None and top[0] is self._pack:
+        if self._is_innermost():
             try:
                 _pop_saved_tensors_default_hooks()
             finally:
@@ -105,8 +104,7 @@ class HookScope(Block):
     @_opaque
     def undo(self) -> None:
         """Take the pair back if it is in force."""
-        top = _top_saved_tensors_default_hooks(True)
-        if top is not None and top[0] is self._pack:
+        if self._is_innermost():
             self.finish(None, None, None)
 
     @_opaque
@@ -116,6 +114,11 @@ class HookScope(Block):
         """Take the pair back, unless that is done."""
         if not self._is_left:
             self.leave(kind, error, trace)
+
+    @_opaque
+    def _is_innermost(self) -> bool:
+        top = _top_saved_tensors_default_hooks(True)
+        return top is not None and top[0] is self._pack
 
     def _remove_from_below(self) -> bool:
         above: list[tuple[Callable[..., Any], Callable[..., Any]]] = []

@@ -5,7 +5,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -13,14 +13,14 @@ from operator import call
 from typing import ClassVar
 
 from tensorstash.buffers import Array, whole_pages
-from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.errors import ConfigError, SlotGoneError, StoreError, StoreFullError
 from tensorstash.forks import renew_after_fork
 from tensorstash.pages import HUGE_PAGE, round_up
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_bytes
-from tensorstash.stores.checksum import CHECKSUM_BLOCK, block_checksums
+from tensorstash.stores.checksum import block_checksums
 from tensorstash.stores.parallel import for_each
-from tensorstash.stores.records import Piece, Record, Space
+from tensorstash.stores.records import Piece, Record, Space, corrupt
 from tensorstash.stores.slab import PIECE, Extent, Slab
 from tensorstash.stores.syscalls import Syscalls
 from tensorstash.workers import Workers
@@ -233,7 +233,7 @@ class DiskStore:
                 fill = slab.read_copy if is_scattered and slab.direct else slab.read
                 found = fill(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset)
                 if found != piece.digests:
-                    raise _corrupt(record, piece, found)
+                    raise corrupt(record, piece, found)
 
             for_each(read, record.pieces, self._workers, self._helpers)
             return out[: record.nbytes]
@@ -356,19 +356,6 @@ class DiskStore:
             f"{self._config!r}: a record of {record_bytes} bytes does not fit, "
             f"{format_bytes(self.file_bytes)} are in use; " + ("; ".join(reasons) or "raise the budget")
         )
-
-
-def _corrupt(record: Record, piece: Piece, found: Sequence[int]) -> CorruptDataError:
-    number, got, expected = next(
-        (number, got, expected)
-        for number, (got, expected) in enumerate(zip(found, piece.digests, strict=True))
-        if got != expected
-    )
-    start = piece.start + number * CHECKSUM_BLOCK
-    return CorruptDataError(
-        f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} of a record of {record.nbytes} bytes in "
-        f"{piece.slab.directory!r}: got checksum {got:#018x}, expected {expected:#018x}"
-    )
 
 
 def _close(slabs: list[Slab], workers: Workers) -> None:

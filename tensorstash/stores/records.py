@@ -1,9 +1,12 @@
-"""What a store on disk knows of a payload: where it lies, and who has it."""
+"""What a store on disk knows of one payload: the pieces it lies in, and who uses it."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import ref
 
+from tensorstash.errors import CorruptDataError
+from tensorstash.stores.checksum import CHECKSUM_BLOCK
 from tensorstash.stores.slab import Extent, Slab
 
 
@@ -43,3 +46,17 @@ class Space(ref[Record]):
         """Whether nobody uses the record any more, or ever will."""
         record = self()
         return record is None or not record.users
+
+
+def corrupt(record: Record, piece: Piece, found: Sequence[int]) -> CorruptDataError:
+    """Return the error for a piece whose sums are not those of what was put."""
+    number, got, expected = next(
+        (number, got, expected)
+        for number, (got, expected) in enumerate(zip(found, piece.digests, strict=True))
+        if got != expected
+    )
+    start = piece.start + number * CHECKSUM_BLOCK
+    return CorruptDataError(
+        f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} of a record of {record.nbytes} bytes in "
+        f"{piece.slab.directory!r}: got checksum {got:#018x}, expected {expected:#018x}"
+    )

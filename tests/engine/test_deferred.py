@@ -12,6 +12,7 @@ from patience import set_patience, settle
 
 import tensorstash as ts
 import tensorstash.reference as ref
+from tensorstash.engine.capture import Capture
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
@@ -147,6 +148,28 @@ def test_forward_waits_at_the_limit_and_never_overshoots():
     thread.join()
     assert done.is_set()
     assert stash._session._in_flight.peak == 80
+
+
+def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
+    gate, stash = held_back(limits=ts.Limits(in_flight=100, timeout_s=60))
+    x, launch = leaf(), Capture.launch
+
+    def refuse(capture):
+        launch(capture)
+        raise StoreError("planted")
+
+    monkeypatch.setattr(Capture, "launch", refuse)
+    with pytest.raises(StoreError, match="planted") as caught, stash:
+        (x * 1.0).exp()
+    assert caught.value.__traceback__ is not None, "what holds every frame there was"
+    assert stash._session._in_flight.used == 0
+    monkeypatch.undo()
+    del caught
+    with stash:
+        y = (x * 1.0).exp().sum()
+    y.backward()
+    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
+    assert gate.opened
 
 
 def test_a_tensor_larger_than_the_limit_is_captured_before_pack_returns():

@@ -1,10 +1,12 @@
 """What must hold over many steps and many schedules: nothing grows, no budget is exceeded, nothing waits for ever."""
 
 import errno
+import gc
 import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 
@@ -157,3 +159,33 @@ def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gr
     assert outcomes[False, "right"] == 50
     # What is not stored yet when it is asked for comes from its source, and does not fail.
     assert outcomes[True, "StoreError: planted"] + outcomes[True, "right"] * bool(in_flight) == 50, outcomes
+
+
+@pytest.mark.parametrize("framework", BACKENDS)
+@pytest.mark.parametrize("entries", ["one", "many"])
+def test_what_only_goes_forward_is_not_remembered(framework, entries):
+    """Scopes without a backward, as in an evaluation that records gradients: what is known is bounded by what lives."""
+    lab = lab_of(framework)
+    stash = ts.stash(StoreIn(Memory()), framework=framework, min_bytes=0)
+    leaf = lab.tensor(floats(4, 4), requires_grad=True)
+
+    def forward(times):
+        for _ in range(times):
+            with nullcontext() if entries == "one" else stash:
+                x = leaf
+                for _ in range(10):
+                    x = lab.tanh(lab.mul(x, x))
+
+    def known():
+        stash._session.drain()
+        gc.collect()
+        tape = stash._session._tape
+        return max(
+            map(len, (tape._payloads, tape._contents, tape._order, tape._places, stash._session._state.ledger._entries))
+        )
+
+    with stash if entries == "one" else nullcontext():
+        forward(100)
+        seen = stash.stats().seen.tensors
+        assert known() <= 200
+    assert seen >= 1000

@@ -48,6 +48,7 @@ def test_after_an_interrupt_at_any_moment_the_budgets_are_whole_and_the_next_ste
                 outcomes[process.stdout.readline().strip()] += 1
             process.stdin.close()
             errors = process.stderr.read()
+            ended = process.wait(60)
         finally:
             process.kill()
-    assert outcomes == {"whole": INTERRUPTS}, errors
+    assert (outcomes, ended) == ({"whole": INTERRUPTS}, 0), errors

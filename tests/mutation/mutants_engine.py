@@ -1,7 +1,7 @@
 """Mutants of the engine: what is captured when, what is the same content, what is given back."""
 
 BUDGET = ("tests/engine/test_budget.py", "tests/engine/test_interrupts.py")
-AHEAD = ("tests/engine/test_read_ahead.py",)
+AHEAD = ("tests/engine/test_read_ahead.py", "tests/engine/test_endurance.py")
 LATEST = ("tests/engine/test_latest.py",)
 DEFERRED = ("tests/engine/test_deferred.py", "tests/conformance/test_reference.py")
 CONTRACT = ("tests/conformance/test_reference.py", "tests/engine/test_deferred.py", "tests/engine/test_read_ahead.py")
@@ -25,8 +25,6 @@ READERS = (
     "tests/torch/test_torch_shared_sessions.py",
 )
 CALIBRATION = ("tests/engine/test_calibration.py",)
-
-MODULES = ("tests/torch/test_torch_forward.py", *CONTRACT)
 
 MUTANTS = [
     ("engine/ahead.py", "wrong value", "tape.expect(self._orders.get(tape.signature, ()))", "tape.expect(())", AHEAD),
@@ -224,8 +222,8 @@ MUTANTS = [
     (
         "engine/scope.py",
         "wrong value",
-        "self._outer = self._thread.module",
-        'self._outer = ""',
+        "        self._outer = self._thread.module\n",
+        '        self._outer = ""\n',
         ("tests/torch/test_torch_forward.py", *CONTRACT),
     ),
     (
@@ -429,6 +427,13 @@ MUTANTS = [
     ),
     (
         "engine/session.py",
+        "wrong value",
+        "payload = None if is_unsure else tape.find(content)",
+        "payload = tape.find(content)",
+        (*STREAMS, *CONTRACT),
+    ),
+    (
+        "engine/session.py",
         "dropped release",
         "        except BaseException:\n            lease.release()\n            raise\n",
         "        except BaseException:\n            raise\n",
@@ -465,5 +470,4 @@ MUTANTS = [
         "self._saved = hash(saved)",
         READERS,
     ),
-    ("engine/scope.py", "wrong value", "self._outer = self._thread.module", 'self._outer = ""', MODULES),
 ]

@@ -311,7 +311,7 @@ MUTANTS = [
         (*INTERRUPTED, *PRIVATE),
     ),
     (
-        "stores/disk.py",
+        "stores/records.py",
         "wrong value",
         "start = piece.start + number * CHECKSUM_BLOCK",
         "start = number * CHECKSUM_BLOCK",

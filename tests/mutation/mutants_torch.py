@@ -119,8 +119,8 @@ MUTANTS = [
     (
         "backends/torch_hooks.py",
         "dropped check",
-        "if top is not None and top[0] is self._pack:\n            try:",
-        "if top is not None:\n            try:",
+        "return top is not None and top[0] is self._pack",
+        "return top is not None",
         HOOKS,
     ),
     ("backends/torch_hooks.py", "swapped order", "for pair in reversed(above):", "for pair in above:", HOOKS),

@@ -1,0 +1,170 @@
+"""Blocks that are left whatever interrupts them, compiled and in Python."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tensorstash import native
+from tensorstash.blocks import PythonBlock
+
+BASES = [PythonBlock] if native.functions is None else [PythonBlock, native.functions.Block]
+
+
+@pytest.fixture(params=BASES, ids=["Python", "compiled"][: len(BASES)])
+def recorded(request):
+    """A block that writes down what is called, and raises what it is told to, one after another."""
+
+    class Recorded(request.param):
+        def __init__(self, **errors):
+            self.calls = []
+            self.errors = errors
+
+        def _call(self, name, *arguments):
+            self.calls.append((name, *arguments))
+            pending = self.errors.get(name, [])
+            if pending:
+                raise pending.pop(0)
+
+        def enter(self):
+            self._call("enter")
+            return "entered"
+
+        def leave(self, kind, error, trace):
+            self._call("leave", kind)
+            return kind is ZeroDivisionError
+
+        def undo(self):
+            self._call("undo")
+
+        def finish(self, kind, error, trace):
+            self._call("finish", kind)
+
+    return Recorded
+
+
+def test_a_block_is_entered_and_left(recorded):
+    block = recorded()
+    with block as found:
+        assert found == "entered"
+    assert block.calls == [("enter",), ("leave", None)]
+
+
+def test_what_the_body_raises_is_seen_and_may_end_there(recorded):
+    block = recorded()
+    with block:
+        1 / 0  # noqa: B018
+    with pytest.raises(KeyError), block:
+        raise KeyError
+    assert block.calls == [("enter",), ("leave", ZeroDivisionError), ("enter",), ("leave", KeyError)]
+
+
+def test_what_entering_has_begun_is_undone_until_it_is(recorded):
+    block = recorded(enter=[KeyboardInterrupt("first")], undo=[KeyboardInterrupt("second"), OSError("third")])
+    with pytest.raises(KeyboardInterrupt, match="first"), block:
+        pytest.fail("it was not entered")
+    assert block.calls == [("enter",), ("undo",), ("undo",), ("undo",)]
+
+
+def test_what_leaving_has_not_done_is_finished(recorded):
+    block = recorded(leave=[KeyboardInterrupt("first")], finish=[KeyboardInterrupt("second")])
+    with pytest.raises(KeyboardInterrupt, match="first"), block:
+        pass
+    assert block.calls == [("enter",), ("leave", None), ("finish", None), ("finish", None)]
+
+
+def test_what_can_never_be_finished_is_given_up(recorded):
+    block = recorded(leave=[OSError("first")])
+    block.finish = lambda *raised: 1 / 0
+    with pytest.raises(OSError, match="first"), block:
+        pass
+
+
+FRAMEWORKS = ["torch", "paddle"]
+
+INTERRUPTED = """
+import signal, sys, time
+import numpy as np
+import tensorstash as ts
+from labs import lab_of
+
+lab, stash = lab_of(sys.argv[1]), ts.stash(ts.Quantize(8), framework=sys.argv[1], min_bytes=0)
+signals = 0
+
+def interrupt(*_):
+    global signals
+    signals += 1
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+sys.unraisablehook = lambda args: None
+
+def entered_and_left(number):
+    for _ in range(number):
+        with stash:
+            pass
+
+entered_and_left(100)
+started = time.perf_counter()
+entered_and_left(100)
+each = (time.perf_counter() - started) / 100
+leaf = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+for number in range(int(sys.argv[2])):
+    before, caught = signals, None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(each * (1 + number % 97 / 97), 1e-6))
+        while signals == before:
+            entered_and_left(1)
+    except KeyboardInterrupt as error:
+        caught = error
+    # As long as the error is there, and its traceback with everything in it.
+    seen = stash.stats().seen.tensors
+    own = lab.tensor(leaf, device=lab.devices[0], requires_grad=True)
+    lab.backward(lab.sum(lab.tanh(lab.mul(own, own))))
+    assert lab.gradient(own).any(), f"nothing is recorded after {number}"
+    assert stash.stats().seen.tensors == seen, f"hooks are left after {number}"
+    assert not stash._entered.scopes
+    del caught
+print("left")
+"""
+
+
+@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers of POSIX")
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_no_interrupt_leaves_hooks_behind(framework):
+    """At random moments of entering and leaving, which take some microseconds."""
+    number = os.environ.get("TENSORSTASH_INTERRUPTS", "300")
+    engine = os.path.join(os.path.dirname(__file__), "engine")
+    root = os.path.dirname(os.path.dirname(__file__))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, engine])}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", INTERRUPTED, framework, number],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.stdout == "left\n", done.stderr
+
+
+def test_threads_enter_one_stash_apart():
+    import tensorstash as ts
+
+    stash, wrong = ts.stash(ts.Keep(), framework="reference"), []
+
+    def work():
+        for _ in range(50):
+            with stash, stash:
+                if len(stash._entered.scopes) != 2:
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
