@@ -90,7 +90,7 @@ def _flush() -> None:
 
 
 def _leases() -> int:
-    return _STACK._patches._leases
+    return len(_STACK._patches._leases)
 
 
 def _nothing(value: Any) -> Any:
