@@ -25,7 +25,7 @@ from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import Job, environment, interleave, run, seconds
 from benchmarks.models import Model, build
-from tensorstash.buffers import Array, as_bytes, borrowed
+from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.kernels.floats import narrow, widen
 from tensorstash.protocols import Codec
 from tensorstash.testing.contents import dense_spec

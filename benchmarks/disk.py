@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.harness.report import Report
 from benchmarks.harness.runner import interleave, seconds
-from tensorstash.buffers import Array, aligned_empty
-from tensorstash.pages import mapped_pages
-from tensorstash.stores.disk import Disk
+from tensorstash.host.arrays import Array, aligned_empty
+from tensorstash.host.pages import mapped_pages
+from tensorstash.stores.disk.store import Disk
 
 CALL = 4 << 20
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
 from benchmarks.harness.report import Report, machine
-from tensorstash.buffers import Array, as_bytes, borrowed
+from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.contents import contents, dense_spec, float_bits, float_values

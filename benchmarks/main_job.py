@@ -24,7 +24,7 @@ from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import Job, run
 from benchmarks.harness.training import NO_POLICY, largest_relative_difference
 from benchmarks.models import Model
-from tensorstash.allocator import advised_environment
+from tensorstash.host.allocator import advised_environment
 
 POLICIES = (
     "keep",

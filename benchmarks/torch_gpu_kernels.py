@@ -19,8 +19,9 @@ from torch import Tensor
 from benchmarks.harness import runner
 from benchmarks.harness.report import Report, machine
 from benchmarks.torch_gpu_steps import device_named
-from tensorstash.backends import torch_operators, torch_triton
-from tensorstash.backends.torch_device_kernels import device_kernel
+from tensorstash.backends.torch import operators as torch_operators
+from tensorstash.backends.torch import triton as torch_triton
+from tensorstash.backends.torch.device_kernels import device_kernel
 from tensorstash.codecs import Affine, AsType, PackBits, TwoValued
 from tensorstash.testing.contents import dense_spec
 

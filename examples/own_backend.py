@@ -12,8 +12,8 @@ import numpy as np
 from tiny_autograd import Memory, Tensor, saved_hooks
 
 import tensorstash as ts
-from tensorstash.buffers import Array, aligned_empty, borrowed
 from tensorstash.errors import BackendError, SavedTensorModifiedError
+from tensorstash.host.arrays import Array, aligned_empty, borrowed
 from tensorstash.protocols import Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, contiguous_strides
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import tensorstash as ts
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 

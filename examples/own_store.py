@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import tensorstash as ts
-from tensorstash.buffers import Array
 from tensorstash.errors import SlotGoneError
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Tier
 
 

@@ -1,4 +1,4 @@
-/* A block of code whose end no interrupt can prevent: the same as tensorstash.blocks.PythonBlock, without its gap.
+/* A block of code whose end no interrupt can prevent: the same as tensorstash.host.blocks.PythonBlock, without its gap.
  *
  * A signal handler runs where a function of Python begins, so that one may keep `__exit__` from doing anything. What is
  * called from here is made up for then. */
@@ -49,10 +49,10 @@ static PyMethodDef block_methods[] = {
 
 PyTypeObject BlockType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tensorstash._native.Block",
+    .tp_name = "tensorstash.host._native.Block",
     .tp_basicsize = sizeof(PyObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_methods = block_methods,
     .tp_new = PyType_GenericNew,
-    .tp_doc = "See tensorstash.blocks.",
+    .tp_doc = "See tensorstash.host.blocks.",
 };

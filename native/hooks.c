@@ -37,7 +37,7 @@ kept_dealloc(PyObject *self)
 /* Not tracked by the garbage collector, which would run more often for it: nothing it refers to knows of handles. */
 PyTypeObject KeptType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tensorstash._native.Kept",
+    .tp_name = "tensorstash.host._native.Kept",
     .tp_basicsize = sizeof(Kept),
     .tp_dealloc = kept_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
@@ -185,7 +185,7 @@ restoring(PyObject *Py_UNUSED(module), PyObject *args)
     return function(&restore_method, args, RESTORE_COUNT, restore_names, 2);
 }
 
-/* -- tensorstash.backends.paddle_packed: pair_for_paddle -- */
+/* -- tensorstash.backends.paddle.packed: pair_for_paddle -- */
 
 enum { INNERMOST, BOX, UNHOOKED, NOT_PACKED, PACK_COUNT, READY_NAME = PACK_COUNT, PACK_NAME };
 
@@ -355,7 +355,7 @@ unpacking(PyObject *Py_UNUSED(module), PyObject *args)
     return function(&unpack_method, args, UNPACK_COUNT, unpack_names, 4);
 }
 
-/* -- tensorstash.backends.paddle: PaddleBackend.alias and nbytes -- */
+/* -- tensorstash.backends.paddle.backend: PaddleBackend.alias and nbytes -- */
 
 enum { DETACH, ALIAS_COUNT, LEAF_NAME = ALIAS_COUNT, STOP_NAME };
 
@@ -413,11 +413,11 @@ sizing(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyMethodDef hooks_functions[] = {
-    {"aliasing", aliasing, METH_VARARGS, "See tensorstash.native."},
-    {"sizing", sizing, METH_VARARGS, "See tensorstash.native."},
-    {"keeping", keeping, METH_VARARGS, "See tensorstash.native."},
-    {"restoring", restoring, METH_VARARGS, "See tensorstash.native."},
-    {"packing", packing, METH_VARARGS, "See tensorstash.native."},
-    {"unpacking", unpacking, METH_VARARGS, "See tensorstash.native."},
+    {"aliasing", aliasing, METH_VARARGS, "See tensorstash.host.native."},
+    {"sizing", sizing, METH_VARARGS, "See tensorstash.host.native."},
+    {"keeping", keeping, METH_VARARGS, "See tensorstash.host.native."},
+    {"restoring", restoring, METH_VARARGS, "See tensorstash.host.native."},
+    {"packing", packing, METH_VARARGS, "See tensorstash.host.native."},
+    {"unpacking", unpacking, METH_VARARGS, "See tensorstash.host.native."},
     {NULL, NULL, 0, NULL},
 };

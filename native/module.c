@@ -1,4 +1,4 @@
-/* tensorstash._native: what Python is too slow for. Optional: each function has an equal in Python or NumPy.
+/* tensorstash.host._native: what Python is too slow for. Optional: each function has an equal in Python or NumPy.
  *
  * Functions take contiguous buffers whose sizes they check, let go of the interpreter lock while they work on them, and
  * keep nothing of them. */
@@ -33,8 +33,8 @@ static PyModuleDef_Slot slots[] = {
 
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "tensorstash._native",
-    .m_doc = "What Python is too slow for; see tensorstash.native and tensorstash.kernels.",
+    .m_name = "tensorstash.host._native",
+    .m_doc = "What Python is too slow for; see tensorstash.host.native and tensorstash.kernels.",
     .m_slots = slots,
 };
 

@@ -10,7 +10,6 @@ from tensorstash.config import from_dict, load, parse, to_dict
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError
-from tensorstash.plan import HookPolicy, Plan
 from tensorstash.policies import (
     Cast,
     Chain,
@@ -26,6 +25,7 @@ from tensorstash.policies import (
     Rule,
     StoreIn,
 )
+from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.registry import register
 
 __version__ = "0.1.0.dev0"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tensorstash.allocator import advised_environment
+from tensorstash.host.allocator import advised_environment
 
 _NAME = "tensorstash"
 

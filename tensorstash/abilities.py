@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec, Demand, Undo
 from tensorstash.spec import TensorSpec
 

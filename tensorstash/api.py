@@ -9,16 +9,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorstash.backends import backend_loaded, backend_named, backend_of
-from tensorstash.blocks import Block
 from tensorstash.config import walk
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
-from tensorstash.plan import HookPolicy
+from tensorstash.host.blocks import Block
 from tensorstash.policies import CpuOffload
+from tensorstash.policies.plan import HookPolicy
+from tensorstash.policies.selectors import ModuleNames
 from tensorstash.protocols import Backend, Undo
-from tensorstash.selectors import ModuleNames
 from tensorstash.sizes import parse_bytes
 
 DEFAULT_LIMITS = Limits()

@@ -50,15 +50,15 @@ _BUILT_IN = {
         "route": "policies.route:Route",
     },
     "selectors": {
-        "min_bytes": "selectors:MinBytes",
-        "max_bytes": "selectors:MaxBytes",
-        "dtypes": "selectors:Dtypes",
-        "devices": "selectors:Devices",
-        "module_names": "selectors:ModuleNames",
-        "parameters": "selectors:Parameters",
-        "all": "selectors:All",
-        "any": "selectors:Any",
-        "not": "selectors:Not",
+        "min_bytes": "policies.selectors:MinBytes",
+        "max_bytes": "policies.selectors:MaxBytes",
+        "dtypes": "policies.selectors:Dtypes",
+        "devices": "policies.selectors:Devices",
+        "module_names": "policies.selectors:ModuleNames",
+        "parameters": "policies.selectors:Parameters",
+        "all": "policies.selectors:All",
+        "any": "policies.selectors:Any",
+        "not": "policies.selectors:Not",
     },
     "codecs": {
         "shuffle": "codecs.shuffle:Shuffle",
@@ -75,13 +75,13 @@ _BUILT_IN = {
     },
     "stores": {
         "memory": "stores.memory:Memory",
-        "disk": "stores.disk:Disk",
+        "disk": "stores.disk.store:Disk",
         "tiered": "stores.tiered:Tiered",
     },
     "backends": {
-        "torch": "backends.torch:TorchBackend",
-        "paddle": "backends.paddle:PaddleBackend",
-        "reference": "backends.reference:ReferenceBackend",
+        "torch": "backends.torch.backend:TorchBackend",
+        "paddle": "backends.paddle.backend:PaddleBackend",
+        "reference": "backends.reference.backend:ReferenceBackend",
     },
 }
 _INSTALL_HINTS = {

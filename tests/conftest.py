@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tensorstash import kernels, native
+from tensorstash import kernels
+from tensorstash.host import native
 from tests.skips import print_skips, pytest_make_collect_report, pytest_runtest_makereport
 from tests.sweeps import print_sweeps
 

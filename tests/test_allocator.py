@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tensorstash import allocator
+from tensorstash.host import allocator
 
 ON_GLIBC = platform.libc_ver()[0] == "glibc"
 
 FRAGMENT = """
 import sys
 import numpy as np
-from tensorstash import allocator
+from tensorstash.host import allocator
 
 if sys.argv[1] == "returned":
     assert allocator.return_freed_memory()
@@ -126,7 +126,7 @@ def test_a_setting_from_outside_is_seen():
 def test_statistics_advise_on_the_allocator_until_it_is_set():
     code = """
 import sys, numpy as np, tensorstash as ts, tensorstash.reference as ref
-from tensorstash import allocator
+from tensorstash.host import allocator
 stash = ts.stash(ts.Compress(), framework="reference", min_bytes=0)
 print(stash.stats().advice)
 with stash:

@@ -27,8 +27,8 @@ from benchmarks.harness.training import session
 from benchmarks.main_job import Variant, advice, measure
 from benchmarks.models import build
 from benchmarks.models.data import Digits
-from tensorstash.allocator import advised_environment
-from tensorstash.stores.syscalls import Syscalls
+from tensorstash.host.allocator import advised_environment
+from tensorstash.stores.disk.syscalls import Syscalls
 
 ROOT = Path(__file__).resolve().parent.parent
 

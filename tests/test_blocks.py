@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tensorstash import native
-from tensorstash.blocks import PythonBlock
+from tensorstash.host import native
+from tensorstash.host.blocks import PythonBlock
 
 BASES = [PythonBlock] if native.functions is None else [PythonBlock, native.functions.Block]
 

@@ -10,8 +10,8 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from tensorstash.futures import Future
-from tensorstash.workers import Workers
+from tensorstash.host.futures import Future
+from tensorstash.host.workers import Workers
 
 
 def test_it_has_one_end_and_the_first_counts():

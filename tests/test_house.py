@@ -26,58 +26,36 @@ RANKS = {
     "errors": 0,
     "spec": 0,
     "sizes": 0,
-    "nesting": 0,
-    "forks": 0,
-    "allocator": 0,
-    "pages": 0,
-    "pool": 0,
-    "buffers": 1,
-    "native": 1,
-    "blocks": 1,
-    "futures": 1,
+    "host": 1,
     "kernels": 1,
-    "workers": 1,
     "protocols": 1,
     "abilities": 1,
-    "plan": 2,
     "registry": 2,
-    "selectors": 2,
     "codecs": 2,
     "stores": 2,
     "backends": 2,
     "policies": 3,
-    "config": 3,
-    "engine": 4,
-    "engine.pipeline": 5,
-    "engine.columns": 4,
-    "engine.copies": 5,
-    "engine.calibration": 4,
-    "engine.kernels": 5,
-    "engine.passage": 5,
-    "engine.capture": 5,
-    "engine.trail": 4,
-    "engine.payload": 5,
-    "engine.streamed": 6,
-    "engine.latest": 6,
-    "engine.tape": 5,
-    "engine.ahead": 6,
-    "engine.state": 6,
-    "engine.handle": 6,
-    "engine.scope": 6,
-    "engine.session": 6,
-    "api": 7,
-    "testing": 8,
-    "__main__": 8,
+    "config": 4,
+    "engine": 5,
+    "engine.payloads": 6,
+    "engine.state": 7,
+    "engine.prefetch": 7,
+    "engine.handle": 7,
+    "engine.scope": 7,
+    "engine.session": 8,
+    "api": 9,
+    "testing": 10,
+    "__main__": 10,
 }
 """The rank of each file, or of all in a folder; a file imports none of a higher one, and there are no cycles."""
 
-ROOF = 9
+ROOF = 11
 """The package itself, with the public names."""
 
 PLUGGABLE = {"codecs", "stores", "backends"}
 """Folders whose files see what a plug-in sees: ranks 0 and 1, and their own folder."""
 
-KERNELS = {"backends.torch_device_kernels", "backends.torch_operators", "backends.torch_triton_language"}
+KERNELS = {"backends.torch.device_kernels", "backends.torch.operators", "backends.torch.triton.language"}
 """Files of a backend that run codecs of the package, and so have to know them: they see the codecs too."""
 
 

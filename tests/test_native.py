@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorstash import kernels, native
+from tensorstash import kernels
+from tensorstash.host import native
 from tensorstash.kernels.compiled import Extension
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +43,7 @@ def test_every_function_on_arrays_is_compiled() -> None:
 def test_no_source_is_newer_than_the_module() -> None:
     if native.functions is None:
         pytest.skip("nothing is compiled here")
-    compiled = Path(sys.modules["tensorstash._native"].__file__ or "").stat().st_mtime
+    compiled = Path(sys.modules["tensorstash.host._native"].__file__ or "").stat().st_mtime
     newer = [path.name for path in (ROOT / "native").iterdir() if path.stat().st_mtime > compiled]
     assert not newer, f"install again: {newer} changed since the module was compiled"
 
@@ -63,9 +64,9 @@ print(handle, handle == pack(torch.ones(3)), len({handle, unpack}))
 """
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("<class 'tensorstash._native.Kept'>\n<tensorstash._native.Kept object at"), (
-        done.stdout
-    )
+    assert done.stdout.startswith(
+        "<class 'tensorstash.host._native.Kept'>\n<tensorstash.host._native.Kept object at"
+    ), done.stdout
 
 
 REENTERED = """
@@ -73,7 +74,7 @@ import sys, threading
 from collections import defaultdict
 from itertools import count
 from types import CellType, SimpleNamespace
-from tensorstash import native
+from tensorstash.host import native
 
 moment, inner = sys.argv[1], []
 backwards = SimpleNamespace(release=False)
@@ -155,7 +156,7 @@ def test_a_broken_module_is_an_error_and_not_a_missing_one(tmp_path: Path) -> No
     program = """
 import sys
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
-from tensorstash import native
+from tensorstash.host import native
 print(native.load())
 """
     run = [sys.executable, "-c", program]

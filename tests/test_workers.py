@@ -13,15 +13,15 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from tensorstash.workers import Workers
+from tensorstash.host.workers import Workers
 
 HANGS = """
 import threading
-import tensorstash.workers
+import tensorstash.host.workers
 
-tensorstash.workers._EXIT_S = 0.1
+tensorstash.host.workers._EXIT_S = 0.1
 started = threading.Event()
-workers = tensorstash.workers.Workers("test", 1)
+workers = tensorstash.host.workers.Workers("test", 1)
 workers.submit(lambda: (started.set(), threading.Event().wait()))
 workers.submit(lambda: print("begun"))
 started.wait()
@@ -29,7 +29,7 @@ started.wait()
 
 ENDS = """
 import threading
-from tensorstash.workers import Workers
+from tensorstash.host.workers import Workers
 
 started, exiting = threading.Event(), threading.Event()
 workers = Workers("test", 1)
@@ -40,7 +40,7 @@ import atexit; atexit.register(exiting.set)
 
 DROPS = """
 import threading
-from tensorstash.workers import Workers
+from tensorstash.host.workers import Workers
 
 def last(waiting):
     started.set()

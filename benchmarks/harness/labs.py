@@ -7,7 +7,7 @@ import numpy as np
 
 import tensorstash as ts
 from tensorstash.abilities import Kernel, SupportsKernels
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.lab import Lab
@@ -15,7 +15,7 @@ from tensorstash.testing.lab import Lab
 
 def lab_of(framework: str) -> Lab:
     """Return the lab of a framework; imports no other."""
-    lab: Lab = getattr(import_module(f"tensorstash.testing.{framework}_lab"), f"{framework.title()}Lab")()
+    lab: Lab = getattr(import_module(f"tensorstash.testing.labs.{framework}"), f"{framework.title()}Lab")()
     return lab
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Self, TypeVar
 
-from tensorstash.allocator import MMAP_THRESHOLD_BYTES, advised_environment
+from tensorstash.host.allocator import MMAP_THRESHOLD_BYTES, advised_environment
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 import tensorstash as ts
 from benchmarks.harness.worker import Meter
 from benchmarks.models import Model, build
-from tensorstash.allocator import keep_idle
+from tensorstash.host.allocator import keep_idle
 
 NO_POLICY = "none"
 

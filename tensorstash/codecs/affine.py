@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tensorstash import kernels
-from tensorstash.buffers import Array, aligned_empty
-from tensorstash.codecs.format import (
+from tensorstash.codecs.wire.format import (
     CODED,
     HEADER_NBYTES,
     PLAIN,
@@ -20,6 +19,7 @@ from tensorstash.codecs.format import (
     plain_payload,
     split_sections,
 )
+from tensorstash.host.arrays import Array, aligned_empty
 from tensorstash.kernels.dither import seed_word
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.kernels.groups import Groups

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tensorstash import kernels
-from tensorstash.buffers import Array
-from tensorstash.codecs.format import check_choice, check_data, check_shape, empty_array
+from tensorstash.codecs.wire.format import check_choice, check_data, check_shape, empty_array
+from tensorstash.host.arrays import Array
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.kernels.groups import BLOCK
 from tensorstash.protocols import CodecKind

@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tensorstash import kernels
-from tensorstash.buffers import Array
 from tensorstash.codecs.affine import Affine
-from tensorstash.codecs.calibration import K, Measured
-from tensorstash.codecs.entropy import contiguous_sample
-from tensorstash.codecs.format import check_ratio
+from tensorstash.codecs.wire.calibration import K, Measured
+from tensorstash.codecs.wire.entropy import contiguous_sample
+from tensorstash.codecs.wire.format import check_ratio
 from tensorstash.errors import CodecError, ConfigError
+from tensorstash.host.arrays import Array
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.protocols import Codec, CodecKind
 from tensorstash.spec import TensorSpec, contiguous_strides

@@ -8,8 +8,7 @@ import numpy as np
 import zstandard
 
 from tensorstash import kernels
-from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.entropy import (
+from tensorstash.codecs.wire.entropy import (
     FAST_LEVELS,
     WORTHWHILE_RATIO,
     Decompressor,
@@ -18,7 +17,7 @@ from tensorstash.codecs.entropy import (
     huffman_context,
     total_size,
 )
-from tensorstash.codecs.format import (
+from tensorstash.codecs.wire.format import (
     CODED,
     HEADER_NBYTES,
     PLAIN,
@@ -31,6 +30,7 @@ from tensorstash.codecs.format import (
     plain_payload,
     split_sections,
 )
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.kernels.float_fields import field_widths, float_bits
 from tensorstash.kernels.groups import BLOCK
 from tensorstash.protocols import CodecKind

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tensorstash import kernels
-from tensorstash.buffers import Array, aligned_empty
-from tensorstash.codecs.format import (
+from tensorstash.codecs.wire.format import (
     HEADER_NBYTES,
     Header,
     check_data,
@@ -14,6 +13,7 @@ from tensorstash.codecs.format import (
     plain_payload,
     split_sections,
 )
+from tensorstash.host.arrays import Array, aligned_empty
 from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes

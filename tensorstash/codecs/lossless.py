@@ -5,11 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash.buffers import Array, as_bytes
 from tensorstash.codecs import float_split, frame_of_reference, pack_bits, sparse, two_valued, zstd
-from tensorstash.codecs.entropy import contiguous_sample
-from tensorstash.codecs.format import check_data, check_integer, check_ratio, damaged
+from tensorstash.codecs.wire.entropy import contiguous_sample
+from tensorstash.codecs.wire.format import check_data, check_integer, check_ratio, damaged
 from tensorstash.errors import CodecError
+from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import Codec, CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes

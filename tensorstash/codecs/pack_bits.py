@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tensorstash import kernels
-from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.format import (
+from tensorstash.codecs.wire.format import (
     CODED,
     HEADER_NBYTES,
     PLAIN,
@@ -16,6 +15,7 @@ from tensorstash.codecs.format import (
     plain_payload,
     split_sections,
 )
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.format import check_data, check_shape, empty_array
+from tensorstash.codecs.wire.format import check_data, check_shape, empty_array
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
 

@@ -6,10 +6,9 @@ from typing import ClassVar
 import numpy as np
 
 from tensorstash import kernels
-from tensorstash.buffers import Array, aligned_empty
-from tensorstash.codecs.entropy import Compressor, Decompressor
 from tensorstash.codecs.float_split import FloatSplit
-from tensorstash.codecs.format import (
+from tensorstash.codecs.wire.entropy import Compressor, Decompressor
+from tensorstash.codecs.wire.format import (
     HEADER_NBYTES,
     Header,
     check_choice,
@@ -21,6 +20,7 @@ from tensorstash.codecs.format import (
     split_sections,
 )
 from tensorstash.errors import CodecError
+from tensorstash.host.arrays import Array, aligned_empty
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind

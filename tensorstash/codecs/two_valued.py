@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from tensorstash import kernels
-from tensorstash.buffers import Array, aligned_empty
-from tensorstash.codecs.format import (
+from tensorstash.codecs.wire.format import (
     CODED,
     HEADER_NBYTES,
     PLAIN,
@@ -18,6 +17,7 @@ from tensorstash.codecs.format import (
     plain_payload,
     split_sections,
 )
+from tensorstash.host.arrays import Array, aligned_empty
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind

@@ -6,9 +6,8 @@ from typing import ClassVar
 import numpy as np
 import zstandard
 
-from tensorstash.buffers import Array, aligned_empty, as_bytes
-from tensorstash.codecs.entropy import FRAME_NBYTES, Compressor, Decompressor
-from tensorstash.codecs.format import (
+from tensorstash.codecs.wire.entropy import FRAME_NBYTES, Compressor, Decompressor
+from tensorstash.codecs.wire.format import (
     CODED,
     HEADER_NBYTES,
     PLAIN,
@@ -21,6 +20,7 @@ from tensorstash.codecs.format import (
     plain_payload,
     split_sections,
 )
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 

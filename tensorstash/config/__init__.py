@@ -22,7 +22,7 @@ from typing import BinaryIO
 from tensorstash.config.reading import read_policy
 from tensorstash.config.writing import to_dict, walk
 from tensorstash.errors import ConfigError
-from tensorstash.plan import HookPolicy
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.registry import did_you_mean
 
 __all__ = ["from_dict", "load", "parse", "to_dict", "walk"]

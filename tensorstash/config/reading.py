@@ -9,10 +9,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from tensorstash.config.schema import GROUPS, SCALARS, SINGULAR, in_words
 from tensorstash.config.text import Text, split_steps
 from tensorstash.errors import ConfigError, MissingDependencyError
-from tensorstash.nesting import require_shallow
-from tensorstash.plan import HookPolicy
 from tensorstash.policies import Chain, Encode, StoreIn
-from tensorstash.protocols import Codec, StoreConfig
+from tensorstash.policies.plan import HookPolicy
+from tensorstash.protocols import Codec, StoreConfig, require_shallow
 from tensorstash.registry import did_you_mean, lookup, names
 
 

@@ -4,8 +4,8 @@ from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from tensorstash.plan import HookPolicy
 from tensorstash.policies import Policy
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec, Selector, StoreConfig
 
 GROUPS: dict[Any, tuple[str, ...]] = {

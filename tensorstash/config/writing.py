@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorstash.config.schema import GROUPS
 from tensorstash.errors import ConfigError
-from tensorstash.plan import HookPolicy
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.registry import lookup
 
 

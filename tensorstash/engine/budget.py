@@ -5,7 +5,7 @@ from operator import attrgetter
 from time import monotonic
 from weakref import ref
 
-from tensorstash.forks import renew_after_fork
+from tensorstash.host.forks import renew_after_fork
 
 _LOOK_AGAIN_S = 0.02
 """How long who waits for bytes may not notice that some came back by themselves, in seconds."""

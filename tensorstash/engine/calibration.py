@@ -3,9 +3,9 @@
 from dataclasses import replace
 from math import prod
 
-from tensorstash.buffers import Array
-from tensorstash.codecs.calibration import Measured, SupportsCalibration
-from tensorstash.plan import Plan
+from tensorstash.codecs.wire.calibration import Measured, SupportsCalibration
+from tensorstash.host.arrays import Array
+from tensorstash.policies.plan import Plan
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorstash.abilities import SupportsReaders
-from tensorstash.engine.capture import modified
-from tensorstash.engine.payload import Payload
+from tensorstash.engine.payloads.capture import modified
+from tensorstash.engine.payloads.dedup import Tape
+from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.state import SessionState
-from tensorstash.engine.tape import Tape
 from tensorstash.errors import StashError
 from tensorstash.protocols import Demand, strictest
 from tensorstash.spec import TensorSpec

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from tensorstash.abilities import Readers
-from tensorstash.blocks import Block
-from tensorstash.engine.trail import Trail
+from tensorstash.engine.payloads.sequence import Trail
+from tensorstash.host.blocks import Block
 
 S = TypeVar("S")
 

@@ -8,38 +8,38 @@ from functools import partial
 from typing import Generic, TypeVar
 from weakref import ref
 
-from tensorstash import native
 from tensorstash.abilities import Readers, SupportsDemand, SupportsHolders, SupportsReaders, SupportsStreams
-from tensorstash.allocator import returns_memory
-from tensorstash.buffers import as_bytes
-from tensorstash.engine.ahead import NEAR_BYTES, ReadAhead
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
-from tensorstash.engine.capture import Capture
-from tensorstash.engine.columns import Strip
-from tensorstash.engine.copies import Copies
 from tensorstash.engine.handle import Handle, Stashed, restore
-from tensorstash.engine.held import Held
-from tensorstash.engine.latest import Latest
 from tensorstash.engine.limits import Limits
-from tensorstash.engine.passage import Passage
-from tensorstash.engine.patience import Patience
-from tensorstash.engine.payload import Payload
-from tensorstash.engine.pinned import PinnedMemory
+from tensorstash.engine.payloads.capture import Capture
+from tensorstash.engine.payloads.dedup import Tape
+from tensorstash.engine.payloads.device_payload import StreamedCapture, StreamedPayload
+from tensorstash.engine.payloads.held import Held
+from tensorstash.engine.payloads.interleaved import Strip
+from tensorstash.engine.payloads.payload import Payload
+from tensorstash.engine.payloads.resident import Latest
+from tensorstash.engine.payloads.route import Passage
+from tensorstash.engine.payloads.sequence import Trail
+from tensorstash.engine.prefetch import NEAR_BYTES, ReadAhead
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Ledger, Stats
-from tensorstash.engine.streamed import StreamedCapture, StreamedPayload
-from tensorstash.engine.tape import Tape
-from tensorstash.engine.trail import Trail
+from tensorstash.engine.timeouts import Patience
+from tensorstash.engine.transfers import Copies
 from tensorstash.errors import StoreError
-from tensorstash.forks import renew_after_fork
-from tensorstash.plan import HookPolicy
+from tensorstash.host import native
+from tensorstash.host.allocator import returns_memory
+from tensorstash.host.arrays import as_bytes
+from tensorstash.host.checksum import checksum
+from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.pinned import PinnedMemory
+from tensorstash.host.workers import Workers
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Backend, Demand, Store, StoreConfig, strictest
 from tensorstash.spec import TensorSpec, memory_block
-from tensorstash.stores.checksum import checksum
 from tensorstash.stores.memory import Memory
-from tensorstash.workers import Workers
 
 T = TypeVar("T")
 

@@ -3,8 +3,8 @@
 from collections.abc import Hashable
 from typing import Any
 
-from tensorstash.engine.ahead import ReadAhead
-from tensorstash.engine.held import Held
+from tensorstash.engine.payloads.held import Held
+from tensorstash.engine.prefetch import ReadAhead
 from tensorstash.engine.stats import Ledger
 from tensorstash.protocols import Backend, Demand
 

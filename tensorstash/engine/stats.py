@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
-from tensorstash.forks import renew_after_fork
+from tensorstash.host.forks import renew_after_fork
 from tensorstash.sizes import format_bytes
 
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 
 
 def packed_nbytes(count: int, bits: int) -> int:

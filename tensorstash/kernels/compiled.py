@@ -6,8 +6,8 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from tensorstash import native
-from tensorstash.buffers import Array
+from tensorstash.host import native
+from tensorstash.host.arrays import Array
 from tensorstash.kernels.float_fields import field_start
 from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.table import Kernels

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.kernels.groups import Run
 
 GOLDEN = 0x9E3779B9

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.kernels.groups import BLOCK
 from tensorstash.spec import TensorSpec
 

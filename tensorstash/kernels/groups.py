@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 
 BLOCK = 1 << 16
 """Elements that are worked on at a time, so that temporaries of NumPy stay in the cache."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.kernels.groups import BLOCK
 
 

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.kernels.bits import coarsen, pack_codes, packed_nbytes, unpack_codes
 from tensorstash.kernels.dither import dither, group_keys
 from tensorstash.kernels.floats import FORMATS, FloatFormat, narrow, widen

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.kernels.groups import Groups
 
 

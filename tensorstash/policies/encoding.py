@@ -9,8 +9,8 @@ from tensorstash.codecs.auto_affine import AutoAffine
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.errors import ConfigError
-from tensorstash.plan import Plan
 from tensorstash.policies.placement import memory_of
+from tensorstash.policies.plan import Plan
 from tensorstash.policies.policy import Policy, append, built
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec

@@ -5,11 +5,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError
-from tensorstash.plan import Plan
+from tensorstash.policies.plan import Plan
 from tensorstash.policies.policy import Policy, append, built
 from tensorstash.protocols import StoreConfig
 from tensorstash.spec import TensorSpec
-from tensorstash.stores.disk import Disk
+from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
 
 

@@ -7,9 +7,8 @@ from functools import lru_cache, reduce
 from typing import ClassVar, TypeVar
 
 from tensorstash.errors import ConfigError, PlanError
-from tensorstash.nesting import require_shallow
-from tensorstash.plan import HookPolicy, Plan
-from tensorstash.protocols import Codec, StoreConfig
+from tensorstash.policies.plan import HookPolicy, Plan
+from tensorstash.protocols import Codec, StoreConfig, require_shallow
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
 PROBES: tuple[TensorSpec, ...] = tuple(

@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError
-from tensorstash.nesting import require_shallow
-from tensorstash.plan import HookPolicy, Plan
 from tensorstash.policies.placement import Keep
+from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import Policy, extend, require_policy
-from tensorstash.protocols import Selector
-from tensorstash.selectors import require_selector
+from tensorstash.policies.selectors import require_selector
+from tensorstash.protocols import Selector, require_shallow
 from tensorstash.spec import TensorSpec
 
 
@@ -45,7 +44,7 @@ class Route(Policy):
         ConfigError: a rule is not a :class:`Rule`, or ``otherwise`` is not a policy.
 
     >>> from tensorstash.policies import CpuOffload, Quantize
-    >>> from tensorstash.selectors import Dtypes, MinBytes
+    >>> from tensorstash.policies.selectors import Dtypes, MinBytes
     >>> route = Route((Rule(MinBytes("1 MiB") & Dtypes("float32"), Quantize(4)),), otherwise=CpuOffload())
     >>> route.plan(TensorSpec((2,), (1,), 0, "float32", "cpu")).reason
     'already in host memory'

@@ -12,8 +12,15 @@ saved-tensor hooks.
 (3.0, 2.0)
 """
 
-from tensorstash.reference import nn, ops, optim, streams
-from tensorstash.reference.checkpoint import checkpoint
+from tensorstash.reference import nn, ops, optim
+from tensorstash.reference.autograd.checkpoint import checkpoint
+from tensorstash.reference.autograd.engine import backward, grad
+from tensorstash.reference.autograd.gradcheck import GradientError, check_grads
+from tensorstash.reference.autograd.graph import Edge, Meta, Node
+from tensorstash.reference.autograd.hooks import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from tensorstash.reference.autograd.modes import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from tensorstash.reference.autograd.pylayer import PyLayer, PyLayerContext
+from tensorstash.reference.autograd.saved import SavedTensor
 from tensorstash.reference.creation import (
     arange,
     from_buffer,
@@ -26,18 +33,12 @@ from tensorstash.reference.creation import (
     zeros_like,
 )
 from tensorstash.reference.dispatch import OPERATIONS
-from tensorstash.reference.dtypes import DTYPES, DType, as_dtype
-from tensorstash.reference.engine import backward, grad
 from tensorstash.reference.errors import DeviceError, GraphReleasedError, HookError, InplaceError, OutOfMemoryError
-from tensorstash.reference.gradcheck import GradientError, check_grads
-from tensorstash.reference.graph import Edge, Meta, Node
-from tensorstash.reference.hooks import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
-from tensorstash.reference.layout import Layout
-from tensorstash.reference.memory import MemorySpace, Storage, memory
-from tensorstash.reference.modes import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
-from tensorstash.reference.pylayer import PyLayer, PyLayerContext
 from tensorstash.reference.random import Generator
-from tensorstash.reference.saved import SavedTensor
+from tensorstash.reference.storage import streams
+from tensorstash.reference.storage.dtypes import DTYPES, DType, as_dtype
+from tensorstash.reference.storage.layout import Layout
+from tensorstash.reference.storage.memory import MemorySpace, Storage, memory
 from tensorstash.reference.tensor import Parameter, Tensor
 
 __all__ = [

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.reference.dtypes import Array, DType, DTypeLike, as_dtype, float32, uint8
-from tensorstash.reference.layout import Layout
-from tensorstash.reference.memory import Storage, memory
+from tensorstash.reference.storage.dtypes import Array, DType, DTypeLike, as_dtype, float32, uint8
+from tensorstash.reference.storage.layout import Layout
+from tensorstash.reference.storage.memory import Storage, memory
 from tensorstash.reference.tensor import Tensor
 
 

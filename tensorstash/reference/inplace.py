@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from tensorstash.reference.autograd.modes import is_grad_enabled
+from tensorstash.reference.autograd.primitive import primitive
 from tensorstash.reference.creation import full, zeros_like
 from tensorstash.reference.dispatch import call, composite
-from tensorstash.reference.dtypes import Array, can_store
 from tensorstash.reference.errors import InplaceError
-from tensorstash.reference.modes import is_grad_enabled
-from tensorstash.reference.primitive import primitive
+from tensorstash.reference.storage.dtypes import Array, can_store
 from tensorstash.reference.tensor import Tensor
 
 

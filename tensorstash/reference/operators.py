@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from tensorstash.reference.dispatch import call
-from tensorstash.reference.dtypes import Array, DTypeLike
-from tensorstash.reference.layout import Layout
+from tensorstash.reference.storage.dtypes import Array, DTypeLike
+from tensorstash.reference.storage.layout import Layout
 
 T = TypeVar("T")
 

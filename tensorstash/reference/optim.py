@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from tensorstash.reference.autograd.modes import no_grad
 from tensorstash.reference.creation import zeros_like
-from tensorstash.reference.modes import no_grad
 from tensorstash.reference.tensor import Tensor
 
 

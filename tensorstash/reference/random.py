@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorstash.reference.creation import tensor
-from tensorstash.reference.dtypes import DTypeLike, float32
+from tensorstash.reference.storage.dtypes import DTypeLike, float32
 from tensorstash.reference.tensor import Tensor
 
 

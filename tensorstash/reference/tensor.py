@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from tensorstash.reference.autograd.graph import Edge, Meta, Node
+from tensorstash.reference.autograd.modes import enable_grad
 from tensorstash.reference.dispatch import call
-from tensorstash.reference.dtypes import Array, DType
 from tensorstash.reference.errors import DeviceError
-from tensorstash.reference.graph import Edge, Meta, Node
-from tensorstash.reference.layout import Layout, Shape
-from tensorstash.reference.memory import Storage
-from tensorstash.reference.modes import enable_grad
 from tensorstash.reference.operators import Operators
-from tensorstash.reference.streams import current_stream
+from tensorstash.reference.storage.dtypes import Array, DType
+from tensorstash.reference.storage.layout import Layout, Shape
+from tensorstash.reference.storage.memory import Storage
+from tensorstash.reference.storage.streams import current_stream
 
 
 class Tensor(Operators["Tensor"]):

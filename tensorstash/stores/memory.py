@@ -6,9 +6,9 @@ from operator import attrgetter
 from typing import ClassVar
 from weakref import ref
 
-from tensorstash.buffers import Array, borrowed
 from tensorstash.errors import SlotGoneError, StoreFullError
-from tensorstash.forks import renew_after_fork
+from tensorstash.host.arrays import Array, borrowed
+from tensorstash.host.forks import renew_after_fork
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_bytes
 

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorstash.buffers import Array
 from tensorstash.errors import ConfigError, SlotGoneError, StoreFullError
-from tensorstash.nesting import require_shallow
-from tensorstash.protocols import Slot, Store, StoreConfig, Tier
+from tensorstash.host.arrays import Array
+from tensorstash.protocols import Slot, Store, StoreConfig, Tier, require_shallow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +21,7 @@ class Tiered:
     Raises:
         ConfigError: one of them is not the configuration of a store.
 
-    >>> from tensorstash.stores.disk import Disk
+    >>> from tensorstash.stores.disk.store import Disk
     >>> from tensorstash.stores.memory import Memory
     >>> Tiered(first=Memory(budget="1GiB"), then=Disk(directory="/nvme/scratch")).tier
     'disk'

@@ -8,16 +8,16 @@ Needs the ``test`` extra (pytest and Hypothesis). A third party's test is a few 
     class TestMyCodec(CodecSuite):
         codec = MyCodec(level=3)
 
-Labs are in modules of their own, since they import their framework: ``tensorstash.testing.reference_lab``,
-``.torch_lab`` and ``.paddle_lab``.
+Labs are in modules of their own, since they import their framework: ``tensorstash.testing.labs.reference``,
+``.torch`` and ``.paddle``.
 """
 
 from tensorstash.testing.backend_suite import BackendSuite
 from tensorstash.testing.codec_suite import CodecSuite, Golden
+from tensorstash.testing.counting_store import Tap, Watched
 from tensorstash.testing.faults import FaultyCodec, FaultyStore, Gate, Gated
 from tensorstash.testing.lab import Lab, Layout
 from tensorstash.testing.store_suite import StoreSuite
-from tensorstash.testing.watched import Tap, Watched
 
 __all__ = [
     "BackendSuite",

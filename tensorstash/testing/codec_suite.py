@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorstash import registry
-from tensorstash.buffers import Array, as_bytes, borrowed
 from tensorstash.config import from_dict, to_dict
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import CodecError, ConfigError
+from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.policies import Encode
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
@@ -185,7 +185,7 @@ class CodecSuite:
             assert_same_bits(returned[n], backs[n % len(backs)], "array decoded beside others")
 
     def test_it_works_in_a_session(self) -> None:
-        from tensorstash.testing.reference_lab import ReferenceLab
+        from tensorstash.testing.labs.reference import ReferenceLab
 
         lab = ReferenceLab()
         session = Session(Encode(self.codec), lab.backend, min_bytes=0, limits=Limits())

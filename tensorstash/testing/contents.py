@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tensorstash.buffers import Array, as_bytes
+from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides, opaque_bytes
 from tensorstash.testing.layouts import pattern, special_values
 

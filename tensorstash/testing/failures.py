@@ -8,14 +8,14 @@ from tensorstash.api import Stash
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.engine.limits import Limits
 from tensorstash.errors import CodecError, StashError, StoreError, StoreFullError
-from tensorstash.plan import HookPolicy
 from tensorstash.policies import Compress, DiskSpill, Encode, StoreIn
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
+from tensorstash.testing.counting_store import Tap, Watched
 from tensorstash.testing.faults import FaultyCodec, FaultyStore, Gate, Gated
 from tensorstash.testing.harness import AT_ONCE, Harness, reference_counting_only, scratch_directory, settled
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
 from tensorstash.testing.programs import attention, square
-from tensorstash.testing.watched import Tap, Watched
 
 STORE_FAULTS = ("full", "put_error", "get_error", "gone", "corrupt", "short_read", "zeros")
 

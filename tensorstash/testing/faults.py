@@ -7,8 +7,8 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from tensorstash.buffers import Array
 from tensorstash.errors import CodecError, ConfigError, CorruptDataError, SlotGoneError, StoreFullError
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import CodecKind, Slot, Store, StoreConfig, Tier
 from tensorstash.registry import did_you_mean
 from tensorstash.spec import TensorSpec

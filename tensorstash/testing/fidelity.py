@@ -6,10 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tensorstash.buffers import Array
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.plan import HookPolicy
+from tensorstash.host.arrays import Array
 from tensorstash.policies import Compress, DiskSpill, Encode, Quantize, StoreIn
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import SupportsErrorBound
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.harness import Harness, scratch_directory, settled

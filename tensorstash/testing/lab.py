@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tensorstash.backends import backend_named
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Backend
 
 Tensor = Any

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.spec import DTYPES
 from tensorstash.testing.lab import Lab, Tensor
 

@@ -8,11 +8,11 @@ import pytest
 
 from tensorstash.api import Stash
 from tensorstash.policies import Keep, StoreIn
+from tensorstash.testing.counting_store import Tap, Watched
 from tensorstash.testing.harness import Harness, reference_counting_only, settled
 from tensorstash.testing.lab import Lab, Tensor
 from tensorstash.testing.layouts import assert_same_bits, floats
 from tensorstash.testing.programs import square
-from tensorstash.testing.watched import Tap, Watched
 
 
 class _DeliberateError(Exception):

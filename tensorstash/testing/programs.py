@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.buffers import Array
 from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.plan import HookPolicy
+from tensorstash.host.arrays import Array
 from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, Encode, Keep, Quantize, StoreIn
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.lab import Lab, Tensor
 from tensorstash.testing.layouts import floats

@@ -11,13 +11,13 @@ import pytest
 from tensorstash.api import Stash
 from tensorstash.errors import BackendError, ConfigError, StoreError
 from tensorstash.policies import Compress, DiskSpill, Keep, Route, Rule, StoreIn
-from tensorstash.selectors import ModuleNames
+from tensorstash.policies.selectors import ModuleNames
 from tensorstash.stores.memory import Memory
+from tensorstash.testing.counting_store import Tap, Watched
 from tensorstash.testing.harness import AT_ONCE, Harness, scratch_directory
 from tensorstash.testing.lab import Model
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
 from tensorstash.testing.programs import attention, save_one
-from tensorstash.testing.watched import Tap, Watched
 
 
 class NothingLeftBehind(Harness):

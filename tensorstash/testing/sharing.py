@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from tensorstash.policies import CpuOffload, StoreIn
 from tensorstash.stores.memory import Memory
+from tensorstash.testing.counting_store import Tap, Watched
 from tensorstash.testing.harness import AT_ONCE, Harness, settled
 from tensorstash.testing.lab import Tensor
 from tensorstash.testing.layouts import assert_same_bits, floats
 from tensorstash.testing.programs import square
-from tensorstash.testing.watched import Tap, Watched
 
 
 class OneCopy(Harness):

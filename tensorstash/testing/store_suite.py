@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tensorstash import registry
-from tensorstash.buffers import Array
 from tensorstash.config import from_dict, to_dict
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.host.arrays import Array
 from tensorstash.policies import StoreIn
 from tensorstash.protocols import Store, StoreConfig
 from tensorstash.testing.layouts import assert_same_bits
@@ -280,8 +280,8 @@ class StoreSuite:
         )
 
     def test_it_works_in_a_session(self, tmp_path: os.PathLike[str]) -> None:
+        from tensorstash.testing.labs.reference import ReferenceLab
         from tensorstash.testing.programs import attention
-        from tensorstash.testing.reference_lab import ReferenceLab
 
         lab = ReferenceLab()
         expected = attention(lab, "cpu")

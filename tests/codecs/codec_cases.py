@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tensorstash.buffers import Array
 from tensorstash.codecs import (
     Affine,
     AsType,
@@ -18,6 +17,7 @@ from tensorstash.codecs import (
     TwoValued,
     Zstd,
 )
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 

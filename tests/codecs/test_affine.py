@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from codec_cases import float_bits, spec_of, special_floats, to_float64
 
-from tensorstash.buffers import Array
 from tensorstash.codecs import Affine
 from tensorstash.errors import ConfigError
+from tensorstash.host.arrays import Array
 from tensorstash.kernels.bits import coarsen
 from tensorstash.kernels.groups import Groups, extremes
 

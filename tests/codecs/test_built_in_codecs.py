@@ -7,8 +7,8 @@ import pytest
 from codec_cases import CODECS, FLOAT_FIELDS, contents, spec_of, to_float64
 
 import tensorstash.codecs as codecs_module
-from tensorstash.buffers import Array, as_bytes, borrowed
 from tensorstash.errors import CodecError, ConfigError
+from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import DTYPES, TensorSpec
 

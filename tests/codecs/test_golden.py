@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from codec_cases import float_bits, spec_of
 
-from tensorstash.buffers import Array
 from tensorstash.codecs import (
     Affine,
     AsType,
@@ -23,6 +22,7 @@ from tensorstash.codecs import (
     TwoValued,
     Zstd,
 )
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
 
 FILE = Path(__file__).with_name("golden.json")

@@ -9,9 +9,8 @@ import pytest
 import zstandard
 from codec_cases import CODECS, float_bits, spec_of
 
-import tensorstash.codecs.format as format_module
+import tensorstash.codecs.wire.format as format_module
 from tensorstash import kernels
-from tensorstash.buffers import Array, borrowed
 from tensorstash.codecs import (
     Affine,
     FloatSplit,
@@ -23,8 +22,9 @@ from tensorstash.codecs import (
     TwoValued,
     Zstd,
 )
-from tensorstash.codecs.entropy import contiguous_sample
+from tensorstash.codecs.wire.entropy import contiguous_sample
 from tensorstash.errors import CodecError
+from tensorstash.host.arrays import Array, borrowed
 from tensorstash.kernels.float_fields import field_widths
 from tensorstash.protocols import Codec
 from tensorstash.spec import opaque_bytes

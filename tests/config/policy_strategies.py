@@ -26,9 +26,9 @@ from tensorstash.policies import (
     Rule,
     StoreIn,
 )
-from tensorstash.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not, Parameters
+from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not, Parameters
 from tensorstash.spec import DTYPES, TensorSpec
-from tensorstash.stores.disk import Disk
+from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
 from tensorstash.stores.tiered import Tiered
 

@@ -15,7 +15,6 @@ from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.config import from_dict, to_dict
 from tensorstash.errors import ConfigError, PlanError
-from tensorstash.plan import HookPolicy, Plan
 from tensorstash.policies import (
     Cast,
     Chain,
@@ -32,9 +31,10 @@ from tensorstash.policies import (
     append,
 )
 from tensorstash.policies import policy as policy_module
-from tensorstash.selectors import Dtypes, MinBytes, Not
+from tensorstash.policies.plan import HookPolicy, Plan
+from tensorstash.policies.selectors import Dtypes, MinBytes, Not
 from tensorstash.spec import TensorSpec, opaque_bytes
-from tensorstash.stores.disk import Disk
+from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
 from tensorstash.stores.tiered import Tiered
 

@@ -29,8 +29,8 @@ from tensorstash.policies import (
     Rule,
     StoreIn,
 )
-from tensorstash.selectors import All, Dtypes, MinBytes, ModuleNames, Not
-from tensorstash.stores.disk import Disk
+from tensorstash.policies.selectors import All, Dtypes, MinBytes, ModuleNames, Not
+from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
 
 EVERYTHING = Route(

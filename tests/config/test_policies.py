@@ -10,7 +10,6 @@ from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.errors import ConfigError, PlanError
-from tensorstash.plan import HookPolicy, Plan
 from tensorstash.policies import (
     Cast,
     Compress,
@@ -24,9 +23,10 @@ from tensorstash.policies import (
     Rule,
     StoreIn,
 )
-from tensorstash.selectors import Dtypes, MinBytes, ModuleNames
+from tensorstash.policies.plan import HookPolicy, Plan
+from tensorstash.policies.selectors import Dtypes, MinBytes, ModuleNames
 from tensorstash.spec import DTYPES, TensorSpec
-from tensorstash.stores.disk import Disk
+from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
 
 

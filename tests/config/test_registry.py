@@ -12,11 +12,11 @@ import pytest
 
 import tensorstash.codecs
 import tensorstash.policies
-import tensorstash.selectors
+import tensorstash.policies.selectors
 import tensorstash.stores
 from tensorstash import registry
 from tensorstash.errors import ConfigError, MissingDependencyError
-from tensorstash.plan import HookPolicy
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec, Selector, StoreConfig
 from tensorstash.registry import did_you_mean, lookup, names, register
 
@@ -48,7 +48,7 @@ def test_every_built_in_name_leads_to_a_class_of_that_name(group):
         ("codecs", tensorstash.codecs, Codec),
         ("stores", tensorstash.stores, StoreConfig),
         ("policies", tensorstash.policies, HookPolicy),
-        ("selectors", tensorstash.selectors, Selector),
+        ("selectors", tensorstash.policies.selectors, Selector),
     ],
 )
 def test_every_component_of_the_package_has_a_name(group, package, protocol):

@@ -9,7 +9,7 @@ from policy_strategies import selectors, specs
 
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.errors import ConfigError
-from tensorstash.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not, Parameters
+from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not, Parameters
 from tensorstash.spec import TensorSpec
 
 

@@ -1,5 +1,5 @@
-from tensorstash.buffers import Array
-from tensorstash.stores.syscalls import Syscalls
+from tensorstash.host.arrays import Array
+from tensorstash.stores.disk.syscalls import Syscalls
 
 
 class AlteringCalls(Syscalls):

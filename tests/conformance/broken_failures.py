@@ -12,18 +12,18 @@ from planted import Answering, Fault, Planted, note
 
 from tensorstash import Compress, DiskSpill, HookPolicy, Keep, reference
 from tensorstash.api import Stash, Wrapped
-from tensorstash.backends.reference import ReferenceBackend
+from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.config import walk
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats, Tally
 from tensorstash.errors import StashError, StoreError, StoreFullError
 from tensorstash.policies import StoreIn
-from tensorstash.reference import modes, saved
-from tensorstash.reference.modes import HookPair, hook_stack
+from tensorstash.reference.autograd import modes, saved
+from tensorstash.reference.autograd.modes import HookPair, hook_stack
 from tensorstash.stores.memory import Memory, MemoryStore
 from tensorstash.testing import Gate, Gated
-from tensorstash.testing.reference_lab import ReferenceLab
+from tensorstash.testing.labs.reference import ReferenceLab
 
 FAULTS: list[Fault] = []
 caught_by = partial(note, FAULTS)

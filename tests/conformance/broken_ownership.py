@@ -7,8 +7,8 @@ from planted import Fault, Planted, PlantedTorch, note
 
 from tensorstash import CpuOffload
 from tensorstash.api import Stash
-from tensorstash.backends.reference import ReferenceBackend
-from tensorstash.backends.torch import TorchBackend
+from tensorstash.backends.reference.backend import ReferenceBackend
+from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.policies import StoreIn

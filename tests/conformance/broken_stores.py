@@ -12,7 +12,7 @@ from altering_calls import AlteringCalls
 from planted import Fault
 
 from tensorstash.errors import SlotGoneError
-from tensorstash.stores.disk import Disk, DiskStore
+from tensorstash.stores.disk.store import Disk, DiskStore
 from tensorstash.stores.memory import Memory, MemoryStore
 from tensorstash.testing import StoreSuite
 

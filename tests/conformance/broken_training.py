@@ -16,13 +16,13 @@ from planted import Answering, Fault, Planted, PlantedPaddle, PlantedTorch, note
 
 from tensorstash import reference
 from tensorstash.api import Stash
-from tensorstash.backends.paddle import PaddleBackend
-from tensorstash.backends.reference import ReferenceBackend
-from tensorstash.backends.torch import TorchBackend
-from tensorstash.buffers import adopted
+from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.backends.reference.backend import ReferenceBackend
+from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import SavedTensorModifiedError, StoreError, TensorStashError
+from tensorstash.host.arrays import adopted
 from tensorstash.policies import Encode
 from tensorstash.spec import contiguous_strides
 

@@ -14,16 +14,16 @@ import pytest
 
 from tensorstash import api
 from tensorstash.api import Stash, Wrapped
-from tensorstash.backends.paddle import PaddleBackend
-from tensorstash.backends.reference import ReferenceBackend
-from tensorstash.backends.torch import TorchBackend
+from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.backends.reference.backend import ReferenceBackend
+from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
 from tensorstash.testing import BackendSuite
-from tensorstash.testing.paddle_lab import PaddleLab
-from tensorstash.testing.reference_lab import ReferenceLab
-from tensorstash.testing.torch_lab import TorchLab
+from tensorstash.testing.labs.paddle import PaddleLab
+from tensorstash.testing.labs.reference import ReferenceLab
+from tensorstash.testing.labs.torch import TorchLab
 
 NOTICED = (AssertionError, pytest.fail.Exception)
 """How a check fails."""

@@ -47,7 +47,7 @@ def test_every_contract_line_has_a_planted_fault() -> None:
 
 GAPS = """
 from tensorstash.testing.harness import Harness
-from tensorstash.testing.reference_lab import ReferenceLab
+from tensorstash.testing.labs.reference import ReferenceLab
 
 
 class LabWithGaps(ReferenceLab):

@@ -1,5 +1,5 @@
 from tensorstash.testing import BackendSuite
-from tensorstash.testing.paddle_lab import PaddleLab
+from tensorstash.testing.labs.paddle import PaddleLab
 
 
 class TestPaddle(BackendSuite):

@@ -2,7 +2,7 @@ import pytest
 
 from tensorstash.engine.limits import Limits
 from tensorstash.testing import BackendSuite
-from tensorstash.testing.reference_lab import ReferenceLab
+from tensorstash.testing.labs.reference import ReferenceLab
 
 
 class TestReference(BackendSuite):

@@ -7,7 +7,7 @@ import pytest
 
 from tensorstash.reference import Tensor, streams
 from tensorstash.testing import BackendSuite
-from tensorstash.testing.reference_lab import ReferenceLab
+from tensorstash.testing.labs.reference import ReferenceLab
 
 
 class BehindTheProgram(ReferenceLab):

@@ -4,7 +4,7 @@ from altering_calls import AlteringCalls
 
 from tensorstash import registry
 from tensorstash.protocols import Store, StoreConfig
-from tensorstash.stores.disk import Disk, DiskStore
+from tensorstash.stores.disk.store import Disk, DiskStore
 from tensorstash.stores.memory import Memory
 from tensorstash.stores.tiered import Tiered
 from tensorstash.testing import FaultyStore, Gate, Gated, StoreSuite, Watched

@@ -1,5 +1,5 @@
 from tensorstash.testing import BackendSuite
-from tensorstash.testing.torch_lab import TorchLab
+from tensorstash.testing.labs.torch import TorchLab
 
 
 class TestTorch(BackendSuite):

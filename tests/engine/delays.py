@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import tensorstash as ts
-from tensorstash.buffers import Array
-from tensorstash.futures import Future
-from tensorstash.plan import HookPolicy
+from tensorstash.host.arrays import Array
+from tensorstash.host.futures import Future
+from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
+from tensorstash.policies.plan import HookPolicy
+from tensorstash.policies.selectors import MaxBytes
 from tensorstash.protocols import Slot, Store, StoreConfig, Tier
-from tensorstash.selectors import MaxBytes
 from tensorstash.stores import Disk, Memory, Tiered
-from tensorstash.workers import Workers
 
 NBYTES = [0, 1, 200, 1000, 20_000, 300_000, 2**28]
 

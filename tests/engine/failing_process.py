@@ -12,7 +12,7 @@ from unittest import mock
 
 from planted_faults import Plant, Site
 
-from tensorstash.workers import Workers
+from tensorstash.host.workers import Workers
 
 if sys.platform != "win32":
     import resource

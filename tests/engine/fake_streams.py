@@ -17,14 +17,14 @@ import numpy as np
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.backends.reference import ReferenceBackend
+from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine.budget import ByteBudget, Lease
-from tensorstash.engine.copies import Copies
-from tensorstash.engine.pinned import PinnedMemory
 from tensorstash.engine.session import Session
-from tensorstash.futures import Future
+from tensorstash.engine.transfers import Copies
+from tensorstash.host.futures import Future
+from tensorstash.host.pinned import PinnedMemory
 from tensorstash.reference import Tensor
-from tensorstash.reference.streams import Shuffled, Stream, asynchronous, default_stream, use_stream
+from tensorstash.reference.storage.streams import Shuffled, Stream, asynchronous, default_stream, use_stream
 
 SHAPE = (4, 8)
 

@@ -29,7 +29,7 @@ from planted_faults import (
 
 import tensorstash as ts
 from tensorstash.errors import CodecError, CorruptDataError, SlotGoneError, StashError, StoreError, StoreFullError
-from tensorstash.pages import BLOCK
+from tensorstash.host.pages import BLOCK
 from tensorstash.policies import Encode, StoreIn
 from tensorstash.protocols import StoreConfig
 from tensorstash.stores import Disk, Memory, Tiered

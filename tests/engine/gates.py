@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Slot, Tier
 from tensorstash.stores.memory import Memory, MemoryStore
 

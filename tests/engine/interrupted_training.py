@@ -17,7 +17,7 @@ import numpy as np
 from labs import lab_of
 
 import tensorstash as ts
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.lab import Lab

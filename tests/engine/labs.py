@@ -10,5 +10,5 @@ BACKENDS = ("reference", "torch", "paddle")
 
 @cache
 def lab_of(backend: str) -> Lab:
-    lab: type[Lab] = getattr(import_module(f"tensorstash.testing.{backend}_lab"), f"{backend.capitalize()}Lab")
+    lab: type[Lab] = getattr(import_module(f"tensorstash.testing.labs.{backend}"), f"{backend.capitalize()}Lab")
     return lab()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensorstash.engine.session import Session
-from tensorstash.workers import Workers
+from tensorstash.host.workers import Workers
 
 
 def teams(session: Session[Any]) -> tuple[Workers, Workers, Workers]:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from tensorstash.buffers import Array
 from tensorstash.engine.session import Session
 from tensorstash.errors import StoreFullError
-from tensorstash.pages import BLOCK, page_aligned
+from tensorstash.host.arrays import Array
+from tensorstash.host.pages import BLOCK, page_aligned
 from tensorstash.protocols import Slot, Store, StoreConfig, Tier
 from tensorstash.stores import Disk, Tiered
-from tensorstash.stores.disk import DiskStore
+from tensorstash.stores.disk.store import DiskStore
+from tensorstash.stores.disk.syscalls import Syscalls
 from tensorstash.stores.memory import MemoryStore
-from tensorstash.stores.syscalls import Syscalls
 from tensorstash.stores.tiered import TieredStore
 
 Behaviour = Callable[..., Any]

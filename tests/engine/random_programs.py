@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tensorstash as ts
 from tensorstash.policies import StoreIn
-from tensorstash.selectors import MaxBytes
+from tensorstash.policies.selectors import MaxBytes
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.layouts import floats

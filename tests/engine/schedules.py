@@ -13,14 +13,14 @@ from labs import BACKENDS
 from planted_faults import Faulty
 
 import tensorstash as ts
-from tensorstash.buffers import Array
 from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.errors import StoreFullError
-from tensorstash.pages import BLOCK
+from tensorstash.host.arrays import Array
+from tensorstash.host.pages import BLOCK
 from tensorstash.policies import StoreIn
 from tensorstash.protocols import Slot, StoreConfig
 from tensorstash.stores import Disk, Memory, Tiered
-from tensorstash.stores.disk import DiskStore
+from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.memory import MemoryStore
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.layouts import floats

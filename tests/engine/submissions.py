@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tensorstash.futures import Future
-from tensorstash.workers import Workers
+from tensorstash.host.futures import Future
+from tensorstash.host.workers import Workers
 
 
 class Submissions:

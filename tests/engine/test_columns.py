@@ -5,7 +5,7 @@ from itertools import product
 import hypothesis.strategies as st
 from hypothesis import given
 
-from tensorstash.engine.columns import Strip
+from tensorstash.engine.payloads.interleaved import Strip
 from tensorstash.spec import TensorSpec
 
 

@@ -12,7 +12,7 @@ from patience import set_patience, settle
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.engine.capture import Capture
+from tensorstash.engine.payloads.capture import Capture
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
@@ -279,7 +279,7 @@ def test_memory_that_is_not_there_for_a_copy_is_named(in_flight, monkeypatch):
         loss.backward()
         return x.grad.numpy()
 
-    monkeypatch.setattr("tensorstash.engine.pipeline.copied", refuse)
+    monkeypatch.setattr("tensorstash.engine.payloads.pipeline.copied", refuse)
     with pytest.raises(StoreError, match=r"stage 1 of 1 \(Memory\(.*tensor float32\(3,\).*MemoryError: 12 bytes"):
         step()
     monkeypatch.undo()

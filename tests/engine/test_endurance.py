@@ -17,7 +17,7 @@ from planted_faults import Faulty
 from schedules import WIDTH, TellingBudget, gradient, run, schedule
 
 import tensorstash as ts
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Disk, Memory
 from tensorstash.testing.layouts import floats

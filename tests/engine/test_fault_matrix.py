@@ -23,8 +23,8 @@ from patience import set_patience, settle
 from planted_faults import Faulty, Site
 
 import tensorstash as ts
-from tensorstash.buffers import Array
 from tensorstash.errors import StashError, StoreError
+from tensorstash.host.arrays import Array
 from tensorstash.testing.harness import scratch_directory
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.layouts import floats

@@ -14,8 +14,8 @@ from gates import Gated
 from labs import BACKENDS, lab_of
 
 import tensorstash as ts
-from tensorstash import forks
 from tensorstash.errors import StoreError
+from tensorstash.host import forks
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.layouts import floats

@@ -18,12 +18,12 @@ from gates import Gated
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.backends.reference import ReferenceBackend
-from tensorstash.engine.copies import Copies, Copy
+from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine.session import Session
+from tensorstash.engine.transfers import Copies, Copy
 from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies import StoreIn
-from tensorstash.reference.streams import Stream, default_stream, use_stream
+from tensorstash.reference.storage.streams import Stream, default_stream, use_stream
 
 INTERLEAVINGS = int(os.environ.get("TENSORSTASH_INTERLEAVINGS", "240"))
 CHUNKS = 8

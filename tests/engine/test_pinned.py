@@ -5,8 +5,8 @@ import gc
 import numpy as np
 import pytest
 
-from tensorstash.buffers import Array, borrowed
-from tensorstash.engine.pinned import PinnedMemory
+from tensorstash.host.arrays import Array, borrowed
+from tensorstash.host.pinned import PinnedMemory
 from tensorstash.protocols import Undo
 
 MIB = 2**20

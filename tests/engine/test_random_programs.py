@@ -31,9 +31,9 @@ FAULTS = ["full", "put_error", "get_error", "gone", "corrupt", "short_read"]
 
 
 def labs() -> list[Lab]:
-    from tensorstash.testing.paddle_lab import PaddleLab
-    from tensorstash.testing.reference_lab import ReferenceLab
-    from tensorstash.testing.torch_lab import TorchLab
+    from tensorstash.testing.labs.paddle import PaddleLab
+    from tensorstash.testing.labs.reference import ReferenceLab
+    from tensorstash.testing.labs.torch import TorchLab
 
     return [ReferenceLab(), TorchLab(), PaddleLab()]
 

@@ -9,11 +9,11 @@ from gates import Gated
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import session
-from tensorstash.engine.ahead import ReadAhead
 from tensorstash.engine.budget import ByteBudget
-from tensorstash.engine.tape import Tape
+from tensorstash.engine.payloads.dedup import Tape
+from tensorstash.engine.prefetch import ReadAhead
+from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
-from tensorstash.workers import Workers
 
 DEPTH = 12
 

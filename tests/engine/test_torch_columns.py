@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (the name every PyTorch program has for it)
 
 import tensorstash as ts
-from tensorstash.engine import columns
+from tensorstash.engine.payloads import interleaved as columns
 from tensorstash.spec import ALIGNMENT
 
 SPILL, LOSSY = ts.DiskSpill(), ts.Quantize(8)

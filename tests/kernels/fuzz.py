@@ -2,7 +2,7 @@
 
     python tests/kernels/fuzz.py MODULE [--rounds 200] [--seed 0]
 
-MODULE is a compiled ``tensorstash._native``, usually one built with sanitizers. Every array ends where its memory
+MODULE is a compiled ``tensorstash.host._native``, usually one built with sanitizers. Every array ends where its memory
 ends, so that a sanitizer sees what lies beyond. Ends with an exception where a result is not NumPy's, and prints how
 often each function was called.
 """
@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-NAME = "tensorstash._native"
+NAME = "tensorstash.host._native"
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
@@ -42,9 +42,9 @@ native = loaded(options.module)
 import numpy as np  # noqa: E402
 
 from tensorstash import kernels  # noqa: E402
-from tensorstash.buffers import Array  # noqa: E402
 from tensorstash.codecs import Affine, AsType, FloatSplit, FrameOfReference, PackBits, Sparse, TwoValued  # noqa: E402
 from tensorstash.errors import CodecError  # noqa: E402
+from tensorstash.host.arrays import Array  # noqa: E402
 from tensorstash.kernels.float_fields import field_start, field_widths  # noqa: E402
 from tensorstash.kernels.floats import FORMATS  # noqa: E402
 from tensorstash.kernels.groups import Groups  # noqa: E402

@@ -9,10 +9,11 @@ from codec_cases import KINDS, LARGE, contents, from_bits, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstash import kernels, native
-from tensorstash.buffers import Array, as_bytes, borrowed
+from tensorstash import kernels
 from tensorstash.codecs import FloatSplit, FrameOfReference, Lossless, PackBits, Sparse, TwoValued
 from tensorstash.errors import CodecError
+from tensorstash.host import native
+from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES

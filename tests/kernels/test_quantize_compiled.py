@@ -6,11 +6,12 @@ from codec_cases import spec_of, special_floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstash import kernels, native
-from tensorstash.buffers import Array, borrowed
+from tensorstash import kernels
 from tensorstash.codecs import Affine
-from tensorstash.codecs.format import HEADER_NBYTES
+from tensorstash.codecs.wire.format import HEADER_NBYTES
 from tensorstash.errors import CodecError
+from tensorstash.host import native
+from tensorstash.host.arrays import Array, borrowed
 
 DTYPES = ("float32", "bfloat16", "float16")
 

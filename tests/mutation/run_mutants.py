@@ -48,7 +48,7 @@ class Mutant:
     """One fault.
 
     Args:
-        file: end of the path of the file, such as ``"stores/slab.py"``; empty where the text alone says which.
+        file: end of the path of the file, such as ``"stores/disk/slab.py"``; empty where the text alone says which.
         kind: what sort of mistake it is, one of :data:`KINDS`.
         old: text that is in the file exactly once.
         new: what takes its place.

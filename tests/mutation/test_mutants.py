@@ -45,7 +45,7 @@ def run_rows(folder: Path, *rows: tuple[object, ...]) -> subprocess.CompletedPro
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_run_says_what_became_of_each_mutant(tmp_path: Path) -> None:
-    begin = "stores/freespace.py", "constant", "return self._by_size[-1][0] if"
+    begin = "stores/disk/free_space.py", "constant", "return self._by_size[-1][0] if"
     end = ("tests/stores/test_freespace.py",)
     rows = [(*begin, new, end, why) for new in (FAULT, NO_FAULT) for why in ("", "argued for")]
     ran = run_rows(tmp_path, *rows)
@@ -56,6 +56,6 @@ def test_a_run_says_what_became_of_each_mutant(tmp_path: Path) -> None:
 
 
 def test_a_mutant_whose_text_is_gone_is_an_error(tmp_path: Path) -> None:
-    ran = run_rows(tmp_path, ("stores/freespace.py", "constant", "no such text", "", ("tests/stores",)))
+    ran = run_rows(tmp_path, ("stores/disk/free_space.py", "constant", "no such text", "", ("tests/stores",)))
     assert ran.returncode == 1
     assert "to be written anew" in ran.stderr

@@ -14,7 +14,7 @@ import pytest
 from paddle.base import core
 from paddle_cases import CopyingPair
 
-from tensorstash.backends.paddle import _STACK, PaddleBackend
+from tensorstash.backends.paddle.backend import _STACK, PaddleBackend
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from tensorstash.backends.paddle import PaddleBackend
-from tensorstash.buffers import borrowed
+from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.host.arrays import borrowed
 
 
 class Packed:

@@ -13,7 +13,7 @@ from paddle import nn
 from paddle_cases import CopyingPair, bits
 
 import tensorstash as ts
-from tensorstash.backends.paddle import PaddleBackend
+from tensorstash.backends.paddle.backend import PaddleBackend
 
 
 def main() -> None:

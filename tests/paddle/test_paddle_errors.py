@@ -217,7 +217,7 @@ def test_a_tensor_that_needs_grad_and_a_slice_of_a_larger_one_are_fine(backend):
 
 
 def test_a_released_tensor_of_another_thread_says_so(backend):
-    from tensorstash.backends.paddle_packed import Unhooked
+    from tensorstash.backends.paddle.packed import Unhooked
 
     saved = Unhooked(leaf([1.0]), None)
     saved.restore()

@@ -232,7 +232,7 @@ def test_hooks_stay_registered_until_no_thread_that_uses_scopes_is_left(backend)
 def test_a_process_may_end_inside_a_scope_and_with_a_graph_alive():
     program = """
 import paddle, threading
-from tensorstash.backends.paddle import PaddleBackend
+from tensorstash.backends.paddle.backend import PaddleBackend
 scope = PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor)
 threading.Thread(target=scope.__enter__).start()
 inner = PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor)

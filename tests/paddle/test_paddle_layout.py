@@ -9,9 +9,9 @@ from paddle.autograd import saved_tensors_hooks
 from paddle_cases import bits, gradients, noise
 
 import tensorstash as ts
-from tensorstash.backends.paddle import PaddleBackend
-from tensorstash.backends.paddle_layout import _DTYPES, Layout, dense_run, fitted, laid_out
-from tensorstash.buffers import borrowed
+from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.backends.paddle.layout import _DTYPES, Layout, dense_run, fitted, laid_out
+from tensorstash.host.arrays import borrowed
 from tensorstash.spec import DTYPES, memory_order
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.harness import settled

@@ -7,7 +7,7 @@ from paddle.autograd import PyLayer
 from paddle_cases import bits, gradients, leaf, noise, run_alone
 
 import tensorstash as ts
-from tensorstash.backends.paddle import _STACK
+from tensorstash.backends.paddle.backend import _STACK
 from tensorstash.errors import SavedTensorModifiedError
 
 
@@ -233,7 +233,7 @@ def test_second_derivatives_with_a_users_pair_that_forgets_the_history(backend):
 OUTPUT_IS_GONE = """
 import paddle
 from paddle.autograd import PyLayer
-from tensorstash.backends.paddle import PaddleBackend
+from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.errors import BackendError
 
 class Tanh(PyLayer):

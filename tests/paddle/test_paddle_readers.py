@@ -15,11 +15,11 @@ from paddle_operators.lossy import Errors, cases_of_readers
 from paddle_operators.table import ROWS
 
 import tensorstash as ts
-from tensorstash.backends import paddle_readers
-from tensorstash.backends.paddle_reader_needs import INPUT_NEEDS, NEEDS
-from tensorstash.backends.paddle_readers import PYLAYER, Readers, reader
-from tensorstash.plan import READ_EXACTLY
+from tensorstash.backends.paddle.operators import readers as paddle_readers
+from tensorstash.backends.paddle.operators.reader_needs import INPUT_NEEDS, NEEDS
+from tensorstash.backends.paddle.operators.readers import PYLAYER, Readers, reader
 from tensorstash.policies import Quantize
+from tensorstash.policies.plan import READ_EXACTLY
 
 WHOLE = os.environ.get("TENSORSTASH_OPERATORS") == "all"
 

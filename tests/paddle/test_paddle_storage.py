@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 import tensorstash as ts
-from tensorstash.backends.paddle_storage import _REMEMBERED
+from tensorstash.backends.paddle.storage import _REMEMBERED
 
 
 @pytest.fixture

@@ -9,17 +9,17 @@ import pytest
 
 import tensorstash.reference as ref
 from tensorstash.abilities import SupportsStreams
-from tensorstash.backends.paddle import PaddleBackend
-from tensorstash.backends.paddle_streams import GpuStream, GpuStreams, gpu_streams, lend_streams
-from tensorstash.buffers import aligned_empty
+from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.backends.paddle.streams import GpuStream, GpuStreams, gpu_streams, lend_streams
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
+from tensorstash.host.arrays import aligned_empty
 from tensorstash.policies import Compress, StoreIn
-from tensorstash.reference.streams import Shuffled, asynchronous
+from tensorstash.reference.storage.streams import Shuffled, asynchronous
 from tensorstash.stores.memory import Memory
+from tensorstash.testing.labs.paddle import PaddleLab
 from tensorstash.testing.layouts import LAYOUTS, assert_same_bits, floats
-from tensorstash.testing.paddle_lab import PaddleLab
 
 LAB = PaddleLab()
 

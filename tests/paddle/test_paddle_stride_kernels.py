@@ -6,8 +6,8 @@ from paddle_cases import bits, leaf, noise
 
 import tensorstash as ts
 from tensorstash.testing.harness import settled
+from tensorstash.testing.labs.paddle import PaddleLab
 from tensorstash.testing.layouts import assert_same_arrays
-from tensorstash.testing.paddle_lab import PaddleLab
 from tensorstash.testing.programs import attention, lossless_policies, training
 
 LAB = PaddleLab()

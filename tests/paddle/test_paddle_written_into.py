@@ -10,8 +10,8 @@ from paddle.autograd import saved_tensors_hooks
 from paddle_cases import bits
 
 import tensorstash as ts
-from tensorstash.backends.paddle_writers import WRITERS
-from tensorstash.backends.paddle_writing_nodes import WRITING_NODES
+from tensorstash.backends.paddle.operators.writers import WRITERS
+from tensorstash.backends.paddle.operators.writing_nodes import WRITING_NODES
 from tensorstash.stores.memory import Memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::paddle.utils.deprecated.VisibleDeprecationWarning")

@@ -12,7 +12,6 @@ from tensorstash.reference import (
     Storage,
     from_buffer,
     from_numpy,
-    memory,
     nn,
     no_grad,
     ops,
@@ -20,6 +19,7 @@ from tensorstash.reference import (
     zeros,
 )
 from tensorstash.reference.random import Generator
+from tensorstash.reference.storage.memory import memory
 
 
 def test_bytes_are_counted_exactly_and_return_with_the_last_view(sim: MemorySpace) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorstash.reference import DTYPES, Tensor, as_dtype, from_buffer, no_grad, ops, tensor, zeros
-from tensorstash.reference.dtypes import promote
+from tensorstash.reference.storage.dtypes import promote
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorstash.reference import GradientError, PyLayer, Tensor, check_grads, tensor
-from tensorstash.reference.primitive import Signature
+from tensorstash.reference.autograd.primitive import Signature
 
 
 def double_leaf() -> Tensor:

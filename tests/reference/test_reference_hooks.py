@@ -16,13 +16,13 @@ from tensorstash.reference import (
     Tensor,
     disable_saved_tensors_hooks,
     is_grad_enabled,
-    memory,
     no_grad,
     ops,
     save_on_cpu,
     saved_tensors_hooks,
     tensor,
 )
+from tensorstash.reference.storage.memory import memory
 
 
 def ones(requires_grad: bool = True) -> Tensor:

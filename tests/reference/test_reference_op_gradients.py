@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tensorstash.reference import OPERATIONS, Generator, Node, Tensor, check_grads, enable_grad, grad, ops, tensor
+from tensorstash.reference.autograd.primitive import Primitive, ViewPrimitive
 from tensorstash.reference.ops import neural
-from tensorstash.reference.primitive import Primitive, ViewPrimitive
 
 
 def real(*shape: int, low: float = -1.0, high: float = 1.0, seed: int = 0) -> Tensor:

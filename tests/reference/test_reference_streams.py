@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import tensorstash.reference as ref
-from tensorstash.reference import streams
-from tensorstash.reference.streams import Prefers, Shuffled, Stream, asynchronous, current_stream, use_stream
+from tensorstash.reference.storage import streams
+from tensorstash.reference.storage.streams import Prefers, Shuffled, Stream, asynchronous, current_stream, use_stream
+from tensorstash.testing.labs.reference import ReferenceLab
 from tensorstash.testing.programs import attention
-from tensorstash.testing.reference_lab import ReferenceLab
 
 LAB = ReferenceLab()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from store_kinds import STORES, Budget
 
-from tensorstash.buffers import Array
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Store
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tensorstash.protocols import Store
 from tensorstash.stores import Disk, Memory, Tiered
-from tensorstash.stores.disk import DiskStore
-from tensorstash.stores.syscalls import Syscalls
+from tensorstash.stores.disk.store import DiskStore
+from tensorstash.stores.disk.syscalls import Syscalls
 
 Budget = int | None
 OpenStore = Callable[[Path, Budget], Store]

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tensorstash.buffers import borrowed
-from tensorstash.stores.checksum import CHECKSUM_BLOCK, block_checksums, checksum
+from tensorstash.host.arrays import borrowed
+from tensorstash.host.checksum import CHECKSUM_BLOCK, block_checksums, checksum
 
 SIZES = [1, 7, 4096, 32 * 1024 - 1, 32 * 1024, 65_536, 100_003, CHECKSUM_BLOCK, CHECKSUM_BLOCK + 1, 4 * CHECKSUM_BLOCK]
 

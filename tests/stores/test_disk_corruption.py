@@ -8,7 +8,7 @@ import pytest
 
 from tensorstash.errors import CorruptDataError
 from tensorstash.stores import Disk
-from tensorstash.stores.slab import PIECE
+from tensorstash.stores.disk.slab import PIECE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reaches the unlinked file through /proc/self/fd")
 

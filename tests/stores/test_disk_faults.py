@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from tensorstash.errors import StoreError, StoreFullError
-from tensorstash.pages import round_up
+from tensorstash.host.pages import round_up
 from tensorstash.stores import Disk
-from tensorstash.stores.disk import DiskStore
-from tensorstash.stores.slab import PIECE
-from tensorstash.stores.syscalls import Syscalls
+from tensorstash.stores.disk.slab import PIECE
+from tensorstash.stores.disk.store import DiskStore
+from tensorstash.stores.disk.syscalls import Syscalls
 
 
 @dataclass(frozen=True)
@@ -306,8 +306,8 @@ import resource, sys
 import numpy as np
 from tensorstash.errors import StoreFullError
 from tensorstash.stores import Disk
-from tensorstash.stores.disk import DiskStore
-from tensorstash.stores.syscalls import Syscalls
+from tensorstash.stores.disk.store import DiskStore
+from tensorstash.stores.disk.syscalls import Syscalls
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY))
 for preallocate in (True, False):
     store, slots = DiskStore(Disk(directory=sys.argv[1]), Syscalls(preallocate=preallocate)), []

@@ -6,12 +6,12 @@ import random
 import numpy as np
 import pytest
 
-from tensorstash.buffers import aligned_empty
 from tensorstash.errors import StoreFullError
+from tensorstash.host.arrays import aligned_empty
 from tensorstash.stores import Disk
-from tensorstash.stores.disk import DiskStore
-from tensorstash.stores.slab import PIECE, Slab
-from tensorstash.stores.syscalls import Syscalls
+from tensorstash.stores.disk.slab import PIECE, Slab
+from tensorstash.stores.disk.store import DiskStore
+from tensorstash.stores.disk.syscalls import Syscalls
 
 MIB = 2**20
 

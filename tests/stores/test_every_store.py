@@ -9,9 +9,9 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from tensorstash.buffers import borrowed
 from tensorstash.errors import SlotGoneError, StoreError, StoreFullError
-from tensorstash.stores.slab import PIECE
+from tensorstash.host.arrays import borrowed
+from tensorstash.stores.disk.slab import PIECE
 
 SIZES = [0, 1, 63, 4095, 4096, 4097, 100_000, 2**20 + 8, PIECE, PIECE + 1, 2 * PIECE + 12_345]
 

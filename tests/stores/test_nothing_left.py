@@ -16,9 +16,9 @@ import pytest
 
 from tensorstash.errors import StoreError
 from tensorstash.stores import Disk
-from tensorstash.stores.disk import DiskStore
-from tensorstash.stores.private_file import open_private_file, remove_stale
-from tensorstash.stores.syscalls import Syscalls
+from tensorstash.stores.disk.scratch_file import open_private_file, remove_stale
+from tensorstash.stores.disk.store import DiskStore
+from tensorstash.stores.disk.syscalls import Syscalls
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals, modes and locks of POSIX")
 
@@ -32,8 +32,8 @@ OPEN = """
 import os, sys
 import numpy as np
 from tensorstash.stores import Disk
-from tensorstash.stores.disk import DiskStore
-from tensorstash.stores.syscalls import Syscalls
+from tensorstash.stores.disk.store import DiskStore
+from tensorstash.stores.disk.syscalls import Syscalls
 LEVELS = {
     "unnamed": Syscalls(),
     "unlinked": Syscalls(unnamed=False),
@@ -177,7 +177,7 @@ def test_a_process_that_is_killed_while_it_opens_leaves_nothing_for_long(tmp_pat
     """Kill at each event that the interpreter audits between the start and the end of opening and closing."""
     script = """
 import signal
-from tensorstash.stores.private_file import remove_stale
+from tensorstash.stores.disk.scratch_file import remove_stale
 def on_event(event, arguments):
     global left
     if left and event.split(".")[0] in {"open", "os", "fcntl", "tempfile"}:

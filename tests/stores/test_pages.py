@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from interrupts import interrupt
 
-from tensorstash import pages as pages_module
-from tensorstash.allocator import keep_idle
-from tensorstash.buffers import aligned_empty
 from tensorstash.errors import ConfigError
-from tensorstash.pages import BLOCK, HUGE_PAGE, mapped_pages, move_pages, page_aligned
-from tensorstash.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
+from tensorstash.host import pages as pages_module
+from tensorstash.host.allocator import keep_idle
+from tensorstash.host.arrays import aligned_empty
+from tensorstash.host.pages import BLOCK, HUGE_PAGE, mapped_pages, move_pages, page_aligned
+from tensorstash.host.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
 
 MIB = 2**20
 
@@ -81,7 +81,7 @@ def test_where_no_more_can_be_mapped_the_allocator_is_asked(monkeypatch):
     def refuse(nbytes):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("tensorstash.pool.mapped_pages", refuse)
+    monkeypatch.setattr("tensorstash.host.pool.mapped_pages", refuse)
     taken = PagePool(8 * MIB).take(MIB)
     assert (taken.size, taken.ctypes.data % 4096) == (MIB, 0)
 
@@ -228,7 +228,7 @@ def test_pages_that_a_refused_move_may_have_unmapped_are_not_handed_out(monkeypa
         targets.append(target.ctypes.data)
         return False
 
-    monkeypatch.setattr("tensorstash.pool.move_pages", refuse)
+    monkeypatch.setattr("tensorstash.host.pool.move_pages", refuse)
     pool = PagePool(64 * MIB)
     held = pool.take(6 * MIB)
     del held
@@ -239,9 +239,9 @@ def test_pages_that_a_refused_move_may_have_unmapped_are_not_handed_out(monkeypa
 
 REFUSED = """
 import ctypes, gc, mmap, os
-from tensorstash import pages
-from tensorstash.pages import HUGE_PAGE
-from tensorstash.pool import PagePool
+from tensorstash.host import pages
+from tensorstash.host.pages import HUGE_PAGE
+from tensorstash.host.pool import PagePool
 
 MIB, FIXED_NOREPLACE = 2**20, 0x100000
 libc = ctypes.CDLL(None, use_errno=True)

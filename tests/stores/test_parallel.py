@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import pytest
 
-from tensorstash.stores.parallel import for_each
-from tensorstash.workers import Workers
+from tensorstash.host.workers import Workers
+from tensorstash.stores.disk.parallel import for_each
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test as run
 from store_kinds import STORES
 
 from tensorstash.errors import SlotGoneError, StoreFullError
-from tensorstash.pages import BLOCK
+from tensorstash.host.pages import BLOCK
 
 BUDGET = 24 * BLOCK
 SIZES = st.one_of(
@@ -119,6 +119,6 @@ class StoreMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("piece", [2 * BLOCK, 4 * 2**20])
 def test_a_store_is_a_dictionary_with_a_budget(kind, piece, monkeypatch):
-    monkeypatch.setattr("tensorstash.stores.disk.PIECE", piece)
+    monkeypatch.setattr("tensorstash.stores.disk.store.PIECE", piece)
     machine = type(f"{kind}_machine", (StoreMachine,), {"kind": kind})
     run(machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensorstash.backends.torch import TorchBackend
-from tensorstash.buffers import borrowed
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.host.arrays import borrowed
 
 
 class CopyingPair:

@@ -19,8 +19,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import tensorstash as ts
-from tensorstash.backends.torch import TorchBackend
-from tensorstash.buffers import borrowed
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.host.arrays import borrowed
 
 WIDTH = 16
 

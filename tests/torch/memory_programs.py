@@ -15,10 +15,10 @@ from submissions import Submissions
 from torch import Tensor
 
 import tensorstash as ts
-from tensorstash.buffers import Array
 from tensorstash.errors import SavedTensorModifiedError, StashError
-from tensorstash.plan import HookPolicy
+from tensorstash.host.arrays import Array
 from tensorstash.policies import StoreIn
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Slot
 from tensorstash.stores import Memory
 

@@ -2,7 +2,7 @@
 lossy codec brings it back, and the reader's gradients are compared with those from the tensor itself.
 
 ``python tests/torch/reader_search.py`` runs all of it, prints the table, and says where the list in
-``tensorstash/backends/torch_readers.py`` differs from it.
+``tensorstash/backends/torch/readers.py`` differs from it.
 """
 
 import sys
@@ -21,11 +21,11 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_leaves, tree_map
 
 import tensorstash as ts
-from tensorstash.backends.torch import TorchBackend
-from tensorstash.backends.torch_graph import Readers
-from tensorstash.backends.torch_readers import BOUND, Demand, demand
-from tensorstash.buffers import borrowed
-from tensorstash.plan import HookPolicy
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.backends.torch.graph import Readers
+from tensorstash.backends.torch.readers import BOUND, Demand, demand
+from tensorstash.host.arrays import borrowed
+from tensorstash.policies.plan import HookPolicy
 
 LOSSY = {"quantize": ts.Quantize(8), "cast": ts.Cast("bfloat16")}
 
@@ -285,7 +285,7 @@ class Observation:
     """The error of one reader's gradients.
 
     Args:
-        reader: as in :mod:`tensorstash.backends.torch_readers`.
+        reader: as in :mod:`tensorstash.backends.torch.readers`.
         codec: the key in ``LOSSY``.
         values: the key in ``VALUES``.
         program: where it was seen, if that was chosen to be hard.

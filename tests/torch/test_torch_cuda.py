@@ -15,7 +15,7 @@ import tensorstash as ts
 from tensorstash.engine.limits import Limits
 from tensorstash.errors import BackendError, SavedTensorModifiedError
 from tensorstash.testing import BackendSuite
-from tensorstash.testing.torch_lab import TorchLab
+from tensorstash.testing.labs.torch import TorchLab
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,24 +17,22 @@ import torch
 from torch import Tensor
 
 from tensorstash.abilities import Kernel
-from tensorstash.backends import (
-    torch_operators,
-    torch_triton,
-    torch_triton_affine,
-    torch_triton_convert,
-    torch_triton_flags,
-    torch_triton_language,
-)
-from tensorstash.backends.torch import TorchBackend
-from tensorstash.backends.torch_device_kernels import device_kernel
-from tensorstash.backends.torch_kernels import kernel
-from tensorstash.backends.torch_layout import DTYPE_NAMES
-from tensorstash.buffers import Array
+from tensorstash.backends.torch import operators as torch_operators
+from tensorstash.backends.torch import triton as torch_triton
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.backends.torch.device_kernels import device_kernel
+from tensorstash.backends.torch.kernels import kernel
+from tensorstash.backends.torch.layout import DTYPE_NAMES
+from tensorstash.backends.torch.triton import affine as torch_triton_affine
+from tensorstash.backends.torch.triton import convert as torch_triton_convert
+from tensorstash.backends.torch.triton import flags as torch_triton_flags
+from tensorstash.backends.torch.triton import language as torch_triton_language
 from tensorstash.codecs import Affine, AsType, Lossless, PackBits, TwoValued
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
-from tensorstash.plan import HookPolicy
+from tensorstash.host.arrays import Array
 from tensorstash.policies import Cast, Compress, PackMasks, Quantize
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec, contiguous_strides
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tensorstash.backends.forward import replace_forward
-from tensorstash.backends.torch import TorchBackend
+from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.errors import BackendError, ConfigError
 
 

@@ -11,8 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from tensorstash.backends import torch_graph
-from tensorstash.backends.torch_graph import Readers
+from tensorstash.backends.torch import graph as torch_graph
+from tensorstash.backends.torch.graph import Readers
 
 
 class Saved:

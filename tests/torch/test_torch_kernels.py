@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tensorstash.backends.torch import TorchBackend
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.testing.labs.torch import TorchLab
 from tensorstash.testing.layouts import LAYOUTS, assert_same_bits
-from tensorstash.testing.torch_lab import TorchLab
 
 BACKEND, LAB = TorchBackend(), TorchLab()
 

@@ -9,8 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensorstash.backends.torch_layout import DTYPE_NAMES
-from tensorstash.buffers import borrowed
+from tensorstash.backends.torch.layout import DTYPE_NAMES
+from tensorstash.host.arrays import borrowed
 from tensorstash.spec import DTYPES
 
 LAYOUTS = {

@@ -7,7 +7,7 @@ import torch
 from reader_search import disagreements, search, table
 
 import tensorstash as ts
-from tensorstash.backends.torch_readers import BOUND, EXACT, RELATIVE, demand
+from tensorstash.backends.torch.readers import BOUND, EXACT, RELATIVE, demand
 
 LOSSY = {
     "quantize": ts.Quantize(8),

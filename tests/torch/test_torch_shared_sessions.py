@@ -12,7 +12,7 @@ from memory_programs import LIMITS, POLICIES
 from torch import nn
 
 import tensorstash as ts
-from tensorstash.backends.torch import TorchBackend
+from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 

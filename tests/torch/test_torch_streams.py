@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from tensorstash.backends.torch import TorchBackend
-from tensorstash.backends.torch_streams import CudaStreams
-from tensorstash.buffers import aligned_empty, borrowed
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.backends.torch.streams import CudaStreams
 from tensorstash.errors import BackendError
+from tensorstash.host.arrays import aligned_empty, borrowed
 from tensorstash.spec import TensorSpec, contiguous_strides
 
 

@@ -6,9 +6,9 @@ import math
 
 from tensorstash.reference import ops
 from tensorstash.reference.creation import ones, zeros
-from tensorstash.reference.dtypes import DTypeLike, float32
 from tensorstash.reference.nn.module import Module
 from tensorstash.reference.random import Generator
+from tensorstash.reference.storage.dtypes import DTypeLike, float32
 from tensorstash.reference.tensor import Parameter, Tensor
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tensorstash.reference.modes import no_grad
+from tensorstash.reference.autograd.modes import no_grad
 from tensorstash.reference.tensor import Parameter, Tensor
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from tensorstash.reference import ops
 from tensorstash.reference.creation import arange
-from tensorstash.reference.dtypes import DTypeLike, float32
 from tensorstash.reference.nn.layers import GELU, Dropout, Embedding, LayerNorm, Linear, Sequential
 from tensorstash.reference.nn.module import Module
 from tensorstash.reference.random import Generator
+from tensorstash.reference.storage.dtypes import DTypeLike, float32
 from tensorstash.reference.tensor import Tensor
 
 

@@ -1,6 +1,7 @@
 """Every operation; importing this fills the dispatch table."""
 
-from tensorstash.reference import engine, inplace  # noqa: F401  (they register what tensor methods call)
+from tensorstash.reference import inplace  # noqa: F401  (it registers what tensor methods call)
+from tensorstash.reference.autograd import engine  # noqa: F401  (the same)
 from tensorstash.reference.ops.elementwise import (
     absolute,
     add,

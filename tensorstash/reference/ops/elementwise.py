@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
+from tensorstash.reference.autograd.graph import Meta
+from tensorstash.reference.autograd.primitive import Operand, primitive
 from tensorstash.reference.creation import full
 from tensorstash.reference.dispatch import composite, register
-from tensorstash.reference.dtypes import Array, DTypeLike, as_dtype
-from tensorstash.reference.graph import Meta
-from tensorstash.reference.memory import dense_copy
-from tensorstash.reference.primitive import Operand, primitive
+from tensorstash.reference.storage.dtypes import Array, DTypeLike, as_dtype
+from tensorstash.reference.storage.memory import dense_copy
 from tensorstash.reference.tensor import Tensor
 
 _GELU_SCALE = math.sqrt(2 / math.pi)

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tensorstash.reference.autograd.graph import Meta
+from tensorstash.reference.autograd.primitive import primitive, view_primitive
 from tensorstash.reference.creation import tensor
 from tensorstash.reference.dispatch import composite
-from tensorstash.reference.dtypes import Array
-from tensorstash.reference.graph import Meta
-from tensorstash.reference.layout import BasicKey, Layout, Shape
-from tensorstash.reference.primitive import primitive, view_primitive
+from tensorstash.reference.storage.dtypes import Array
+from tensorstash.reference.storage.layout import BasicKey, Layout, Shape
 from tensorstash.reference.tensor import Tensor
 
 KeyTemplate: TypeAlias = "tuple[int | slice | EllipsisType | _Slot | None, ...]"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tensorstash.reference.autograd.primitive import primitive
 from tensorstash.reference.dispatch import composite
-from tensorstash.reference.dtypes import Array
-from tensorstash.reference.primitive import primitive
+from tensorstash.reference.storage.dtypes import Array
 from tensorstash.reference.tensor import Tensor
 
 

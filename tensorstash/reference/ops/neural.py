@@ -6,15 +6,15 @@ import math
 
 import numpy as np
 
+from tensorstash.reference.autograd.graph import Meta
+from tensorstash.reference.autograd.modes import no_grad
+from tensorstash.reference.autograd.primitive import primitive
 from tensorstash.reference.creation import arange, tensor
-from tensorstash.reference.dtypes import Array
-from tensorstash.reference.graph import Meta
-from tensorstash.reference.layout import Shape
-from tensorstash.reference.modes import no_grad
 from tensorstash.reference.ops.elementwise import sqrt, where
 from tensorstash.reference.ops.reduction import reduce_mean, reduce_sum, variance
-from tensorstash.reference.primitive import primitive
 from tensorstash.reference.random import Generator
+from tensorstash.reference.storage.dtypes import Array
+from tensorstash.reference.storage.layout import Shape
 from tensorstash.reference.tensor import Tensor
 
 

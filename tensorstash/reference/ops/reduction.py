@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tensorstash.reference.autograd.graph import Meta
+from tensorstash.reference.autograd.primitive import primitive
 from tensorstash.reference.dispatch import register
-from tensorstash.reference.dtypes import Array
-from tensorstash.reference.graph import Meta
-from tensorstash.reference.layout import Shape, resolve_axes
-from tensorstash.reference.primitive import primitive
+from tensorstash.reference.storage.dtypes import Array
+from tensorstash.reference.storage.layout import Shape, resolve_axes
 from tensorstash.reference.tensor import Tensor
 
 Axis: TypeAlias = "int | Sequence[int] | None"

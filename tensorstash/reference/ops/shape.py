@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tensorstash.reference.autograd.graph import Meta
+from tensorstash.reference.autograd.primitive import primitive, view_primitive
 from tensorstash.reference.dispatch import composite, register
-from tensorstash.reference.dtypes import Array
-from tensorstash.reference.graph import Meta
-from tensorstash.reference.layout import Layout, Shape, resolve_axes, resolve_shape
 from tensorstash.reference.ops.elementwise import contiguous
-from tensorstash.reference.primitive import primitive, view_primitive
+from tensorstash.reference.storage.dtypes import Array
+from tensorstash.reference.storage.layout import Layout, Shape, resolve_axes, resolve_shape
 from tensorstash.reference.tensor import Tensor
 
 

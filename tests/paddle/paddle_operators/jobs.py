@@ -9,9 +9,9 @@ from typing import Any
 import paddle
 
 import tensorstash as ts
-from tensorstash.backends.paddle import PaddleBackend
-from tensorstash.backends.paddle_readers import reader
-from tensorstash.buffers import aligned_empty, as_bytes
+from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.backends.paddle.operators.readers import reader
+from tensorstash.host.arrays import aligned_empty, as_bytes
 from tensorstash.policies import Compress, CpuOffload, DiskSpill
 
 from .cases import Case, NoGradientError, Ran, run

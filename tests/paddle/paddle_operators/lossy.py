@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import tensorstash as ts
-from tensorstash.backends.paddle import PaddleBackend
-from tensorstash.backends.paddle_readers import reader
+from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.backends.paddle.operators.readers import reader
 from tensorstash.policies import Cast, Quantize
 from tensorstash.protocols import Demand
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash.buffers import Array
 from tensorstash.errors import SlotGoneError, StoreFullError
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import parse_bytes
 

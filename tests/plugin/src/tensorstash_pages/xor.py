@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash.buffers import Array
 from tensorstash.errors import CodecError, ConfigError
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
 

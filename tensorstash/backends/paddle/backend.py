@@ -1,0 +1,180 @@
+"""The adapter of PaddlePaddle."""
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from math import prod
+from typing import Any, ClassVar
+
+from paddle import Tensor
+from paddle.nn import Layer
+
+from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.paddle.eligibility import Kinds
+from tensorstash.backends.paddle.hooks import HookScope, HookStack
+from tensorstash.backends.paddle.layout import CopiedArray, dtype_name, elements, place_name, rebuilt
+from tensorstash.backends.paddle.operators.readers import Readers
+from tensorstash.backends.paddle.operators.writers import writer_patches
+from tensorstash.backends.paddle.repairs.amp import without_autocast
+from tensorstash.backends.paddle.repairs.backward import PATCHES, Unrecorded
+from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_patches
+from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
+from tensorstash.backends.paddle.repairs.static import static_patches
+from tensorstash.backends.paddle.storage import same_memory, token_of
+from tensorstash.backends.paddle.streams import gpu_streams, lend_streams
+from tensorstash.host import native
+from tensorstash.host.arrays import Array
+from tensorstash.protocols import Demand, PendingArray, Undo
+from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
+
+_REMEMBERED_LAYOUTS = 4096
+
+# Paddle has one pair of hooks per process, so there is one stack over it, however many backends are made.
+_STACK = HookStack(
+    lambda stack: (
+        *PATCHES,
+        *pylayer_patches(stack),
+        *foreign_patches(stack),
+        *static_patches(stack),
+        *writer_patches(stack),
+    )
+)
+
+
+class PaddleBackend:
+    """PaddlePaddle tensors and layers, on the CPU and on devices. Thread-safe.
+
+    Hooks here nest, belong to a thread, and keep the in-place check; see the modules beside this one for what Paddle
+    does instead and how it is repaired. While hooks are in force, or anything they packed is alive, a few functions
+    of Paddle are replaced by ones that call them; then the originals are put back.
+
+    Copies beside the computation on CUDA devices, in :mod:`tensorstash.backends.paddle.streams`, have never been run on
+    a GPU build of Paddle.
+
+    What ``pack`` raises inside an operation is raised when the scope ends, and nothing more is packed until then.
+
+    What cannot be helped, in Paddle 3.3.1 and without any hooks, too: backward twice through a ``PyLayer`` with
+    ``retain_graph=True`` is a segmentation fault, since the first one frees the layer's context; the context of a
+    layer whose forward raises is leaked, here without what it saved; ``paddle.grad`` never releases its graph; and
+    entering the first scope, or leaving the last, while another thread runs operations is a race inside Paddle.
+
+    A ``PyLayer`` that saves its own output returns another tensor for it, a view of the same memory and version, behind
+    which derivatives of derivatives find their way. Where several of them meet in an output that nobody holds any more,
+    they may be summed in another order than without hooks.
+    """
+
+    name: ClassVar[str] = "paddle"
+    backward_writes: ClassVar[bool] = True  # softmax_with_cross_entropy makes its gradient in the saved softmax
+
+    def __init__(self) -> None:
+        self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
+        self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
+        self._readers = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack))
+        # Called for every saved tensor, so without a frame of Python in between.
+        self.keep_reason = Kinds(lambda: _STACK.entries).keep_reason
+        self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
+        self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
+        self.detached: Callable[[Tensor], Tensor] = Tensor.detach
+        if native.functions is not None:
+            self.alias = native.functions.aliasing(Tensor.detach)  # type: ignore[method-assign]
+            self.nbytes = native.functions.sizing(Tensor.element_size)  # type: ignore[method-assign]
+        # Only where the build has it: without it, tensors are moved by way of the host.
+        streams = gpu_streams()
+        if streams is not None:
+            lend_streams(self, streams)
+
+    def owns(self, obj: object, /) -> bool:
+        """Whether ``obj`` is a tensor or a layer of Paddle."""
+        return isinstance(obj, (Tensor, Layer))
+
+    def hooks(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False
+    ) -> AbstractContextManager[None]:
+        """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.paddle.hooks.HookScope`.
+
+        What ``unpack`` returns is checked, and copied where Paddle would misread its layout, unless the
+        pair is trusted to return what :meth:`alias` and :meth:`from_host` have made.
+        """
+        if not trusted:
+            pack, unpack = checked(pack, unpack)
+        return HookScope(_STACK, without_autocast(pack), without_autocast(unpack), private=trusted)
+
+    def demand(self) -> Demand:
+        """Return how exactly the operator that saves the tensor being packed has to get it back."""
+        return self._readers.demand()
+
+    def nbytes(self, tensor: Tensor, /) -> int:
+        """Return numel times itemsize."""
+        return prod(tensor.shape) * tensor.element_size()
+
+    def spec(self, tensor: Tensor, /) -> TensorSpec:
+        """Return the spec; tensors of one layout get one object."""
+        place = tensor.place
+        return self._spec(
+            tuple(tensor.shape),
+            tuple(tensor.strides),
+            tensor._offset(),
+            dtype_name(tensor.dtype),
+            "cpu" if place.is_cpu_place() else place_name(place),
+            tensor.data_ptr() % ALIGNMENT,
+        )
+
+    def describe(self, tensor: Tensor, /) -> str:
+        """Return a short description for messages; works on every tensor."""
+        shape = tuple(tensor.shape)
+        place = place_name(tensor.place) if tensor._is_initialized() else "no place"
+        return f"{str(tensor.dtype).removeprefix('paddle.')}{shape} on {place}"
+
+    def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
+        """Return a token of the live storage and the byte offset of the lowest element in it.
+
+        Tokens are equal only for storages saved one soon after the other in one scope; see
+        :func:`~tensorstash.backends.paddle.storage.token_of`.
+        """
+        scope = _STACK.current()
+        spec = self.spec(tensor)
+        start = self._order(spec.shape, spec.strides).lowest(spec)
+        return (object() if scope is None else token_of(tensor, scope.recent)), start
+
+    def producer(self, tensor: Tensor, /) -> str:
+        """Return the name of the operation that made a tensor; empty for leaves."""
+        return "" if tensor.is_leaf else tensor.grad_fn.name()
+
+    def alias(self, tensor: Tensor, /) -> Tensor:
+        """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.
+
+        Other leaves may yet become outputs of a ``PyLayer``; the graph would then hold its own output.
+        """
+        return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
+
+    def witness(self, tensor: Tensor, /) -> Tensor:
+        """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
+        with Unrecorded():
+            witness = same_memory(tensor)
+        witness._clear_data()
+        return witness
+
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
+        """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
+        return CopiedArray(elements(tensor, spec, self._order(spec.shape, spec.strides)))
+
+    def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
+        return rebuilt(data, spec, self._order(spec.shape, spec.strides))
+
+    def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
+        """Return the model and every layer below it, with dotted names; the model's own is empty."""
+        if not isinstance(model, Layer):
+            raise TypeError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
+        layers: Iterable[tuple[str, object]] = model.named_sublayers(include_self=True)
+        return layers
+
+    def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
+        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
+        return replace_forward(model, scope)
+
+
+def _spec(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: str, device: str, alignment: int
+) -> TensorSpec:
+    return TensorSpec(shape, strides, offset, dtype, device, alignment=alignment)

@@ -1,0 +1,124 @@
+"""Which saved tensors must stay as they are, and why."""
+
+import sys
+import threading
+from collections.abc import Callable
+from weakref import ref
+
+from paddle import Tensor
+from paddle.base.framework import EagerParamBase
+
+from tensorstash.backends.paddle.layout import dtype_name, is_out_of_reach
+from tensorstash.backends.paddle.objects import instances
+
+_Seen = tuple[int, list[int], int]
+"""Scopes entered, references to each class of parameters, deaths: what changes when parameters come or go."""
+
+
+class Kinds:
+    """Says why a tensor is kept. Thread-safe.
+
+    Args:
+        entries: how many scopes have been entered; addresses of parameters are looked up again in each.
+    """
+
+    def __init__(self, entries: Callable[[], int]) -> None:
+        self._entries = entries
+        self._lock = threading.Lock()
+        self._deaths = 0
+        # One value, for threads to replace as a whole.
+        self._known: tuple[Parameters, _Seen] = Parameters([], [EagerParamBase]), (-1, [], -1)
+
+    def keep_reason(self, tensor: Tensor, /) -> str | None:
+        """Say why the tensor must be kept as it is, or return None if it can be stashed.
+
+        A parameter comes as a plain tensor without its class and attributes, but leaf and ``persistable``. Integer
+        and boolean tensors may claim to need gradients. ``Tensor.grad_fn`` is not asked: it leaks the node, and the
+        graph behind it, on every call (Paddle 3.3.1).
+        """
+        if tensor.is_leaf:
+            if tensor.persistable:
+                return "parameter"
+            if not tensor.stop_gradient:
+                return "leaf that requires grad"
+        if tensor.is_dist():
+            return "distributed"
+        if not tensor.is_dense():
+            return "sparse layout"
+        if not tensor._is_initialized():
+            return "no real memory"
+        if dtype_name(tensor.dtype) is None:
+            return "dtype"
+        if 0 in tensor.shape:
+            return "no elements"
+        if is_out_of_reach(tensor):
+            return "FLAGS_use_stride_kernel is off"
+        if self._parameters().own(tensor):
+            return "view of a parameter"
+        return None
+
+    def _parameters(self) -> "Parameters":
+        # Instances hold a reference to their class, and classes to their bases, so that the counts tell when
+        # parameters have come or gone; one that came as another went is told by the death.
+        if self._known[1] != self._seen():
+            with self._lock:  # a search under way holds references, too
+                seen = self._seen()
+                known, known_when = self._known
+                if seen != known_when:
+                    self._known = known.updated(self._died, rescan=seen[1:] != known_when[1:]), seen
+        return self._known[0]
+
+    def _seen(self) -> _Seen:
+        return self._entries(), [sys.getrefcount(kind) for kind in self._known[0].kinds], self._deaths
+
+    def _died(self, _: object) -> None:
+        self._deaths += 1  # deaths that are counted as one are still told from none
+
+
+class Parameters:
+    """Where the memory of all parameters of the process begins.
+
+    A view of a parameter, such as the transpose that a matrix product saves, remembers nothing of its base.
+
+    Args:
+        parameters: all there are.
+        kinds: their class, and all classes below it.
+    """
+
+    __slots__ = ("_at", "_parameters", "kinds")
+
+    def __init__(self, parameters: "list[ref[Tensor]]", kinds: list[type]) -> None:
+        self.kinds = kinds
+        self._parameters = parameters
+        self._at: dict[int, ref[Tensor]] = {}
+        for parameter in parameters:
+            alive = parameter()
+            if alive is not None and not alive.is_dist() and alive._is_initialized():
+                self._at[alive.data_ptr() - alive._offset()] = parameter
+
+    def updated(self, died: "Callable[[ref[Tensor]], None]", *, rescan: bool) -> "Parameters":
+        """Return where they begin now; with ``rescan``, of those that have come meanwhile, too.
+
+        Args:
+            died: called when one of them goes.
+            rescan: whether to search for parameters.
+        """
+        if not rescan:
+            return Parameters(self._parameters, self.kinds)
+        kinds = _classes(EagerParamBase)
+        if kinds == self.kinds:
+            kinds = self.kinds  # or the references that lists hold would look like instances
+        return Parameters([ref(found, died) for found in instances(kinds)], kinds)
+
+    def own(self, tensor: Tensor) -> bool:
+        """Whether the tensor's memory is a parameter's."""
+        known = self._at.get(tensor.data_ptr() - tensor._offset())
+        parameter = known() if known is not None else None
+        return parameter is not None and parameter._is_shared_buffer_with(tensor)
+
+
+def _classes(root: type) -> list[type]:
+    found = [root]
+    for kind in found:
+        found += kind.__subclasses__()
+    return found

@@ -1,0 +1,304 @@
+"""Between the memory of Paddle tensors and NumPy arrays: distinct elements out, exact layouts back in.
+
+What Paddle puts in place of a saved tensor is only the *allocation* of what ``unpack`` returned, read with the shape,
+strides and byte offset of the saved tensor (Paddle PR #65619, #69585). A tensor that is equal in value but laid out
+otherwise is silently misread, so everything here rebuilds strides and byte offset, too.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import Tensor
+
+from tensorstash.backends.paddle.repairs.backward import Unrecorded
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes, borrowed
+from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides, memory_order
+
+_DTYPES: Mapping[str, Any] = MappingProxyType(
+    # Paddle's uint16 is another name of bfloat16, and its uint32 and uint64 have no operations.
+    {
+        name: getattr(paddle, name)
+        for name in DTYPES
+        if hasattr(paddle, name) and name not in ("uint16", "uint32", "uint64")
+    }
+)
+"""The element types of this build that can be moved."""
+
+_NAMES: Mapping[int, str] = MappingProxyType({id(dtype): name for name, dtype in _DTYPES.items()})
+
+_EXCHANGED: Mapping[str, str] = MappingProxyType(
+    {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+)
+"""The types that DLPack does not take here, and what their bits travel as."""
+
+
+_contiguous = lru_cache(4096)(contiguous_strides)
+
+
+class CopiedArray:
+    """A copy to the host that is already there."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def wait(self) -> Array:
+        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
+        return self._array
+
+
+def dtype_name(dtype: Any) -> str | None:
+    """Return the name of an element type that can be moved, else None."""
+    # Every tensor gives out the same object for a type, whose own hash and equality cost a third of a microsecond.
+    known = _NAMES.get(id(dtype))
+    return known or next((name for name, other in _DTYPES.items() if other == dtype), None)
+
+
+@lru_cache(64)
+def place_name(place: Any) -> str:
+    """Return the framework's name of a place, such as ``"cpu"`` or ``"gpu:0"``."""
+    return str(place).removeprefix("Place(").removesuffix(")")
+
+
+def is_plain(spec: TensorSpec) -> bool:
+    """Whether a tensor is laid out as kernels lay out what they make, and NumPy has its type: no view is needed."""
+    return spec.offset == 0 and spec.strides == _contiguous(spec.shape) and spec.dtype not in _EXCHANGED
+
+
+def is_out_of_reach(tensor: Tensor) -> bool:
+    """Whether a tensor can be read and rebuilt only with Paddle's kernels for views, and these are switched off.
+
+    Args:
+        tensor: any dense tensor with memory.
+    """
+    # Not by is_contiguous(), which raises where it is not, when those kernels are off.
+    is_contiguous = not tensor._offset() and tuple(tensor.strides) == _contiguous(tuple(tensor.shape))
+    if is_contiguous and dtype_name(tensor.dtype) not in _EXCHANGED:
+        return False
+    flags: Any = paddle.get_flags("FLAGS_use_stride_kernel")
+    return not flags["FLAGS_use_stride_kernel"]
+
+
+def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
+    """Return the distinct elements of a tensor in memory order, as carrier bits.
+
+    Neither the tensor nor its storage is changed: ``Tensor.contiguous()``, which would rearrange the user's own
+    tensor, is not used.
+
+    Args:
+        tensor: any dense tensor with memory.
+        spec: its spec.
+        order: ``memory_order(spec.shape, spec.strides)``.
+
+    Returns:
+        A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
+    """
+    if order.span == 0:
+        return np.empty(order.shape, spec.carrier)
+    start = order.lowest(spec)
+    run = tensor.detach() if is_plain(spec) else paddle.as_strided(tensor.detach(), [order.span], [1], start)
+    on_host = spec.device == "cpu"
+    if not on_host:
+        if not order.is_dense:
+            packed = paddle.empty(list(order.shape), tensor.dtype)
+            run = paddle.assign(paddle.as_strided(run, list(order.shape), list(order.strides), start), packed)
+        run = run.reshape([-1])._copy_to(paddle.CPUPlace(), True)
+    flat = _as_array(run, spec)
+    if order.is_dense or not on_host:
+        array = flat.reshape(order.shape)
+        return borrowed(array) if on_host else array
+    strides = tuple(stride * spec.itemsize for stride in order.strides)
+    return np.ndarray(order.shape, flat.dtype, flat, strides=strides).copy()
+
+
+def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    """Return a fresh, detached tensor with the exact layout of ``spec``, in private writable memory.
+
+    Args:
+        data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
+        spec: the layout.
+        order: ``memory_order(spec.shape, spec.strides)``.
+    """
+    if order.span == 0:
+        return uninitialised(spec.shape, spec)
+    if spec.device == "cpu":
+        return _on_host(_host_memory(data, spec, order), spec, order)
+    tensor = _on_device(spec, order)
+    run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
+    exchanged = np.ascontiguousarray(data.reshape(order.shape)).view(_EXCHANGED.get(spec.dtype, spec.carrier))
+    source = paddle.to_tensor(exchanged, place=paddle.CPUPlace())._copy_to(tensor.place, True)
+    paddle.assign(source.view(_DTYPES[spec.dtype]) if spec.dtype in _EXCHANGED else source, output=run)
+    return tensor
+
+
+class Layout:
+    """What a tensor must be like to stand in for a saved one, which itself is not held.
+
+    Args:
+        tensor: the saved one; with memory of one device, and a type that can be moved.
+    """
+
+    __slots__ = ("alignment", "dtype", "offset", "place", "shape", "strides")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape = list(tensor.shape)
+        self.strides: list[int] = tensor.strides
+        self.offset: int = tensor._offset()
+        self.dtype = tensor.dtype
+        self.place = tensor.place
+        self.alignment = tensor.data_ptr() % ALIGNMENT
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)}{tuple(self.shape)} on {place_name(self.place)}"
+
+    def spec(self) -> TensorSpec:
+        """Return the same as a spec."""
+        name = dtype_name(self.dtype) or ""
+        shape, strides = tuple(self.shape), tuple(self.strides)
+        return TensorSpec(shape, strides, self.offset, name, place_name(self.place), alignment=self.alignment)
+
+
+def fitted(tensor: Tensor, layout: Layout) -> Tensor:
+    """Return the tensor itself if it is laid out as it must be, else a copy that is.
+
+    Args:
+        tensor: of the same shape, dtype and place.
+        layout: what the saved tensor was like.
+    """
+    if tensor.strides == layout.strides and tensor._offset() == layout.offset:
+        return tensor
+    spec = layout.spec()
+    order = memory_order(spec.shape, spec.strides)
+    if spec.device == "cpu":
+        exact = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
+    else:
+        exact = _on_device(spec, order)
+    paddle.assign(tensor.detach(), output=exact)
+    return exact
+
+
+def private_copy(tensor: Tensor) -> Tensor:
+    """Return a detached copy in memory that nobody else has, in the layout of the tensor.
+
+    Args:
+        tensor: any tensor with memory; other types than those that can be moved are laid out by Paddle.
+    """
+    if tensor.is_dist() or dtype_name(tensor.dtype) is None:
+        return tensor.detach().clone()
+    spec = Layout(tensor).spec()
+    order = memory_order(spec.shape, spec.strides)
+    if spec.device == "cpu":
+        return rebuilt(borrowed(elements(tensor, spec, order)), spec, order)
+    return laid_out(dense_run(tensor, spec, order), spec, order)
+
+
+class _Shifted:
+    """Memory seen from an address before its start, where byte offsets in it begin to count.
+
+    Args:
+        memory: bytes.
+        offset: of the memory's first byte.
+        itemsize: of the elements that it is seen as, in bytes.
+        carrier: their dtype.
+
+    Nothing before the start is ever read or written; the alternative is to allocate ``offset`` bytes in vain.
+    """
+
+    __slots__ = ("__array_interface__", "_memory")
+
+    def __init__(self, memory: Array, offset: int, itemsize: int, carrier: str) -> None:
+        self._memory = memory
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (memory.ctypes.data - offset, False),
+            "shape": ((offset + memory.nbytes) // itemsize,),
+            "typestr": np.dtype(carrier).str,
+        }
+
+
+def _on_host(memory: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    exchanged = _EXCHANGED.get(spec.dtype, spec.carrier)
+    plain = is_plain(spec)
+    if plain:
+        seen = memory.view(exchanged).reshape(spec.shape)
+    else:
+        seen = np.asarray(_Shifted(memory, order.lowest(spec), spec.itemsize, exchanged))
+    # Every call of the Tensor constructor, and so of paddle.to_tensor, leaks about 80 bytes; and memory that came
+    # through DLPack is freed under a lock of Paddle's that waits for the interpreter's, a deadlock between threads.
+    whole: Tensor = paddle._C_ops.empty([0], _DTYPES[exchanged], paddle.CPUPlace())
+    whole.get_tensor().set(seen, paddle.CPUPlace(), True)
+    if exchanged != spec.dtype:
+        whole = whole.view(_DTYPES[spec.dtype])
+    if plain:
+        return whole
+    view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
+    return view
+
+
+def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
+    if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == order.alignment(spec):
+        return as_bytes(data)
+    memory = aligned_empty(order.span * spec.itemsize, order.alignment(spec))
+    strides = tuple(stride * spec.itemsize for stride in order.strides)
+    np.ndarray(order.shape, spec.carrier, memory, strides=strides)[...] = data.reshape(order.shape)
+    return memory
+
+
+def _on_device(spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    # Device allocations are aligned alike, so that the same offset is the same alignment.
+    whole = uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
+    view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
+    return view
+
+
+def dense_run(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    """Return the distinct elements of a tensor in memory order, contiguous, on its device.
+
+    Args:
+        tensor: any dense tensor with memory.
+        spec: its spec.
+        order: ``memory_order(spec.shape, spec.strides)``.
+
+    Returns:
+        A view of the tensor's live memory where that is one run, else a private copy.
+    """
+    if order.span == 0:
+        return uninitialised(order.shape, spec)
+    run: Tensor = paddle.as_strided(tensor.detach(), list(order.shape), list(order.strides), order.lowest(spec))
+    return run if order.is_dense else paddle.assign(run, uninitialised(order.shape, spec))
+
+
+def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    """Return a tensor in private memory with the exact layout of ``spec``, made on its device.
+
+    Args:
+        dense: distinct elements in memory order, contiguous, of any shape.
+        spec: the layout.
+        order: ``memory_order(spec.shape, spec.strides)``.
+    """
+    if order.span == 0:
+        return uninitialised(spec.shape, spec)
+    with Unrecorded():
+        tensor = _on_device(spec, order)
+        run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
+        paddle.assign(paddle.reshape(dense, list(order.shape)), output=run)
+    return tensor
+
+
+def uninitialised(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
+    """Return a contiguous tensor of the type and place of ``spec``, whose memory holds anything."""
+    place = paddle.device._convert_to_place(spec.device)
+    return paddle._C_ops.empty(list(shape), _DTYPES[spec.dtype], place)
+
+
+def _as_array(run: Tensor, spec: TensorSpec) -> Array:
+    exchanged = _EXCHANGED.get(spec.dtype)
+    if exchanged is None:
+        array: Array = np.from_dlpack(run)
+        return array
+    return np.from_dlpack(run.view(_DTYPES[exchanged])).view(spec.carrier)

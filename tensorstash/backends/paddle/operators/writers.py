@@ -1,0 +1,38 @@
+"""Operations whose backward writes into what they saved, and what keeps that off memory that is somebody else's.
+
+Paddle makes the gradient of some operations in the memory of a tensor that they saved, after a look at whether anybody
+else holds that tensor. What a hook returns has passed that look already: it is written into, be it the user's own.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from paddle import _C_ops, _legacy_C_ops
+
+from tensorstash.backends.paddle.hooks import HookStack
+from tensorstash.backends.paddle.repairs.patches import Patch
+
+WRITERS = (
+    "c_softmax_with_cross_entropy",
+    "c_softmax_with_multi_label_cross_entropy",
+    "cross_entropy_with_softmax",
+    "margin_cross_entropy",
+    "softmax_with_cross_entropy",
+)
+"""Operations, by their names in Paddle's operator modules, whose backward makes its gradient in the saved softmax."""
+
+
+def writer_patches(stack: HookStack) -> tuple[Patch, ...]:
+    """Return what lets the backward of those operations have memory of its own while hooks are in force."""
+
+    def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with stack.guarded():
+                return original(*args, **kwargs)
+
+        return call
+
+    modules = (_C_ops, _legacy_C_ops)
+    return tuple(Patch(module, name, guarded) for module in modules for name in WRITERS if hasattr(module, name))

@@ -1,0 +1,1 @@
+"""Repairs of what Paddle does with hooks in force."""

@@ -1,0 +1,147 @@
+"""What Paddle's backward does not tell hooks: whether the graph is released, and which exception a hook raised.
+
+A packed value stays in its node until the whole graph is dropped, though the tensor it stood for is released at
+backward. And an exception on the way turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included, and
+leaves gradient recording off for the thread.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from paddle.base import core
+from paddle.base.framework import _dygraph_tracer
+
+from tensorstash.backends.paddle.repairs.patches import Patch
+from tensorstash.host.blocks import Block
+
+
+class _Backwards(threading.local):
+    """Whether what this thread unpacks now is unpacked for the last time: not in a backward that keeps its graph."""
+
+    release: bool = True
+
+
+backwards = _Backwards()
+
+
+def is_recording() -> bool:
+    """Whether this thread records gradients."""
+    recording: bool = _dygraph_tracer()._has_grad  # type: ignore[no-untyped-call]
+    return recording
+
+
+def set_recording(mode: bool) -> None:
+    """Switch gradient recording of this thread."""
+    _dygraph_tracer()._has_grad = mode  # type: ignore[no-untyped-call]
+
+
+class Unrecorded(Block):
+    """A block without gradient recording, which is as it was afterwards, whatever interrupts; unlike ``no_grad``."""
+
+    __slots__ = ("_recording", "_tracer")
+
+    def __init__(self) -> None:
+        self._tracer: Any = _dygraph_tracer()  # type: ignore[no-untyped-call]
+        self._recording = self._tracer._has_grad
+
+    def enter(self) -> None:
+        """Switch it off."""
+        self._tracer._has_grad = False
+
+    def leave(self, *raised: object) -> None:
+        """Switch it back."""
+        self._tracer._has_grad = self._recording
+
+    def undo(self) -> None:
+        """Switch it back."""
+        self._tracer._has_grad = self._recording
+
+    def finish(self, *raised: object) -> None:
+        """Switch it back."""
+        self._tracer._has_grad = self._recording
+
+
+class _Run(threading.local):
+    """What this thread's backward has come to so far."""
+
+    error: BaseException | None = None
+    """What a hook raised last and C++ has not given back yet."""
+
+
+_this = _Run()
+
+
+def hook_failed(error: BaseException) -> None:
+    """Remember what a hook raised, for :func:`raise_original`."""
+    _this.error = error
+
+
+def last_failure() -> BaseException:
+    """Return what a hook raised last on this thread, which C++ has not given back yet."""
+    error = _this.error
+    assert error is not None, "asked for a failure that there was not"
+    return error
+
+
+def raise_original(error: BaseException | None) -> None:
+    """Raise the hook's exception that C++ made ``error`` from, with its own traceback, cause and context.
+
+    Return if ``error`` was not made from one. Either way the hook's exception is forgotten.
+    """
+    original, _this.error = _this.error, None
+    if original is None or not _is_made_from(error, original):
+        return
+    context = original.__context__
+    try:
+        raise original
+    finally:
+        original.__context__ = context
+        del original, error  # or the frames of the traceback and the exception hold one another
+
+
+def _is_made_from(error: BaseException | None, original: BaseException) -> bool:
+    if type(error) is ValueError:  # a hook of an operation returned no tensor
+        return "saved_tensors_hooks" in str(error)
+    return type(error) is OSError and type(original).__name__ in str(error)  # a layer asked for a saved tensor
+
+
+def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Callable[..., Any]:
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tracer = _dygraph_tracer()  # type: ignore[no-untyped-call]
+        recording = tracer._has_grad
+        outer, _this.error = _this.error, None
+        outer_release = backwards.release
+        backwards.release = not retains(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            raise_original(error)
+            raise
+        finally:
+            backwards.release = outer_release
+            _this.error = outer
+            tracer._has_grad = recording  # an exception on the way through C++ leaves it off
+
+    return run
+
+
+def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def retains(tensors: Any, grads: Any, retain_graph: bool = False, *_: Any, **__: Any) -> bool:
+        return retain_graph
+
+    return _guarded(original, retains)
+
+
+def _partial_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    # It runs on a copy of the graph and never releases the original, whatever retain_graph says.
+    return _guarded(original, lambda *_, **__: True)
+
+
+PATCHES = (
+    Patch(core.eager, "run_backward", _backward),
+    Patch(core.eager, "run_partial_grad", _partial_grad),
+)
+"""Every way into backward: ``Tensor.backward``, ``paddle.autograd.backward`` and ``paddle.grad`` look these up."""

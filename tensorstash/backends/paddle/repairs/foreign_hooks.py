@@ -1,0 +1,87 @@
+"""Pairs of hooks that are not the engine's: any tensor that ``unpack`` may return, and Paddle's own context manager."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from paddle import Tensor
+from paddle.autograd import saved_tensors_hooks
+
+from tensorstash.backends.paddle.hooks import HookStack
+from tensorstash.backends.paddle.layout import Layout, dtype_name, fitted, place_name
+from tensorstash.backends.paddle.packed import Pack, Unpack
+from tensorstash.backends.paddle.repairs.patches import Patch
+from tensorstash.errors import StashError
+
+
+def checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+    """Return a pair that does the same and always gives back a tensor that Paddle reads rightly.
+
+    Paddle checks nothing about what ``unpack`` returns and takes only its allocation. Here dtype, shape and place
+    are checked, and a tensor with other strides or at another offset than the saved one is copied into its layout.
+    """
+
+    def checked_pack(tensor: Tensor) -> "_Checked | Tensor":
+        has_memory = tensor._is_initialized()
+        if not has_memory and 0 not in tensor.shape:
+            return tensor.detach()  # elements without memory, with which a pair could do nothing
+        can_be_fitted = not tensor.is_dist() and has_memory and dtype_name(tensor.dtype)
+        return _Checked(Layout(tensor) if can_be_fitted else None, pack(tensor))
+
+    def checked_unpack(packed: "_Checked | Tensor") -> Tensor:
+        if not isinstance(packed, _Checked):
+            return packed
+        tensor = unpack(packed.value)
+        if packed.layout is None:
+            return tensor
+        _require(tensor, packed.layout)
+        return fitted(tensor, packed.layout)
+
+    return checked_pack, checked_unpack
+
+
+class _Checked:
+    __slots__ = ("layout", "value")
+
+    def __init__(self, layout: Layout | None, value: Any) -> None:
+        self.layout = layout
+        self.value = value
+
+
+def _require(tensor: object, layout: Layout) -> None:
+    if not isinstance(tensor, Tensor):
+        raise StashError(f"unpack returned a {type(tensor).__qualname__}, expected a paddle.Tensor: {layout}")
+    if not tensor._is_initialized():
+        raise StashError(f"unpack returned a tensor without memory, expected {layout}")
+    same_dtype = tensor.dtype is layout.dtype or tensor.dtype == layout.dtype
+    if same_dtype and list(tensor.shape) == layout.shape and tensor.place == layout.place:
+        return
+    got = f"{str(tensor.dtype).removeprefix('paddle.')}{tuple(tensor.shape)} on {place_name(tensor.place)}"
+    raise StashError(f"unpack returned {got}, expected {layout}; return what was packed, on the place it came from")
+
+
+def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
+    """Return what routes ``paddle.autograd.saved_tensors_hooks``, and ``recompute``, which is built on it, through
+    the stack."""
+
+    def enter(original: Callable[..., None]) -> Callable[..., None]:
+        def __enter__(hooks: saved_tensors_hooks) -> None:  # noqa: N807
+            pack, unpack = hooks.pack_hook, cast(Unpack, hooks.unpack_hook)
+            if not (_is_paddles(hooks.pack_hook) and _is_paddles(unpack)):
+                pack, unpack = checked(pack, unpack)
+            stack.push(hooks, pack, unpack)
+
+        return __enter__
+
+    def leave(original: Callable[..., None]) -> Callable[..., None]:
+        def __exit__(hooks: saved_tensors_hooks, kind: Any, error: Any, trace: Any) -> None:  # noqa: N807
+            stack.pop(hooks, error)
+
+        return __exit__
+
+    return Patch(saved_tensors_hooks, "__enter__", enter), Patch(saved_tensors_hooks, "__exit__", leave)
+
+
+def _is_paddles(hook: Callable[..., Any]) -> bool:
+    # Paddle's own pairs are written for what Paddle does: recompute's returns the right allocation under a shape of
+    # its own, and must not be copied as if that shape were meant.
+    return str(getattr(hook, "__module__", "")).partition(".")[0] == "paddle"

@@ -1,0 +1,162 @@
+"""Streams, copies beside the computation and page-locked memory of Paddle on CUDA, as the engine asks for them.
+
+Never run on a GPU build: written from Paddle's source, and proved against stand-ins of its streams and of the CUDA
+runtime. Paddle's current stream belongs to the device, not to the thread, so a ``stream_guard`` here would move the
+program's own work; and its copies to page-locked memory allocate what they write to. Hence copies go to the CUDA
+runtime directly, with the handle of the stream.
+"""
+
+import ctypes
+import errno
+from typing import Any
+
+import paddle
+from paddle import Tensor
+
+from tensorstash.abilities import Event
+from tensorstash.backends.paddle.layout import dense_run, laid_out, uninitialised
+from tensorstash.errors import graph_is_captured
+from tensorstash.host.arrays import Array
+from tensorstash.protocols import Codec, Undo
+from tensorstash.spec import TensorSpec, memory_order
+
+_TO_HOST, _TO_DEVICE = 2, 1
+_PORTABLE = 1
+_LIBRARIES = ("libcudart.so.12", "libcudart.so.13", "libcudart.so.11.0", "libcudart.so")
+
+
+class GpuStream:
+    """A CUDA stream of Paddle; equal to other objects for the same queue."""
+
+    __slots__ = ("_device", "handle", "raw")
+
+    def __init__(self, raw: Any, device: Any) -> None:
+        self.raw = raw
+        self._device = device
+        self.handle = int(raw.stream_base.raw_stream)
+
+    def record(self) -> Event:
+        """Return the point after all work that was submitted so far."""
+        # A thread that waits for it sleeps, instead of taking a core from the program.
+        event: Event = self._device.Event(device=self.raw.device, blocking=True)
+        self.raw.record_event(event)
+        return event
+
+    def wait(self, event: Any, /) -> None:
+        """Let what is submitted from now on begin only after ``event``."""
+        self.raw.wait_event(event)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GpuStream) and self.handle == other.handle and self.raw.device == other.raw.device
+
+    def __hash__(self) -> int:
+        return hash(self.handle)
+
+
+class GpuStreams:
+    """What Paddle's CUDA devices can do beside the computation. Thread-safe, without state.
+
+    Args:
+        device: ``paddle.device``.
+        runtime: the CUDA runtime library that Paddle uses.
+    """
+
+    def __init__(self, device: Any, runtime: Any) -> None:
+        self._device = device
+        self._runtime = runtime
+
+    def kernel(self, codec: Codec, spec: TensorSpec, /) -> None:
+        """Return None: codecs run on the host."""
+
+    def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
+        """Return the distinct elements in memory order, on the tensor's device."""
+        return dense_run(tensor, spec, memory_order(spec.shape, spec.strides))
+
+    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
+        """Return a detached tensor in private memory with the exact layout of ``spec``, byte offset included."""
+        return laid_out(dense, spec, memory_order(spec.shape, spec.strides))
+
+    def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Refuse: there are no kernels to make a payload for."""
+        raise NotImplementedError(f"there is no kernel for {spec}")
+
+    def current_stream(self, device: str, /) -> GpuStream | None:
+        """Return the stream that the device's work is submitted to, or None for anything but CUDA devices.
+
+        Raises:
+            BackendError: a CUDA graph is being captured.
+        """
+        if not device.startswith("gpu"):
+            return None
+        is_capturing = getattr(paddle.base.core, "is_cuda_graph_capturing", None)
+        if is_capturing is not None and is_capturing():
+            raise graph_is_captured(device)
+        return GpuStream(self._device.current_stream(device), self._device)
+
+    def new_stream(self, device: str, /) -> GpuStream:
+        """Return a stream of its own for copies of that device."""
+        return GpuStream(self._device.Stream(device=device), self._device)
+
+    def empty(self, spec: TensorSpec, /) -> Tensor:
+        """Return an uninitialised, contiguous tensor for work of the device's current stream."""
+        return uninitialised(spec.shape, spec)
+
+    def copy_out(self, source: Tensor, target: Array, stream: GpuStream, /) -> None:
+        """Submit a copy of a contiguous tensor into host memory."""
+        self._copy(target.ctypes.data, source.data_ptr(), target.nbytes, _TO_HOST, stream)
+
+    def copy_in(self, source: Array, target: Tensor, stream: GpuStream, /) -> None:
+        """Submit a copy of host memory into a contiguous tensor."""
+        self._copy(target.data_ptr(), source.ctypes.data, source.nbytes, _TO_DEVICE, stream)
+
+    def use_in(self, tensor: Tensor, stream: GpuStream, /) -> None:
+        """Tell the allocator that the current stream, which ``stream`` is, uses the memory."""
+        tensor._record_stream()
+
+    def lock_pages(self, memory: Array, /) -> Undo:
+        """Page-lock host memory in place.
+
+        Raises:
+            OSError: the system or the device refuses.
+        """
+        runtime, address = self._runtime, ctypes.c_void_p(memory.ctypes.data)
+        refused = runtime.cudaHostRegister(address, ctypes.c_size_t(memory.nbytes), _PORTABLE)
+        if refused:
+            runtime.cudaGetLastError()  # or the next launch of this thread raises it
+            raise OSError(errno.ENOMEM, f"cudaHostRegister: error {refused}")
+
+        def unlock() -> None:  # must not keep the memory: it is called when that goes
+            runtime.cudaHostUnregister(address)
+
+        return unlock
+
+    def _copy(self, target: int, source: int, nbytes: int, direction: int, stream: GpuStream) -> None:
+        if not nbytes:
+            return
+        failed = self._runtime.cudaMemcpyAsync(
+            ctypes.c_void_p(target),
+            ctypes.c_void_p(source),
+            ctypes.c_size_t(nbytes),
+            direction,
+            ctypes.c_void_p(stream.handle),
+        )
+        if failed:
+            raise RuntimeError(f"cudaMemcpyAsync of {nbytes} bytes: error {failed}")
+
+
+def gpu_streams() -> GpuStreams | None:
+    """Return what this build of Paddle can do beside the computation; None without CUDA, and without its runtime."""
+    if not paddle.device.is_compiled_with_cuda() or paddle.device.is_compiled_with_rocm():
+        return None
+    for name in _LIBRARIES:
+        try:
+            return GpuStreams(paddle.device, ctypes.CDLL(name))
+        except OSError:
+            continue  # of another version
+    return None
+
+
+def lend_streams(backend: Any, streams: GpuStreams) -> None:
+    """Give a backend the methods of ``streams``, which makes it one that supports them."""
+    for name in (name for name in vars(GpuStreams) if not name.startswith("_")):
+        setattr(backend, name, getattr(streams, name))

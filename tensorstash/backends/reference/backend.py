@@ -1,0 +1,197 @@
+"""The adapter of the reference engine: the contract at its plainest."""
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
+from weakref import ref
+
+import numpy as np
+
+from tensorstash.abilities import Kernel
+from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.reference import kernels as reference_kernels
+from tensorstash.backends.reference import streams as reference_streams
+from tensorstash.errors import BackendError
+from tensorstash.host.arrays import Array, aligned_empty, borrowed
+from tensorstash.protocols import Codec, Undo
+from tensorstash.reference import HookError, Parameter, Tensor, from_buffer, saved_tensors_hooks, streams
+from tensorstash.reference.nn import Module
+from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
+
+
+class ReferenceBackend:
+    """Tensors and modules of ``tensorstash.reference``, in host memory and on the simulated accelerators."""
+
+    name: ClassVar[str] = "reference"
+    backward_writes: ClassVar[bool] = False
+
+    def owns(self, obj: object, /) -> bool:
+        """Whether ``obj`` is a tensor or a module of the reference engine."""
+        return isinstance(obj, Tensor | Module)
+
+    @contextmanager
+    def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False) -> Any:
+        """Install a pair of hooks for this thread; nests, the innermost pair runs.
+
+        Raises:
+            BackendError: left in another order than entered; the outer pairs stay in force.
+        """
+        scope = saved_tensors_hooks(pack, unpack)
+        scope.__enter__()
+        try:
+            yield
+        finally:
+            try:
+                scope.__exit__(None, None, None)
+            except HookError as error:
+                raise BackendError(str(error)) from error
+
+    def keep_reason(self, tensor: Tensor, /) -> str | None:
+        """Say why the tensor must be kept as it is, or return None if it can be stashed."""
+        if type(tensor) is not Tensor:
+            return "parameter" if isinstance(tensor, Parameter) else "subclass"
+        base = tensor._base
+        if isinstance(base, Parameter):
+            return "view of a parameter"
+        if base is not None and base.is_leaf and base.requires_grad:
+            return "view of a leaf that requires grad"
+        if tensor.requires_grad and tensor.is_leaf:
+            return "leaf that requires grad"
+        return None
+
+    def nbytes(self, tensor: Tensor, /) -> int:
+        """Return numel times itemsize."""
+        return tensor.nbytes
+
+    most_bytes = nbytes
+
+    def spec(self, tensor: Tensor, /) -> TensorSpec:
+        """Return the spec."""
+        return TensorSpec(
+            tensor.shape,
+            tensor.strides,
+            tensor.offset,
+            tensor.dtype.name,
+            tensor.device,
+            alignment=tensor.data_ptr() % ALIGNMENT,
+        )
+
+    def describe(self, tensor: Tensor, /) -> str:
+        """Return a short description for messages."""
+        return f"{tensor.dtype.name}{tensor.shape} on {tensor.device}"
+
+    def version(self, tensor: Tensor, /) -> int:
+        """Return the in-place version, which all views of one storage share."""
+        return tensor._version
+
+    def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
+        """Return a weak reference of the live storage, equal to itself alone, and the lowest element's byte offset."""
+        return ref(tensor.storage), tensor.layout.begin
+
+    def producer(self, tensor: Tensor, /) -> str:
+        """Return the name of the operation that made a tensor; empty for leaves."""
+        return "" if tensor.grad_fn is None else type(tensor.grad_fn).__name__
+
+    def alias(self, tensor: Tensor, /) -> Tensor:
+        """Return a leaf itself, else a detached alias."""
+        return tensor if tensor.is_leaf else tensor.detach()
+
+    def detached(self, tensor: Tensor, /) -> Tensor:
+        """Return a new tensor object that shares memory and version, and is no part of any graph."""
+        return tensor.detach()
+
+    def witness(self, tensor: Tensor, /) -> Tensor:
+        """Return a tensor without memory that shares the version of ``tensor``."""
+        return tensor.version_witness()
+
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> "_Elements":
+        """Return the distinct elements in memory order; a view of live memory on the host, a copy elsewhere."""
+        return _Elements(_elements(tensor, spec))
+
+    def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
+        order = memory_order(spec.shape, spec.strides)
+        start = order.alignment(spec)
+        memory = aligned_empty(start + order.span * spec.itemsize)
+        strides = tuple(stride * spec.itemsize for stride in order.strides)
+        np.ndarray(order.shape, spec.carrier, memory, start, strides)[...] = data.reshape(order.shape)
+        first = start + order.lead * spec.itemsize
+        return from_buffer(memory, spec.shape, spec.strides, first, spec.dtype, spec.device)
+
+    def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
+        """Return what runs ``codec`` on a simulated accelerator, or None."""
+        return reference_kernels.kernel(codec, spec)
+
+    def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
+        """Return the distinct elements in memory order, on the tensor's device."""
+        return reference_kernels.dense(tensor, spec, memory_order(spec.shape, spec.strides))
+
+    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
+        """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
+        return reference_kernels.restored(dense, spec, memory_order(spec.shape, spec.strides), adopt=adopt)
+
+    def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a contiguous tensor of ``spec``, a copy of ``data``."""
+        return reference_kernels.contiguous(data.reshape(spec.shape), spec)
+
+    def current_stream(self, device: str, /) -> streams.Stream | None:
+        """Return the stream that this thread submits the device's work to; the host has none."""
+        return reference_streams.current_stream(device)
+
+    def new_stream(self, device: str, /) -> streams.Stream:
+        """Return a stream of its own for copies of that device."""
+        return streams.Stream(device)
+
+    def empty(self, spec: TensorSpec, /) -> Tensor:
+        """Return an uninitialised, contiguous tensor for work of the current stream."""
+        return reference_kernels.empty(spec.shape, spec)
+
+    def copy_out(self, source: Tensor, target: Array, stream: streams.Stream, /) -> None:
+        """Submit a copy of a contiguous tensor into host memory."""
+        reference_streams.copy_out(source, target, stream)
+
+    def copy_in(self, source: Array, target: Tensor, stream: streams.Stream, /) -> None:
+        """Submit a copy of host memory into a contiguous tensor."""
+        reference_streams.copy_in(source, target, stream)
+
+    def use_in(self, tensor: Tensor, stream: streams.Stream, /) -> None:
+        """Let the tensor's memory, once it is freed, wait for what ``stream`` has been given until then."""
+        reference_streams.use_in(tensor, stream)
+
+    def lock_pages(self, memory: Array, /) -> Undo:
+        """Do nothing: the simulated accelerators reach all host memory."""
+        return reference_streams.lock_pages(memory)
+
+    def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
+        """Return the model and every module below it, with dotted names; the model's own is empty."""
+        if not isinstance(model, Module):
+            raise TypeError(f"got a {type(model).__qualname__}, expected a module of tensorstash.reference.nn")
+        return model.named_modules()
+
+    def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
+        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
+        return replace_forward(model, scope)
+
+
+class _Elements:
+    """A copy to the host that is already there."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def wait(self) -> Array:
+        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
+        return self._array
+
+
+def _elements(tensor: Tensor, spec: TensorSpec) -> Array:
+    order = memory_order(spec.shape, spec.strides)
+    if not order.span:
+        return np.empty(order.shape, spec.carrier)
+    strides = tuple(stride * spec.itemsize for stride in order.strides)
+    if tensor.device != "cpu":
+        streams.current_stream(tensor.device).synchronize()
+    run: Array = np.ndarray(order.shape, spec.carrier, tensor.storage.buffer, tensor.layout.begin, strides)
+    return borrowed(run) if order.is_dense and tensor.device == "cpu" else run.copy()

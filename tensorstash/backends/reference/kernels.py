@@ -1,0 +1,95 @@
+"""Codecs on the simulated accelerators: the NumPy meaning, run on device memory."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tensorstash.host.arrays import Array, borrowed
+from tensorstash.protocols import Codec
+from tensorstash.reference import DTYPES, Layout, Storage, Tensor, as_dtype, memory, streams
+from tensorstash.spec import MemoryOrder, TensorSpec
+
+CODECS = frozenset({"affine", "astype", "pack_bits"})
+"""Names of the codecs that accelerators run; byte codecs, such as compression, are left to the host."""
+
+
+class NumpyKernel:
+    """A codec that runs on the memory of a simulated accelerator.
+
+    Args:
+        codec: what to run.
+        spec: of the dense elements.
+    """
+
+    def __init__(self, codec: Codec, spec: TensorSpec) -> None:
+        self._codec = codec
+        self._spec = spec
+        self._encoded = codec.encoded_spec(spec)
+
+    def encode(self, dense: Tensor, /) -> Tensor:
+        """Return the payload in fresh memory."""
+        return self._run(self._codec.encode, dense, self._encoded)
+
+    def decode(self, payload: Tensor, /) -> Tensor:
+        """Return the elements in fresh memory."""
+        return self._run(self._codec.decode, payload, self._spec)
+
+    def _run(self, method: Callable[[Array, TensorSpec], Array], data: Tensor, result: TensorSpec) -> Tensor:
+        values = borrowed(data.carriers())
+        if not streams.is_asynchronous():
+            return contiguous(method(values, self._spec), result)
+        # How large a payload is follows from the shape alone.
+        encoded = method == self._codec.encode and result.shape == (-1,)
+        shape = self._codec.encode(np.zeros_like(values), self._spec).shape if encoded else result.shape
+        out = empty(shape, result)
+        target = out.carriers()
+        streams.current_stream(result.device).submit(lambda: np.copyto(target, method(values, self._spec)))
+        return out
+
+
+def kernel(codec: Codec, spec: TensorSpec) -> NumpyKernel | None:
+    """Return what runs ``codec`` on the device of ``spec``, or None for host memory and for other codecs."""
+    if spec.device == "cpu" or codec.name not in CODECS or codec.encoded_spec(spec).dtype not in DTYPES:
+        return None
+    return NumpyKernel(codec, spec)
+
+
+def contiguous(data: Array, spec: TensorSpec) -> Tensor:
+    """Return a contiguous tensor with a copy of ``data``, shaped like it, on the device of ``spec``."""
+    if data.dtype.name != spec.carrier:
+        raise TypeError(f"got elements of {data.dtype.name}, expected {spec.carrier}")
+    tensor = empty(data.shape, spec)
+    tensor.storage.write(tensor.layout, tensor.dtype, data.copy())
+    return tensor
+
+
+def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    """Return the distinct elements in memory order; shares the tensor's memory where they are one run of it."""
+    if order.is_dense:
+        return Tensor(tensor.storage, Layout.contiguous(order.shape, spec.itemsize, tensor.layout.begin), tensor.dtype)
+    packed = empty(order.shape, spec)
+    window = tensor.storage.window(_layout(order, tensor.layout.begin, spec), tensor.dtype)
+    packed.storage.write(packed.layout, packed.dtype, window)
+    return packed
+
+
+def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool) -> Tensor:
+    """Return a tensor with the exact layout of ``spec``, in the memory of ``dense`` where that may be and fits."""
+    storage, start = dense.storage, dense.offset
+    if not (adopt and order.is_dense and dense.data_ptr() % 64 == order.alignment(spec)):
+        start = 0
+        storage = Storage.allocate(order.span * spec.itemsize, memory(spec.device), phase=order.alignment(spec))
+        storage.write(_layout(order, start, spec), dense.dtype, dense.carriers().reshape(order.shape))
+    first = start + order.lead * spec.itemsize
+    return Tensor(storage, Layout(spec.shape, spec.strides, first, spec.itemsize), dense.dtype)
+
+
+def empty(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
+    """Return an uninitialised, contiguous tensor for work of the current stream, of the type and device of ``spec``."""
+    dtype = as_dtype(spec.dtype)
+    layout = Layout.contiguous(shape, dtype.itemsize)
+    return Tensor(Storage.allocate(layout.numel * dtype.itemsize, memory(spec.device)), layout, dtype)
+
+
+def _layout(order: MemoryOrder, start: int, spec: TensorSpec) -> Layout:
+    return Layout(order.shape, order.strides, start, spec.itemsize)

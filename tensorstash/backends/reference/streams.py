@@ -1,0 +1,49 @@
+"""Streams of the simulated accelerators, as the engine asks for them."""
+
+from functools import partial
+
+import numpy as np
+
+from tensorstash.host.arrays import Array, lender
+from tensorstash.protocols import Undo
+from tensorstash.reference import Tensor, streams
+
+
+def current_stream(device: str) -> streams.Stream | None:
+    """Return the stream that this thread submits the device's work to; the host has none."""
+    return None if device == "cpu" else streams.current_stream(device)
+
+
+def copy_out(source: Tensor, target: Array, stream: streams.Stream) -> None:
+    """Submit a copy of a contiguous tensor into host memory."""
+    stream.submit(partial(np.copyto, _bare(target), _bytes(source)))
+
+
+def copy_in(source: Array, target: Tensor, stream: streams.Stream) -> None:
+    """Submit a copy of host memory into a contiguous tensor."""
+    stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
+
+
+def use_in(tensor: Tensor, stream: streams.Stream) -> None:
+    """Let the memory, once it is freed, wait for what ``stream`` has been given until then."""
+    tensor.storage.use_in(stream)
+
+
+def lock_pages(memory: Array) -> Undo:
+    """Do nothing: the simulated accelerators reach all host memory."""
+    return lambda: None
+
+
+def _bytes(tensor: Tensor) -> Array:
+    # The bytes alone: a copy under way keeps neither the tensor nor its storage from being freed.
+    return tensor.storage.buffer[tensor.offset : tensor.offset + tensor.nbytes]
+
+
+def _bare(array: Array) -> Array:
+    """Return the same memory without what gives it back to its pool: a device keeps nothing alive."""
+    base: object = lender(array).base
+    if not isinstance(base, memoryview):
+        return array
+    whole: Array = np.frombuffer(base, np.uint8)
+    start = array.ctypes.data - whole.ctypes.data
+    return whole[start : start + array.nbytes]

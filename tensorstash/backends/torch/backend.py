@@ -1,0 +1,307 @@
+"""The adapter of PyTorch."""
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from operator import attrgetter
+from sys import getrefcount
+from typing import Any, ClassVar
+
+import torch
+from torch import Size, Tensor
+from torch._C import (
+    DisableTorchFunction,
+    _DisableTorchDispatch,
+    _dispatch_keys,
+    _is_tracing,
+    _len_torch_dispatch_stack,
+    _storage_Use_Count,
+)
+from torch._C._autograd import _get_current_graph_task_keep_graph
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Module, Parameter
+
+from tensorstash.abilities import Kernel
+from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
+from tensorstash.backends.torch.graph import Readers, running
+from tensorstash.backends.torch.hooks import HookScope
+from tensorstash.backends.torch.kernels import kernel
+from tensorstash.backends.torch.layout import (
+    DTYPE_NAMES,
+    CopiedArray,
+    dense,
+    elements,
+    payload,
+    placed,
+    rebuilt,
+    restored,
+)
+from tensorstash.backends.torch.readers import demand
+from tensorstash.backends.torch.streams import CudaStream, CudaStreams
+from tensorstash.host.arrays import Array
+from tensorstash.protocols import Codec, Demand, PendingArray, Undo, strictest
+from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
+
+_REMEMBERED_LAYOUTS = 4096
+
+
+class TorchBackend:
+    """PyTorch tensors and modules, on the CPU and on CUDA and XPU devices. Thread-safe.
+
+    What it cannot help: ``F.rrelu(training=True)`` saves a buffer before the kernel fills it, so that every hook that
+    copies gets undefined values (pytorch#193671); ``torch.func.grad`` and relatives refuse to run under any hooks.
+    """
+
+    name: ClassVar[str] = "torch"
+    backward_writes: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._streams = CudaStreams()
+        # What asking adds differs by version: a storage may own the object that stands for it in Python, or not.
+        self._own_holders = _holders(torch.empty(1)) - 1
+        self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
+        self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
+        self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
+
+    def owns(self, obj: object, /) -> bool:
+        """Whether ``obj`` is a tensor or a module of PyTorch."""
+        return isinstance(obj, (Tensor, Module))
+
+    def hooks(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False
+    ) -> AbstractContextManager[None]:
+        """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.torch.hooks.HookScope`."""
+        return HookScope(pack, unpack, trusted=trusted)
+
+    def keep_reason(self, tensor: Tensor, /) -> str | None:
+        """Say why the tensor must be kept as it is, or return None if it can be stashed."""
+        kind = type(tensor)
+        if kind is not Tensor:
+            return "parameter" if kind is Parameter else subclass_reason(tensor)
+        base = tensor._base
+        if base is not None:
+            # Linear saves weight.t(); FSDP saves views of its flat parameter. The memory of both outlives the graph.
+            kind = type(base)
+            if kind is Parameter or (kind is not Tensor and isinstance(base, Parameter)):
+                return "view of a parameter"
+            if base.requires_grad and base.is_leaf:
+                return "view of a leaf that requires grad"
+        if tensor.requires_grad and tensor.is_leaf:
+            return "leaf that requires grad"
+        if (_len_torch_dispatch_stack() or _is_tracing()) and is_tracing():
+            return "tracing"
+        if tensor.dtype not in DTYPE_NAMES:
+            return "quantized" if tensor.is_quantized else "dtype"
+        return self._dispatch_reason(_dispatch_keys(tensor).raw_repr()) or _foreign_reason(tensor)
+
+    nbytes: Callable[[Tensor], int] = staticmethod(attrgetter("nbytes"))
+    """Return numel times itemsize; raises RuntimeError for sparse tensors, which have no such number."""
+
+    most_bytes = nbytes
+
+    def spec(self, tensor: Tensor, /) -> TensorSpec:
+        """Return the spec; tensors of one layout get one object."""
+        return self._spec(
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.dtype,
+            tensor.device,
+            tensor.is_conj(),
+            tensor.is_neg(),
+            tensor.data_ptr() % ALIGNMENT,
+        )
+
+    def describe(self, tensor: Tensor, /) -> str:
+        """Return a short description for messages; works on every tensor."""
+        kind = type(tensor)
+        prefix = "" if kind in (Tensor, Parameter) else f"{kind.__qualname__} "
+        shape = "(nested)" if tensor.is_nested else tuple(tensor.shape)
+        return f"{prefix}{str(tensor.dtype).removeprefix('torch.')}{shape} on {tensor.device}"
+
+    version: Callable[[Tensor], int] = staticmethod(attrgetter("_version"))
+    """Return the in-place version, which all views of one storage share. Inference tensors have none, and autograd
+    refuses to save them."""
+
+    def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
+        """Return a weak reference of the live storage and the byte offset of the first element in it.
+
+        The weak reference keeps the address of the storage object, though not its memory, from being used again.
+        """
+        token: Hashable = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        return token, int(tensor.storage_offset()) * tensor.itemsize
+
+    def holders(self, tensor: Tensor, /) -> int:
+        """Return how many tensors, storage objects and others hold the memory, ``tensor`` among them."""
+        return _holders(tensor) - self._own_holders
+
+    def readers(self, is_ours: Callable[[object], bool], /) -> "_Demands":
+        """Return what finds the readers of handles in the graph that this thread records from now on."""
+        return _Demands(is_ours)
+
+    def running_demand(self, handle: object, /) -> Demand | None:
+        """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
+        return strictest(demand(reader) for reader in running(handle))
+
+    def producer(self, tensor: Tensor, /) -> str:
+        """Return the name of the operation that made a tensor; empty if there is none."""
+        node = tensor.grad_fn
+        return "" if node is None else type(node).__name__
+
+    def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
+        """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""
+        order = self._order(spec.shape, spec.strides)
+        with DisableTorchFunction():
+            nbytes: int = tensor.untyped_storage().nbytes()
+        return spec.offset + order.span * spec.itemsize <= nbytes
+
+    keeps_graph: Callable[[], bool] = staticmethod(_get_current_graph_task_keep_graph)
+    """Return whether the running backward keeps the graph, for another one; True outside of backward, too."""
+
+    def alias(self, tensor: Tensor, /) -> Tensor:
+        """Return a leaf itself, else a detached alias: the graph holding its own output would be a cycle for ever."""
+        return tensor if tensor.is_leaf else self.detached(tensor)
+
+    def detached(self, tensor: Tensor, /) -> Tensor:
+        """Return a new tensor object that shares memory and version, and is no part of any graph."""
+        if _len_torch_dispatch_stack() and not is_tracing():
+            with _DisableTorchDispatch():  # it is no operation of the user's program
+                return tensor.detach()
+        return tensor.detach()
+
+    def witness(self, tensor: Tensor, /) -> Tensor:
+        """Return an empty tensor that shares the version counter of ``tensor``: ``.data`` changes memory alone."""
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            witness = tensor.detach()
+            # By way of bytes: PyTorch warns of every tensor that is made as complex32.
+            witness.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
+            return witness
+
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
+        """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
+        return CopiedArray(elements(tensor, spec, self._order(spec.shape, spec.strides)))
+
+    def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
+        return rebuilt(data, spec, self._order(spec.shape, spec.strides))
+
+    def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> Tensor:
+        """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
+        return placed(data, spec, self._order(spec.shape, spec.strides), memory, start)
+
+    def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
+        """Return what runs ``codec`` on the device of ``spec``, or None."""
+        return kernel(codec, spec)
+
+    def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
+        """Return the distinct elements in memory order, on the tensor's device."""
+        return dense(tensor, spec, self._order(spec.shape, spec.strides))
+
+    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
+        """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
+        return restored(dense, spec, self._order(spec.shape, spec.strides), adopt=adopt)
+
+    def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a contiguous tensor of ``spec``; on the CPU it shares the memory of ``data``."""
+        return payload(data, spec)
+
+    def current_stream(self, device: str, /) -> CudaStream | None:
+        """Return the stream that this thread submits the device's work to, or None for anything but CUDA devices.
+
+        Raises:
+            BackendError: a CUDA graph is being captured.
+        """
+        return self._streams.current_stream(device)
+
+    def new_stream(self, device: str, /) -> CudaStream:
+        """Return a stream of its own for copies of that device."""
+        return self._streams.new_stream(device)
+
+    def empty(self, spec: TensorSpec, /) -> Tensor:
+        """Return an uninitialised, contiguous tensor for work of the device's current stream."""
+        return self._streams.empty(spec)
+
+    def copy_out(self, source: Tensor, target: Array, stream: CudaStream, /) -> None:
+        """Submit a copy of a contiguous tensor into host memory."""
+        self._streams.copy_out(source, target, stream)
+
+    def copy_in(self, source: Array, target: Tensor, stream: CudaStream, /) -> None:
+        """Submit a copy of host memory into a contiguous tensor."""
+        self._streams.copy_in(source, target, stream)
+
+    def use_in(self, tensor: Tensor, stream: CudaStream, /) -> None:
+        """Let the memory, once it is freed, wait for what ``stream`` has been given until then."""
+        self._streams.use_in(tensor, stream)
+
+    def lock_pages(self, memory: Array, /) -> Undo:
+        """Page-lock host memory.
+
+        Raises:
+            OSError: the system or the device refuses.
+        """
+        return self._streams.lock_pages(memory)
+
+    def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
+        """Return the model and every module below it, with dotted names; the model's own is empty."""
+        if not isinstance(model, Module):
+            raise TypeError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
+        modules: Iterable[tuple[str, object]] = model.named_modules()
+        return modules
+
+    def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
+        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
+        return replace_forward(model, scope)
+
+
+class _Demands:
+    """What the readers need that are found in the graph, for one thread.
+
+    Args:
+        is_ours: whether an object is a handle whose reader is wanted.
+    """
+
+    __slots__ = ("_readers",)
+
+    def __init__(self, is_ours: Callable[[object], bool]) -> None:
+        self._readers = Readers(is_ours)
+
+    def visit(self, tensor: Tensor, /) -> list[tuple[Any, Demand]]:
+        """Return handles on the way to a tensor that is being packed, with what their readers need."""
+        return [(found.handle, demand(found.reader)) for found in self._readers.visit(tensor)]
+
+
+def _foreign_reason(tensor: Tensor) -> str | None:
+    # NumPy, another process, a file: PyTorch does not know who else holds the memory, and does not resize it.
+    storage = tensor.untyped_storage()
+    is_foreign = not storage.resizable() or (tensor.is_cpu and storage.is_shared())
+    return "memory of another library" if is_foreign else None
+
+
+def _holders(tensor: Tensor) -> int:
+    with DisableTorchFunction():  # no operation of the user's program
+        storage = tensor.untyped_storage()
+    count: int = _storage_Use_Count(storage._cdata)
+    return count + getrefcount(storage)
+
+
+def _spec(
+    shape: Size,
+    strides: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    conj: bool,
+    neg: bool,
+    alignment: int,
+) -> TensorSpec:
+    return TensorSpec(
+        tuple(shape),
+        strides,
+        offset * dtype.itemsize,
+        DTYPE_NAMES[dtype],
+        str(device),
+        alignment=alignment,
+        conj=conj,
+        neg=neg,
+    )

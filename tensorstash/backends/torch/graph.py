@@ -1,0 +1,131 @@
+"""Who will read what was saved: found in the graph of PyTorch while it is being recorded."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C import _FunctionBase
+from torch._C._autograd import SavedTensor, _get_sequence_nr
+
+from tensorstash.backends.torch.readers import variant
+
+CAN_TELL = hasattr(SavedTensor, "data")
+"""Whether this PyTorch shows what ``pack`` has returned for a saved tensor; if not, every reader stays unknown."""
+
+_SAVES = "_raw_saved_"
+
+
+class Found(NamedTuple):
+    """What will ask for a saved tensor.
+
+    Args:
+        handle: the very object that ``pack`` has returned for it.
+        reader: the operation and the place in it, such as ``"MmBackward0.self"``; see
+            :func:`~tensorstash.backends.torch.readers.demand`.
+    """
+
+    handle: object
+    reader: str
+
+
+class Readers:
+    """Finds who has saved what, in the part of the graph that one thread records from now on.
+
+    A node is not reachable while its operation saves; it is from what is computed with its result. So each tensor that
+    is packed shows the readers of earlier ones: the graph is walked back from it, over the nodes not walked before.
+    Nothing is kept of the graph but numbers. What is not found stays unknown: what the last operations have saved, and
+    what was saved by nodes that show nothing (of C++ extensions, of operations in place on views) or under the hooks of
+    others.
+
+    Args:
+        is_ours: whether an object is a handle whose reader is wanted.
+    """
+
+    __slots__ = ("_first", "_is_ours", "_walked")
+
+    def __init__(self, is_ours: Callable[[object], bool]) -> None:
+        self._is_ours = is_ours
+        self._first = _get_sequence_nr()
+        self._walked: set[int] = set()
+
+    def visit(self, tensor: Tensor) -> list[Found]:
+        """Return what was saved on the way to ``tensor``, where that was not returned before.
+
+        What the operation that made ``tensor`` has saved may come again: it may be about to save more.
+        """
+        root = tensor.grad_fn
+        found: list[Found] = []
+        if CAN_TELL and root is not None and self._is_new(root._sequence_nr()):
+            # Not marked as walked: it may be this node that is saving its own result, which it does not show yet.
+            self._collect(root, found)
+            self._walk(self._new_before(root), found)
+        return found
+
+    def finish(self, outputs: Iterable[Tensor]) -> list[Found]:
+        """Return what was saved on the way to ``outputs``, where that was not returned before; for the end of a scope.
+
+        Args:
+            outputs: complete results, which no operation is about to save.
+        """
+        found: list[Found] = []
+        if CAN_TELL:
+            self._walk(self._mark(tensor.grad_fn for tensor in outputs), found)
+        return found
+
+    def _walk(self, waiting: list[Any], found: list[Found]) -> None:
+        while waiting:
+            node = waiting.pop()
+            self._collect(node, found)
+            waiting += self._new_before(node)
+
+    def _new_before(self, node: Any) -> list[Any]:
+        return self._mark(before for before, _ in node.next_functions)
+
+    def _mark(self, nodes: Iterable[Any]) -> list[Any]:
+        """Return the nodes not walked before, which are about to be."""
+        new = []
+        for node in nodes:
+            if node is not None and self._is_new(number := node._sequence_nr()):
+                self._walked.add(number)
+                new.append(node)
+        return new
+
+    def _is_new(self, number: int) -> bool:
+        # The nodes of a thread are numbered. Below the first are those of earlier graphs, or of other threads, which
+        # walk them in scopes of their own; that two threads use one number costs knowledge, never correctness.
+        return number >= self._first and number not in self._walked
+
+    def _collect(self, node: Any, found: list[Found]) -> None:
+        found += (one for one in _shown(node) if self._is_ours(one.handle))
+
+
+def running(handle: object) -> list[str]:
+    """Return where the operation whose backward runs on this thread has saved a handle; none if no backward runs."""
+    node = torch._C._current_autograd_node() if CAN_TELL else None
+    return [] if node is None else [found.reader for found in _shown(node) if found.handle is handle]
+
+
+def _shown(node: Any) -> Iterator[Found]:
+    for name, reader in _saves(node):
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # backward has released what it held
+            continue
+        for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+            if one is not None:
+                yield Found(one.data, reader)
+
+
+def _saves(node: Any) -> tuple[tuple[str, str], ...]:
+    """Return the attributes of a node that show what it saves, with the readers that these are."""
+    kind: Any = type(node)
+    if issubclass(kind, _FunctionBase):
+        return (("_raw_saved_tensors", f"{kind.__name__}.tensors"),)
+    return _saves_of(kind, variant(node))
+
+
+@cache
+def _saves_of(kind: Hashable, name: str) -> tuple[tuple[str, str], ...]:
+    return tuple((save, f"{name}.{save.removeprefix(_SAVES)}") for save in dir(kind) if save.startswith(_SAVES))

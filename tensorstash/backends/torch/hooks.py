@@ -1,0 +1,132 @@
+"""A pair of saved-tensor hooks for one thread and one block of code."""
+
+from collections.abc import Callable
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch._C._autograd import (
+    _pop_saved_tensors_default_hooks,
+    _push_saved_tensors_default_hooks,
+    _top_saved_tensors_default_hooks,
+)
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+from tensorstash.errors import BackendError
+from tensorstash.host.blocks import Block
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _opaque(function: F) -> F:
+    # What torch.compiler.disable does, without importing the compiler: where a scope is entered inside a compiled
+    # function, the graph breaks there, quietly, and neither scope nor hooks are compiled.
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return function
+
+
+def _keep_from_compiler(hook: Callable[..., Any]) -> None:
+    # What tensorstash.host.native has made remembers the functions of Python that it calls.
+    calls: Any = hook.__self__ if isinstance(hook, BuiltinFunctionType) else (hook,)
+    for function in calls:
+        if isinstance(function, MethodType):
+            function = function.__func__
+        if isinstance(function, FunctionType):
+            _opaque(function)
+
+
+@_opaque
+def _call(hook: Callable[[Any], Any], value: Any) -> Any:
+    return hook(value)
+
+
+class HookScope(Block):
+    """Installs a pair of hooks for this thread; nests, the innermost pair runs.
+
+    Hooks run in the state in which PyTorch calls them: gradient recording is on in ``unpack`` during a backward with
+    ``create_graph``, and autocast where backward, or a custom ``Function``, runs under it. The methods of the backend
+    are indifferent to both; asking for them here would cost half as much as a pair of hooks that do nothing.
+
+    Args:
+        pack: called on this thread.
+        unpack: called from whatever thread asks for the tensor.
+        trusted: functions or methods of the engine, which may be marked themselves as what is never compiled; others
+            get a call in between that is.
+
+    Raises:
+        RuntimeError: entered where ``torch.autograd.graph.disable_saved_tensors_hooks`` is in force; its message.
+        BackendError: left in another order, or on another thread, than entered. Hooks of others stay as they are.
+    """
+
+    __slots__ = ("_is_left", "_pack", "_unpack")
+
+    def __init__(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], *, trusted: bool = False
+    ) -> None:
+        if trusted:
+            _keep_from_compiler(pack)
+            _keep_from_compiler(unpack)
+        self._is_left = False
+        self._pack = pack if trusted else partial(_call, pack)
+        self._unpack = unpack if trusted else partial(_call, unpack)
+
+    @_opaque
+    def enter(self) -> None:
+        """Put the pair in force."""
+        self._is_left = False
+        _push_saved_tensors_default_hooks(self._pack, self._unpack)
+
+    @_opaque
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Take the pair back."""
+        if self._is_innermost():
+            try:
+                _pop_saved_tensors_default_hooks()
+            finally:
+                self._is_left = True
+            return
+        self._is_left = True
+        removed = self._remove_from_below()
+        raise BackendError(
+            "saved-tensor hooks were left in another order than they were entered; "
+            + (
+                "the hooks that were entered later are still in force, these are removed; "
+                if removed
+                else "these were no longer in force on this thread: somebody else left twice, or first; "
+            )
+            + "leave `with` blocks innermost first, on the thread that entered them"
+        )
+
+    @_opaque
+    def undo(self) -> None:
+        """Take the pair back if it is in force."""
+        if self._is_innermost():
+            self.finish(None, None, None)
+
+    @_opaque
+    def finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Take the pair back, unless that is done."""
+        if not self._is_left:
+            self.leave(kind, error, trace)
+
+    @_opaque
+    def _is_innermost(self) -> bool:
+        top = _top_saved_tensors_default_hooks(True)
+        return top is not None and top[0] is self._pack
+
+    def _remove_from_below(self) -> bool:
+        above: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+        while (top := _top_saved_tensors_default_hooks(True)) is not None:
+            _pop_saved_tensors_default_hooks()
+            if top[0] is self._pack:
+                break
+            above.append(top)
+        for pair in reversed(above):
+            _push_saved_tensors_default_hooks(*pair)
+        return top is not None

@@ -1,0 +1,230 @@
+"""Between the memory of PyTorch tensors and NumPy arrays: distinct elements out, exact layouts back in."""
+
+from collections.abc import Mapping
+from math import prod
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunction, _DisableTorchDispatch, _set_grad_enabled
+
+from tensorstash.host.arrays import Array, adopted, aligned_empty, as_bytes, borrowed
+from tensorstash.host.blocks import Block
+from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec
+
+DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
+    {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
+)
+"""The element types of this build that can be moved."""
+
+_CARRIERS: Mapping[str, torch.dtype] = MappingProxyType(
+    {name: getattr(torch, row.carrier) for name, row in DTYPES.items()}
+)
+
+
+class CopiedArray:
+    """A copy to the host that is already there."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def wait(self) -> Array:
+        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
+        return self._array
+
+
+def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
+    """Return the distinct elements of a tensor in memory order, as carrier bits.
+
+    Args:
+        tensor: any strided tensor with memory of its own device.
+        spec: its spec.
+        order: ``memory_order(spec.shape, spec.strides)``.
+
+    Returns:
+        A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
+    """
+    with DisableTorchFunction(), _DisableTorchDispatch():  # unseen by dispatch modes and default devices
+        run = _plain(tensor, spec).view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
+        on_host = run.device.type == "cpu"
+        if on_host and not order.is_dense:
+            array: Array = aligned_empty(prod(order.shape) * spec.itemsize).view(spec.carrier).reshape(order.shape)
+            torch.from_numpy(array).copy_(run)
+            return array
+        if on_host:
+            return borrowed(np.asarray(_LiveMemory(run, spec.carrier)))
+        if not order.is_dense:
+            run = run.clone(memory_format=torch.contiguous_format)
+        copy: Array = run.cpu().numpy()
+        return copy
+
+
+class _LiveMemory:
+    """A contiguous tensor's own memory, as NumPy reads it.
+
+    ``Tensor.numpy`` would make the storage one that can never be resized again.
+
+    Args:
+        run: a tensor on the host, which lives as long as the array.
+        carrier: the array's type.
+    """
+
+    __slots__ = ("__array_interface__", "_run")
+
+    def __init__(self, run: Tensor, carrier: str) -> None:
+        self._run = run
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(run.shape),
+            "typestr": np.dtype(carrier).str,
+            "data": (run.data_ptr(), False),
+        }
+
+
+class Unrecorded(Block):
+    """A block without gradient recording, which is as it was afterwards, whatever interrupts; unlike ``no_grad``."""
+
+    __slots__ = ("_recording",)
+
+    def __init__(self) -> None:
+        self._recording = torch.is_grad_enabled()
+
+    def enter(self) -> None:
+        """Switch it off."""
+        _set_grad_enabled(False)
+
+    def leave(self, *raised: object) -> None:
+        """Switch it back."""
+        _set_grad_enabled(self._recording)
+
+    def undo(self) -> None:
+        """Switch it back."""
+        _set_grad_enabled(self._recording)
+
+    def finish(self, *raised: object) -> None:
+        """Switch it back."""
+        _set_grad_enabled(self._recording)
+
+
+def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    """Return a fresh, detached tensor with the exact layout of ``spec``, in private writable memory.
+
+    Args:
+        data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
+        spec: the layout.
+        order: ``memory_order(spec.shape, spec.strides)``.
+    """
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        if spec.device == "cpu":
+            memory = torch.from_numpy(_host_memory(data, spec, order))
+        else:
+            memory = _device_memory(data, spec, order)
+        return _laid_out(memory, spec)
+
+
+def placed(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Array, start: int) -> Tensor:
+    """Write elements into memory, and return a detached tensor there with the exact layout of ``spec``.
+
+    Args:
+        data: distinct elements in memory order, as carrier bits.
+        spec: the layout.
+        order: ``memory_order(spec.shape, spec.strides)``.
+        memory: bytes of the host, which live as long as a tensor lies in them.
+        start: the byte at which the first element goes.
+    """
+    stop = start + order.span * spec.itemsize
+    _write(data, spec, order, memory[start:stop])
+    with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+        return _laid_out(torch.from_numpy(memory)[start:stop], spec)  # with an in-place version of its own
+
+
+def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    """Return the distinct elements of a tensor in memory order, on its device, without lazy flags.
+
+    Args:
+        tensor: any strided tensor with memory of its own device.
+        spec: its spec.
+        order: ``memory_order(spec.shape, spec.strides)``.
+
+    Returns:
+        A contiguous view of the tensor's live memory where that is one run, else a private copy.
+    """
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        run = _plain(tensor, spec).as_strided(order.shape, order.strides)
+        return run if order.is_dense else run.clone(memory_format=torch.contiguous_format)
+
+
+def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool) -> Tensor:
+    """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device.
+
+    Args:
+        dense: distinct elements in memory order, contiguous.
+        spec: the layout.
+        order: ``memory_order(spec.shape, spec.strides)``.
+        adopt: whether the memory of ``dense`` may be used where it fits.
+    """
+    with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+        run = dense.reshape(-1).view(torch.uint8)
+        if not (adopt and order.is_dense and run.data_ptr() % ALIGNMENT == spec.alignment):
+            memory = _empty_on_device(spec, order)
+            target = memory.view(dense.dtype)
+            target.as_strided(order.shape, order.strides, target.storage_offset()).copy_(dense.reshape(order.shape))
+            run = memory
+        return _laid_out(run, spec)
+
+
+def payload(data: Array, spec: TensorSpec) -> Tensor:
+    """Return a contiguous tensor of ``spec`` over carrier bits, which it may share and must not be written to."""
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        # PyTorch warns of arrays that it could write to.
+        carrier = torch.from_numpy(data if data.flags.writeable else adopted(data))
+        return carrier.to(spec.device).view(getattr(torch, spec.dtype)).reshape(spec.shape)
+
+
+def _plain(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    plain = tensor.detach()
+    if spec.conj:
+        plain = plain.conj()
+    return torch._neg_view(plain) if spec.neg else plain
+
+
+def _laid_out(memory: Tensor, spec: TensorSpec) -> Tensor:
+    memory = memory.view(getattr(torch, spec.dtype))
+    tensor = memory.as_strided(spec.shape, spec.strides, memory.storage_offset())
+    if spec.conj:
+        tensor = tensor.conj()
+    if spec.neg:
+        tensor = torch._neg_view(tensor)
+    return tensor.detach()
+
+
+def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
+    if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == spec.alignment:
+        return as_bytes(data)
+    memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
+    _write(data, spec, order, memory)
+    return memory
+
+
+def _write(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Array) -> None:
+    strides = tuple(stride * spec.itemsize for stride in order.strides)
+    np.ndarray(order.shape, spec.carrier, memory, strides=strides)[...] = data.reshape(order.shape)
+
+
+def _device_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    if not data.flags.writeable:  # PyTorch warns of arrays that it could write to
+        data = data.copy()
+    memory = _empty_on_device(spec, order)
+    run = memory.view(_CARRIERS[spec.dtype])
+    run.as_strided(order.shape, order.strides, run.storage_offset()).copy_(torch.from_numpy(data.reshape(order.shape)))
+    return memory
+
+
+def _empty_on_device(spec: TensorSpec, order: MemoryOrder) -> Tensor:
+    nbytes = order.span * spec.itemsize
+    raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
+    start = (spec.alignment - raw.data_ptr()) % ALIGNMENT
+    return raw[start : start + nbytes]

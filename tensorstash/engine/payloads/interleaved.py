@@ -1,0 +1,174 @@
+"""Contents that lie interleaved in one memory, as the parts of a split do, and come back in one.
+
+Rebuilt one by one, each would take memory for its gaps too, which the others fill.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+from weakref import ref
+
+from tensorstash.abilities import SupportsSharedMemory
+from tensorstash.host.arrays import Array, aligned_empty, lender
+from tensorstash.spec import ALIGNMENT, TensorSpec, memory_block
+
+Block = tuple[tuple[int, int], ...]
+
+_MOST = 64
+"""Contents that are put back together: each is compared with all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The elements of a view with gaps: the same run of memory again and again.
+
+    Args:
+        start: of the first element, in elements from some point of the storage.
+        block: (size, stride) pairs of :func:`~tensorstash.spec.memory_block`.
+    """
+
+    start: int
+    block: Block
+
+    @classmethod
+    def of(cls, spec: TensorSpec, start: int) -> "Strip | None":
+        """Return the strip of a tensor that starts so many bytes into its storage; None if it has no gaps.
+
+        >>> Strip.of(TensorSpec((5, 3), (9, 1), 24, "float32", "cpu"), 24)
+        Strip(start=6, block=((5, 9), (3, 1)))
+        >>> Strip.of(TensorSpec((5, 3), (3, 1), 24, "float32", "cpu"), 24)
+        """
+        block = memory_block(spec.shape, spec.strides)
+        if not block or block[0][1] == 1 or start % spec.itemsize:
+            return None
+        return cls(start // spec.itemsize, block)
+
+    def stop(self, depth: int = 1) -> int:
+        """Return where the first run ends that the ``depth`` outermost dimensions repeat."""
+        return self.start + 1 + sum((size - 1) * stride for size, stride in self.block[depth:])
+
+    def is_apart(self, other: "Strip") -> bool:
+        """Whether the two have certainly no element in common.
+
+        >>> left, right = Strip(0, ((5, 9), (3, 1))), Strip(3, ((5, 9), (6, 1)))
+        >>> left.is_apart(right), left.is_apart(Strip(2, ((5, 9), (3, 1))))
+        (True, False)
+        """
+        first, second = sorted((self, other), key=attrgetter("start"))
+        for depth, (ours, theirs) in enumerate(zip(self.block, other.block, strict=False), start=1):
+            if ours != theirs or max(self.stop(depth), other.stop(depth)) - first.start > ours[1]:
+                return False
+            # What both repeat lies within one period; here it lies side by side.
+            if first.stop(depth) <= second.start:
+                return True
+        return False
+
+
+class Column:
+    """One content's place among those that it lies interleaved with.
+
+    Args:
+        table: they.
+        strip: where it lies.
+    """
+
+    __slots__ = ("__weakref__", "_table", "strip")
+
+    def __init__(self, table: "Table", strip: Strip) -> None:
+        self._table = table
+        self.strip = strip
+
+    def rebuild(self, data: Array, spec: TensorSpec) -> Any:
+        """Return a detached tensor with the exact layout of ``spec`` in memory that is shared with the others.
+
+        Its elements are nobody else's.
+
+        Args:
+            data: elements in memory order.
+            spec: any layout of the same block of memory.
+        """
+        memory, start = self._table.place(self.strip, spec)
+        return self._table.backend.place(data.reshape(spec.dense().shape), spec, memory, start)
+
+
+class Table:
+    """Contents with gaps that others of them fill: live views of one memory that repeat with one period. Thread-safe.
+
+    No two have an element in common, and each is written into the memory once, so that whoever writes into one of the
+    tensors changes no other. The memory is known only weakly, and goes with the last of the tensors in it.
+
+    Args:
+        backend: the framework's adapter.
+    """
+
+    __slots__ = ("_columns", "_first", "_lock", "_memory", "_run", "_stop", "_taken", "backend")
+
+    def __init__(self, backend: SupportsSharedMemory[Any]) -> None:
+        self.backend = backend
+        self._columns: list[ref[Column]] = []
+        self._lock = threading.Lock()
+        self._memory: Callable[[], Array | None] = _nothing
+        self._taken: list[Strip] = []
+        self._first = self._stop = 0
+        self._run = slice(0)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether any content has its place here."""
+        return any(known() is not None for known in self._columns)
+
+    def add(self, strip: Strip) -> Column | None:
+        """Return the place of a strip among the others.
+
+        None if it may overlap one, together they reach beyond a period, or there are many already.
+        """
+        with self._lock:
+            live = self._live()
+            if len(live) == _MOST or not all(strip.is_apart(other.strip) for other in live):
+                return None
+            column = Column(self, strip)
+            self._columns.append(ref(column))
+        return column
+
+    def place(self, strip: Strip, spec: TensorSpec) -> tuple[Array, int]:
+        """Return memory for a strip, and where in it a tensor of ``spec`` goes, in bytes.
+
+        That place is nobody else's as long as the memory is there.
+        """
+        with self._lock:
+            memory = self._memory()
+            if memory is None or not self._is_free(strip):
+                memory = self._renew(strip, spec)
+            self._taken.append(strip)
+            return memory[self._run], (strip.start - self._first) * spec.itemsize
+
+    def _renew(self, strip: Strip, spec: TensorSpec) -> Array:
+        """Return memory for all that are live now, and know it from now on."""
+        strips = [column.strip for column in self._live()]
+        first, stop = min(one.start for one in strips), max(one.stop() for one in strips)
+        size, period = strip.block[0]
+        nbytes = ((size - 1) * period + stop - first) * spec.itemsize
+        alignment = (spec.alignment - (strip.start - first) * spec.itemsize) % ALIGNMENT
+        run = aligned_empty(nbytes, alignment)
+        memory = lender(run)
+        begin = run.ctypes.data - memory.ctypes.data
+        self._memory, self._run = ref(memory), slice(begin, begin + nbytes)
+        self._first, self._stop, self._taken = first, stop, []
+        return memory
+
+    def _is_free(self, strip: Strip) -> bool:
+        """Whether nothing has been written there yet."""
+        is_inside = self._first <= strip.start and strip.stop() <= self._stop
+        return is_inside and all(strip.is_apart(other) for other in self._taken)
+
+    def _live(self) -> list[Column]:
+        live = [column for known in self._columns if (column := known()) is not None]
+        if len(live) < len(self._columns):
+            self._columns = [ref(column) for column in live]
+        return live
+
+
+def _nothing() -> None:
+    return None

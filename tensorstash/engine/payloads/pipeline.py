@@ -1,0 +1,217 @@
+"""One plan for one kind of tensor, run both ways: codecs in order and into the store, and back."""
+
+import errno
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import call
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+
+from tensorstash.engine.stats import Counted, Ledger
+from tensorstash.engine.timeouts import Ask
+from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
+from tensorstash.host.arrays import Array, as_bytes, copied, is_private
+from tensorstash.host.checksum import checksum
+from tensorstash.policies.plan import Plan
+from tensorstash.protocols import Codec, Slot, Store, StoreConfig
+from tensorstash.spec import TensorSpec
+
+R = TypeVar("R")
+
+_PASSING = frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})
+_MORE_ATTEMPTS = 2
+
+
+class Stored:
+    """Where a payload is; owns the slot, which is free when this is dropped.
+
+    Args:
+        store: where; None for what stays on its device, where the slot is the payload itself.
+        slot: the store's own name for it.
+        nbytes: bytes in the slot.
+        digest: checksum of them, where the store does not verify what it gives back.
+    """
+
+    __slots__ = ("_store", "counted", "digest", "nbytes", "slot")
+
+    def __init__(self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
+        self._store = store
+        self.slot = slot
+        self.nbytes = nbytes
+        self.digest = digest
+        self.counted: Counted | None = None
+
+    def __del__(self) -> None:
+        if self._store is not None:
+            self._store.delete(self.slot)
+
+
+class Pipeline:
+    """What of a plan runs on the host: encodes arrays of one spec into one store, and decodes them. Thread-safe.
+
+    Args:
+        plan: codecs to run here.
+        spec: of the arrays; of what the last kernel returns where some codecs have run on the device.
+        config: what ``store`` was opened from.
+        store: the live store.
+        ledger: where stages are counted.
+        places: a name for each codec in messages, and for the store.
+    """
+
+    __slots__ = (
+        "_ledger",
+        "_places",
+        "_steps",
+        "_trusts_store",
+        "_waits",
+        "is_costly",
+        "plan",
+        "result",
+        "store",
+        "store_place",
+        "tier",
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: TensorSpec,
+        config: StoreConfig,
+        store: Store,
+        ledger: Ledger,
+        places: Sequence[str],
+    ) -> None:
+        self.plan = plan
+        self.store = store
+        self.tier = config.tier
+        self._trusts_store = getattr(store, "verifies", False)
+        self._waits = config.tier != "memory"
+        self.is_costly = bool(plan.codecs) or self._waits
+        self._ledger = ledger
+        steps: list[tuple[Codec, TensorSpec]] = []
+        for codec in plan.codecs:
+            steps.append((codec, spec))
+            spec = codec.encoded_spec(spec)
+        self._steps = tuple(steps)
+        self.result = spec
+        *self._places, self.store_place = places
+
+    def encode(self, data: Array, ask: Ask = call) -> Stored | None:
+        """Run the codecs and put the result into the store.
+
+        Args:
+            data: elements in memory order; borrowed (read-only) or private (writable).
+            ask: how a store is asked that may not answer.
+
+        Returns:
+            Where the payload is; None if the codecs have passed on borrowed memory as it is and a copy of it
+            would only take more memory.
+
+        Raises:
+            CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
+            StoreError: the store could not take the payload.
+        """
+        for (codec, spec), place in zip(self._steps, self._places, strict=True):
+            before, started = data.nbytes, perf_counter()
+            data = _run(codec.encode, data, spec, place, "encode")
+            _check(data, codec.encoded_spec(spec), place, "encode")
+            self._ledger.stage_in(codec.name, before, data.nbytes, perf_counter() - started)
+        started = perf_counter()
+        payload = as_bytes(data)
+        if self.plan.codecs and self.store.retains and not is_private(payload):
+            return None
+        stored = self._ask_store(ask, partial(self._put, payload), f"storing {payload.nbytes} bytes")
+        self._ledger.stage_in(self.tier, payload.nbytes, payload.nbytes, perf_counter() - started)
+        return stored
+
+    def decode(self, stored: Stored, ask: Ask = call) -> Array:
+        """Return the elements again, in memory order; writable if the array is private to the caller.
+
+        Args:
+            stored: what :meth:`encode` returned.
+            ask: how a store is asked that may not answer.
+
+        Raises:
+            CodecError: a codec raised, or returned something of another shape or dtype than went in.
+            StoreError: the store could not give the payload back.
+        """
+        started = perf_counter()
+        data = self._ask_store(ask, partial(self._get, stored), f"reading {stored.nbytes} bytes")
+        data = _shaped(data, self.result)
+        self._ledger.stage_back(self.tier, perf_counter() - started)
+        for (codec, spec), place in zip(reversed(self._steps), reversed(self._places), strict=True):
+            started = perf_counter()
+            data = _run(codec.decode, data, spec, place, "decode")
+            _check(data, spec, place, "decode")
+            self._ledger.stage_back(codec.name, perf_counter() - started)
+        return data
+
+    def _put(self, payload: Array) -> Stored:
+        if self.store.retains and not is_private(payload):
+            payload = copied(payload)
+        digest = None if self._trusts_store else checksum(payload)
+        return Stored(self.store, self.store.put(payload), payload.nbytes, digest)
+
+    def _get(self, stored: Stored) -> Array:
+        data: object = self.store.get(stored.slot)
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (stored.nbytes,):
+            got = f"{data.dtype.name}{data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+            raise CorruptDataError(f"the store gave back {got}, expected uint8({stored.nbytes},)")
+        if stored.digest is not None and checksum(data) != stored.digest:
+            raise CorruptDataError(f"{stored.nbytes} bytes came back altered")
+        return data
+
+    def _ask_store(self, ask: Ask, question: Callable[[], R], doing: str) -> R:
+        try:
+            answer: R = (ask if self._waits else call)(partial(self._answer, question))
+            return answer
+        except StashError:
+            raise
+        except (TimeoutError, RuntimeError) as error:
+            raise StoreError(f"{self.store_place}: {doing} {error}") from error
+
+    def _answer(self, question: Callable[[], R]) -> R:
+        """Return the answer of the store, asked again if it may have been a passing error; else one that says where."""
+        try:
+            for _ in range(_MORE_ATTEMPTS):
+                try:
+                    return question()
+                except (OSError, StoreError) as error:
+                    if not _may_pass(error):
+                        raise
+            return question()
+        except StashError as error:
+            raise error.at(self.store_place) from error
+        except Exception as error:
+            raise StoreError(f"{self.store_place}: {type(error).__name__}: {error}") from error
+
+
+def _may_pass(error: BaseException) -> bool:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _PASSING
+
+
+def _run(method: Callable[[Array, TensorSpec], Array], data: Array, spec: TensorSpec, place: str, verb: str) -> Array:
+    try:
+        return method(data, spec)
+    except StashError as error:
+        raise error.at(place) from error
+    except Exception as error:
+        raise CodecError(f"{place}: {verb} raised {type(error).__name__}: {error}") from error
+
+
+def _check(data: object, spec: TensorSpec, place: str, verb: str) -> None:
+    if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
+        raise CodecError(f"{place}: {verb} returned {type(data).__name__}, expected a C-contiguous NumPy array")
+    expected = "1-d" if spec.shape == (-1,) else str(spec.shape)
+    shape_fits = data.ndim == 1 if spec.shape == (-1,) else data.shape == spec.shape
+    if not shape_fits or data.dtype.name != spec.carrier:
+        raise CodecError(
+            f"{place}: {verb} returned {data.dtype.name}{data.shape}, expected {spec.carrier} of shape {expected}"
+        )
+
+
+def _shaped(data: Array, spec: TensorSpec) -> Array:
+    return data if spec.shape == (-1,) else data.view(spec.carrier).reshape(spec.shape)

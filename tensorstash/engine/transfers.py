@@ -1,0 +1,292 @@
+"""Copies between a device and the host beside the computation, and the argument why none of them races.
+
+Each device has two streams of its own besides the program's: one for copies out, one for copies back. Five rules order
+them; none of them makes the host wait for the device. *Compute* is the stream that is current where the rule is
+applied; it is asked for each time, since programs run under streams of their own.
+
+1. A copy out begins after what compute was given before: the source is written. (The copy stream waits for a point of
+   compute.)
+2. The source is held until the copy has ended, or until compute waits for its end: its memory belongs to compute, so
+   whatever is allocated there next is written after the copy. Where it belongs to yet another stream, the allocator was
+   told that compute uses it, and waits for compute before it hands the memory to that stream.
+3. A buffer to copy back into is allocated for compute, and the copy begins after what compute was given before that:
+   whoever had that memory earlier is done with it.
+4. A copy back begins after the copy out of the same bytes.
+5. Compute waits for the end of a copy back before the tensor is handed out, and before its memory is freed. A tensor
+   that was brought back for another stream than the one that asks is not handed out, but brought back again.
+
+Host memory of a copy is held until the copy has ended, whatever becomes of the tensor.
+
+The source may be modified in place by the program after it was saved and before it is copied; the version says so, and
+the tensor is refused when it is asked for, as autograd refuses it.
+"""
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+from tensorstash.abilities import Event, Stream, SupportsStreams
+from tensorstash.engine.budget import ByteBudget, Lease
+from tensorstash.host.arrays import Array, as_bytes
+from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.pinned import PinnedMemory
+from tensorstash.spec import TensorSpec
+
+T = TypeVar("T")
+
+
+class Copy(Generic[T]):
+    """A copy under way, or about to begin. Thread-safe.
+
+    Args:
+        array: its host memory.
+        held: what keeps its device memory: the source, or the tensor that is copied into.
+        stream: the compute stream that the device memory is used in.
+        lane: the copy stream.
+        lease: of the device memory, in the budget where it is counted; None if it is not.
+    """
+
+    __slots__ = ("__weakref__", "_end", "_lane", "_lease", "array", "held", "stream")
+
+    def __init__(self, array: Array, held: T, stream: Stream, lane: Stream, lease: Lease | None) -> None:
+        self.array = array
+        self.held: T | None = held
+        self.stream = stream
+        self._lane = lane
+        self._end: Event | None = None
+        self._lease = lease
+
+    @property
+    def end(self) -> Event:
+        """A point of the copy stream after it; for the first time once it has begun, or never will."""
+        if self._end is None:
+            self._end = self._lane.record()
+        return self._end
+
+    def start(self, launch: Callable[[], object], under_way: "deque[Copy[T]]") -> None:
+        """Launch it, and hold its memory meanwhile: an interrupt must not free what a device reads or writes.
+
+        Args:
+            launch: puts it into the copy stream.
+            under_way: what holds it until its end.
+        """
+        under_way.append(self)
+        try:
+            launch()
+        finally:
+            self.end  # noqa: B018  # is now
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether a budget has room for its device memory, so that it may be held for longer."""
+        return self._lease is not None
+
+    def let_go(self) -> None:
+        """Let compute wait for the end, and drop the device memory; idempotent, never blocks, safe in a finalizer."""
+        if self.held is not None:
+            self.stream.wait(self.end)
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop the device memory of a copy that has ended, or whose end compute waits for."""
+        self.held = self._lease = None
+
+    def wait(self) -> Array:
+        """Make the calling thread wait for the end, drop the device memory and return the host memory."""
+        self.end.synchronize()
+        self.drop()
+        return self.array
+
+
+class Copies(Generic[T]):
+    """The copies of one session, on all devices. Thread-safe.
+
+    Args:
+        backend: how things are done.
+        pinned: where host memory is from.
+        out_bytes: sources that may be held for copies out, in bytes; beyond that compute waits for the oldest.
+        back_bytes: tensors that may be brought back before they are asked for, in bytes.
+    """
+
+    def __init__(self, backend: SupportsStreams[T], pinned: PinnedMemory, *, out_bytes: int, back_bytes: int) -> None:
+        self._backend = backend
+        self._pinned = pinned
+        self._out_budget = ByteBudget(out_bytes)
+        self._back_budget = ByteBudget(back_bytes)
+        self._lanes: dict[tuple[str, str], _Lane[T]] = {}
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew; a child has no device, as the frameworks say when it asks for one."""
+        self._lock = threading.Lock()
+
+    def out(self, source: T, held: T, spec: TensorSpec) -> Copy[T]:
+        """Start a copy to the host.
+
+        Args:
+            source: a contiguous tensor.
+            held: what keeps its memory; the tensor itself, or one that it is a view of.
+            spec: of ``source``.
+        """
+        backend = self._backend
+        compute = self.compute(spec.device)
+        array = self._pinned.take(spec.nbytes)
+        with self._lock:
+            lane = self._lane(spec.device, "out")
+            lease = self._make_room(lane, spec.nbytes)
+            backend.use_in(held, compute)
+            lane.stream.wait(compute.record())
+            copy = Copy(array, held, compute, lane.stream, lease)
+            copy.start(partial(backend.copy_out, source, array, lane.stream), lane.copies)
+        if lease is None:
+            copy.let_go()
+        return copy
+
+    def back(self, data: Array, spec: TensorSpec, after: Event | None, *, ahead: bool) -> Copy[T] | None:
+        """Start a copy to the device; return None if it is to be ahead of its time and the budget has no room.
+
+        Args:
+            data: one-dimensional ``uint8``.
+            spec: of the tensor to bring back.
+            after: the end of the copy that these bytes came by, unless it is known to have ended.
+            ahead: whether nobody has asked for the tensor yet.
+        """
+        backend = self._backend
+        lease = self._back_budget.try_acquire(spec.nbytes) if ahead else None
+        if ahead and lease is None:
+            return None
+        compute = self.compute(spec.device)
+        with self._lock:
+            lane = self._lane(spec.device, "back")
+            lane.forget_ended()
+            target = backend.empty(spec)
+            lane.stream.wait(compute.record())
+            if after is not None:
+                lane.stream.wait(after)
+            copy = Copy(data, target, compute, lane.stream, lease)
+            copy.start(partial(backend.copy_in, data, target, lane.stream), lane.copies)
+        return copy
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether that many bytes could be brought back before they are asked for."""
+        return self._back_budget.used + nbytes <= self._back_budget.limit
+
+    def staged(self, data: Array) -> Array:
+        """Return a copy in page-locked memory, or the array itself where there is none left."""
+        pages = self._pinned.take_locked(data.nbytes)
+        if pages is None:
+            return data
+        pages[...] = as_bytes(data)
+        return pages.view(data.dtype).reshape(data.shape)
+
+    def arrived(self, copy: Copy[T], device: str) -> T | None:
+        """Return the tensor of a copy back, for work of the current stream; None if it is there for another one."""
+        target = copy.held
+        if target is None or copy.stream != self.compute(device):
+            copy.let_go()
+            return None
+        copy.stream.wait(copy.end)
+        return target
+
+    def used_here(self, tensor: T, device: str) -> T:
+        """Return a tensor that has stayed on its device, for work of the current stream."""
+        self._backend.use_in(tensor, self.compute(device))
+        return tensor
+
+    def follow(self, stream: Stream, tensor: T, device: str) -> None:
+        """Let compute begin what it is given from now on after what ``stream`` was given, which has made a tensor."""
+        compute = self.compute(device)
+        if compute != stream:
+            compute.wait(stream.record())
+            self._backend.use_in(tensor, compute)
+
+    def compute(self, device: str) -> Stream:
+        """Return the stream of the computation, as it is now."""
+        stream = self._backend.current_stream(device)
+        assert stream is not None, f"{device} has no streams"
+        return stream
+
+    def end_step(self) -> None:
+        """Give up host memory that the last steps have not needed."""
+        self._pinned.end_step()
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Host memory that is page-locked now, in bytes."""
+        return self._pinned.locked_bytes
+
+    def drain(self) -> None:
+        """Wait for the end of all copies."""
+        with self._lock:
+            under_way = [copy for lane in self._lanes.values() for copy in lane.copies]
+        for copy in under_way:
+            copy.end.synchronize()
+        with self._lock:
+            for lane in self._lanes.values():
+                lane.forget_ended()
+
+    def _make_room(self, lane: "_Lane[T]", nbytes: int) -> Lease | None:
+        """Count bytes of a source; return None if the budget is smaller than that."""
+        lane.forget_ended()
+        if nbytes > self._out_budget.limit:
+            return None
+        while (lease := self._out_budget.try_acquire(nbytes)) is None:
+            for other in self._lanes.values():
+                other.let_oldest_go()
+        return lease
+
+    def _lane(self, device: str, direction: str) -> "_Lane[T]":
+        key = device, direction
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(self._backend.new_stream(device), is_out=direction == "out")
+        return lane
+
+    def __del__(self) -> None:
+        # Host memory must outlive the copies. Not while the interpreter ends: then the device may be gone already.
+        # Nor in a forked child, which must not touch it.
+        if not sys.is_finalizing() and os.getpid() == self._pid:
+            for lane in self._lanes.values():
+                lane.finish()
+
+
+class _Lane(Generic[T]):
+    """The copies of one device in one direction that may not have ended, in order.
+
+    Args:
+        stream: where they are done.
+        is_out: whether they go to the host, so that their device memory is not needed afterwards.
+    """
+
+    __slots__ = ("_is_out", "copies", "stream")
+
+    def __init__(self, stream: Stream, *, is_out: bool) -> None:
+        self.stream = stream
+        self._is_out = is_out
+        self.copies: deque[Copy[T]] = deque()
+
+    def forget_ended(self) -> None:
+        """Forget the copies that have ended."""
+        while self.copies and self.copies[0].end.query():
+            copy = self.copies.popleft()
+            if self._is_out:
+                copy.drop()
+
+    def let_oldest_go(self) -> None:
+        """Let compute wait for the oldest copy to the host that holds its source."""
+        oldest = next((copy for copy in self.copies if copy.held is not None), None) if self._is_out else None
+        if oldest is not None:
+            oldest.let_go()
+
+    def finish(self) -> None:
+        """Wait for the end of all copies, so that host memory may go."""
+        while self.copies:
+            self.copies[0].let_go()
+            self.copies[0].end.synchronize()
+            self.copies.popleft()

@@ -1,0 +1,110 @@
+"""Host buffers: aligned allocation, and who may write to an array."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorstash.host.pool import POOL, SMALLEST
+from tensorstash.spec import ALIGNMENT
+
+Array = NDArray[Any]
+"""A C-contiguous NumPy array; a run of bytes is a one-dimensional ``uint8`` array."""
+
+
+def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
+    """Return uninitialised, writable bytes whose address modulo 64 is ``alignment``.
+
+    Large buffers come in whole pages from a pool, and go back to it when the last view of them goes: fresh pages cost
+    more than copying into them, and the C allocator may never give them back. With ``alignment`` 0 they start with a
+    page.
+
+    Args:
+        nbytes: length in bytes.
+        alignment: wanted address modulo :data:`~tensorstash.spec.ALIGNMENT`, in bytes.
+
+    >>> aligned_empty(10, 16).ctypes.data % 64, aligned_empty(2**20).ctypes.data % 4096
+    (16, 0)
+    """
+    if nbytes >= SMALLEST:
+        return whole_pages(nbytes + alignment)[alignment:]
+    raw = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
+    start = (alignment - raw.ctypes.data) % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def whole_pages(nbytes: int) -> Array:
+    """Return uninitialised, writable bytes that start with a page, as direct I/O wants them.
+
+    Large buffers come from the pool, as those of :func:`aligned_empty`.
+
+    >>> whole_pages(10).ctypes.data % 4096
+    0
+    """
+    return POOL.take(nbytes)
+
+
+def lender(array: Array) -> Array:
+    """Return the array whose memory it is, which lives as long as any view of that memory.
+
+    >>> whole = aligned_empty(100)
+    >>> lender(whole[3:][4:]) is lender(whole)
+    True
+    """
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def copied(data: Array) -> Array:
+    """Return a private copy of a run of bytes.
+
+    >>> copied(borrowed(np.arange(3, dtype=np.uint8)))
+    array([0, 1, 2], dtype=uint8)
+    """
+    copy = aligned_empty(data.size)
+    copy[:] = data
+    return copy
+
+
+def borrowed(array: Array) -> Array:
+    """Return a read-only view: the receiver may read it for the length of the call and must not keep it.
+
+    Ownership travels in the ``writeable`` flag: a writable array is private to its receiver, a read-only one belongs
+    to somebody else.
+    """
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def adopted(array: Array) -> Array:
+    """Return a writable view of memory that was borrowed and whose owner has left it to the caller.
+
+    >>> mine = adopted(borrowed(np.zeros(3)))
+    >>> is_private(mine)
+    True
+    """
+    view = array.view()
+    view.flags.writeable = True
+    return view
+
+
+def is_private(array: Array) -> bool:
+    """Whether the array's memory can be kept: nobody else writes to it.
+
+    True for writable arrays, which change hands with the call, and for views of immutable ``bytes``.
+
+    >>> is_private(np.zeros(3)), is_private(borrowed(np.zeros(3))), is_private(np.frombuffer(b"abc", np.uint8)[1:])
+    (True, False, True)
+    """
+    return array.flags.writeable or isinstance(lender(array).base, bytes)
+
+
+def as_bytes(array: Array) -> Array:
+    """Return the array's memory as a one-dimensional ``uint8`` view (no copy), keeping the ``writeable`` flag.
+
+    >>> as_bytes(np.ones((2, 3), np.float32)).shape
+    (24,)
+    """
+    return array.reshape(-1).view(np.uint8)

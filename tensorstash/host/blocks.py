@@ -1,0 +1,76 @@
+"""Blocks of code whose end no interrupt can prevent."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tensorstash.host import native
+
+_MOST_ATTEMPTS = 1000
+
+
+class PythonBlock:
+    """What :class:`Block` is where nothing is compiled; an interrupt just where ``__exit__`` begins ends it there."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Any:
+        try:
+            return self.enter()
+        except BaseException:
+            _made_up_for(self.undo)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> Any:
+        try:
+            return self.leave(kind, error, trace)
+        except BaseException:
+            _made_up_for(self.finish, kind, error, trace)
+            raise
+
+    def enter(self) -> Any:
+        """Begin; what is returned is bound by ``as``."""
+        raise NotImplementedError
+
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> Any:
+        """End; true if what was raised ends here."""
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """End what :meth:`enter` has begun, as far as it has; called where that raises, until this does not."""
+        raise NotImplementedError
+
+    def finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Do what :meth:`leave` has not done; called where that raises, until this does not."""
+        raise NotImplementedError
+
+
+def _made_up_for(call: Callable[..., object], *arguments: object) -> None:
+    for _ in range(_MOST_ATTEMPTS):
+        try:
+            call(*arguments)
+        except BaseException:
+            continue
+        return
+
+
+_Base = PythonBlock
+if not TYPE_CHECKING and native.functions is not None:
+    _Base = native.functions.Block
+
+
+class Block(_Base):
+    """A context manager that is left whenever it was entered, even in part, whatever interrupts.
+
+    A signal handler, such as that of Ctrl-C, may raise wherever a function of Python begins or a call has returned:
+    also at the end of ``__enter__``, when what it does is done and ``with`` does not know it yet, and at the beginning
+    of ``__exit__``. Whoever derives from this has the four methods of :class:`PythonBlock`.
+    """
+
+    __slots__ = ()

@@ -1,0 +1,39 @@
+"""A checksum fast enough to run beside direct I/O: XXH3, at the speed at which memory is read."""
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from tensorstash.host.arrays import Array
+
+CHECKSUM_BLOCK = 2**20
+"""Bytes that are summed as one: few enough to stay in a core's cache."""
+
+
+def checksum(data: Array) -> int:
+    """Return a 64-bit checksum of a one-dimensional ``uint8`` array; the interpreter lock is released meanwhile.
+
+    >>> one, other = np.zeros(3_000_000, np.uint8), np.zeros(3_000_000, np.uint8)
+    >>> other[1_500_000] = 1
+    >>> checksum(one) == checksum(one.copy()), checksum(one) == checksum(other)
+    (True, False)
+    """
+    return xxh3_64_intdigest(data.data)
+
+
+def block_checksums(data: Array, *, copy: Array | None = None) -> list[int]:
+    """Return the checksum of each block of :data:`CHECKSUM_BLOCK` bytes; the last may be shorter.
+
+    Args:
+        data: one-dimensional ``uint8``.
+        copy: filled with ``data`` on the way, while the cache has it; as many bytes, elsewhere in memory.
+
+    >>> [f"{found:016x}" for found in block_checksums(np.zeros(CHECKSUM_BLOCK + 5, np.uint8))]
+    ['918780b90550bf34', 'e864e5893a273242']
+    """
+    checksums = []
+    for start in range(0, data.size, CHECKSUM_BLOCK):
+        block = data[start : start + CHECKSUM_BLOCK]
+        if copy is not None:
+            np.copyto(copy[start : start + CHECKSUM_BLOCK], block)
+        checksums.append(checksum(block))
+    return checksums

@@ -1,0 +1,232 @@
+"""Host memory that is used again, because fresh pages cost more than a copy."""
+
+import os
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorstash.host.pages import (
+    BLOCK,
+    HUGE_PAGE,
+    mapped_pages,
+    move_pages,
+    never_unmap,
+    page_aligned,
+    release_pages,
+)
+
+SMALLEST = 64 * 2**10
+"""Buffers below this many bytes are not pooled: there the C allocator is as good."""
+
+_CLASSES = 16
+
+_FEW = 16 * 2**20
+"""Bytes that count as used before they are: a few small buffers of different sizes do not chase each other out."""
+
+Pages = NDArray[Any]
+
+
+def size_class(nbytes: int) -> int:
+    """Return the bytes that a pool takes for ``nbytes``: at most a sixteenth more, so that similar sizes share buffers.
+
+    >>> size_class(2**20), size_class(2**20 + 1), size_class(5_000_000)
+    (1048576, 1114112, 5242880)
+    """
+    step = max(BLOCK, (1 << (nbytes - 1).bit_length()) // (2 * _CLASSES))
+    return -(-nbytes // step) * step
+
+
+class PagePool:
+    """Buffers that come back by themselves when the last array over them goes. Thread-safe.
+
+    A buffer of a size that is not idle gets the memory of idle ones of other sizes, as far as the system can move it.
+    Idle buffers and those in use are together never more than were in use at one time, or than 16 MiB: payloads that
+    were compressed have ever other sizes, and would fill the pool with buffers that nobody asks for again.
+
+    Args:
+        idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
+            the system at once.
+
+    >>> pool = PagePool(2**20)
+    >>> array = pool.take(2**20)
+    >>> part = array[10:20]
+    >>> del array
+    >>> pool.idle_bytes
+    0
+    >>> del part
+    >>> pool.idle_bytes
+    1048576
+    """
+
+    def __init__(self, idle_limit_bytes: int) -> None:
+        self._shelf = _Shelf(idle_limit_bytes)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of buffers that nobody uses."""
+        return self._shelf.idle_bytes
+
+    def keep(self, idle_limit_bytes: int) -> None:
+        """Keep at most so many bytes for later from now on."""
+        self._here().keep(idle_limit_bytes)
+
+    def take(self, nbytes: int) -> Pages:
+        """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
+        if nbytes < SMALLEST:
+            return page_aligned(nbytes)
+        shelf = self._here()
+        try:
+            return shelf.lend(size_class(nbytes))[:nbytes]
+        except OSError:
+            return page_aligned(nbytes)  # a process may have only so many mappings
+
+    def _here(self) -> "_Shelf":
+        """Return the shelf of this process."""
+        if self._shelf.pid != os.getpid():
+            # At the fork a thread of the parent may have been at it, which the child does not have.
+            self._shelf = _Shelf(self._shelf.limit)
+        return self._shelf
+
+
+class _Loan(weakref.ref[Pages]):
+    """A buffer that is in use, as long as an array of it lives. Equal only to itself."""
+
+    __slots__ = ("pages", "tidy")
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    pages: Pages
+    tidy: weakref.ref[Pages]
+
+
+class _Shelf:
+    """The idle buffers of one process, by size, and how many bytes are in use. Thread-safe.
+
+    What comes back does so by one operation of C. The sums are counted anew where an interrupt has come between two
+    steps, which each method finds out about the one before.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.pid = os.getpid()
+        self.idle_bytes = 0
+        self.limit = limit
+        self._used, self._most_used = 0, _FEW
+        self._idle: dict[int, list[Pages]] = {}
+        self._loans: set[_Loan] = set()
+        self._returned: deque[_Loan] = deque()
+        self._moves = True
+        self._is_counted = True
+        self._lock = threading.Lock()
+
+    def lend(self, size: int) -> Pages:
+        """Return a buffer of a size, which comes back when the last view of it goes.
+
+        Raises:
+            OSError: none is idle, and the system gives no more.
+        """
+        with self._lock:
+            self._settle()
+            if self._idle.get(size):
+                pages = self._pop(size, -1)
+            else:
+                pages = mapped_pages(size)
+                if self._moves and not self._furnish(pages):
+                    # Linux may have unmapped a part of it before it refused, and others may have mapped theirs there.
+                    self._moves = False
+                    never_unmap(pages)
+                    pages = mapped_pages(size)
+            # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
+            # the detour over a memoryview, without which the loan could end while a view is alive.
+            lent: Pages = np.frombuffer(pages.data, np.uint8)
+            tidy = weakref.ref(lent, self._tidy)  # is called after the other
+            loan = _Loan(lent, self._returned.append)
+            loan.pages, loan.tidy = pages, tidy
+            self._loans.add(loan)
+            self._used += size
+            self._most_used = max(self._most_used, self._used)
+            self._trim(self._most_used - self._used)
+            self._is_counted = True
+            return lent
+
+    def _tidy(self, _: object) -> None:
+        """Take back what has been returned; in finalizers, which may run inside any method here and must not wait."""
+        while self._returned and not self._lock.locked():  # which it is where this thread is at it
+            # Not tried and released by hand: an interrupt may come between.
+            with self._lock:
+                self._settle()
+                self._trim(self.limit)
+                self._is_counted = True
+
+    def keep(self, limit: int) -> None:
+        """Keep at most so many bytes for later."""
+        with self._lock:
+            self.limit = limit
+            self._settle()
+            self._trim(limit)
+            self._is_counted = True
+
+    def _settle(self) -> None:
+        """Begin: take back what has been returned, and count anew if who was here before did not come to its end."""
+        if not self._is_counted:
+            self._returned.extend(loan for loan in list(self._loans) if loan() is None)
+            self._idle = {size: stack for size, stack in self._idle.items() if stack}
+            self.idle_bytes = sum(size * len(stack) for size, stack in self._idle.items())
+            self._used = sum(loan.pages.size for loan in self._loans)
+        self._is_counted = False
+        while self._returned:
+            loan = self._returned.popleft()
+            if loan in self._loans:
+                self._loans.discard(loan)
+                self._used -= loan.pages.size
+                self._put(loan.pages)
+
+    def _furnish(self, pages: Pages) -> bool:
+        """Move memory of idle buffers to whole huge pages that have none yet, the longest unused first.
+
+        Returns:
+            False if a move was refused: nobody may touch the pages then.
+        """
+        bare = pages[: pages.size // HUGE_PAGE * HUGE_PAGE]
+        for size in [size for size in self._idle if size >= HUGE_PAGE]:
+            while bare.size and size in self._idle:
+                source = self._pop(size, 0)
+                nbytes = min(bare.size, size // HUGE_PAGE * HUGE_PAGE)
+                if not move_pages(source[:nbytes], bare[:nbytes]):
+                    self._put(source)
+                    release_pages(pages[: bare.ctypes.data - pages.ctypes.data])  # what was moved before is ours
+                    return False
+                bare = bare[nbytes:]
+                if size - nbytes >= HUGE_PAGE:
+                    self._put(source[nbytes:])
+        return True
+
+    def _trim(self, most_bytes: int) -> None:
+        """Give memory that was idle longest to the system, until no more than ``most_bytes`` are."""
+        while (excess := self.idle_bytes - most_bytes) > 0:
+            size = next(iter(self._idle))
+            pages = self._pop(size, 0)
+            surplus = -(-excess // HUGE_PAGE) * HUGE_PAGE
+            if size - surplus >= HUGE_PAGE and release_pages(pages[:surplus]):
+                self._put(pages[surplus:])
+
+    def _put(self, pages: Pages) -> None:
+        self._idle.setdefault(pages.size, []).append(pages)
+        self.idle_bytes += pages.size
+
+    def _pop(self, size: int, place: int) -> Pages:
+        stack = self._idle[size]
+        pages = stack.pop(place)
+        self.idle_bytes -= size
+        if not stack:
+            del self._idle[size]
+        return pages
+
+
+IDLE_BYTES = 256 * 2**20
+"""Most bytes of host memory that the process keeps for the next large buffers, unless told otherwise."""
+
+POOL = PagePool(IDLE_BYTES)
+"""Of the process, as the C allocator is, which it stands in for: buffers outlive the sessions they were made in."""

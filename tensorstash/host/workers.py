@@ -1,0 +1,226 @@
+"""Threads that work behind the computation, started when there is work and gone with their owner."""
+
+import math
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, TypeVar
+
+from tensorstash.host.futures import Future
+
+R = TypeVar("R")
+
+_EXIT_S = 5.0
+
+
+class Workers:
+    """Runs functions in order of submission, on threads that do not have to answer. Thread-safe.
+
+    Threads start with the work that needs them and end when the last reference to this object goes, after what was
+    submitted until then. At interpreter exit work that has not begun is dropped; what is running has five seconds to
+    end, so that a device that hangs keeps no process alive. A forked child, which inherits no threads, gets new ones.
+
+    A thread that has died is replaced, and so is one whose work takes longer than ``patience_s``, as soon as there is
+    other work; whoever waits for what it did gets a :class:`RuntimeError` or a :class:`TimeoutError`, and what it
+    returns after all is dropped.
+
+    Args:
+        name: prefix of the threads' names.
+        threads: most of them at one time, but for those that are given up; None for as many as there is work.
+        patience_s: longest time one piece of work may take, in seconds.
+
+    >>> workers = Workers("doc", 1)
+    >>> workers.submit(lambda: 6 * 7).result()
+    42
+    """
+
+    __slots__ = ("__weakref__", "_crew", "_name", "_patience_s", "_threads")
+
+    def __init__(self, name: str, threads: int | None = None, *, patience_s: float = math.inf) -> None:
+        self._name = name
+        self._threads = sys.maxsize if threads is None else threads
+        self._patience_s = patience_s
+        self._start()
+
+    def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
+        """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits.
+
+        Work whose submission raises, which only an interrupt does, is not done unless it has begun.
+
+        Args:
+            work: what to do.
+            ended: called when it has come to an end, whatever that is; must not raise.
+        """
+        if self._crew.pid != os.getpid():
+            self._start()
+        job = Future(work, ended)
+        del work
+        try:
+            if not self._crew.enlist(job):
+                job.run()
+            return job
+        except BaseException:
+            job.cancel()
+            raise
+        finally:
+            del job  # its error may refer to this frame
+
+    def give_up(self) -> None:
+        """Give up what takes longer than ``patience_s``, and replace its threads."""
+        if self._crew.pid == os.getpid():
+            self._crew.give_up()
+
+    def close(self) -> None:
+        """Let the threads end after what was submitted until now; what comes later runs on the caller's thread."""
+        if self._crew.pid == os.getpid():
+            self._crew.stop()
+
+    def _start(self) -> None:
+        self._crew = _Crew(self, self._name, self._threads, self._patience_s)
+
+
+class _Thread(threading.Thread):
+    """A thread, and what it is at.
+
+    It is a daemon, because the interpreter waits for all others for ever.
+    """
+
+    def __init__(self, crew: "_Crew", name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.crew: _Crew | None = crew
+        self.job: Future[Any] | None = None
+        self.since = 0.0
+        self.is_given_up = False
+
+    def run(self) -> None:
+        crew, self.crew = self.crew, None
+        assert crew is not None
+        try:
+            while crew.serve(self):
+                pass
+        finally:
+            crew.leave(self)
+
+
+class _Crew:
+    """The threads of one process, and what they have to do. Ends when it is stopped, or its owner goes.
+
+    Nothing here takes the lock in a finalizer, which may run while the same thread holds it. An interrupt, which comes
+    to the caller's thread alone, may find any of its methods half done, and leaves at worst a call for nothing, or a
+    thread that was not started; the next call finds that out.
+    """
+
+    def __init__(self, owner: Workers, name: str, limit: int, patience_s: float) -> None:
+        self.pid = os.getpid()
+        self.threads: list[_Thread] = []
+        self._name = name
+        self._limit = limit
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._todo: deque[Future[Any]] = deque()
+        self._calls: SimpleQueue[object] = SimpleQueue()
+        """One for each job, and one to end, which is passed on: who gets one looks what there is to do."""
+        self._is_stopped = False
+        self._owner = weakref.ref(owner, self._calls.put)
+        self._started = 0
+        weakref.finalize(self, _await_end, self._todo, self.threads)
+
+    def enlist(self, job: Future[Any]) -> bool:
+        """Have a job done; return False if there is no thread for it and none can be started."""
+        self.give_up()
+        with self._lock:
+            if self._is_stopped:
+                return False
+            try:
+                self._todo.append(job)
+                if not self._has_hands():
+                    self._todo.pop()
+                    return False
+            except BaseException:
+                self._calls.put(None)  # the job may be there
+                raise
+            self._calls.put(None)
+        return True
+
+    def give_up(self) -> None:
+        """Leave to themselves the threads whose work takes too long, and those that have died without a word."""
+        now = monotonic()
+        with self._lock:
+            lost = [(thread, thread.job) for thread in self.threads if self._is_lost(thread, now)]
+        if not lost:
+            return
+        for _, job in lost:
+            if job is not None:
+                job.fail(TimeoutError(f"took longer than {self._patience_s} seconds"))
+        with self._lock:
+            for thread, _ in lost:
+                if thread in self.threads:
+                    thread.is_given_up = True
+                    self._remove(thread)
+
+    def serve(self, thread: _Thread) -> bool:
+        """Wait for a call and do what there is to do; return False if the thread has to end."""
+        if self._calls.get() is not None:  # the owner is gone
+            self._is_stopped = True
+        with self._lock:
+            if not self._todo:
+                if self._is_stopped:
+                    self._calls.put(None)  # for the next
+                return not self._is_stopped
+            # In this order: a thread that is killed in between has the job, or the queue still has it.
+            thread.since, thread.job = monotonic(), self._todo[0]
+            self._todo.popleft()
+        thread.job.run()
+        thread.job = None
+        return not thread.is_given_up
+
+    def leave(self, thread: _Thread) -> None:
+        """Take note that a thread ends, of its own accord or because it was killed."""
+        with self._lock:
+            if thread.job in self._todo:  # it had no time to take it from there
+                thread.job = None
+            if thread in self.threads:
+                self._remove(thread)
+        if (job := thread.job) is not None:
+            job.fail(RuntimeError("ended with its thread, which was killed"))
+
+    def stop(self) -> None:
+        """Let the threads end when all is done."""
+        self._is_stopped = True
+        self._calls.put(None)
+
+    def _is_lost(self, thread: _Thread, now: float) -> bool:
+        return (thread.job is not None and now - thread.since > self._patience_s) or not thread.is_alive()
+
+    def _remove(self, thread: _Thread) -> None:
+        self.threads.remove(thread)
+        self._calls.put(None)  # it may have taken one with it
+        self._has_hands()
+
+    def _has_hands(self) -> bool:
+        """Start a thread if there is more to do than idle ones; return False if none can be started."""
+        idle = sum(thread.job is None for thread in self.threads)
+        if len(self._todo) <= idle or len(self.threads) >= self._limit:
+            return True
+        self._started += 1
+        thread = _Thread(self, f"{self._name}-{self._started}")
+        self.threads.append(thread)  # first: what an interrupt keeps from starting is found to be dead
+        try:
+            thread.start()
+        except RuntimeError:
+            self.threads.remove(thread)
+            return False
+        return True
+
+
+def _await_end(todo: deque[Future[Any]], threads: list[_Thread]) -> None:
+    """At interpreter exit: let what is running come to its end, for it may be inside a framework."""
+    todo.clear()
+    deadline = monotonic() + _EXIT_S
+    for thread in list(threads):
+        thread.join(max(0.0, deadline - monotonic()))

@@ -1,0 +1,272 @@
+"""Which saved tensors: frozen predicates over their specs, combined with ``&``, ``|`` and ``~``."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from tensorstash.errors import ConfigError
+from tensorstash.protocols import Codec, Selector, require_shallow
+from tensorstash.registry import did_you_mean
+from tensorstash.sizes import parse_bytes
+from tensorstash.spec import DTYPES, TensorSpec
+
+
+class Predicate(ABC):
+    """A selector with operators; every selector here is one, and those of plug-ins may be.
+
+    >>> MinBytes("1 MiB") & ~Dtypes("bool")
+    All(of=(MinBytes(size=1048576), Not(selector=Dtypes(names=('bool',)))))
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        """Whether the tensor is selected; pure."""
+
+    def __and__(self, other: Selector) -> "All":
+        return All((*_operands(All, self), *_operands(All, other)))
+
+    def __or__(self, other: Selector) -> "Any":
+        return Any((*_operands(Any, self), *_operands(Any, other)))
+
+    def __invert__(self) -> "Not":
+        return Not(self)
+
+
+@dataclass(frozen=True)
+class MinBytes(Predicate):
+    """Tensors of at least this many bytes.
+
+    Args:
+        size: bytes, or text such as ``"1 MiB"``.
+
+    Raises:
+        ConfigError: the size is neither.
+    """
+
+    name: ClassVar[str] = "min_bytes"
+    size: int | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", parse_bytes(self.size, path="min_bytes.size"))
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        return spec.nbytes >= int(self.size)
+
+
+@dataclass(frozen=True)
+class MaxBytes(Predicate):
+    """Tensors of at most this many bytes.
+
+    Args:
+        size: bytes, or text such as ``"1 MiB"``.
+
+    Raises:
+        ConfigError: the size is neither.
+    """
+
+    name: ClassVar[str] = "max_bytes"
+    size: int | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", parse_bytes(self.size, path="max_bytes.size"))
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        return spec.nbytes <= int(self.size)
+
+
+@dataclass(frozen=True)
+class Dtypes(Predicate):
+    """Tensors of one of these element types.
+
+    Args:
+        names: one dtype name or several, such as ``"bfloat16"`` or ``("int64", "bool")``.
+
+    Raises:
+        ConfigError: a name is not in :data:`~tensorstash.spec.DTYPES`, or there is none.
+    """
+
+    name: ClassVar[str] = "dtypes"
+    names: str | tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _texts(self.names, path="dtypes.names"))
+        for dtype in self.names:
+            if dtype not in DTYPES:
+                raise ConfigError(f"dtypes.names: unknown dtype {dtype!r}; {did_you_mean(dtype, DTYPES)}")
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        return spec.dtype in self.names
+
+
+@dataclass(frozen=True)
+class Devices(Predicate):
+    """Tensors on a device whose name, or whose type (the name up to the colon), matches a pattern.
+
+    Args:
+        patterns: one shell-style pattern or several, such as ``"cuda"``, ``"gpu:0"`` or ``("cuda:[01]", "xpu*")``.
+
+    Raises:
+        ConfigError: there is no pattern, or one is not text.
+
+    >>> spec = TensorSpec((2,), (1,), 0, "float32", "cuda:0")
+    >>> Devices("cuda").accepts(spec), Devices("cuda:1").accepts(spec)
+    (True, False)
+    """
+
+    name: ClassVar[str] = "devices"
+    patterns: str | tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", _texts(self.patterns, path="devices.patterns"))
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        return _matches((spec.device, spec.device.partition(":")[0]), self.patterns)
+
+
+@dataclass(frozen=True)
+class ModuleNames(Predicate):
+    """Tensors saved inside a module whose dotted name, or the name of a module around it, matches a pattern.
+
+    A tensor whose module is not known, or is the wrapped model itself, has the empty name and is never selected.
+
+    Args:
+        patterns: one shell-style pattern or several, such as ``"encoder"`` or ``("layers.[0-5]", "*.mlp")``; letter
+            case counts, and ``*`` also matches dots.
+
+    Raises:
+        ConfigError: there is no pattern, or one is not text.
+
+    >>> spec = TensorSpec((2,), (1,), 0, "float32", "cpu", module="layers.1.mlp.up")
+    >>> [ModuleNames(pattern).accepts(spec) for pattern in ("layers.1", "*.mlp", "layer", "up")]
+    [True, True, False, False]
+    """
+
+    name: ClassVar[str] = "module_names"
+    patterns: str | tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", _texts(self.patterns, path="module_names.patterns"))
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        if not spec.module:
+            return False
+        parts = spec.module.split(".")
+        return _matches((".".join(parts[:depth]) for depth in range(1, len(parts) + 1)), self.patterns)
+
+
+@dataclass(frozen=True)
+class Parameters(Predicate):
+    """Tensors that are parameters or views of them."""
+
+    name: ClassVar[str] = "parameters"
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        return spec.is_parameter
+
+
+@dataclass(frozen=True)
+class All(Predicate):
+    """Tensors that every one of these selectors accepts; without any, all tensors.
+
+    Args:
+        of: selectors.
+
+    Raises:
+        ConfigError: one of them is not a selector.
+    """
+
+    name: ClassVar[str] = "all"
+    of: tuple[Selector, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", _selectors(self.of, path="all.of"))
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        return all(selector.accepts(spec) for selector in self.of)
+
+
+@dataclass(frozen=True)
+class Any(Predicate):
+    """Tensors that at least one of these selectors accepts; without any, no tensor.
+
+    Args:
+        of: selectors.
+
+    Raises:
+        ConfigError: one of them is not a selector.
+    """
+
+    name: ClassVar[str] = "any"
+    of: tuple[Selector, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", _selectors(self.of, path="any.of"))
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        return any(selector.accepts(spec) for selector in self.of)
+
+
+@dataclass(frozen=True)
+class Not(Predicate):
+    """Tensors that the selector does not accept.
+
+    Args:
+        selector: what to negate.
+
+    Raises:
+        ConfigError: it is not a selector.
+    """
+
+    name: ClassVar[str] = "not"
+    selector: Selector
+
+    def __post_init__(self) -> None:
+        require_selector(self.selector, path="not.selector")
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        return not self.selector.accepts(spec)
+
+
+def require_selector(value: object, *, path: str) -> None:
+    """Check that a value is a selector.
+
+    Args:
+        value: anything.
+        path: where the value stands, for the message, such as ``"route.rules[0].when"``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(value, type):
+        raise ConfigError(f"{path}: got the class {value.__name__}, expected an instance such as MinBytes('1 MiB')")
+    # A codec also has a name and says what it accepts.
+    if not isinstance(value, Selector) or isinstance(value, Codec):
+        raise ConfigError(f"{path}: got {value!r}, expected a selector such as MinBytes('1 MiB')")
+    require_shallow(value, path=path)
+
+
+def _operands(combined: type[All] | type[Any], selector: Selector) -> tuple[Selector, ...]:
+    return selector.of if isinstance(selector, combined) else (selector,)
+
+
+def _selectors(values: object, *, path: str) -> tuple[Selector, ...]:
+    if not isinstance(values, tuple | list):
+        raise ConfigError(f"{path}: got {values!r}, expected a tuple of selectors")
+    for place, value in enumerate(values):
+        require_selector(value, path=f"{path}[{place}]")
+    return tuple(values)
+
+
+def _texts(values: object, *, path: str) -> tuple[str, ...]:
+    texts = (values,) if isinstance(values, str) else values
+    if not isinstance(texts, tuple | list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(f"{path}: got {values!r}, expected a text or a tuple of texts, none of them empty")
+    return tuple(texts)
+
+
+def _matches(texts: Iterable[str], patterns: str | tuple[str, ...]) -> bool:
+    return any(fnmatchcase(text, pattern) for text in texts for pattern in patterns)

@@ -1,0 +1,1 @@
+"""The graph: recording, hooks, saved tensors, and the walk back."""

@@ -1,0 +1,226 @@
+"""Differentiation: an iterative walk over the recorded graph."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+from tensorstash.reference.autograd.graph import Edge, Node
+from tensorstash.reference.autograd.modes import no_grad, set_grad_enabled
+from tensorstash.reference.creation import ones_like
+from tensorstash.reference.dispatch import register
+from tensorstash.reference.tensor import AccumulateGrad, Tensor
+
+# Graphs of several threads may share leaves.
+_accumulating = threading.Lock()
+
+
+def backward(
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor | None] | None = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Sequence[Tensor] | None = None,
+) -> None:
+    """Accumulate gradients into the `grad` of leaves.
+
+    Saved tensors are freed node by node as the walk passes, unless `retain_graph`. With `create_graph`, a leaf's
+    `grad` refers to a graph that refers to the leaf: a reference cycle until ``grad`` is reset. Prefer `grad` there.
+
+    Args:
+        outputs: tensors to differentiate.
+        gradients: one per output; None means 1 for an output of one element.
+        retain_graph: keep saved tensors for another backward; by default, as `create_graph`.
+        create_graph: record the gradient computation itself.
+        inputs: accumulate into these only.
+
+    Raises:
+        GraphReleasedError: saved tensors have been freed by an earlier backward.
+        InplaceError: a saved tensor has been modified since.
+        RuntimeError: an output does not require grad, or has several elements and no gradient.
+    """
+    wanted = None if inputs is None else _edges_of(inputs)
+    found = _walk(outputs, gradients, wanted, create_graph if retain_graph is None else retain_graph, create_graph)
+    for tensor, gradient in zip(inputs or (), found, strict=True):
+        if gradient is not None:
+            _accumulate(tensor, gradient, create_graph)
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Give the gradients of `outputs` with respect to `inputs`; no `grad` attribute changes.
+
+    Args:
+        outputs: one tensor or several.
+        inputs: one tensor or several, leaves or not.
+        grad_outputs: one per output; None means 1 for an output of one element.
+        retain_graph: keep saved tensors for another backward; by default, as `create_graph`.
+        create_graph: record the gradient computation, for higher derivatives.
+        allow_unused: give None for an input that the outputs do not depend on, instead of raising.
+
+    Raises:
+        RuntimeError: as `backward`; or an input does not require grad, or is unused.
+
+    >>> from tensorstash.reference import tensor
+    >>> x = tensor(3.0, requires_grad=True)
+    >>> (first,) = grad(x**3, x, create_graph=True)
+    >>> first.item(), grad(first, x)[0].item()
+    (27.0, 18.0)
+    """
+    outputs = [outputs] if isinstance(outputs, Tensor) else outputs
+    inputs = [inputs] if isinstance(inputs, Tensor) else inputs
+    gradients = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
+    retain = create_graph if retain_graph is None else retain_graph
+    found = _walk(outputs, gradients, _edges_of(inputs), retain, create_graph)
+    if not allow_unused and any(gradient is None for gradient in found):
+        raise RuntimeError(
+            "one of the differentiated tensors appears to not have been used in the graph; set allow_unused=True if "
+            "this is the desired behavior"
+        )
+    return tuple(g if g is None or create_graph else g.detach() for g in found)
+
+
+register("backward", backward)
+
+
+def _walk(
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor | None] | None,
+    wanted: Sequence[Edge[Tensor]] | None,
+    retain_graph: bool,
+    create_graph: bool,
+) -> list[Tensor | None]:
+    """Run the graph behind `outputs`; give the gradients at `wanted`, or accumulate into all leaves if that is None."""
+    with set_grad_enabled(create_graph):
+        pending = _Pending()
+        roots = _edges_of(outputs)
+        for edge, output, gradient in zip(roots, outputs, gradients or [None] * len(outputs), strict=True):
+            pending.add(edge, _seed(output, gradient))
+        plan = _order([edge.node for edge in roots])
+        targets = None if wanted is None else {(edge.node.key, edge.output) for edge in wanted}
+        useful = None if targets is None else _leading_to({key for key, _ in targets}, plan)
+        found: dict[tuple[int, int], Tensor] = {}
+        plan.reverse()
+        while plan:
+            node = plan.pop()
+            incoming = pending.take(node)
+            if targets is not None:
+                found.update(
+                    ((node.key, index), g)
+                    for index, g in enumerate(incoming)
+                    if g is not None and (node.key, index) in targets
+                )
+            if isinstance(node, AccumulateGrad):
+                if targets is None and incoming[0] is not None:
+                    _accumulate(node.variable, incoming[0], create_graph)
+            elif useful is None or node.key in useful:
+                for target, gradient in zip(node.edges, node.apply(incoming), strict=True):
+                    if target is not None and gradient is not None:
+                        pending.add(target, gradient)
+                if not retain_graph:
+                    node.release()
+        return [found.get((edge.node.key, edge.output)) for edge in wanted or ()]
+
+
+class _Pending:
+    """Gradients that have arrived at the outputs of nodes that have not run yet."""
+
+    def __init__(self) -> None:
+        self._gradients: dict[tuple[int, int], Tensor] = {}
+
+    def add(self, edge: Edge[Tensor], gradient: Tensor) -> None:
+        slot = edge.node.key, edge.output
+        arrived = self._gradients.get(slot)
+        self._gradients[slot] = gradient if arrived is None else arrived + gradient
+
+    def take(self, node: Node[Tensor]) -> list[Tensor | None]:
+        gradients = [self._gradients.pop((node.key, index), None) for index in range(len(node.outputs))]
+        return [
+            g if g is None or not node.casts_gradients or g.dtype is meta.dtype else g.astype(meta.dtype)
+            for g, meta in zip(gradients, node.outputs, strict=True)
+        ]
+
+
+def _order(roots: Sequence[Node[Tensor]]) -> list[Node[Tensor]]:
+    """Give every reachable node once, each after all that feed it, the latest recorded first."""
+    nodes = {node.key: node for node in roots}
+    awaited: Counter[int] = Counter()
+    stack = list(nodes.values())
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is not None:
+                awaited[edge.node.key] += 1
+                if edge.node.key not in nodes:
+                    nodes[edge.node.key] = edge.node
+                    stack.append(edge.node)
+    ready = [(-node.sequence, key) for key, node in nodes.items() if not awaited[key]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        node = nodes[heapq.heappop(ready)[1]]
+        order.append(node)
+        for edge in node.edges:
+            if edge is not None:
+                awaited[edge.node.key] -= 1
+                if not awaited[edge.node.key]:
+                    heapq.heappush(ready, (-edge.node.sequence, edge.node.key))
+    return order
+
+
+def _leading_to(targets: set[int], plan: Sequence[Node[Tensor]]) -> set[int]:
+    """Give the nodes of `plan` that must run so that gradients reach `targets`."""
+    reach = set(targets)
+    useful: set[int] = set()
+    for node in reversed(plan):
+        if any(edge is not None and edge.node.key in reach for edge in node.edges):
+            useful.add(node.key)
+            reach.add(node.key)
+    return useful
+
+
+def _edges_of(tensors: Sequence[Tensor]) -> list[Edge[Tensor]]:
+    edges = []
+    for index, tensor in enumerate(tensors):
+        edge = tensor.edge
+        if edge is None:
+            raise RuntimeError(f"element {index} of tensors does not require grad and does not have a grad_fn")
+        edges.append(edge)
+    return edges
+
+
+def _seed(output: Tensor, gradient: Tensor | None) -> Tensor:
+    if gradient is None:
+        if output.numel != 1:
+            raise RuntimeError(
+                f"grad can be implicitly created only for outputs of one element, got shape {output.shape}; "
+                "pass a gradient"
+            )
+        return ones_like(output)
+    if gradient.shape != output.shape or gradient.device != output.device:
+        raise RuntimeError(
+            f"the gradient of an output must match it: got shape {gradient.shape} on {gradient.device}, "
+            f"expected {output.shape} on {output.device}"
+        )
+    return gradient
+
+
+def _accumulate(variable: Tensor, gradient: Tensor, create_graph: bool) -> None:
+    with _accumulating:
+        if variable.grad is None:
+            fresh = gradient.clone()
+            variable.grad = fresh if create_graph else fresh.detach()
+        elif create_graph:
+            variable.grad = variable.grad + gradient
+        else:
+            with no_grad():
+                variable.grad.add_(gradient)

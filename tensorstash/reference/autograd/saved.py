@@ -1,0 +1,101 @@
+"""One tensor saved for backward: the seam at which hooks replace what the graph holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorstash.reference.autograd.graph import Edge, Meta, Node
+from tensorstash.reference.autograd.modes import HookPair, hook_stack, no_grad
+from tensorstash.reference.errors import GraphReleasedError, HookError, InplaceError
+from tensorstash.reference.tensor import Tensor
+
+_RELEASED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+    "been freed). Saved intermediate values of the graph are freed when you call .backward() or grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
+    "tensors after calling backward."
+)
+
+
+class SavedTensor:
+    """A tensor saved for backward, through this thread's innermost hooks if there are any.
+
+    Without hooks it holds a detached alias and checks the version at use. With hooks it holds what `pack` gave, and
+    the version check is off, as in PyTorch. In both cases it puts history back itself, so what hooks hand around may
+    be detached. An operation's own output is handed to `pack` detached: no hook can close a reference cycle.
+
+    Args:
+        tensor: what to save; not kept itself, except a leaf that requires grad.
+        output_index: which output of the recording node it is, None for an input.
+
+    Raises:
+        HookError: `pack` modified its argument in place. What `pack` raises passes through.
+    """
+
+    __slots__ = ("_content", "_edge", "_hooks", "_meta", "_output_index", "_released", "_version")
+
+    def __init__(self, tensor: Tensor, output_index: int | None = None) -> None:
+        self._output_index = output_index
+        self._edge: Edge[Tensor] | None = tensor.edge if output_index is None else None
+        self._meta: Meta = tensor.meta
+        self._version = tensor._version
+        self._hooks: HookPair | None = None
+        self._released = False
+        stack = hook_stack()
+        if not stack:
+            keep_identity = tensor.is_leaf and tensor._edge is None and tensor.requires_grad
+            self._content: Any = tensor if keep_identity else tensor.alias(None)
+            return
+        self._hooks = stack[-1]
+        with no_grad():
+            self._content = self._hooks.pack(tensor if output_index is None else tensor.alias(None))
+        if tensor._version != self._version:
+            raise HookError("a pack hook modified the saved tensor in place; work on a copy")
+
+    def unpack(self, node: Node[Tensor] | None) -> Tensor:
+        """Give the tensor with its history; any number of times until `release`.
+
+        Args:
+            node: the node that recorded it, needed for its own outputs.
+
+        Raises:
+            GraphReleasedError: it has been released.
+            InplaceError: it was modified in place since, and no hooks hold it.
+            HookError: `unpack` gave something else than it must. What `unpack` raises passes through.
+        """
+        if self._released:
+            raise GraphReleasedError(_RELEASED)
+        edge = self._edge
+        if self._output_index is not None:
+            if node is None:
+                raise GraphReleasedError("a saved output was asked for after the node that computed it had gone")
+            edge = Edge(node, self._output_index)
+        if self._hooks is None:
+            return self._unhooked(edge)
+        with no_grad():
+            value = self._hooks.unpack(self._content)
+        if not isinstance(value, Tensor):
+            raise HookError(f"an unpack hook must return a tensor, got {type(value).__name__}")
+        if value.meta != self._meta:
+            raise HookError(f"an unpack hook returned {_describe(value.meta)}, expected {_describe(self._meta)}")
+        return value.alias(edge)
+
+    def release(self) -> None:
+        """Drop what is held; a packed object without other owners is freed now."""
+        self._released = True
+        self._content = self._hooks = self._edge = None
+
+    def _unhooked(self, edge: Edge[Tensor] | None) -> Tensor:
+        tensor: Tensor = self._content
+        if tensor._version != self._version:
+            source = "a leaf" if edge is None else f"output {edge.output} of {edge.node.name}"
+            raise InplaceError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{self._meta.dtype} {list(self._meta.shape)}], which is {source}, is at version "
+                f"{tensor._version}; expected version {self._version} instead."
+            )
+        return tensor if tensor.requires_grad else tensor.alias(edge)
+
+
+def _describe(meta: Meta) -> str:
+    return f"a {meta.dtype} tensor of shape {meta.shape} on {meta.device}"

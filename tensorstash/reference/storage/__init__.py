@@ -1,0 +1,1 @@
+"""Memory, layouts, dtypes and devices."""

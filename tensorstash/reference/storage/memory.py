@@ -1,0 +1,269 @@
+"""Memory spaces with exact accounting, and the storages that live in them.
+
+``cpu`` is host memory. ``sim:0`` and ``sim:1`` are simulated accelerators: each has a memory space of its own,
+which host code cannot reach except by an explicit copy. Only storages are accounted; the scratch memory of a
+kernel is not. A storage gives its bytes back when its last reference goes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from tensorstash.reference.errors import OutOfMemoryError
+from tensorstash.reference.storage.dtypes import Array, DType
+from tensorstash.reference.storage.layout import Layout
+from tensorstash.reference.storage.streams import Event, Stream, at_end, current_stream, is_asynchronous, leave_behind
+
+_ALIGNMENT_BYTES = 64
+_OVERWRITTEN = 0xCD
+
+
+class MemorySpace:
+    """The memory of one device: bytes allocated now, their peak, and an optional capacity; thread-safe.
+
+    Args:
+        name: device name, such as ``"sim:0"``.
+        is_host: whether NumPy may address this memory.
+    """
+
+    def __init__(self, name: str, *, is_host: bool) -> None:
+        self.name = name
+        self.is_host = is_host
+        self.capacity_bytes: int | None = None
+        self._allocated = 0
+        self._peak = 0
+        self._lock = threading.RLock()
+        # What was freed and is not yet subtracted: finalizers, which run in the middle of anything, take no lock.
+        self._freed: deque[int] = deque()
+        # Blocks that can be handed out again, by the stream they were allocated for, and those that came back since.
+        self._free: defaultdict[Stream, list[Array]] = defaultdict(list)
+        self._returned: deque[tuple[Stream, Array, list[Event]]] = deque()
+        at_end(self._forget_blocks)
+
+    @property
+    def allocated_bytes(self) -> int:
+        with self._lock:
+            while self._freed:
+                self._allocated -= self._freed.popleft()
+            return self._allocated
+
+    @property
+    def peak_bytes(self) -> int:
+        return self._peak
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from what is allocated now."""
+        with self._lock:
+            self._peak = self.allocated_bytes
+
+    def reserve(self, nbytes: int) -> None:
+        """Account for an allocation.
+
+        Raises:
+            OutOfMemoryError: the capacity would be exceeded; nothing is accounted.
+        """
+        with self._lock:
+            allocated, capacity = self.allocated_bytes, self.capacity_bytes
+            fits = capacity is None or allocated + nbytes <= capacity
+            if fits:
+                self._allocated += nbytes
+                self._peak = max(self._peak, self._allocated)
+        if not fits:
+            raise OutOfMemoryError(
+                f"{self.name} out of memory: tried to allocate {nbytes} bytes with {allocated} of {capacity} in use"
+            )
+
+    def release(self, nbytes: int) -> None:
+        """Account for a freed allocation; safe in a finalizer."""
+        self._freed.append(nbytes)
+
+    def take(self, nbytes: int, stream: Stream) -> Array:
+        """Return a block for work in ``stream``: the one freed last of those of that size, else a new one."""
+        with self._lock:
+            for _ in range(len(self._returned)):
+                owner, block, events = self._returned.popleft()
+                if all(event.query() for event in events):
+                    leave_behind(owner, partial(block.fill, _OVERWRITTEN))
+                    self._free[owner].append(block)
+                else:
+                    self._returned.append((owner, block, events))
+            blocks = self._free[stream]
+            for place in range(len(blocks) - 1, -1, -1):
+                if blocks[place].nbytes == nbytes:
+                    return blocks.pop(place)
+        return np.empty(nbytes, np.uint8)
+
+    def give_back(self, block: Array, stream: Stream, users: set[Stream]) -> None:
+        """Take a block back; safe in a finalizer.
+
+        Args:
+            block: from :meth:`take`.
+            stream: it was taken for; its work may overwrite the block from now on.
+            users: other streams that were said to use the block; it waits for what they have been given so far.
+        """
+        if not users:
+            leave_behind(stream, partial(block.fill, _OVERWRITTEN))
+        events = []
+        for user in users:
+            events.append(event := Event())
+            leave_behind(user, event.reach)
+        self._returned.append((stream, block, events))
+
+    def _forget_blocks(self) -> None:
+        self._free.clear()
+        self._returned.clear()
+
+
+_SPACES = MappingProxyType({name: MemorySpace(name, is_host=name == "cpu") for name in ("cpu", "sim:0", "sim:1")})
+
+
+def memory(device: str) -> MemorySpace:
+    """Give the memory space of a device.
+
+    Raises:
+        ValueError: there is no such device.
+
+    >>> memory("sim:0").is_host
+    False
+    """
+    if device not in _SPACES:
+        raise ValueError(f"no device {device!r}; expected one of {', '.join(_SPACES)}")
+    return _SPACES[device]
+
+
+class VersionCounter:
+    """How often memory has been written to by in-place operations."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class Storage:
+    """A block of bytes in one memory space, with the version counter that all tensors over it share.
+
+    Hashable by identity and usable as a weak-reference target: a token for it never equals a later storage
+    at the same address.
+
+    Args:
+        buffer: flat, writable ``uint8`` array; adopted, not copied.
+        space: the memory space that is charged ``buffer.nbytes``.
+        counter: the version counter to share; by default a new one.
+
+    Raises:
+        OutOfMemoryError: the space has no room.
+    """
+
+    __slots__ = ("__weakref__", "_block", "_stream", "_users", "buffer", "counter", "nbytes", "space")
+
+    def __init__(self, buffer: Array, space: MemorySpace, counter: VersionCounter | None = None) -> None:
+        self.nbytes = 0
+        self.space = space
+        self._stream: Stream | None = None
+        self._block = buffer
+        self._users: set[Stream] = set()
+        if buffer.dtype != np.uint8 or buffer.ndim != 1 or not (buffer.flags.c_contiguous and buffer.flags.writeable):
+            raise ValueError(
+                f"a storage needs a flat, writable uint8 buffer, got {buffer.dtype} of shape {buffer.shape}"
+            )
+        space.reserve(buffer.nbytes)
+        self.nbytes = buffer.nbytes
+        self.buffer = buffer
+        self.counter = VersionCounter() if counter is None else counter
+
+    @property
+    def version(self) -> int:
+        """How often the memory has been written to by an in-place operation."""
+        return self.counter.value
+
+    def use_in(self, stream: Stream) -> None:
+        """Let the memory, once it is freed, wait for what ``stream`` has been given until then.
+
+        Nothing to do for the stream that the memory was allocated for.
+        """
+        if self._stream is not None and stream is not self._stream:
+            self._users.add(stream)
+
+    def __del__(self) -> None:
+        self.space.release(self.nbytes)
+        if self._stream is not None and is_asynchronous():
+            self.space.give_back(self._block, self._stream, self._users)
+
+    @classmethod
+    def allocate(cls, nbytes: int, space: MemorySpace, phase: int = 0) -> Storage:
+        """Give uninitialised bytes whose address modulo 64 is `phase`."""
+        stream = current_stream(space.name) if is_asynchronous() and not space.is_host else None
+        size = nbytes + _ALIGNMENT_BYTES
+        block: Array = np.empty(size, np.uint8) if stream is None else space.take(size, stream)
+        start = (phase - block.ctypes.data) % _ALIGNMENT_BYTES
+        storage = cls(block[start : start + nbytes], space)
+        storage._block, storage._stream = block, stream
+        return storage
+
+    def write(self, layout: Layout, dtype: DType, values: Array) -> None:
+        """Overwrite the elements at `layout` after all work of the current stream.
+
+        `values` of the host are read now, those of an accelerator when the stream comes to it.
+        """
+        window = self.window(layout, dtype)
+        if self.space.is_host or not is_asynchronous():
+            window[...] = values
+        else:
+            current_stream(self.space.name).submit(partial(np.copyto, window, values))
+
+    def window(self, layout: Layout, dtype: DType) -> Array:
+        """Give the elements at `layout` as an array over this memory; it does not keep the storage accounted."""
+        if layout.numel == 0:
+            return np.empty(layout.shape, dtype.carrier)
+        window: Array = np.ndarray(
+            layout.shape, dtype.carrier, buffer=self.buffer, offset=layout.offset, strides=layout.byte_strides
+        )
+        return window
+
+    def host_view(self, layout: Layout, dtype: DType) -> Array:
+        """Give the elements at `layout` as an array that keeps this storage alive."""
+        return np.asarray(_HostView(self, self.window(layout, dtype)))
+
+
+class _HostView:
+    """Exports an array so that what NumPy builds from it holds the storage, not only the bytes."""
+
+    __slots__ = ("__array_interface__", "storage")
+
+    def __init__(self, storage: Storage, window: Array) -> None:
+        self.storage = storage
+        self.__array_interface__: dict[str, Any] = window.__array_interface__
+
+
+def dense_copy(array: Array) -> Array:
+    """Copy to dense memory, in the memory order of the original unless it repeats elements."""
+    repeats = any(size > 1 and stride == 0 for size, stride in zip(array.shape, array.strides, strict=True))
+    return np.array(array, order="C" if repeats else "K")
+
+
+def adopt_array(array: Array, space: MemorySpace) -> tuple[Storage, Layout]:
+    """Give a storage and layout for a kernel's result, without a copy where the result owns dense memory."""
+    dense = array.transpose(_memory_order(array))
+    if not (array.flags.owndata and array.flags.writeable and dense.flags.c_contiguous):
+        return adopt_array(array.copy(), space)
+    return Storage(dense.reshape(-1).view(np.uint8), space), result_layout(array)
+
+
+def result_layout(array: Array) -> Layout:
+    """Give the layout that `adopt_array` gives a kernel's result."""
+    order = _memory_order(array)
+    if not (array.flags.owndata and array.flags.writeable and array.transpose(order).flags.c_contiguous):
+        order = list(range(array.ndim))
+    strides = Layout.contiguous([array.shape[axis] for axis in order], array.itemsize).strides
+    return Layout(array.shape, tuple(strides[order.index(axis)] for axis in range(array.ndim)), 0, array.itemsize)
+
+
+def _memory_order(array: Array) -> list[int]:
+    return sorted(range(array.ndim), key=lambda axis: -array.strides[axis])

@@ -1,0 +1,62 @@
+"""What a store on disk knows of one payload: the pieces it lies in, and who uses it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from weakref import ref
+
+from tensorstash.errors import CorruptDataError
+from tensorstash.host.checksum import CHECKSUM_BLOCK
+from tensorstash.stores.disk.slab import Extent, Slab
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """The bytes ``start:stop`` of a record, in one extent of one slab."""
+
+    slab: Slab
+    extent: Extent
+    start: int
+    stop: int
+    digests: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Record:
+    """A slot; equal only to itself. Its space is free when it is deleted or dropped, and nobody uses it."""
+
+    nbytes: int
+    pieces: list[Piece]
+    users: int = 1
+    is_live: bool = False
+    pid: int = field(default_factory=os.getpid)
+    space: "Space | None" = None
+
+
+class Space(ref[Record]):
+    """What a store knows of a record: enough to take its space back when it has gone. Equal only to itself."""
+
+    __slots__ = ("pieces",)
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    pieces: list[Piece]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody uses the record any more, or ever will."""
+        record = self()
+        return record is None or not record.users
+
+
+def corrupt(record: Record, piece: Piece, found: Sequence[int]) -> CorruptDataError:
+    """Return the error for a piece whose sums are not those of what was put."""
+    number, got, expected = next(
+        (number, got, expected)
+        for number, (got, expected) in enumerate(zip(found, piece.digests, strict=True))
+        if got != expected
+    )
+    start = piece.start + number * CHECKSUM_BLOCK
+    return CorruptDataError(
+        f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} of a record of {record.nbytes} bytes in "
+        f"{piece.slab.directory!r}: got checksum {got:#018x}, expected {expected:#018x}"
+    )

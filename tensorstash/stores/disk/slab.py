@@ -1,0 +1,261 @@
+"""One scratch file that holds many records."""
+
+import errno
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import NamedTuple
+
+from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
+from tensorstash.host.arrays import Array, whole_pages
+from tensorstash.host.checksum import block_checksums
+from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
+from tensorstash.stores.disk.free_space import FreeSpace
+from tensorstash.stores.disk.scratch_file import open_private_file
+from tensorstash.stores.disk.syscalls import FULL, UNSUPPORTED, Syscalls
+
+PIECE = 4 * 2**20
+"""Most bytes of one write or read: whole huge pages, so that the device sees few runs of memory, and few calls."""
+
+_GROWTH = 64 * 2**20
+_SCRAP = 256 * 2**10
+_STALLS = 8
+_SMALL = 256 * 2**10
+"""To copy at most this much costs less than another call for the last block."""
+
+
+class Extent(NamedTuple):
+    """A run of blocks of one slab.
+
+    Args:
+        offset: where it starts in the file, in bytes; a multiple of the block size.
+        size: its length in bytes; a multiple of the block size.
+    """
+
+    offset: int
+    size: int
+
+
+class Slab:
+    """A private file, grown in steps and reused, read and written past the page cache where the system lets it.
+
+    :meth:`take` and :meth:`give` keep the books and must not run at once; :meth:`write` and :meth:`read` are
+    thread-safe.
+
+    Args:
+        directory: where the file is made.
+        calls: the operating system's calls.
+        direct: whether to bypass the page cache where that is possible.
+        limit_bytes: most bytes of the file; None for no limit but the device.
+
+    Raises:
+        StoreError: no file can be made there.
+    """
+
+    def __init__(self, directory: str, calls: Syscalls, *, direct: bool, limit_bytes: int | None) -> None:
+        self.directory = directory
+        self.size = 0
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._calls = calls
+        self._limit = None if limit_bytes is None else limit_bytes // BLOCK * BLOCK
+        self._space = FreeSpace()
+        self._turn = nullcontext() if calls.positioned else threading.Lock()
+        try:
+            self._file = open_private_file(directory, calls)
+        except OSError as error:
+            raise _failed(f"opening a file in {directory!r}", error) from error
+        try:
+            self._address_unit = calls.enable_direct(self._file.fd) if direct else 0
+        except OSError as error:
+            self._file.close()
+            raise _failed(f"trying direct I/O in {directory!r}", error) from error
+
+    @property
+    def direct(self) -> bool:
+        """Whether the page cache is bypassed."""
+        return self._address_unit > 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of extents that are taken."""
+        return self.size - self._space.free_bytes
+
+    def take(self, size: int) -> Extent | None:
+        """Return an extent of at most ``size`` bytes, or None if nothing is free and the file is at its limit.
+
+        The best fit comes first, then the largest scrap that is worth it, then growing, and small scraps last: a file
+        that has room enough stays as it is.
+
+        Raises:
+            StoreFullError: nothing is free and the device is full.
+            StoreError: the file could not be grown for another reason.
+        """
+        if self._space.largest < min(size, _SCRAP) and self.size != self._limit:
+            try:
+                self._grow(size - self._space.free_before(self.size))
+            except StoreFullError:
+                if not self._space.largest:
+                    raise
+        size = min(size, self._space.largest)
+        offset = self._space.take(size) if size else None
+        return None if offset is None else Extent(offset, size)
+
+    def give(self, extent: Extent) -> None:
+        """Make an extent free again."""
+        self._space.give(extent.offset, extent.size)
+
+    def takes(self, data: Array) -> bool:
+        """Whether ``data`` can be written from where it is."""
+        unit = self._address_unit
+        return not unit or not (
+            data.__array_interface__["data"][0] % unit or (data.size % BLOCK and BLOCK < data.size <= _SMALL)
+        )
+
+    def write(self, data: Array, extent: Extent) -> None:
+        """Write ``data``, which this slab takes, no longer than :data:`PIECE`, to the start of ``extent``.
+
+        Raises:
+            StoreFullError: the device is full.
+            StoreError: the device refused.
+        """
+        whole = data.size // BLOCK * BLOCK if self.direct else data.size
+        self._write_all(data[:whole], extent.offset)
+        if rest := data.size - whole:
+            last = page_aligned(BLOCK)
+            last[:rest] = data[whole:]
+            self._write_all(last, extent.offset + whole)
+
+    def write_copy(self, data: Array, extent: Extent) -> list[int]:
+        """Write a copy of ``data``, no longer than :data:`PIECE`, to the start of ``extent``; return its checksums.
+
+        Raises:
+            StoreFullError: the device is full.
+            StoreError: the device refused.
+        """
+        bounce = _bounce(round_up(data.size))
+        digests = block_checksums(data, copy=bounce[: data.size])
+        self._write_all(bounce, extent.offset)
+        return digests
+
+    def read(self, out: Array, nbytes: int, offset: int) -> list[int]:
+        """Fill ``out``, page-aligned and of whole blocks, and return the checksums of its first ``nbytes``.
+
+        Args:
+            out: no longer than :data:`PIECE`.
+            nbytes: how much of it anybody wants.
+            offset: where in the file, in bytes; a multiple of the block size.
+
+        Raises:
+            CorruptDataError: the file ends before.
+            StoreError: the device refused.
+        """
+        self._read_all(out, offset)
+        return block_checksums(out[:nbytes])
+
+    def read_copy(self, out: Array, nbytes: int, offset: int) -> list[int]:
+        """Fill the first ``nbytes`` of ``out`` by way of a buffer in one run of memory; otherwise as :meth:`read`.
+
+        Pages far from one another cost the device more than copying costs the processor.
+        """
+        bounce = _bounce(out.size)
+        self._read_all(bounce, offset)
+        return block_checksums(bounce[:nbytes], copy=out[:nbytes])
+
+    def wipe(self, extent: Extent) -> None:
+        """Overwrite an extent with zeros.
+
+        Raises:
+            StoreError: the device refused.
+        """
+        zeros = whole_pages(min(extent.size, PIECE))
+        zeros.fill(0)
+        for start in range(0, extent.size, PIECE):
+            self._write_all(zeros[: extent.size - start], extent.offset + start)
+
+    def close(self) -> None:
+        """Close the file, which is gone with that, but in a forked child, where the parent has it still; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._file.close(remove=os.getpid() == self._pid)
+
+    def _write_all(self, data: Array, offset: int) -> None:
+        done = self._transfer("writing", self._calls.write, data, offset)
+        if done < data.size:
+            raise StoreError(f"the device of {self.directory!r} took {done} of {data.size} bytes, and then no more")
+
+    def _read_all(self, out: Array, offset: int) -> None:
+        done = self._transfer("reading", self._calls.read, out, offset)
+        if done < out.size:
+            raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
+
+    def _transfer(self, verb: str, call: Callable[[int, Array, int], int], data: Array, offset: int) -> int:
+        """Repeat the call until all is done or nothing moves, and return the number of bytes moved."""
+        done = stalls = 0
+        while done < data.size and stalls < _STALLS:
+            try:
+                with self._turn:
+                    moved = call(self._file.fd, data[done:], offset + done)
+            except OSError as error:
+                raise _failed(f"{verb} {data.size} bytes in {self.directory!r}", error) from error
+            if self.direct:
+                moved -= moved % BLOCK  # what is left has to start at a block again
+            stalls = 0 if moved else stalls + 1
+            done += moved
+        return done
+
+    def _grow(self, need: int) -> None:
+        """Add ``need`` bytes of blocks or more, or as many as the limit allows."""
+        room = sys.maxsize if self._limit is None else self._limit - self.size
+        need = min(need, room)
+        step = max(need, min(self.size // 4 // BLOCK * BLOCK, room, _GROWTH))
+        refusal = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        for size in dict.fromkeys((step, need)):
+            try:
+                # Tried only where it fits: a refused reservation holds every free block until it is cut off.
+                if self._calls.available(self._file.fd, self.directory) < size:
+                    continue
+                self._reserve(size)
+            except OSError as error:
+                self._cut()
+                # Without its traceback, which refers to this frame and so to the error itself.
+                refusal = error.with_traceback(None)
+                continue
+            self._space.give(self.size, size)
+            self.size += size
+            return
+        raise _failed(f"growing the slab in {self.directory!r} by {need} bytes", refusal) from refusal
+
+    def _reserve(self, size: int) -> None:
+        """Make the file longer, by writing zeros from where it shows that blocks cannot be reserved otherwise."""
+        try:
+            self._calls.reserve(self._file.fd, self.size, size)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED or not self._calls.preallocate:
+                raise
+            self._cut()
+            self._calls = replace(self._calls, preallocate=False)
+            self._calls.reserve(self._file.fd, self.size, size)
+
+    def _cut(self) -> None:
+        """Give back what a refused reservation took."""
+        try:
+            self._calls.truncate(self._file.fd, self.size)
+        except OSError as error:
+            raise _failed(f"cutting the slab in {self.directory!r} to {self.size} bytes", error) from error
+
+
+def _bounce(nbytes: int) -> Array:
+    """Return a buffer in one run of memory."""
+    return whole_pages(max(nbytes, HUGE_PAGE))[:nbytes]
+
+
+def _failed(doing: str, error: OSError) -> StoreError:
+    """Return the error to raise when the system refused; it names the number, which says what to look up."""
+    code = errno.errorcode.get(error.errno or 0, "unknown")
+    if error.errno in FULL:
+        return StoreFullError(f"{doing}: no room ({code}: {error.strerror}); free some, or name another directory")
+    return StoreError(f"{doing}: {code}: {error.strerror}")

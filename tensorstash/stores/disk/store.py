@@ -1,0 +1,365 @@
+"""A store on disk: one slab file per directory, direct I/O, nothing left behind."""
+
+import os
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from operator import call
+from typing import ClassVar
+
+from tensorstash.errors import ConfigError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.host.arrays import Array, whole_pages
+from tensorstash.host.checksum import block_checksums
+from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.pages import HUGE_PAGE, round_up
+from tensorstash.host.workers import Workers
+from tensorstash.protocols import Slot, Tier
+from tensorstash.sizes import format_bytes, parse_bytes
+from tensorstash.stores.disk.parallel import for_each
+from tensorstash.stores.disk.records import Piece, Record, Space, corrupt
+from tensorstash.stores.disk.slab import PIECE, Extent, Slab
+from tensorstash.stores.disk.syscalls import Syscalls
+
+_WORTH_A_THREAD = 2 * 2**20
+"""Bytes from which on summing beside writing saves more time than waking a thread takes."""
+
+_SCATTERED = 64 * 2**10
+"""Bytes from which on, up to a huge page, a buffer is of so many pages that the device would feel it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disk:
+    """Payloads go to scratch files that no other user can read and that vanish with the process.
+
+    Args:
+        directory: an existing directory, or several on different devices, over which records are striped; None for
+            ``$TMPDIR``, else ``/var/tmp``, else what the system has for temporary files. Where ``/tmp`` is kept in
+            memory, a store there saves none.
+        budget: most bytes of disk to take, an int or text such as ``"40GiB"``, divided equally among the
+            directories; None for no limit but the device. A record takes whole blocks of 4096 bytes.
+        direct: bypass the page cache where the file system can, which costs least memory and processor time; False
+            to go through it.
+        wipe: overwrite what was deleted with zeros when the next record is stored, which writes every byte twice.
+            Else it stays readable in the file, for whoever may look into the open files of this process, until another
+            record takes its place or the store closes; and on the device itself perhaps for longer.
+
+    Raises:
+        ConfigError: a field of the wrong type or value. Whether the directory exists is found by :meth:`open`.
+
+    >>> Disk(directory="/nvme/scratch", budget="40GiB")
+    Disk(directory='/nvme/scratch', budget=42949672960, direct=True, wipe=False)
+    """
+
+    directory: str | tuple[str, ...] | None = None
+    budget: int | str | None = None
+    direct: bool = True
+    wipe: bool = False
+    name: ClassVar[str] = "disk"
+    tier: ClassVar[Tier] = "disk"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "directory", _directory(self.directory))
+        if self.budget is not None:
+            object.__setattr__(self, "budget", parse_bytes(self.budget, path="disk.budget"))
+        for name in ("direct", "wipe"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"disk.{name}: got {value!r}, expected true or false")
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The directories, as they are on this machine."""
+        if isinstance(self.directory, tuple):
+            return tuple(map(os.path.expanduser, self.directory))
+        if self.directory is not None:
+            return (os.path.expanduser(self.directory),)
+        if not os.environ.get("TMPDIR") and os.path.isdir("/var/tmp"):
+            return ("/var/tmp",)
+        return (tempfile.gettempdir(),)
+
+    def open(self) -> "DiskStore":
+        """Open an empty store; the caller closes it.
+
+        Raises:
+            StoreError: a directory is missing or not writable, or the process is out of file descriptors.
+        """
+        return DiskStore(self)
+
+
+def _directory(directory: object) -> str | tuple[str, ...] | None:
+    if directory is None:
+        return None
+    given = tuple(directory) if isinstance(directory, (list, tuple)) else (directory,)
+    try:
+        paths = tuple(os.fspath(path) for path in given)
+    except TypeError:
+        paths = ()
+    if not paths or not all(isinstance(path, str) and path and "\0" not in path for path in paths):
+        raise ConfigError(f"disk.directory: got {directory!r}, expected the path of a directory, or several")
+    if len(set(paths)) < len(paths):
+        raise ConfigError(f"disk.directory: got {directory!r}, which names a directory twice")
+    return paths[0] if len(paths) == 1 else paths
+
+
+class DiskStore:
+    """The live store of :class:`Disk`. Thread-safe.
+
+    A record that nobody refers to is deleted, also where an interrupt has kept :meth:`delete` from being called. What
+    it takes to put and to get a record is for threads that no interrupt reaches, which the engine sees to. A forked
+    child stores into files of its own, and does not read what was stored before the fork.
+
+    Args:
+        config: what to open.
+        calls: the operating system's calls; another object switches abilities off, or plants faults.
+    """
+
+    retains: ClassVar[bool] = False
+    verifies: ClassVar[bool] = True
+
+    def __init__(self, config: Disk, calls: Syscalls | None = None) -> None:
+        self._config = config
+        self._calls = calls or Syscalls()
+        self._closed = False
+        self._turn = count()
+        self._helpers = len(config.directories)
+        self._workers = Workers("tensorstash-disk", 2 * self._helpers)
+        self._slabs: list[Slab] = []
+        self._begin()
+        weakref.finalize(self, _close, self._slabs, self._workers)
+        self._open()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Leave files and records to the parent, which goes on writing where they are."""
+        _close(self._slabs, self._workers)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._spaces: set[Space] = set()
+        self._dropped: deque[Space] = deque()
+
+    def _open(self) -> None:
+        config, directories = self._config, self._config.directories
+        share = None if config.budget is None else parse_bytes(config.budget, path="disk.budget") // len(directories)
+        try:
+            for directory in directories:
+                self._slabs.append(Slab(directory, self._calls, direct=config.direct, limit_bytes=share))
+        except BaseException:
+            _close(self._slabs, self._workers)
+            raise
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the budget that slots take, in whole blocks."""
+        with self._lock:
+            free = {space for space in [*self._dropped] if space.is_free} & self._spaces
+            held = sum(piece.extent.size for space in free for piece in space.pieces)
+            return sum(slab.used_bytes for slab in self._slabs) - held
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of disk that the store takes, free space inside its files included; never above the budget."""
+        return sum(slab.size for slab in self._slabs)
+
+    @property
+    def direct(self) -> bool:
+        """Whether the page cache is bypassed in every directory."""
+        return all(slab.direct for slab in self._slabs)
+
+    def put(self, data: Array, /) -> Slot:
+        """Write ``data`` to disk and return its slot; the array is not kept.
+
+        Raises:
+            StoreFullError: the budget is used up, or a device is full. Nothing was stored, the store stays usable.
+            StoreError: a device refused, or this process is a fork of the one that opened the store.
+            SlotGoneError: the store is closed.
+        """
+        record = self._begin_put(data.size)
+
+        def write(piece: Piece) -> None:
+            piece.slab.write(data[piece.start : piece.stop], piece.extent)
+
+        def sum_up(piece: Piece) -> None:
+            piece.digests = block_checksums(data[piece.start : piece.stop])
+
+        def write_copy(piece: Piece) -> None:
+            piece.digests = piece.slab.write_copy(data[piece.start : piece.stop], piece.extent)
+
+        # The sums last, where helpers begin: until they are done, one thread is at the device, which waits for nothing.
+        jobs: list[Callable[[], None]] = []
+        sums: list[Callable[[], None]] = []
+        for piece in record.pieces:
+            if piece.slab.takes(data[piece.start : piece.stop]):
+                jobs.append(partial(write, piece))
+                sums.append(partial(sum_up, piece))
+            else:
+                jobs.append(partial(write_copy, piece))
+        jobs += sums
+        try:
+            if data.size < _WORTH_A_THREAD:
+                for job in jobs:
+                    job()
+            else:
+                for_each(call, jobs, self._workers, self._helpers)
+            record.is_live = True
+            return record
+        except BaseException:
+            self._drop(record)
+            raise
+        finally:
+            self._end(record)
+
+    def get(self, slot: Slot, /) -> Array:
+        """Return a private, writable, page-aligned copy of the bytes that were put.
+
+        Raises:
+            SlotGoneError: the slot was deleted, or the store is closed.
+            CorruptDataError: the bytes are not those that were put.
+            StoreError: a device refused, or this process is a fork of the one that opened the store.
+        """
+        record = self._begin_get(slot)
+        try:
+            out = whole_pages(round_up(record.nbytes))
+            is_scattered = _SCATTERED <= out.size < HUGE_PAGE
+
+            def read(piece: Piece) -> None:
+                slab, nbytes = piece.slab, piece.stop - piece.start
+                fill = slab.read_copy if is_scattered and slab.direct else slab.read
+                found = fill(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset)
+                if found != piece.digests:
+                    raise corrupt(record, piece, found)
+
+            for_each(read, record.pieces, self._workers, self._helpers)
+            return out[: record.nbytes]
+        finally:
+            self._end(record)
+
+    def delete(self, slot: Slot, /) -> None:
+        """Free the slot; idempotent, never blocks.
+
+        It takes no lock, so that a finalizer may call it inside any other method on the same thread. The space is
+        taken back by the next :meth:`put`, once nobody reads it any more.
+        """
+        if isinstance(slot, Record) and slot.space in self._spaces:
+            self._drop(slot)
+
+    def close(self) -> None:
+        """Close the files, which are gone with that; idempotent. Calls that are running end first."""
+        self._closed = True
+        with self._lock:
+            if not self._users:
+                _close(self._slabs, self._workers)
+
+    def _begin_put(self, nbytes: int) -> Record:
+        """Return a record with space, which stays in use, as the files stay open, until :meth:`_end`."""
+        with self._lock:
+            self._refuse_closed()
+            if not self._slabs:  # this process is a fork
+                self._open()
+            self._settle()
+            record = Record(nbytes, self._allocate(nbytes))
+            record.space = space = Space(record, self._dropped.append)
+            space.pieces = record.pieces
+            self._spaces.add(space)
+            self._users += 1
+        return record
+
+    def _begin_get(self, slot: Slot) -> Record:
+        """Return a record that is held, which stays in use, as the files stay open, until :meth:`_end`."""
+        with self._lock:
+            self._refuse_closed()
+            if not isinstance(slot, Record) or not slot.is_live or not self._knows(slot):
+                raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted")
+            if slot.pid != os.getpid():
+                raise StoreError(
+                    f"{self._config!r}: a record of {slot.nbytes} bytes was stored before this process was forked and "
+                    f"is the parent's; run forward again in this process, or backward in process {slot.pid}"
+                )
+            slot.users += 1
+            self._users += 1
+        return slot
+
+    def _end(self, record: Record) -> None:
+        with self._lock:
+            record.users -= 1
+            self._users -= 1
+            if self._closed and not self._users:
+                _close(self._slabs, self._workers)
+
+    def _knows(self, record: Record) -> bool:
+        """Whether it was put here, or nobody can tell since that was before a fork."""
+        return record.space in self._spaces or record.pid != os.getpid()
+
+    def _drop(self, record: Record) -> None:
+        record.is_live = False
+        assert record.space is not None, "a record that was never given a place"
+        self._dropped.append(record.space)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise SlotGoneError(f"{self._config!r} is closed")
+
+    def _settle(self) -> None:
+        """Take back the space of dropped records, each once, but of those that are in use."""
+        for _ in range(len(self._dropped)):
+            space = self._dropped.popleft()
+            if not space.is_free:
+                self._dropped.append(space)
+            elif space in self._spaces:
+                self._take_back(space)
+
+    def _take_back(self, space: Space) -> None:
+        if self._config.wipe:
+            try:
+                for piece in space.pieces:
+                    piece.slab.wipe(piece.extent)
+            except BaseException:
+                self._dropped.append(space)
+                raise
+        self._spaces.discard(space)
+        for piece in space.pieces:
+            piece.slab.give(piece.extent)
+
+    def _allocate(self, nbytes: int) -> list[Piece]:
+        """Return pieces for a record, each in the next directory that has room; none longer than a slab writes."""
+        pieces: list[Piece] = []
+        try:
+            for start in range(0, nbytes, PIECE):
+                stop = min(start + PIECE, nbytes)
+                while start < stop:
+                    slab, extent = self._place(round_up(stop - start), nbytes)
+                    pieces.append(Piece(slab, extent, start, min(start + extent.size, stop)))
+                    start += extent.size
+        except BaseException:
+            for piece in pieces:
+                piece.slab.give(piece.extent)
+            raise
+        return pieces
+
+    def _place(self, size: int, record_bytes: int) -> tuple[Slab, Extent]:
+        first = next(self._turn) % len(self._slabs)
+        slabs = self._slabs[first:] + self._slabs[:first]
+        reasons: list[str] = []
+        for slab in slabs:
+            try:
+                if (extent := slab.take(size)) is not None:
+                    return slab, extent
+            except StoreFullError as error:
+                reasons.append(str(error))
+        raise StoreFullError(
+            f"{self._config!r}: a record of {record_bytes} bytes does not fit, "
+            f"{format_bytes(self.file_bytes)} are in use; " + ("; ".join(reasons) or "raise the budget")
+        )
+
+
+def _close(slabs: list[Slab], workers: Workers) -> None:
+    workers.close()
+    while slabs:
+        slabs[-1].close()  # first: what an interrupt keeps from being closed is still there
+        slabs.pop()

@@ -1,0 +1,120 @@
+"""The operating system's calls on a slab file, with what to do where one is missing."""
+
+import errno
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+
+from tensorstash.host.arrays import Array
+from tensorstash.host.pages import BLOCK, page_aligned
+from tensorstash.spec import ALIGNMENT
+
+if sys.platform != "win32":
+    import fcntl
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG} if sys.platform != "win32" else {errno.ENOSPC, errno.EFBIG})
+"""Error numbers that mean "no room": the device, the quota, or the largest file allowed."""
+
+_ADDRESS_UNITS = (ALIGNMENT, 512, BLOCK)
+UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
+"""Error numbers that mean "not on this file system"."""
+
+_STALLS = 8
+_ZERO_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Syscalls:
+    """What the operating system offers. Each ability can be switched off, which takes the fallback of the same meaning.
+
+    The methods may transfer less than asked, as the calls themselves do, and raise :class:`OSError`; they are the one
+    place where storage can fail, and so the place to plant faults.
+
+    Args:
+        unnamed: files can be created without a name (``O_TMPFILE``).
+        unlink_open: an open file can lose its name.
+        direct: reads and writes can bypass the page cache (``O_DIRECT``).
+        preallocate: blocks can be reserved without writing them (``posix_fallocate``).
+        positioned: reads and writes can name their offset (``pwrite``, ``preadv``).
+    """
+
+    unnamed: bool = hasattr(os, "O_TMPFILE")
+    unlink_open: bool = os.name == "posix"
+    direct: bool = hasattr(os, "O_DIRECT")
+    preallocate: bool = hasattr(os, "posix_fallocate")
+    positioned: bool = hasattr(os, "pwrite") and hasattr(os, "preadv")
+
+    def write(self, fd: int, data: Array, offset: int) -> int:
+        """Write a prefix of ``data`` at ``offset`` and return its length. Without ``positioned``: not thread-safe."""
+        if self.positioned:
+            return os.pwrite(fd, data.data, offset)
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.write(fd, data.data)
+
+    def read(self, fd: int, out: Array, offset: int) -> int:
+        """Fill a prefix of ``out`` from ``offset`` and return its length. Without ``positioned``: not thread-safe."""
+        if self.positioned:
+            return os.preadv(fd, [out.data], offset)
+        os.lseek(fd, offset, os.SEEK_SET)
+        with open(fd, "rb", buffering=0, closefd=False) as file:
+            return file.readinto(out.data)
+
+    def enable_direct(self, fd: int) -> int:
+        """Make an empty file bypass the page cache; return the unit of addresses it takes, in bytes, or 0 if it cannot.
+
+        File systems differ in what they refuse, and when: so it writes one block to see, and takes it back.
+        """
+        if not self.direct or sys.platform == "win32":
+            return 0
+        buffered = fcntl.fcntl(fd, fcntl.F_GETFL)
+        for unit in _ADDRESS_UNITS:
+            probe = page_aligned(2 * BLOCK)[unit % BLOCK :][:BLOCK]
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETFL, buffered | os.O_DIRECT)
+                os.pwrite(fd, probe.data, 0)
+            except OSError as error:
+                if error.errno in FULL:
+                    return BLOCK
+                if error.errno not in UNSUPPORTED:
+                    raise
+            else:
+                return unit
+            finally:
+                os.ftruncate(fd, 0)
+        fcntl.fcntl(fd, fcntl.F_SETFL, buffered)
+        return 0
+
+    def reserve(self, fd: int, start: int, length: int) -> None:
+        """Give the file blocks for ``length`` bytes from its end, ``start``, on, so that writing them cannot fail.
+
+        Without ``preallocate`` it writes zeros, which is as much as any file system promises.
+
+        Raises:
+            OSError: there is no room; or, with a number in :data:`UNSUPPORTED`, the file system reserves no blocks
+                (ext2 and ext3, NFS before 4.2, some in user space; the C library then writes a byte to each block,
+                which direct I/O refuses).
+        """
+        if self.preallocate:
+            os.posix_fallocate(fd, start, length)
+            return
+        zeros = page_aligned(min(length, _ZERO_BYTES))
+        zeros.fill(0)
+        end, stalls = start + length, 0
+        while start < end:
+            moved = self.write(fd, zeros[: end - start], start)
+            start += moved - moved % BLOCK  # what is left has to start at a block again
+            stalls = 0 if moved >= BLOCK else stalls + 1
+            if stalls == _STALLS:
+                raise OSError(errno.EIO, f"the device took {moved} of {min(end - start, zeros.size)} bytes of zeros")
+
+    def truncate(self, fd: int, length: int) -> None:
+        """Cut the file to ``length`` bytes and give its other blocks back."""
+        os.ftruncate(fd, length)
+
+    def available(self, fd: int, directory: str) -> int:
+        """Return the number of bytes this user may still allocate on the device of ``fd``."""
+        if hasattr(os, "fstatvfs"):
+            found = os.fstatvfs(fd)
+            return found.f_bavail * found.f_frsize
+        return shutil.disk_usage(directory).free

@@ -1,0 +1,1 @@
+"""One lab per framework; each imports its framework."""

@@ -1,0 +1,138 @@
+"""What the suites need the reference engine to do."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tensorstash import reference
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes
+from tensorstash.reference import Parameter, PyLayer, Tensor
+from tensorstash.spec import ALIGNMENT, contiguous_strides
+from tensorstash.testing.lab import Lab, Layout, Sink
+from tensorstash.testing.layouts import floats
+
+
+class ReferenceLab(Lab):
+    """The reference engine, in host memory and on its simulated accelerator."""
+
+    name: ClassVar[str] = "reference"
+    devices = ("cpu", "sim:0")
+    dtypes = tuple(reference.DTYPES)
+    float_dtypes = ("float16", "bfloat16", "float32", "float64")
+
+    def tensor(
+        self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
+    ) -> Tensor:
+        bits = np.asarray(bits, order="C")
+        memory = aligned_empty(bits.nbytes)
+        memory[...] = as_bytes(bits)
+        tensor = reference.from_buffer(
+            memory, bits.shape, contiguous_strides(bits.shape), 0, dtype or bits.dtype.name, device
+        )
+        return tensor.requires_grad_(requires_grad)
+
+    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> Parameter:
+        return Parameter(self.tensor(values, device=device), requires_grad=trainable)
+
+    def model(self, *, device: str = "cpu") -> reference.nn.Module:
+        model = _Model()
+        for parameter in model.parameters():
+            parameter.carriers()[...] = floats(*parameter.shape)
+        return model.to(device)
+
+    def parameters(self, model: reference.nn.Module) -> list[Tensor]:
+        return list(model.parameters())
+
+    def state(self, model: reference.nn.Module) -> dict[str, Array]:
+        return {name: self.bits(tensor) for name, tensor in model.state_dict().items()}
+
+    def bits(self, tensor: Tensor) -> Array:
+        return tensor.host_bits()
+
+    def layout(self, tensor: Tensor) -> Layout:
+        return Layout(
+            shape=tensor.shape,
+            strides=tensor.strides,
+            dtype=tensor.dtype.name,
+            device=tensor.device,
+            alignment=tensor.data_ptr() % ALIGNMENT if tensor.numel else 0,
+        )
+
+    def address(self, tensor: Tensor) -> int:
+        return tensor.data_ptr()
+
+    def requires_grad(self, tensor: Tensor) -> bool:
+        return tensor.requires_grad
+
+    def as_strided(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
+        return tensor.as_strided(shape, strides, tensor.offset + offset * tensor.layout.itemsize)
+
+    def relu(self, tensor: Tensor) -> Tensor:
+        return tensor.relu()
+
+    def softmax(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor.softmax(axis)
+
+    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        return tensor.reshape(*shape)
+
+    def transpose(self, tensor: Tensor) -> Tensor:
+        return tensor.swap_last()
+
+    def expand(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        return tensor.expand(*shape)
+
+    def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
+        return reference.ops.concat(tensors, axis)
+
+    def split(self, tensor: Tensor, size: int, axis: int) -> Sequence[Tensor]:
+        return tensor.split(size, axis)
+
+    def gather(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        return tensor[rows]
+
+    def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
+        observed: Tensor = _Observe.apply(tensor, sink, *saved)
+        return observed
+
+    def grad(self, output: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> list[Any]:
+        return list(reference.grad(output, list(inputs), create_graph=create_graph))
+
+    def descend(self, leaf: Tensor, rate: float) -> None:
+        assert leaf.grad is not None
+        with reference.no_grad():
+            leaf.sub_(leaf.grad * rate)
+        leaf.grad = None
+
+    def add_(self, tensor: Tensor, value: float) -> None:
+        with reference.set_grad_enabled(not tensor.is_leaf):
+            tensor.add_(value)
+
+    def write_unversioned(self, tensor: Tensor, value: float) -> None:
+        tensor.carriers()[...] = tensor.dtype.encode(np.asarray(value))
+
+
+class _Model(reference.nn.Module):
+    def __init__(self) -> None:
+        generator = reference.Generator(0)
+        self.first = reference.nn.Linear(8, 16, generator=generator)
+        self.last = reference.nn.Linear(16, 4, generator=generator)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(inputs).tanh())
+        return out
+
+
+class _Observe(PyLayer):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, sink: Sink, *saved: Tensor) -> Tensor:
+        ctx.sink = sink
+        ctx.count = 1 + len(saved)
+        ctx.save_for_backward(*saved)
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.sink(ctx.saved_tensor())
+        return gradient, *([None] * (ctx.count - 1))

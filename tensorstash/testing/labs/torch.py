@@ -1,0 +1,163 @@
+"""What the suites need PyTorch to do."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from tensorstash.host.arrays import Array
+from tensorstash.spec import ALIGNMENT, DTYPES
+from tensorstash.testing.lab import Lab, Layout, Sink
+from tensorstash.testing.layouts import floats
+
+
+class TorchLab(Lab):
+    """PyTorch on the CPU and, where there is one, on the first CUDA device.
+
+    Args:
+        devices: others than these two.
+    """
+
+    name: ClassVar[str] = "torch"
+    flags = ("conj", "neg")
+    reverses = False
+
+    def __init__(self, devices: tuple[str, ...] | None = None) -> None:
+        self.devices = devices or (("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",))
+        self.dtypes = tuple(name for name in DTYPES if hasattr(torch, name))
+        self.float_dtypes = ("float16", "bfloat16", "float32", "float64")
+
+    def tensor(
+        self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
+    ) -> torch.Tensor:
+        carrier = torch.from_numpy(bits.copy(order="C")).clone()  # in memory of PyTorch's own
+        tensor = carrier.view(getattr(torch, dtype)) if dtype not in (None, bits.dtype.name) else carrier
+        return tensor.to(device).requires_grad_(requires_grad)
+
+    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> torch.Tensor:
+        return torch.nn.Parameter(self.tensor(values, device=device), requires_grad=trainable)
+
+    def model(self, *, device: str = "cpu") -> torch.nn.Module:
+        layers = OrderedDict(first=torch.nn.Linear(8, 16), act=torch.nn.Tanh(), last=torch.nn.Linear(16, 4))
+        model = torch.nn.Sequential(layers).to(device)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(self.tensor(floats(*parameter.shape)))
+        return model
+
+    def parameters(self, model: torch.nn.Module) -> list[torch.Tensor]:
+        return list(model.parameters())
+
+    def state(self, model: torch.nn.Module) -> dict[str, Array]:
+        return {name: self.bits(tensor) for name, tensor in model.state_dict().items()}
+
+    def unstashable(self, device: str) -> Mapping[str, torch.Tensor]:
+        dense = self.tensor(floats(4, 4), device=device)
+        return {
+            "sparse": dense.to_sparse(),
+            "subclass": dense.as_subclass(_Tagged),
+            "without memory": torch.empty(4, 4, device="meta"),
+        }
+
+    def bits(self, tensor: torch.Tensor) -> Array:
+        plain = tensor.detach()
+        if plain.is_conj():
+            plain = plain.conj()
+        if plain.is_neg():
+            plain = torch._neg_view(plain)
+        name = str(plain.dtype).removeprefix("torch.")
+        carrier = plain.view(getattr(torch, DTYPES[name].carrier))
+        array: Array = carrier.clone(memory_format=torch.contiguous_format).cpu().numpy()
+        return array
+
+    def layout(self, tensor: torch.Tensor) -> Layout:
+        return Layout(
+            shape=tuple(tensor.shape),
+            strides=tensor.stride(),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            device=str(tensor.device),
+            alignment=tensor.data_ptr() % ALIGNMENT if tensor.numel() else 0,
+            flags=frozenset(flag for flag, is_set in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if is_set),
+        )
+
+    def address(self, tensor: torch.Tensor) -> int:
+        return tensor.data_ptr()
+
+    def requires_grad(self, tensor: torch.Tensor) -> bool:
+        return tensor.requires_grad
+
+    def as_strided(
+        self, tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int
+    ) -> torch.Tensor:
+        return tensor.as_strided(shape, strides, offset)
+
+    def flagged(self, tensor: torch.Tensor, flag: str) -> torch.Tensor:
+        return tensor.conj() if flag == "conj" else torch._neg_view(tensor)
+
+    def relu(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.relu()
+
+    def softmax(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        return tensor.softmax(axis)
+
+    def transpose(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.t()
+
+    def expand(self, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return tensor.expand(*shape)
+
+    def concat(self, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+        return torch.cat(list(tensors), axis)
+
+    def split(self, tensor: torch.Tensor, size: int, axis: int) -> Sequence[torch.Tensor]:
+        parts: Sequence[torch.Tensor] = torch.split(tensor, size, axis)
+        return parts
+
+    def gather(self, tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return tensor[rows]
+
+    def observe(self, tensor: torch.Tensor, saved: Sequence[torch.Tensor], sink: Sink) -> torch.Tensor:
+        observed: torch.Tensor = _Observe.apply(tensor, sink, *saved)  # type: ignore[no-untyped-call]
+        return observed
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def draw(self) -> float:
+        return torch.rand(()).item()
+
+    def grad(
+        self, output: torch.Tensor, inputs: Sequence[torch.Tensor], *, create_graph: bool = False
+    ) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(output, list(inputs), create_graph=create_graph))
+
+    def descend(self, leaf: torch.Tensor, rate: float) -> None:
+        assert leaf.grad is not None
+        with torch.no_grad():
+            leaf.sub_(leaf.grad, alpha=rate)
+        leaf.grad = None
+
+    def add_(self, tensor: torch.Tensor, value: float) -> None:
+        with torch.set_grad_enabled(not tensor.is_leaf):
+            tensor.add_(value)
+
+    def write_unversioned(self, tensor: torch.Tensor, value: float) -> None:
+        tensor.data.fill_(value)
+
+
+class _Tagged(torch.Tensor):
+    """A subclass that no backend can know how to rebuild."""
+
+
+class _Observe(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, sink: Sink, *saved: torch.Tensor) -> torch.Tensor:
+        ctx.sink = sink
+        ctx.save_for_backward(*saved)
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.sink(ctx.saved_tensors)
+        return gradient, None, *([None] * (len(ctx.needs_input_grad) - 2))
