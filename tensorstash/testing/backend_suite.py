@@ -1,11 +1,16 @@
 """The contract of a backend, as one class of tests."""
 
-from tensorstash.testing.calls import AnyOrderAnyNumber, InPlaceSafety
-from tensorstash.testing.failures import Bounded, NothingLostQuietly
-from tensorstash.testing.fidelity import SameTensor, SameTraining
-from tensorstash.testing.ownership import Ownership
-from tensorstash.testing.scopes import FailClosed, NothingLeftBehind
-from tensorstash.testing.sharing import NeverStashed, OneCopy
+from tensorstash.testing.contract.budgets import Bounded
+from tensorstash.testing.contract.cleanup import NothingLeftBehind
+from tensorstash.testing.contract.dedup import OneCopy
+from tensorstash.testing.contract.failures import NothingLostQuietly
+from tensorstash.testing.contract.in_place import InPlaceSafety
+from tensorstash.testing.contract.kept import NeverStashed
+from tensorstash.testing.contract.ownership import Ownership
+from tensorstash.testing.contract.refusals import FailClosed
+from tensorstash.testing.contract.tensors import SameTensor
+from tensorstash.testing.contract.training import SameTraining
+from tensorstash.testing.contract.unpacking import AnyOrderAnyNumber
 
 
 class BackendSuite(
