@@ -113,16 +113,22 @@ def test_a_helper_that_has_yet_to_start_keeps_nothing_alive():
 @pytest.mark.parametrize("place", ["its own piece", "waiting", "both"])
 def test_an_interrupt_is_raised_only_when_nothing_runs_any_more(workers, place):
     """As Ctrl-C does, on the caller's thread alone."""
-    helping, go_on, running = threading.Event(), threading.Event(), []
-    interrupted = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-    timer = threading.Timer(0.2, go_on.set)
+    helping, came, go_on, running = threading.Event(), threading.Event(), threading.Event(), []
+
+    def on_signal(*_):
+        came.set()
+        raise KeyboardInterrupt
+
+    def interrupt():
+        if place != "its own piece":
+            os.kill(os.getpid(), signal.SIGINT)
+            assert came.wait(30)
+        go_on.set()
 
     def job(item):
         if item == 0:
             assert helping.wait(30)
-            if place != "its own piece":
-                interrupted.start()
-            timer.start()
+            threading.Timer(0.05, interrupt).start()  # by then the caller waits, if it is not very slow
             if place != "waiting":
                 raise KeyboardInterrupt
         if item == 3:
@@ -131,8 +137,12 @@ def test_an_interrupt_is_raised_only_when_nothing_runs_any_more(workers, place):
             assert go_on.wait(30)
             running.remove(item)
 
-    with pytest.raises(KeyboardInterrupt):
-        for_each(job, range(4), workers, 1)
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            for_each(job, range(4), workers, 1)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not running
 
 

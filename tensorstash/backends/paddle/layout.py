@@ -6,6 +6,7 @@ otherwise is silently misread, so everything here rebuilds strides and byte offs
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ import paddle
 from paddle import Tensor
 
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
+from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides, memory_order
 
@@ -100,16 +102,15 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     """
     if order.span == 0:
         return np.empty(order.shape, spec.carrier)
-    start = order.lowest(spec)
-    run = tensor.detach() if is_plain(spec) else paddle.as_strided(tensor.detach(), [order.span], [1], start)
     on_host = spec.device == "cpu"
+    run = (
+        tensor.detach() if is_plain(spec) else paddle.as_strided(tensor.detach(), [order.span], [1], order.lowest(spec))
+    )
     if not on_host:
-        if not order.is_dense:
-            packed = paddle.empty(list(order.shape), tensor.dtype)
-            run = paddle.assign(paddle.as_strided(run, list(order.shape), list(order.strides), start), packed)
-        run = run.reshape([-1])._copy_to(paddle.CPUPlace(), True)
+        # One run, gaps included: a copy of anything else takes a kernel, which a custom device may not have.
+        run = run._copy_to(paddle.CPUPlace(), True)
     flat = _as_array(run, spec)
-    if order.is_dense or not on_host:
+    if order.is_dense:
         array = flat.reshape(order.shape)
         return borrowed(array) if on_host else array
     strides = tuple(stride * spec.itemsize for stride in order.strides)
@@ -128,12 +129,19 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
         return uninitialised(spec.shape, spec)
     if spec.device == "cpu":
         return _on_host(_host_memory(data, spec, order), spec, order)
-    tensor = _on_device(spec, order)
-    run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
-    exchanged = np.ascontiguousarray(data.reshape(order.shape)).view(_EXCHANGED.get(spec.dtype, spec.carrier))
-    source = paddle.to_tensor(exchanged, place=paddle.CPUPlace())._copy_to(tensor.place, True)
-    paddle.assign(source.view(_DTYPES[spec.dtype]) if spec.dtype in _EXCHANGED else source, output=run)
-    return tensor
+    run = TensorSpec((order.span,), (1,), 0, spec.dtype, "cpu")
+    whole = _allocation(spec, order)
+    # Not by paddle.assign(output=view): where a device has no kernel for it, the host's makes a new tensor, which takes
+    # the place of the view, and the memory behind it stays as it was (Paddle 3.3.1).
+    memory = _on_host(_host_memory(data, spec, order), run, memory_order(run.shape, run.strides))
+    target = paddle.as_strided(whole, [order.span], [1], order.lowest(spec)).copy_(memory, True)
+    if not target._is_shared_buffer_with(whole):
+        raise BackendError(
+            f"a view on {spec.device} is a copy, so that tensors cannot be rebuilt there; keep what is on this device "
+            f"by a Route on Devices"
+        )
+    view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
+    return view
 
 
 class Layout:
@@ -175,11 +183,18 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
     spec = layout.spec()
     order = memory_order(spec.shape, spec.strides)
     if spec.device == "cpu":
-        exact = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
-    else:
-        exact = _on_device(spec, order)
+        on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
+        paddle.assign(tensor.detach(), output=on_host)
+        return on_host
+    whole = _allocation(spec, order)
+    exact: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
     paddle.assign(tensor.detach(), output=exact)
-    return exact
+    if exact._is_shared_buffer_with(whole):
+        return exact
+    # There the result has taken the view's place: it is contiguous, and not where it was to be.
+    on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
+    paddle.assign(exact._copy_to(paddle.CPUPlace(), True), output=on_host)
+    return rebuilt(elements(on_host, replace(spec, device="cpu"), order), spec, order)
 
 
 def private_copy(tensor: Tensor) -> Tensor:
@@ -192,9 +207,10 @@ def private_copy(tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
     spec = Layout(tensor).spec()
     order = memory_order(spec.shape, spec.strides)
-    if spec.device == "cpu":
-        return rebuilt(borrowed(elements(tensor, spec, order)), spec, order)
-    return laid_out(dense_run(tensor, spec, order), spec, order)
+    if tensor.place.is_gpu_place():
+        return laid_out(dense_run(tensor, spec, order), spec, order)
+    # Through the host, also on a custom device, which may have no kernels for what is not contiguous.
+    return rebuilt(borrowed(elements(tensor, spec, order)), spec, order)
 
 
 class _Shifted:
@@ -249,11 +265,9 @@ def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
     return memory
 
 
-def _on_device(spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def _allocation(spec: TensorSpec, order: MemoryOrder) -> Tensor:
     # Device allocations are aligned alike, so that the same offset is the same alignment.
-    whole = uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
-    view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
-    return view
+    return uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
 
 
 def dense_run(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
@@ -274,7 +288,7 @@ def dense_run(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
 
 
 def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
-    """Return a tensor in private memory with the exact layout of ``spec``, made on its device.
+    """Return a tensor in private memory with the exact layout of ``spec``, made by the kernels of its device.
 
     Args:
         dense: distinct elements in memory order, contiguous, of any shape.
@@ -284,10 +298,11 @@ def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     if order.span == 0:
         return uninitialised(spec.shape, spec)
     with Unrecorded():
-        tensor = _on_device(spec, order)
-        run = paddle.as_strided(tensor, list(order.shape), list(order.strides), order.lowest(spec))
+        whole = _allocation(spec, order)
+        run = paddle.as_strided(whole, list(order.shape), list(order.strides), order.lowest(spec))
         paddle.assign(paddle.reshape(dense, list(order.shape)), output=run)
-    return tensor
+        view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
+    return view
 
 
 def uninitialised(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:

@@ -1,0 +1,102 @@
+"""Runs on the custom device ``sim:0`` what the command line names, and prints what it found as JSON."""
+
+import json
+import sys
+import warnings
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import paddle
+
+import numpy as np
+
+import tensorstash as ts
+from tensorstash.backends import backend_named
+from tensorstash.backends.paddle.layout import private_copy
+
+LINES = ["cpu_offload", "compress", "compress | disk_spill", "disk_spill"]
+LIMITS = [ts.Limits(), ts.Limits(in_flight=0, ahead=0)]
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "rows": lambda x: x[1:3],
+    "columns": lambda x: x[:, 1:4],
+    "transposed": lambda x: x.transpose([1, 0]),
+    "reversed": lambda x: x[::-1],
+    "expanded": lambda x: x[1:2].expand([3, 6]),
+    "0-d": lambda x: x[1, 2],
+}
+
+
+def values(tensor):
+    """Return what a tensor shows, read without any kernel of the device."""
+    start = sum(min(0, (size - 1) * stride) for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+    spread = sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+    lowest = tensor._offset() + start * tensor.element_size()
+    run = paddle.as_strided(tensor.detach(), [spread + 1], [1], lowest)._copy_to(paddle.CPUPlace(), True)
+    strides = [stride * tensor.element_size() for stride in tensor.strides]
+    flat = run.numpy()
+    return np.lib.stride_tricks.as_strided(flat[-start:], tensor.shape, strides).tolist()
+
+
+def layout(tensor):
+    return [list(tensor.shape), list(tensor.strides), tensor._offset(), str(tensor.place)]
+
+
+def training():
+    """Return, for each policy, whether gradients are those without it, and how many tensors were moved."""
+    paddle.seed(0)
+    block = lambda: [paddle.nn.Linear(16, 64), paddle.nn.GELU(), paddle.nn.Linear(64, 16), paddle.nn.LayerNorm(16)]  # noqa: E731
+    model = paddle.nn.Sequential(*block(), *block())
+    data = paddle.randn([8, 16])
+
+    def gradients(scope):
+        model.clear_gradients()
+        with scope:
+            hidden = model(data)
+            loss = (hidden.reshape([2, 4, 16]).tanh() * hidden.reshape([2, 4, 16])).sum()
+        loss.backward()
+        return [parameter.grad.numpy() for parameter in model.parameters()]
+
+    plain = gradients(warnings.catch_warnings())
+    found = {}
+    for line in LINES:
+        for number, limits in enumerate(LIMITS):
+            stash = ts.stash(ts.parse(line), framework="paddle", min_bytes=0, limits=limits)
+            same = [all(map(np.array_equal, plain, gradients(stash))) for _ in range(2)]
+            found[f"{line} {number}"] = [all(same), stash.stats().stashed.tensors]
+    return found
+
+
+def layouts():
+    """Return, for each layout, what a tensor shows and is laid out as, before and after it was moved or copied."""
+    backend, found = backend_named("paddle"), {}
+    for name, view in LAYOUTS.items():
+        tensor = view(paddle.arange(24, dtype="float32").reshape([4, 6]))
+        spec = backend.spec(tensor)
+        rebuilt = backend.from_host(backend.to_host(tensor, spec).wait(), spec)
+        found[name] = [[values(one), layout(one)] for one in (tensor, rebuilt, private_copy(tensor))]
+    return found
+
+
+def hooks():
+    """Return gradients without hooks, and under hooks whose unpack gives tensors laid out in another way."""
+    leaf = paddle.to_tensor(np.arange(6, dtype="float32").reshape(2, 3), stop_gradient=False)
+
+    def gradient(scope):
+        leaf.clear_gradient()
+        with scope:
+            loss = (leaf * 2.0).tanh().sum()
+        loss.backward()
+        return leaf.grad.numpy().tolist()
+
+    def unpack(array):
+        whole = paddle.to_tensor(np.concatenate([np.zeros_like(array), array]))
+        return whole[len(array) :]
+
+    return [gradient(warnings.catch_warnings()), gradient(ts.saved_tensors_hooks(lambda t: t.numpy(), unpack))]
+
+
+if __name__ == "__main__":
+    paddle.set_device("sim:0")
+    print(json.dumps({"training": training, "layouts": layouts, "hooks": hooks}[sys.argv[1]]()))
