@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import os
 import re
 import shlex
 import subprocess
@@ -55,8 +56,9 @@ def test_every_program_runs_on_its_own(document: Document, number: int, tmp_path
         if "[policy]" in policy:
             (tmp_path / "policy.toml").write_text(policy)
     program = document.blocks("python")[number]
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    here = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "stats()" not in program or re.search(r"stashed +[1-9]", done.stdout)
 

@@ -1,6 +1,8 @@
 """The README shows what is there: policies, guarantees, measurements, and the commands that CI runs."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -64,5 +66,13 @@ def test_its_figures_are_those_of_the_result_tables() -> None:
 
 
 def test_continuous_integration_runs_the_test_command() -> None:
-    assert "python3 run.py test" in README.commands
+    assert {"python3 run.py train", "python3 run.py test"} <= set(README.commands)
     assert 'python3 run.py test "$@"' in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_without_a_command_run_lists_those_of_the_readme() -> None:
+    refused = subprocess.run([sys.executable, ROOT / "run.py"], capture_output=True, text=True)
+    assert refused.returncode == 1
+    for command in README.commands:
+        if command.startswith("python3 run.py "):
+            assert f"{command} " in refused.stderr
