@@ -112,7 +112,8 @@ def train(model: Model, policy: str, steps: int) -> tuple[Any, Outcome]:
         assert stats.stashed.tensors > steps, f"{policy} has left almost everything alone: {stats}"
         kept = sum(t.nbytes for reason, t in stats.kept.items() if "parameter" not in reason and "leaf" not in reason)
         went = stats.stashed.nbytes + stats.deduplicated.nbytes
-        payload = sum(tally.nbytes for tally in stats.stored.values()) / stats.stashed.nbytes
+        encoded = next(iter(stats.stages.values())).bytes_in
+        payload = sum(tally.nbytes for tally in stats.stored.values()) / encoded
         share = went / (went + kept)
     loss, accuracy = training.evaluate(batches=16)
     how_well = {"loss": loss, "accuracy": accuracy, "payload": payload, "share": share}

@@ -10,6 +10,7 @@ from tensorstash.config import from_dict, load, parse, to_dict
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError
+from tensorstash.host import allocator
 from tensorstash.policies import (
     Cast,
     Chain,
@@ -51,6 +52,7 @@ __all__ = [
     "StoreIn",
     "TensorStashError",
     "Wrapped",
+    "allocator",
     "from_dict",
     "load",
     "parse",

@@ -36,6 +36,15 @@ def interpreter_options(command: Sequence[str], count: int) -> list[str]:
     return []  # it was started in another way, such as by its file's name
 
 
+def text_mode(options: Sequence[str]) -> list[str]:
+    """Return the option that keeps the encoding of text as it is here, unless ``options`` or the environment set it.
+
+    In the C locale Python switches to UTF-8, and to a UTF-8 locale in the environment that the program would inherit,
+    and so would not switch (PEP 538, PEP 540).
+    """
+    return ["-X", "utf8"] if sys.flags.utf8_mode and not any("utf8" in option for option in options) else []
+
+
 def main() -> int:
     """Replace this process by the program that the command line names."""
     arguments = sys.argv[1:]
@@ -46,7 +55,8 @@ def main() -> int:
     added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
     settings = ", ".join(f"{name}={value}" for name, value in added.items())
     print(f"tensorstash: {settings or 'the allocator is left as it is'}", file=sys.stderr, flush=True)
-    command = [sys.executable, *interpreter_options(sys.orig_argv, len(arguments)), *arguments]
+    options = interpreter_options(sys.orig_argv, len(arguments))
+    command = [sys.executable, *text_mode(options), *options, *arguments]
     if os.name == "posix":
         os.execve(sys.executable, command, environment)
     return subprocess.run(command, env=environment, check=False).returncode

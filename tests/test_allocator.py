@@ -148,7 +148,11 @@ def test_the_launcher_runs_the_program_with_its_arguments_and_exit_status(tmp_pa
     assert done.stderr.startswith("tensorstash: ")
 
 
-SHOWS_ITS_OPTIONS = "import sys, warnings; print(sys.flags, sys._xoptions, warnings.filters[0], sys.argv)"
+SHOWS_ITS_OPTIONS = """
+import sys, warnings
+sys._xoptions.pop("utf8", None)  # the flags tell it
+print(sys.flags, sys._xoptions, warnings.filters[0], sys.argv)
+"""
 
 
 @pytest.mark.parametrize(
@@ -160,12 +164,16 @@ SHOWS_ITS_OPTIONS = "import sys, warnings; print(sys.flags, sys._xoptions, warni
         (["-X", "dev"], ["-Omtensorstash"]),
     ],
 )
-def test_the_launcher_hands_on_the_options_of_the_interpreter(tmp_path, options, module):
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8", None])
+def test_the_launcher_hands_on_the_options_of_the_interpreter(tmp_path, options, module, locale):
     script = tmp_path / "program.py"
     script.write_text(SHOWS_ITS_OPTIONS)
+    others = {name: value for name, value in os.environ.items() if name != "LANG" and not name.startswith("LC_")}
+    environment = others if locale is None else {**others, "LC_ALL": locale}
 
     def run_python(*command):
-        done = subprocess.run([sys.executable, *command, str(script), "-m", "x"], capture_output=True, text=True)
+        command = [sys.executable, *command, str(script), "-m", "x"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

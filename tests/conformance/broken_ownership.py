@@ -92,13 +92,28 @@ class KeysByAddress(PlantedTorch):
             return tensor.untyped_storage().data_ptr(), super().storage(tensor)[1]
 
 
-class _RemembersAcrossSteps(Session):
+class _Remembers(Session):
     def pack(self, tensor: Any) -> Any:
         self._known = getattr(self, "_known", {})
-        content = (*self.backend.storage(tensor), self.backend.version(tensor), tensor.layout)
+        content = (*self.backend.storage(tensor), self.version(tensor), tensor.layout)
         if content not in self._known:
             self._known[content] = super().pack(tensor)
         return self._known[content]
+
+
+class _RemembersAcrossSteps(_Remembers):
+    def version(self, tensor: Any) -> int:
+        return self.backend.version(tensor)
+
+
+class _IgnoresVersions(_Remembers):
+    def version(self, tensor: Any) -> int:
+        return 0
+
+
+@caught_by("test_line06_content_modified_between_two_saves_is_two_payloads")
+class IgnoresVersions(Planted):
+    session = _IgnoresVersions
 
 
 @caught_by("test_line06_content_is_never_shared_across_steps")
