@@ -6,7 +6,8 @@ from pathlib import Path
 from tensorstash.testing import BackendSuite
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "CONTRACT.md"
-LINES = re.findall(r"^\| (\d+) \|.*\[`(\w+)`\]\(\.\./(\S+)\) \|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+ROW = re.compile(r"^\| <a id=\"line-(\d+)\"></a>\1 \|.*\[`(\w+)`\]\(\.\./(\S+)\) \|$", re.MULTILINE)
+LINES = ROW.findall(DOCUMENT.read_text(encoding="utf-8"))
 GROUPS = {group.__name__: group for group in BackendSuite.__bases__}
 
 
