@@ -74,7 +74,7 @@ class TinyBackend:
     def detached(self, tensor: Tensor, /) -> Tensor:
         return Tensor(tensor.memory)
 
-    def witness(self, tensor: Tensor, /) -> Tensor:
+    def version_probe(self, tensor: Tensor, /) -> Tensor:
         return Tensor(Memory(np.empty(0), tensor.memory.version))  # outlives the array, and tells of writes to it
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Copied:

@@ -240,7 +240,7 @@ class Backend(Protocol[T]):
         """Return a new tensor object that shares memory and version, and is no part of any graph."""
         ...
 
-    def witness(self, tensor: T, /) -> T:
+    def version_probe(self, tensor: T, /) -> T:
         """Return an object whose :meth:`version` stays that of ``tensor``, without keeping its memory.
 
         In-place kernels write first and count afterwards, and release the interpreter lock meanwhile. A version that

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import tests.test_house as house
 
 import tensorstash
+import tests.test_house as house
 from tensorstash import api
 from tensorstash.testing.lab import Lab
 from tests.engine.labs import lab_of

@@ -1,4 +1,4 @@
-"""Codecs that run where the tensor is: the same meaning, a small crossing, and payloads that stay on their device."""
+"""Codecs that run where the tensor is: the same meaning, a small transfer, and payloads that stay on their device."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
 """Mutants of the engine: what is captured when, what is the same content, what is given back."""
 
 BUDGET = ("tests/engine/test_budget.py", "tests/engine/test_interrupts.py")
-AHEAD = ("tests/engine/test_read_ahead.py", "tests/engine/test_endurance.py")
-LATEST = ("tests/engine/test_latest.py",)
+PREFETCH = ("tests/engine/test_prefetch.py", "tests/engine/test_endurance.py")
+RESIDENT = ("tests/engine/test_resident_window.py",)
 DEFERRED = ("tests/engine/test_deferred.py", "tests/conformance/test_reference.py")
-CONTRACT = ("tests/conformance/test_reference.py", "tests/engine/test_deferred.py", "tests/engine/test_read_ahead.py")
+CONTRACT = ("tests/conformance/test_reference.py", "tests/engine/test_deferred.py", "tests/engine/test_prefetch.py")
 FAULTS = ("tests/engine/test_fault_matrix.py", "tests/conformance/test_reference.py")
 PINNED = ("tests/engine/test_pinned.py",)
 STREAMS = (
@@ -13,7 +13,7 @@ STREAMS = (
     "tests/reference/test_reference_streams.py",
 )
 KERNELS = ("tests/engine/test_kernels.py", "tests/conformance/test_reference.py")
-COLUMNS = ("tests/engine/test_columns.py", "tests/engine/test_torch_columns.py")
+INTERLEAVED = ("tests/engine/test_interleaved.py", "tests/engine/test_torch_interleaved.py")
 HELD = (
     "tests/torch/test_torch_user_memory.py",
     "tests/torch/test_torch_later_writes.py",
@@ -30,23 +30,23 @@ MUTANTS = [
     (
         "engine/prefetch.py",
         "wrong value",
-        "tape.expect(self._orders.get(tape.signature, ()))",
-        "tape.expect(())",
-        AHEAD,
+        "dedup.expect(self._orders.get(dedup.signature, ()))",
+        "dedup.expect(())",
+        PREFETCH,
     ),
     (
         "engine/prefetch.py",
         "dropped check",
-        "if payload.is_near and sum(other.nbytes for other in near) >= self._near_bytes:",
+        "if payload.is_quick and sum(other.nbytes for other in quick) >= self._quick_bytes:",
         "if False:",
-        AHEAD,
+        PREFETCH,
     ),
     (
         "engine/prefetch.py",
         "dropped release",
         "                    self._orders.popitem(last=False)\n",
         "                    pass\n",
-        AHEAD,
+        PREFETCH,
     ),
     ("engine/handle.py", "dropped check", "    if now != version:\n", "    if False:\n", CONTRACT),
     (
@@ -64,17 +64,17 @@ MUTANTS = [
         CONTRACT,
     ),
     ("engine/handle.py", "wrong value", "        if not is_exact:\n", "        if False:\n", CONTRACT),
-    ("engine/payloads/resident.py", "boundary", "nbytes = max(payload.nbytes, 1)", "nbytes = payload.nbytes", LATEST),
-    ("engine/payloads/resident.py", "wrong value", "return self._due(0)", "return self._due(self.limit)", LATEST),
+    ("engine/payloads/resident.py", "boundary", "nbytes = max(payload.nbytes, 1)", "nbytes = payload.nbytes", RESIDENT),
+    ("engine/payloads/resident.py", "wrong value", "return self._due(0)", "return self._due(self.limit)", RESIDENT),
     ("engine/payloads/dedup.py", "dropped call", "        self._contents.clear()\n", "", CONTRACT),
-    ("engine/payloads/dedup.py", "dropped call", "            self._asked.clear()\n", "", AHEAD),
-    ("engine/payloads/dedup.py", "swapped order", "sorted(rest, reverse=True)", "sorted(rest)", AHEAD),
+    ("engine/payloads/dedup.py", "dropped call", "            self._asked.clear()\n", "", PREFETCH),
+    ("engine/payloads/dedup.py", "swapped order", "sorted(rest, reverse=True)", "sorted(rest)", PREFETCH),
     (
         "engine/payloads/dedup.py",
         "wrong value",
-        "hash((self.signature, payload.capture.passage.spec))",
-        "hash(payload.capture.passage.spec)",
-        AHEAD,
+        "hash((self.signature, payload.capture.route.spec))",
+        "hash(payload.capture.route.spec)",
+        PREFETCH,
     ),
     (
         "engine/payloads/payload.py",
@@ -93,23 +93,23 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped check",
-        "        passage, backend = self.capture.passage, self.capture.backend\n        self.capture.raise_failure()\n",
-        "        passage, backend = self.capture.passage, self.capture.backend\n",
+        "        route, backend = self.capture.route, self.capture.backend\n        self.capture.raise_failure()\n",
+        "        route, backend = self.capture.route, self.capture.backend\n",
         (*CONTRACT, *FAULTS),
     ),
     (
         "engine/payloads/payload.py",
         "dropped release",
-        "            if self._loading is None:\n                self._let_go()\n            raise",
+        "            if self._loading is None:\n                self._release()\n            raise",
         "            raise",
-        AHEAD,
+        PREFETCH,
     ),
-    ("engine/payloads/payload.py", "wrong value", "self._uses % self.users != 0", "True", AHEAD),
+    ("engine/payloads/payload.py", "wrong value", "self._uses % self.users != 0", "True", PREFETCH),
     (
         "engine/payloads/capture.py",
         "dropped check",
-        "        self.check(witness)\n        self._witness = witness\n",
-        "        self._witness = witness\n",
+        "        self.check(version_probe)\n        self._version_probe = version_probe\n",
+        "        self._version_probe = version_probe\n",
         (*CONTRACT, *HELD),
     ),
     (
@@ -122,7 +122,7 @@ MUTANTS = [
     (
         "engine/payloads/capture.py",
         "dropped check",
-        "        self.check(self._witness)\n\n    def raise_store_failure",
+        "        self.check(self._version_probe)\n\n    def raise_store_failure",
         "\n    def raise_store_failure",
         (*CONTRACT, *HELD),
     ),
@@ -136,8 +136,8 @@ MUTANTS = [
     (
         "engine/payloads/capture.py",
         "dropped check",
-        "witness is not None and self.backend.version(witness) == self._version:",
-        "witness is not None:",
+        "version_probe is not None and self.backend.version(version_probe) == self._version:",
+        "version_probe is not None:",
         (*HELD, *CONTRACT),
     ),
     (
@@ -157,42 +157,42 @@ MUTANTS = [
     (
         "engine/session.py",
         "dropped call",
-        "            self._tape.close()  # what was saved before is never taken for the same\n",
+        "            self._dedup.close()  # what was saved before is never taken for the same\n",
         "            pass\n",
         (*CONTRACT, *HELD),
     ),
     (
         "engine/session.py",
         "wrong value",
-        "token, start, block, spec.dtype, version, passage.plan",
-        "token, start, block, spec.dtype, passage.plan",
+        "token, start, block, spec.dtype, version, route.plan",
+        "token, start, block, spec.dtype, route.plan",
         (*CONTRACT, *HELD),
     ),
     (
         "engine/session.py",
         "wrong value",
-        "token, start, block, spec.dtype, version, passage.plan",
-        "token, block, spec.dtype, version, passage.plan",
+        "token, start, block, spec.dtype, version, route.plan",
+        "token, block, spec.dtype, version, route.plan",
         (*CONTRACT, *HELD),
     ),
     (
         "engine/session.py",
         "wrong value",
-        "token, start, block, spec.dtype, version, passage.plan",
-        "token, start, spec.dtype, version, passage.plan",
+        "token, start, block, spec.dtype, version, route.plan",
+        "token, start, spec.dtype, version, route.plan",
         (*CONTRACT, *HELD),
     ),
     (
         "engine/session.py",
         "wrong value",
-        "token, start, block, spec.dtype, version, passage.plan",
-        "token, start, block, version, passage.plan",
+        "token, start, block, spec.dtype, version, route.plan",
+        "token, start, block, version, route.plan",
         (*CONTRACT, *HELD),
     ),
     (
         "engine/session.py",
         "wrong value",
-        "token, start, block, spec.dtype, version, passage.plan",
+        "token, start, block, spec.dtype, version, route.plan",
         "token, start, block, spec.dtype, version",
         (*CONTRACT, *HELD),
     ),
@@ -215,7 +215,7 @@ MUTANTS = [
         "dropped call",
         "            payload.users += 1\n",
         "            payload.users = 1\n",
-        (*AHEAD, *CONTRACT),
+        (*PREFETCH, *CONTRACT),
     ),
     (
         "engine/session.py",
@@ -227,7 +227,7 @@ MUTANTS = [
     (
         "engine/session.py",
         "dropped call",
-        '            self._writers.give_up()\n            raise StoreError(f"{used} bytes are',
+        '            self._writers.abandon()\n            raise StoreError(f"{used} bytes are',
         '            raise StoreError(f"{used} bytes are',
         (*DEFERRED, *FAULTS),
     ),
@@ -367,7 +367,7 @@ MUTANTS = [
     (
         "engine/handle.py",
         "dropped check",
-        "if payload.trusts_learned and passage.plan.within(demand) != passage.plan:",
+        "if payload.trusts_learned and route.plan.within(demand) != route.plan:",
         "if False:",
         READERS,
     ),
@@ -378,11 +378,11 @@ MUTANTS = [
         'self._state.learned.get(payload.kind, "any")',
         READERS,
     ),
-    ("engine/session.py", "dropped call", "            capture.stays_exact = True\n", "", READERS),
+    ("engine/session.py", "dropped call", "            capture.is_kept_exact = True\n", "", READERS),
     (
         "engine/session.py",
         "dropped call",
-        "            self._tape.close()  # whoever holds what is captured may write to it now\n",
+        "            self._dedup.close()  # whoever holds what is captured may write to it now\n",
         "            pass\n",
         (*HELD, *CONTRACT),
     ),
@@ -420,19 +420,19 @@ MUTANTS = [
         "boundary",
         "        while used > most_bytes:\n",
         "        while used > most_bytes + 1:\n",
-        LATEST,
+        RESIDENT,
     ),
     (
         "engine/payloads/payload.py",
         "dropped release",
         "            self._lease = None\n\n\ndef _decode",
         "            pass\n\n\ndef _decode",
-        AHEAD,
+        PREFETCH,
     ),
     (
         "engine/payloads/payload.py",
         "dropped check",
-        'self._uses % self.users != 0 and self.capture.passage.tier != "device"',
+        'self._uses % self.users != 0 and self.capture.route.tier != "device"',
         "self._uses % self.users != 0",
         (*STREAMS, *KERNELS),
     ),
@@ -446,8 +446,8 @@ MUTANTS = [
     (
         "engine/session.py",
         "wrong value",
-        "payload = None if is_unsure else tape.find(content)",
-        "payload = tape.find(content)",
+        "payload = None if is_unsure else dedup.find(content)",
+        "payload = dedup.find(content)",
         (*STREAMS, *CONTRACT),
     ),
     (

@@ -147,12 +147,12 @@ class PaddleBackend:
         """
         return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
 
-    def witness(self, tensor: Tensor, /) -> Tensor:
+    def version_probe(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
         with Unrecorded():
-            witness = same_memory(tensor)
-        witness._clear_data()
-        return witness
+            probe = same_memory(tensor)
+        probe._clear_data()
+        return probe
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""

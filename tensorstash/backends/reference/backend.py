@@ -100,9 +100,9 @@ class ReferenceBackend:
         """Return a new tensor object that shares memory and version, and is no part of any graph."""
         return tensor.detach()
 
-    def witness(self, tensor: Tensor, /) -> Tensor:
+    def version_probe(self, tensor: Tensor, /) -> Tensor:
         """Return a tensor without memory that shares the version of ``tensor``."""
-        return tensor.version_witness()
+        return tensor.version_probe()
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> "_Elements":
         """Return the distinct elements in memory order; a view of live memory on the host, a copy elsewhere."""

@@ -170,13 +170,13 @@ class TorchBackend:
                 return tensor.detach()
         return tensor.detach()
 
-    def witness(self, tensor: Tensor, /) -> Tensor:
+    def version_probe(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version counter of ``tensor``: ``.data`` changes memory alone."""
         with DisableTorchFunction(), _DisableTorchDispatch():
-            witness = tensor.detach()
+            probe = tensor.detach()
             # By way of bytes: PyTorch warns of every tensor that is made as complex32.
-            witness.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
-            return witness
+            probe.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
+            return probe
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""

@@ -4,7 +4,7 @@ from operator import call
 from typing import Any
 
 from tensorstash.engine.payloads.pipeline import Stored
-from tensorstash.engine.payloads.route import Passage
+from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.stats import Ledger
 from tensorstash.engine.timeouts import Ask
 from tensorstash.errors import CodecError, SavedTensorModifiedError, StashError, StoreError, TensorStashError
@@ -18,18 +18,18 @@ class Capture:
     Until the bytes are captured it holds a source, and whoever asks gets that or a copy of it: an alias of the saved
     tensor that is captured when nobody else holds its memory, or a private copy of it. Capturing may happen on any
     thread. What has been modified in place since it was saved is refused, as autograd refuses it: the version is
-    compared by whoever asks, on a witness that outlives the memory.
+    compared by whoever asks, on a version probe that outlives the memory.
 
     Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
 
     Args:
-        passage: how the bytes are encoded, and where they go.
+        route: how the bytes are encoded, and where they go.
         backend: the framework's adapter.
         source: an alias of the saved tensor, part of no graph; or a private copy of it, with the same layout.
         spec: the source's spec.
         version: the saved tensor's in-place version when it was saved.
         ledger: where payloads are counted.
-        witness: of the saved tensor, if ``source`` is a private copy.
+        version_probe: of the saved tensor, if ``source`` is a private copy.
     """
 
     __slots__ = (
@@ -39,33 +39,33 @@ class Capture:
         "_source",
         "_stored",
         "_version",
-        "_witness",
+        "_version_probe",
         "backend",
+        "is_kept_exact",
         "is_private",
-        "passage",
+        "route",
         "spec",
-        "stays_exact",
     )
 
     def __init__(
         self,
-        passage: Passage[Any],
+        route: PayloadRoute[Any],
         backend: Backend[Any],
         source: Any,
         spec: TensorSpec,
         version: int,
         ledger: Ledger,
-        witness: Any = None,
+        version_probe: Any = None,
     ) -> None:
-        self.passage = passage
+        self.route = route
         self.backend = backend
         self._source = source
         self.spec = spec
         self._version = version
-        self._witness = witness
-        self.is_private = witness is not None
+        self._version_probe = version_probe
+        self.is_private = version_probe is not None
         """Whether the source is the engine's own, so that nobody may get it and it may become the payload."""
-        self.stays_exact = False
+        self.is_kept_exact = False
         """Whether the source is what comes back, since its readers need it exactly and there is no store for it."""
         self._ledger = ledger
         self._stored: Stored | None = None
@@ -101,12 +101,12 @@ class Capture:
 
     def _keep_bytes(self, source: Any, ask: Ask) -> bool:
         """Return whether the bytes are in the store; False if the source itself is the best place for them."""
-        witness = self._witness if self.is_private else self.backend.witness(source)
-        stored = self.passage.encode(source, self.spec, ask, private=self.is_private)
+        version_probe = self._version_probe if self.is_private else self.backend.version_probe(source)
+        stored = self.route.encode(source, self.spec, ask, private=self.is_private)
         if stored is None:
             return False
-        self.check(witness)
-        self._witness = witness
+        self.check(version_probe)
+        self._version_probe = version_probe
         self._keep(stored)
         return True
 
@@ -115,7 +115,7 @@ class Capture:
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
-        stored.counted = self._ledger.stored(self.passage.tier, stored.nbytes)
+        stored.counted = self._ledger.stored(self.route.tier, stored.nbytes)
 
     @property
     def alias(self) -> Any:
@@ -131,7 +131,7 @@ class Capture:
         """
         source = self._source
         if source is not None:
-            self.check(self._witness if self.is_private else source)
+            self.check(self._version_probe if self.is_private else source)
         return source
 
     def check(self, watched: Any) -> None:
@@ -168,7 +168,7 @@ class Capture:
         """
         if self._error is not None:
             raise self._error.again()
-        self.check(self._witness)
+        self.check(self._version_probe)
 
     def raise_store_failure(self) -> None:
         """Raise what has kept the bytes from being encoded or stored; what is wrong with the tensor itself concerns
@@ -183,12 +183,12 @@ class Capture:
 
     def settle(self) -> None:
         """Make captured bytes immune to later changes; for threads that are not modifying the source meanwhile."""
-        witness = self._witness
-        if witness is not None and self.backend.version(witness) == self._version:
-            self._witness = None
+        version_probe = self._version_probe
+        if version_probe is not None and self.backend.version(version_probe) == self._version:
+            self._version_probe = None
 
     def decode(self, ask: Ask = call) -> Any:
-        """Return what the passage rebuilds tensors from; writable if it is an array that is private to the caller.
+        """Return what the route rebuilds tensors from; writable if it is an array that is private to the caller.
 
         Args:
             ask: how a store is asked that may not answer.
@@ -197,7 +197,7 @@ class Capture:
             StashError: the bytes could not be loaded or decoded.
         """
         assert self._stored is not None, "asked to decode what was never stored"
-        return self.passage.decode(self._stored, ask)
+        return self.route.decode(self._stored, ask)
 
 
 def modified(tensor: str, version: int, expected: int) -> SavedTensorModifiedError:

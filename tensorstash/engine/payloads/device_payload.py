@@ -12,10 +12,10 @@ from tensorstash.abilities import Event
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.payloads.capture import Capture
 from tensorstash.engine.payloads.payload import Payload
-from tensorstash.engine.payloads.route import Passage
+from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.stats import Ledger
-from tensorstash.engine.timeouts import Ask, Patience
-from tensorstash.engine.transfers import Copies, Copy
+from tensorstash.engine.timeouts import Ask, Timeouts
+from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.errors import TensorStashError
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.protocols import Backend
@@ -26,39 +26,39 @@ class StreamedCapture(Capture):
     """Captures a saved tensor in two steps: :meth:`launch` where it was saved, :meth:`run` on a worker.
 
     Args:
-        passage: how the bytes are encoded, and where they go.
+        route: how the bytes are encoded, and where they go.
         backend: the framework's adapter.
         source: an alias of the saved tensor, part of no graph.
         spec: the source's spec.
         version: the source's in-place version when it was saved.
         ledger: where payloads are counted.
-        copies: of the session.
-        witness: of the saved tensor, if ``source`` is a private copy.
+        transfers: of the session.
+        version_probe: of the saved tensor, if ``source`` is a private copy.
     """
 
-    __slots__ = ("_flight", "_stream", "copies", "crossed_nbytes")
+    __slots__ = ("_flight", "_stream", "transferred_nbytes", "transfers")
 
     def __init__(
         self,
-        passage: Passage[Any],
+        route: PayloadRoute[Any],
         backend: Backend[Any],
         source: Any,
         spec: TensorSpec,
         version: int,
         ledger: Ledger,
-        copies: Copies[Any],
-        witness: Any = None,
+        transfers: Transfers[Any],
+        version_probe: Any = None,
     ) -> None:
-        super().__init__(passage, backend, source, spec, version, ledger, witness)
-        self.copies = copies
-        self._stream = copies.compute(spec.device)
-        self.crossed_nbytes = 0
-        self._flight: Copy[Any] | None = None
+        super().__init__(route, backend, source, spec, version, ledger, version_probe)
+        self.transfers = transfers
+        self._stream = transfers.compute(spec.device)
+        self.transferred_nbytes = 0
+        self._flight: Transfer[Any] | None = None
 
     @property
     def needs_worker(self) -> bool:
         """Whether there is work for the host behind the copy."""
-        return self.passage.works_on_host
+        return self.route.works_on_host
 
     def launch(self) -> None:
         """Launch the kernels and the copy, in the current stream, after what has been given to the one that saved it.
@@ -79,19 +79,19 @@ class StreamedCapture(Capture):
         self._source = None
 
     def _launch(self, source: Any) -> None:
-        passage = self.passage
-        self.copies.follow(self._stream, source, self.spec.device)
-        encoded = passage.launch(source, self.spec)
-        self.crossed_nbytes = self.backend.nbytes(encoded)
-        if passage.stays:
-            self._keep(passage.resident(encoded))
+        route = self.route
+        self.transfers.follow(self._stream, source, self.spec.device)
+        encoded = route.launch(source, self.spec)
+        self.transferred_nbytes = self.backend.nbytes(encoded)
+        if route.is_on_device:
+            self._keep(route.resident(encoded))
             return
-        if passage.shares_source and not self.is_private:
+        if route.shares_source and not self.is_private:
             # Until it is copied, the bytes are the tensor's own.
-            self._witness = self.backend.witness(source)
-        held = source if passage.shares_source else encoded
-        self._flight = self.copies.out(encoded, held, passage.crossing(self.crossed_nbytes))
-        if not passage.works_on_host:
+            self._version_probe = self.backend.version_probe(source)
+        held = source if route.shares_source else encoded
+        self._flight = self.transfers.out(encoded, held, route.transferred_spec(self.transferred_nbytes))
+        if not route.works_on_host:
             self._store(self._flight.array)
 
     def run(self, ask: Ask = call) -> None:
@@ -110,14 +110,14 @@ class StreamedCapture(Capture):
         self._flight = None
 
     def _store(self, array: Array, ask: Ask = call) -> None:
-        stored = self.passage.store(array, ask)
+        stored = self.route.store(array, ask)
         assert stored is not None, "memory that was handed over is never declined"
         self._keep(stored)
 
     def _fail(self, error: TensorStashError) -> None:
         self._error = error.again()
         if self._flight is not None:
-            self._flight.let_go()
+            self._flight.release()
 
     @property
     def source(self) -> Any:
@@ -127,16 +127,16 @@ class StreamedCapture(Capture):
             SavedTensorModifiedError: it was modified in place since it was saved.
         """
         source = self._source
-        if source is None and self.passage.shares_source:
+        if source is None and self.route.shares_source:
             source = self.on_device
         if source is not None:
-            self.check(self._witness if self.is_private else source)
+            self.check(self._version_probe if self.is_private else source)
         return source
 
     @property
     def on_device(self) -> Any:
         """What crosses to the host, or stays, while it is still on the device; else None."""
-        if self.passage.stays:
+        if self.route.is_on_device:
             return None if self._stored is None else self._stored.slot
         flight = self._flight
         return None if flight is None else flight.held
@@ -148,11 +148,11 @@ class StreamedCapture(Capture):
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether the bytes that have crossed lie in host memory, or soon will, so that nobody need read them."""
-        return self._error is None and (self._stored is None or not self.passage.is_costly)
+        """Whether the bytes that were transferred lie in host memory, or soon will, so that nobody need read them."""
+        return self._error is None and (self._stored is None or not self.route.is_costly)
 
     def bytes_on_host(self, ask: Ask) -> tuple[Array, Event | None]:
-        """Return the bytes that have crossed, and the end of the copy that brings them if it may not have come yet.
+        """Return the bytes that were transferred, and the end of the copy that brings them if it may not have come yet.
 
         Args:
             ask: how a store is asked that may not answer.
@@ -167,7 +167,7 @@ class StreamedCapture(Capture):
         return as_bytes(self.decode(ask)), None if flight is None else flight.end
 
     def decode(self, ask: Ask = call) -> Array:
-        """Return what has crossed, in memory that a device reads on its own if there is any left.
+        """Return what was transferred, in memory that a device reads on its own if there is any left.
 
         Args:
             ask: how a store is asked that may not answer.
@@ -176,11 +176,11 @@ class StreamedCapture(Capture):
             StashError: the bytes could not be loaded or decoded.
         """
         data: Array = super().decode(ask)
-        return self.copies.staged(data) if self.passage.works_on_host else data
+        return self.transfers.staged(data) if self.route.works_on_host else data
 
     def __del__(self) -> None:
         if self._flight is not None:
-            self._flight.let_go()
+            self._flight.release()
 
 
 class StreamedPayload(Payload):
@@ -188,8 +188,8 @@ class StreamedPayload(Payload):
 
     Args:
         capture: where the bytes come from.
-        ahead: bytes that all payloads together may hold decoded on the host.
-        patience: how long to wait for what is read.
+        prefetch_budget: bytes that all payloads together may hold decoded on the host.
+        timeouts: how long to wait for what is read.
     """
 
     __slots__ = ("_arrival", "_failure")
@@ -197,9 +197,9 @@ class StreamedPayload(Payload):
     capture: StreamedCapture
     is_streamed = True
 
-    def __init__(self, capture: StreamedCapture, ahead: ByteBudget, patience: Patience) -> None:
-        super().__init__(capture, ahead, patience)
-        self._arrival: Copy[Any] | None = None
+    def __init__(self, capture: StreamedCapture, prefetch_budget: ByteBudget, timeouts: Timeouts) -> None:
+        super().__init__(capture, prefetch_budget, timeouts)
+        self._arrival: Transfer[Any] | None = None
         self._failure: TensorStashError | None = None  # of bringing it ahead
 
     def restore(self, spec: TensorSpec) -> Any:
@@ -210,7 +210,7 @@ class StreamedPayload(Payload):
             StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
         """
         capture, device = self.capture, spec.device
-        passage, copies = capture.passage, capture.copies
+        route, transfers = capture.route, capture.transfers
         capture.raise_failure()
         with self._lock:
             self._uses += 1
@@ -219,22 +219,22 @@ class StreamedPayload(Payload):
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure.again()  # as it is, it would refer to this frame, and this frame to it
-        here = None if passage.shares_source else capture.on_device
+        here = None if route.shares_source else capture.on_device
         if here is not None:
-            return passage.assemble(copies.used_here(here, device), spec, adopt=False)
-        encoded = None if arrival is None else copies.arrived(arrival, device)
+            return route.assemble(transfers.used_here(here, device), spec, adopt=False)
+        encoded = None if arrival is None else transfers.arrived(arrival, device)
         if arrival is None or encoded is None:
-            arrival = (None if is_last else self._bring(ahead=True)) or self._bring(ahead=False)
+            arrival = (None if is_last else self._bring(is_prefetch=True)) or self._bring(is_prefetch=False)
             assert arrival is not None, "what is asked for needs no budget"
-            encoded = copies.arrived(arrival, device)
+            encoded = transfers.arrived(arrival, device)
         is_shared = not is_last and arrival.is_counted
         if is_shared:
             self._keep(arrival)
         else:
             arrival.drop()
-        return passage.assemble(encoded, spec, adopt=not is_shared)
+        return route.assemble(encoded, spec, adopt=not is_shared)
 
-    def bring_ahead(self) -> bool:
+    def prefetch_to_device(self) -> bool:
         """Start bringing it back, if it is not on its device; return False to look no further ahead for now."""
         capture = self.capture
         if self._arrival is not None or self._failure is not None or not capture.has_left:
@@ -242,7 +242,7 @@ class StreamedPayload(Payload):
         if not capture.is_at_hand and not self._is_read:
             return False
         try:
-            arrival = self._bring(ahead=True)
+            arrival = self._bring(is_prefetch=True)
         except TensorStashError as error:
             self._failure = error.again()
             return True
@@ -258,24 +258,24 @@ class StreamedPayload(Payload):
         loading = self._loading
         return loading is not None and loading.done()
 
-    def _bring(self, *, ahead: bool) -> Copy[Any] | None:
+    def _bring(self, *, is_prefetch: bool) -> Transfer[Any] | None:
         capture = self.capture
-        crossing = capture.passage.crossing(capture.crossed_nbytes)
-        if ahead and not capture.copies.has_room(crossing.nbytes):
+        spec = capture.route.transferred_spec(capture.transferred_nbytes)
+        if is_prefetch and not capture.transfers.has_room(spec.nbytes):
             return None
-        data, end = capture.bytes_on_host(self._patience.ask) if capture.is_at_hand else (as_bytes(self.load()), None)
-        return capture.copies.back(data, crossing, end, ahead=ahead)
+        data, end = capture.bytes_on_host(self._timeouts.ask) if capture.is_at_hand else (as_bytes(self.load()), None)
+        return capture.transfers.back(data, spec, end, is_prefetch=is_prefetch)
 
     def _hand_out(self, data: Any) -> Any:
-        self._let_go()
+        self._release()
         return data
 
-    def _keep(self, arrival: Copy[Any]) -> None:
+    def _keep(self, arrival: Transfer[Any]) -> None:
         with self._lock:
             other, self._arrival = self._arrival, arrival
         if other is not None:
-            other.let_go()
+            other.release()
 
     def __del__(self) -> None:
         if self._arrival is not None:
-            self._arrival.let_go()
+            self._arrival.release()

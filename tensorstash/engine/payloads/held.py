@@ -103,7 +103,7 @@ class Held:
         taken: list[Payload] = []
         for token in tokens:
             live = _live(self._groups[token])
-            is_ready = unread or all(payload.capture.passage.is_lossless or payload.knows_readers for payload in live)
+            is_ready = unread or all(payload.capture.route.is_lossless or payload.knows_readers for payload in live)
             if not live or (is_ready and not self._is_shared(live)):
                 del self._groups[token]
                 taken += live

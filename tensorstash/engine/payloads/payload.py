@@ -8,9 +8,9 @@ from weakref import ref
 
 from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.payloads.capture import Capture
-from tensorstash.engine.payloads.interleaved import Column
+from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.sequence import Trail
-from tensorstash.engine.timeouts import Patience
+from tensorstash.engine.timeouts import Timeouts
 from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
 from tensorstash.host.arrays import borrowed
 from tensorstash.host.futures import Future
@@ -46,24 +46,24 @@ class Payload:
 
     Args:
         capture: where the bytes come from.
-        ahead: bytes that all payloads together may hold decoded.
-        patience: how long to wait for what is read.
+        prefetch_budget: bytes that all payloads together may hold decoded.
+        timeouts: how long to wait for what is read.
     """
 
     __slots__ = (
         "__weakref__",
-        "_ahead",
         "_data",
         "_lease",
         "_loading",
         "_lock",
-        "_patience",
+        "_prefetch_budget",
         "_rebuilt",
+        "_timeouts",
         "_uses",
         "capture",
-        "column",
         "demand",
         "index",
+        "interleaved",
         "known_readers",
         "place",
         "token",
@@ -74,9 +74,9 @@ class Payload:
     is_streamed: ClassVar[bool] = False
     """Whether it can be brought back to its device before it is asked for."""
 
-    def __init__(self, capture: Capture, ahead: ByteBudget, patience: Patience) -> None:
+    def __init__(self, capture: Capture, prefetch_budget: ByteBudget, timeouts: Timeouts) -> None:
         self.capture = capture
-        self.column: Column | None = None
+        self.interleaved: InterleavedPlace | None = None
         self.index = 0
         self.token: Hashable = None
         self.users = 0
@@ -86,8 +86,8 @@ class Payload:
         self.known_readers = 0
         self.trusts_learned = False
         """Whether it was encoded for readers that others of its kind had, in steps before."""
-        self._ahead = ahead
-        self._patience = patience
+        self._prefetch_budget = prefetch_budget
+        self._timeouts = timeouts
         self._lock = threading.Lock()
         self._loading: Future[Any] | None = None
         self._data: Any = None
@@ -98,20 +98,20 @@ class Payload:
     @property
     def nbytes(self) -> int:
         """Bytes of the content, before encoding."""
-        return self.capture.passage.spec.nbytes
+        return self.capture.route.spec.nbytes
 
     @property
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
-        return self.capture.is_stored and self._lease is None and self.capture.passage.is_costly
+        return self.capture.is_stored and self._lease is None and self.capture.route.is_costly
 
     @property
-    def is_near(self) -> bool:
+    def is_quick(self) -> bool:
         """Whether bringing it back is hardly more than decoding: its tensor is in host memory, and its bytes are there
         already, or few."""
         if self.is_streamed:
             return False
-        return self.capture.passage.tier == "memory" or self.capture.stored_nbytes * FEW <= self.nbytes
+        return self.capture.route.tier == "memory" or self.capture.stored_nbytes * FEW <= self.nbytes
 
     @property
     def kind(self) -> Hashable:
@@ -127,18 +127,18 @@ class Payload:
         """Whether it was read ahead of the request for the payload of index ``asked``, and still waits for its own."""
         return self._loading is not None and self.index != asked
 
-    def read_ahead(self, submit: Submit) -> bool:
+    def prefetch(self, submit: Submit) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
         with self._lock:
             if self._lease is None:
-                self._lease = self._ahead.try_acquire(self.nbytes)
+                self._lease = self._prefetch_budget.try_acquire(self.nbytes)
                 if self._lease is None:
                     return False
                 # Weakly: work that waits in a queue must not keep the slot.
                 self._loading = submit(partial(_decode, ref(self.capture)))
         return True
 
-    def bring_ahead(self) -> bool:
+    def prefetch_to_device(self) -> bool:
         """Start bringing it back to its device; return False to look no further ahead for now."""
         return True
 
@@ -149,18 +149,18 @@ class Payload:
             SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
         """
-        passage, backend = self.capture.passage, self.capture.backend
+        route, backend = self.capture.route, self.capture.backend
         self.capture.raise_failure()
         rebuilt = self._reuse()
         if rebuilt is None:
-            tensor = passage.rebuild(self.load(), spec, self.column)
+            tensor = route.rebuild(self.load(), spec, self.interleaved)
             with self._lock:
                 if self._lease is not None and self._data is None:
                     self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))
             return tensor
         if rebuilt.spec == spec:
             return backend.detached(rebuilt.tensor)
-        return passage.copy(rebuilt.tensor, rebuilt.spec, spec)
+        return route.copy(rebuilt.tensor, rebuilt.spec, spec)
 
     def _reuse(self) -> _Rebuilt | None:
         """Return what was rebuilt before, if it is still as it was."""
@@ -172,11 +172,11 @@ class Payload:
             if self._uses % self.users:
                 self._rebuilt = rebuilt
                 return rebuilt
-        self._let_go()
+        self._release()
         return rebuilt
 
     def load(self) -> Any:
-        """Return what the passage rebuilds tensors from; writable only if nobody else needs it.
+        """Return what the route rebuilds tensors from; writable only if nobody else needs it.
 
         Raises:
             SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
@@ -189,20 +189,20 @@ class Payload:
             if data is None and loading is not None and not loading.cancel():
                 data = self._read(loading)
             if data is None:
-                data = self.capture.decode(self._patience.ask)
+                data = self.capture.decode(self._timeouts.ask)
         except BaseException:
             if self._loading is None:
-                self._let_go()
+                self._release()
             raise
         return self._hand_out(data)
 
     def _read(self, loading: Future[Any]) -> Any:
         """Return what a reader has read, or None if the reader was lost meanwhile."""
         try:
-            self._patience.wait(loading)
+            self._timeouts.wait(loading)
         except TimeoutError as error:
             self._loading = loading  # still under way, and still in the budget
-            place = self.capture.passage.store_place
+            place = self.capture.route.store_place
             raise StoreError(f"{place}: reading {self.nbytes} bytes {error}") from error
         failure = loading.exception()
         if isinstance(failure, TensorStashError):
@@ -214,18 +214,18 @@ class Payload:
         with self._lock:
             self._uses += 1
             # What stays on its device is at hand as it is.
-            needed = self._uses % self.users != 0 and self.capture.passage.tier != "device"
+            needed = self._uses % self.users != 0 and self.capture.route.tier != "device"
             if needed and self._lease is None:
-                self._lease = self._ahead.try_acquire(self.nbytes)
+                self._lease = self._prefetch_budget.try_acquire(self.nbytes)
             if needed and self._lease is not None:
                 if not self.capture.backend.backward_writes:
                     return data  # which becomes a tensor for all of them
                 self._data = data
                 return borrowed(data)
-        self._let_go()
+        self._release()
         return data
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         with self._lock:
             self._data = self._rebuilt = None
             self._lease = None

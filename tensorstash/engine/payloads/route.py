@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from tensorstash.abilities import SupportsKernels, SupportsSharedMemory, SupportsStreams
 from tensorstash.engine.payloads.device_stages import KernelChain, stage_places
-from tensorstash.engine.payloads.interleaved import Column
+from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.pipeline import Pipeline, Stored
 from tensorstash.engine.stats import Ledger
 from tensorstash.engine.timeouts import Ask
@@ -24,7 +24,7 @@ from tensorstash.stores.memory import Memory
 T = TypeVar("T")
 
 
-class Passage(Generic[T]):
+class PayloadRoute(Generic[T]):
     """Takes saved tensors of one spec to their payloads, and rebuilds them. Thread-safe, holds no payload.
 
     Args:
@@ -39,17 +39,17 @@ class Passage(Generic[T]):
     __slots__ = (
         "_backend",
         "_device",
-        "_echo",
         "_kernels",
         "_pipeline",
+        "_round_trip",
         "is_costly",
         "is_lossless",
+        "is_on_device",
         "is_streamed",
         "plan",
         "shared_memory",
         "shares_source",
         "spec",
-        "stays",
         "store_place",
         "tier",
         "works_on_host",
@@ -61,19 +61,21 @@ class Passage(Generic[T]):
         self.plan = plan
         self.spec = spec.dense()
         self.is_lossless = all(codec.lossless for codec in plan.codecs)
-        self._echo: Passage[T] | None = None
+        self._round_trip: PayloadRoute[T] | None = None
         places = stage_places(plan.codecs, config, spec)
         self.store_place = places[-1]
         self._backend = backend
         self._device: SupportsKernels[T] | None = backend if isinstance(backend, SupportsKernels) else None
         self._kernels = KernelChain(backend, plan.codecs, self.spec, places[:-1], ledger)
         ran = len(self._kernels)
-        self.stays = plan.store is None and ran == len(plan.codecs) > 0 and spec.device != "cpu"
+        self.is_on_device = plan.store is None and ran == len(plan.codecs) > 0 and spec.device != "cpu"
         """Whether the payload never leaves its device."""
         rest = Plan(plan.codecs[ran:], config)
         kernels = self._kernels
-        self._pipeline = None if self.stays else Pipeline(rest, kernels.spec, config, store, ledger, places[ran:])
-        self.tier = "device" if self.stays else config.tier
+        self._pipeline = (
+            None if self.is_on_device else Pipeline(rest, kernels.spec, config, store, ledger, places[ran:])
+        )
+        self.tier = "device" if self.is_on_device else config.tier
         self.shared_memory: SupportsSharedMemory[T] | None = None
         """What puts rebuilt tensors into one memory, where they are on the host and backward does not write."""
         if not ran and spec.device == "cpu" and isinstance(backend, SupportsSharedMemory):
@@ -83,7 +85,7 @@ class Passage(Generic[T]):
         """Whether the device works behind the program, so that :meth:`launch` and :meth:`store` can be apart."""
         self.shares_source = not ran and memory_order(spec.shape, spec.strides).is_dense
         """Whether what crosses to the host is the tensor's own memory."""
-        self.works_on_host = not self.stays and not (not rest.codecs and getattr(store, "takes_pending", False))
+        self.works_on_host = not self.is_on_device and not (not rest.codecs and getattr(store, "takes_pending", False))
         """Whether somebody looks at the bytes once they are on the host, which a worker then waits for."""
 
     def encode(self, source: T, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
@@ -128,16 +130,16 @@ class Passage(Generic[T]):
         """Return the place of a payload that stays on its device."""
         return Stored(None, payload, self._backend.nbytes(payload))
 
-    def crossing(self, nbytes: int) -> TensorSpec:
+    def transferred_spec(self, nbytes: int) -> TensorSpec:
         """Return the spec of what crosses to the host, which has so many bytes."""
         spec = self._kernels.spec
         return spec if spec.shape != (-1,) else TensorSpec((nbytes,), (1,), 0, spec.dtype, spec.device)
 
-    def store(self, crossed: Array, ask: Ask = call) -> Stored | None:
+    def store(self, transferred: Array, ask: Ask = call) -> Stored | None:
         """Run the codecs of the host and store the result.
 
         Args:
-            crossed: bytes of what :meth:`launch` returned, which are this passage's now. They may still be arriving
+            transferred: bytes of what :meth:`launch` returned, which are this route's now. They may still be arriving
                 if it does not :attr:`works_on_host`.
             ask: how a store is asked that may not answer.
 
@@ -146,8 +148,8 @@ class Passage(Generic[T]):
             StoreError: the store could not take the payload.
         """
         assert self._pipeline is not None, "a payload that stays on its device"
-        spec = self.crossing(crossed.nbytes)
-        return self._pipeline.encode(crossed.view(spec.carrier).reshape(spec.shape), ask)
+        spec = self.transferred_spec(transferred.nbytes)
+        return self._pipeline.encode(transferred.view(spec.carrier).reshape(spec.shape), ask)
 
     def decode(self, stored: Stored, ask: Ask = call) -> Any:
         """Return what :meth:`rebuild` needs: an array, or the payload itself where it has stayed on its device.
@@ -164,32 +166,32 @@ class Passage(Generic[T]):
             return stored.slot
         return self._pipeline.decode(stored, ask)
 
-    def rebuild(self, data: Any, spec: TensorSpec, column: Column | None = None) -> T:
+    def rebuild(self, data: Any, spec: TensorSpec, place: InterleavedPlace | None = None) -> T:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
 
         Args:
             data: from :meth:`decode`; memory of a writable array may be adopted.
             spec: any layout of the same block of memory.
-            column: a place of its own in memory that is shared.
+            place: a place of its own in memory that is shared.
 
         Raises:
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
         backend = self._backend
-        if column is not None:
-            tensor: T = column.rebuild(data, spec)
+        if place is not None:
+            tensor: T = place.rebuild(data, spec)
             return tensor
         if self._device is None or not self._kernels:
             return backend.from_host(data.reshape(spec.dense().shape), spec)
         if self._pipeline is not None:
-            data = self._device.payload(data, self.crossing(data.nbytes))
+            data = self._device.payload(data, self.transferred_spec(data.nbytes))
         return self.assemble(data, spec, adopt=False)
 
-    def assemble(self, crossed: T, spec: TensorSpec, *, adopt: bool) -> T:
+    def assemble(self, transferred: T, spec: TensorSpec, *, adopt: bool) -> T:
         """Return a fresh, detached tensor in private memory with the exact layout of ``spec``.
 
         Args:
-            crossed: as :meth:`launch` returned it.
+            transferred: as :meth:`launch` returned it.
             spec: any layout of the same block of memory.
             adopt: whether its memory may be used for the result.
 
@@ -197,9 +199,9 @@ class Passage(Generic[T]):
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
         assert self._device is not None, "a backend without kernels"
-        return self._device.restored(self._kernels.decode(crossed), spec, adopt=adopt or bool(self._kernels))
+        return self._device.restored(self._kernels.decode(transferred), spec, adopt=adopt or bool(self._kernels))
 
-    def echo(self, source: T, spec: TensorSpec, wanted: TensorSpec) -> T:
+    def round_trip(self, source: T, spec: TensorSpec, wanted: TensorSpec) -> T:
         """Return what will come back of a tensor of ``spec`` that is not stored yet, with the layout of ``wanted``.
 
         Where a codec loses something, that is not a copy: whether a tensor was asked for before or after its bytes
@@ -210,13 +212,15 @@ class Passage(Generic[T]):
         """
         if self.is_lossless:
             return self.copy(source, spec, wanted)
-        echo = self._echo
-        if echo is None:
+        round_trip = self._round_trip
+        if round_trip is None:
             here = Memory()
             plan = replace(self.plan, store=here if self.plan.store is not None else None)
-            echo = self._echo = Passage(plan, spec, self._backend, here, here.open(), Ledger())
-        stored = echo.encode(source, spec)
-        return self.copy(source, spec, wanted) if stored is None else echo.rebuild(echo.decode(stored), wanted)
+            round_trip = self._round_trip = PayloadRoute(plan, spec, self._backend, here, here.open(), Ledger())
+        stored = round_trip.encode(source, spec)
+        return (
+            self.copy(source, spec, wanted) if stored is None else round_trip.rebuild(round_trip.decode(stored), wanted)
+        )
 
     def copy(self, source: T, spec: TensorSpec, wanted: TensorSpec) -> T:
         """Return a copy of a tensor of ``spec`` in private writable memory with the exact layout of ``wanted``."""

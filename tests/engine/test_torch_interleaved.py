@@ -21,7 +21,7 @@ def storage(tensor):
 
 def memory_of(handle):
     """Return what gives the memory that a part came back in, if it is still there."""
-    return handle._payload.column._table._memory
+    return handle._payload.interleaved._table._memory
 
 
 def saved(parts, policy=SPILL):
@@ -226,11 +226,11 @@ def test_what_came_later_and_lies_beyond_begins_a_new_memory():
         handles = [session.pack(x[:, 4:8]), session.pack(x[:, 8:12])]
         session.drain()
         # As another thread does that has not seen yet that backward has begun.
-        tape = session._tape
+        dedup = session._dedup
         first = session.unpack(handles[0])
         session._state.was_asked = False
         handles.append(session.pack(x[:, :4]))
-        assert session._tape is tape
+        assert session._dedup is dedup
         session.drain()
     later, second = session.unpack(handles[2]), session.unpack(handles[1])
     for tensor, part in ((first, x[:, 4:8]), (second, x[:, 8:12]), (later, x[:, :4])):
