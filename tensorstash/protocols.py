@@ -146,14 +146,6 @@ class Selector(Protocol):
         ...
 
 
-class PendingArray(Protocol):
-    """A copy to the host that has been started."""
-
-    def wait(self) -> Array:
-        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
-        ...
-
-
 Undo = Callable[[], None]
 
 
@@ -249,8 +241,11 @@ class Backend(Protocol[T]):
         """
         ...
 
-    def to_host(self, tensor: T, spec: TensorSpec, /) -> PendingArray:
-        """Start copying the distinct elements, in memory order, as carrier bits shaped like ``spec.dense()``."""
+    def to_host(self, tensor: T, spec: TensorSpec, /) -> Array:
+        """Return the distinct elements, in memory order, as carrier bits shaped like ``spec.dense()``.
+
+        The array is read-only if its memory is still the tensor's own.
+        """
         ...
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> T:

@@ -247,7 +247,7 @@ class Session(Generic[T]):
         if is_new:
             state.ledger.stashed(spec.nbytes)
             if measured:
-                data = self.backend.to_host(tensor, spec).wait()
+                data = self.backend.to_host(tensor, spec)
                 with self._lock:
                     self.calibration.measure(route.plan, data, route.spec)
             if state.held is None:
@@ -275,7 +275,7 @@ class Session(Generic[T]):
             assert self._transfers is not None, "a device with streams"
             return route.copy(self._transfers.used_here(tensor, spec.device), spec, spec), None
         source = route.copy(tensor, spec, spec)
-        return source, checksum(as_bytes(self.backend.to_host(source, spec).wait()))
+        return source, checksum(as_bytes(self.backend.to_host(source, spec)))
 
     def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, route: PayloadRoute[T]) -> Payload:
         backend, ledger, budget = self.backend, self._state.ledger, self._state.prefetcher.budget

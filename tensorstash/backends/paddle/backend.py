@@ -12,7 +12,7 @@ from paddle.nn import Layer
 from tensorstash.backends.forward import replace_forward
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
-from tensorstash.backends.paddle.layout import CopiedArray, dtype_name, elements, place_name, rebuilt
+from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle.operators.readers import Readers
 from tensorstash.backends.paddle.operators.writers import writer_patches
 from tensorstash.backends.paddle.repairs.amp import without_autocast
@@ -24,7 +24,7 @@ from tensorstash.backends.paddle.storage import same_memory, token_of
 from tensorstash.backends.paddle.streams import gpu_streams, lend_streams
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
-from tensorstash.protocols import Demand, PendingArray, Undo
+from tensorstash.protocols import Demand, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
 _REMEMBERED_LAYOUTS = 4096
@@ -154,9 +154,9 @@ class PaddleBackend:
         probe._clear_data()
         return probe
 
-    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
-        return CopiedArray(elements(tensor, spec, self._order(spec.shape, spec.strides)))
+        return elements(tensor, spec, self._order(spec.shape, spec.strides))
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""

@@ -39,19 +39,6 @@ _EXCHANGED: Mapping[str, str] = MappingProxyType(
 _contiguous = lru_cache(4096)(contiguous_strides)
 
 
-class CopiedArray:
-    """A copy to the host that is already there."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def wait(self) -> Array:
-        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
-        return self._array
-
-
 def dtype_name(dtype: Any) -> str | None:
     """Return the name of an element type that can be moved, else None."""
     # Every tensor gives out the same object for a type, whose own hash and equality cost a third of a microsecond.

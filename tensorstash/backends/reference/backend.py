@@ -104,9 +104,9 @@ class ReferenceBackend:
         """Return a tensor without memory that shares the version of ``tensor``."""
         return tensor.version_probe()
 
-    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> "_Elements":
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the host, a copy elsewhere."""
-        return _Elements(_elements(tensor, spec))
+        return _elements(tensor, spec)
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
@@ -171,19 +171,6 @@ class ReferenceBackend:
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
         return replace_forward(model, scope)
-
-
-class _Elements:
-    """A copy to the host that is already there."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def wait(self) -> Array:
-        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
-        return self._array
 
 
 def _elements(tensor: Tensor, spec: TensorSpec) -> Array:

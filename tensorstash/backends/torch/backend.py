@@ -29,7 +29,6 @@ from tensorstash.backends.torch.hooks import HookScope
 from tensorstash.backends.torch.kernels import kernel
 from tensorstash.backends.torch.layout import (
     DTYPE_NAMES,
-    CopiedArray,
     dense,
     elements,
     payload,
@@ -40,7 +39,7 @@ from tensorstash.backends.torch.layout import (
 from tensorstash.backends.torch.readers import demand
 from tensorstash.backends.torch.streams import CudaStream, CudaStreams
 from tensorstash.host.arrays import Array
-from tensorstash.protocols import Codec, Demand, PendingArray, Undo, strictest
+from tensorstash.protocols import Codec, Demand, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
 _REMEMBERED_LAYOUTS = 4096
@@ -178,9 +177,9 @@ class TorchBackend:
             probe.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
             return probe
 
-    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
-        return CopiedArray(elements(tensor, spec, self._order(spec.shape, spec.strides)))
+        return elements(tensor, spec, self._order(spec.shape, spec.strides))
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""

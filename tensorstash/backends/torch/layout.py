@@ -23,19 +23,6 @@ _CARRIERS: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 
-class CopiedArray:
-    """A copy to the host that is already there."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def wait(self) -> Array:
-        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
-        return self._array
-
-
 def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     """Return the distinct elements of a tensor in memory order, as carrier bits.
 

@@ -108,14 +108,14 @@ class PayloadRoute(Generic[T]):
         backend = self._backend
         if self._device is None or not self._kernels:
             assert self._pipeline is not None, "a plan without codecs and without a store has no payload"
-            data = backend.to_host(source, spec).wait()
+            data = backend.to_host(source, spec)
             # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
             return self._pipeline.encode(adopted(data) if private and not self.plan.codecs else data, ask)
         payload = self.launch(source, spec)
         if self._pipeline is None:
             return self.resident(payload)
         # On the CPU that is the payload's own memory, which nobody else has.
-        return self._pipeline.encode(adopted(backend.to_host(payload, backend.spec(payload)).wait()), ask)
+        return self._pipeline.encode(adopted(backend.to_host(payload, backend.spec(payload))), ask)
 
     def launch(self, source: T, spec: TensorSpec) -> T:
         """Return what crosses to the host, or stays on the device: the dense elements, or the last kernel's payload.
@@ -227,5 +227,5 @@ class PayloadRoute(Generic[T]):
         backend = self._backend
         if self._device is not None:
             return self._device.restored(self._device.dense(source, spec), wanted, adopt=False)
-        data = borrowed(backend.to_host(source, spec).wait())
+        data = borrowed(backend.to_host(source, spec))
         return backend.from_host(data.reshape(wanted.dense().shape), wanted)
