@@ -38,7 +38,7 @@ from tensorstash.host.pinned import PinnedMemory
 from tensorstash.host.workers import Workers
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Backend, Demand, Store, StoreConfig, strictest
-from tensorstash.spec import TensorSpec, memory_block
+from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
 
 T = TypeVar("T")
@@ -220,8 +220,7 @@ class Session(Generic[T]):
                 route, measured = now, False
         version = self.backend.version(tensor)
         token, start = self.backend.storage(tensor)
-        block = memory_block(spec.shape, spec.strides)
-        content: tuple[Hashable, ...] = token, start, block, spec.dtype, version, route.plan
+        content: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, route.plan
         source, digest = self._source(tensor, spec, route)
         # What the graph did not make is rewritten without a version. On a device its content is not looked at.
         is_unsure = state.held is None and digest is None and not self.backend.producer(tensor)

@@ -16,7 +16,7 @@ from paddle import Tensor
 
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes, borrowed
-from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides, memory_order
+from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides
 
 _DTYPES: Mapping[str, Any] = MappingProxyType(
     # Paddle's uint16 is another name of bfloat16, and its uint32 and uint64 have no operations.
@@ -80,7 +80,7 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     Args:
         tensor: any dense tensor with memory.
         spec: its spec.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
 
     Returns:
         A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
@@ -109,7 +109,7 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
     """
     if order.span == 0:
         return uninitialised(spec.shape, spec)
@@ -160,7 +160,7 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
     if tensor.strides == layout.strides and tensor._offset() == layout.offset:
         return tensor
     spec = layout.spec()
-    order = memory_order(spec.shape, spec.strides)
+    order = spec.order
     if spec.device == "cpu":
         exact = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
     else:
@@ -178,7 +178,7 @@ def private_copy(tensor: Tensor) -> Tensor:
     if tensor.is_dist() or dtype_name(tensor.dtype) is None:
         return tensor.detach().clone()
     spec = Layout(tensor).spec()
-    order = memory_order(spec.shape, spec.strides)
+    order = spec.order
     if spec.device == "cpu":
         return rebuilt(borrowed(elements(tensor, spec, order)), spec, order)
     return laid_out(dense_run(tensor, spec, order), spec, order)
@@ -249,7 +249,7 @@ def dense_run(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         tensor: any dense tensor with memory.
         spec: its spec.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
 
     Returns:
         A view of the tensor's live memory where that is one run, else a private copy.
@@ -266,7 +266,7 @@ def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         dense: distinct elements in memory order, contiguous, of any shape.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
     """
     if order.span == 0:
         return uninitialised(spec.shape, spec)

@@ -29,7 +29,7 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     Args:
         tensor: any strided tensor with memory of its own device.
         spec: its spec.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
 
     Returns:
         A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
@@ -102,7 +102,7 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
     """
     with DisableTorchFunction(), _DisableTorchDispatch():
         if spec.device == "cpu":
@@ -118,7 +118,7 @@ def placed(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Array, sta
     Args:
         data: distinct elements in memory order, as carrier bits.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
         memory: bytes of the host, which live as long as a tensor lies in them.
         start: the byte at which the first element goes.
     """
@@ -134,7 +134,7 @@ def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         tensor: any strided tensor with memory of its own device.
         spec: its spec.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
 
     Returns:
         A contiguous view of the tensor's live memory where that is one run, else a private copy.
@@ -150,7 +150,7 @@ def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool
     Args:
         dense: distinct elements in memory order, contiguous.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
         adopt: whether the memory of ``dense`` may be used where it fits.
     """
     with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():

@@ -12,7 +12,7 @@ from weakref import ref
 
 from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.host.arrays import Array, aligned_empty, lender
-from tensorstash.spec import ALIGNMENT, TensorSpec, memory_block
+from tensorstash.spec import ALIGNMENT, TensorSpec
 
 Block = tuple[tuple[int, int], ...]
 
@@ -26,7 +26,7 @@ class InterleavedView:
 
     Args:
         start: of the first element, in elements from some point of the storage.
-        block: (size, stride) pairs of :func:`~tensorstash.spec.memory_block`.
+        block: (size, stride) pairs of :attr:`~tensorstash.spec.MemoryOrder.block`.
     """
 
     start: int
@@ -40,7 +40,7 @@ class InterleavedView:
         InterleavedView(start=6, block=((5, 9), (3, 1)))
         >>> InterleavedView.of(TensorSpec((5, 3), (3, 1), 24, "float32", "cpu"), 24)
         """
-        block = memory_block(spec.shape, spec.strides)
+        block = spec.order.block
         if not block or block[0][1] == 1 or start % spec.itemsize:
             return None
         return cls(start // spec.itemsize, block)

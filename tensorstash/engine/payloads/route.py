@@ -18,7 +18,7 @@ from tensorstash.engine.timeouts import Ask
 from tensorstash.host.arrays import Array, adopted, borrowed
 from tensorstash.policies.plan import Plan
 from tensorstash.protocols import Backend, Store, StoreConfig
-from tensorstash.spec import TensorSpec, memory_order
+from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class PayloadRoute(Generic[T]):
         self.is_costly = self._pipeline is not None and self._pipeline.is_costly
         self.is_streamed = isinstance(backend, SupportsStreams) and backend.current_stream(spec.device) is not None
         """Whether the device works behind the program, so that :meth:`launch` and :meth:`store` can be apart."""
-        self.shares_source = not ran and memory_order(spec.shape, spec.strides).is_dense
+        self.shares_source = not ran and spec.order.is_dense
         """Whether what crosses to the host is the tensor's own memory."""
         self.works_on_host = not self.is_on_device and not (not rest.codecs and getattr(store, "takes_pending", False))
         """Whether somebody looks at the bytes once they are on the host, which a worker then waits for."""
