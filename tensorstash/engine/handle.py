@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorstash.abilities import SupportsReaders
-from tensorstash.engine.payloads.capture import modified
 from tensorstash.engine.payloads.dedup import DedupIndex
-from tensorstash.engine.payloads.payload import Payload
+from tensorstash.engine.payloads.payload import Payload, modified
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError
 from tensorstash.protocols import Demand, strictest
@@ -93,7 +92,7 @@ class Stashed:
             state.learned.clear()
         known = state.learned.get(payload.kind, demand)
         state.learned[payload.kind] = strictest((known, demand)) or demand
-        route = payload.capture.route
+        route = payload.route
         if payload.trusts_learned and route.plan.within(demand) != route.plan:
             raise StashError(
                 f"{route.store_place}: backward needs the tensor exactly, and did not in the "
@@ -101,24 +100,24 @@ class Stashed:
             )
 
     def _restore(self) -> Any:
-        source = self._payload.capture.source
+        source = self._payload.source
         if source is not None:
             self._state.ledger.forwarded()
             return self._forward(source)
         return self._payload.restore(self._spec)
 
     def _forward(self, source: Any) -> Any:
-        capture, state = self._payload.capture, self._state
-        route = capture.route
+        payload, state = self._payload, self._state
+        route = payload.route
         # What somebody else holds anyway is not encoded, so that nothing of it is lost.
-        is_exact = route.is_lossless or capture.is_kept_exact
+        is_exact = route.is_lossless or payload.is_kept_exact
         if state.held is not None and not is_exact:
-            is_exact = not self._payload.knows_readers or state.held.holds(self._payload)
+            is_exact = not payload.knows_readers or state.held.holds(payload)
         if not is_exact:
-            tensor = route.round_trip(source, capture.spec, self._spec)
-        elif self._spec == capture.spec and state.held is not None and state.held.may_give(self._payload):
+            tensor = route.round_trip(source, payload.spec, self._spec)
+        elif self._spec == payload.spec and state.held is not None and state.held.may_give(payload):
             return source
         else:
-            tensor = route.copy(source, capture.spec, self._spec)
-        capture.raise_failure()
+            tensor = route.copy(source, payload.spec, self._spec)
+        payload.raise_failure()
         return tensor

@@ -13,15 +13,14 @@ from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.limits import Limits
-from tensorstash.engine.payloads.capture import Capture
 from tensorstash.engine.payloads.dedup import DedupIndex
-from tensorstash.engine.payloads.device_payload import StreamedCapture, StreamedPayload
 from tensorstash.engine.payloads.held import Held
 from tensorstash.engine.payloads.interleaved import InterleavedView
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.resident import ResidentWindow
-from tensorstash.engine.payloads.route import PayloadRoute
+from tensorstash.engine.payloads.route import PayloadRoute, route_for
 from tensorstash.engine.payloads.sequence import Trail
+from tensorstash.engine.payloads.stream_payload import StreamPayload
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
@@ -31,8 +30,6 @@ from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import StoreError
 from tensorstash.host import native
 from tensorstash.host.allocator import returns_memory
-from tensorstash.host.arrays import as_bytes
-from tensorstash.host.checksum import checksum
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.host.workers import Workers
@@ -84,7 +81,7 @@ class Session(Generic[T]):
         prefetcher = Prefetcher(ByteBudget(limits.ahead_bytes), readers, QUICK_BYTES * limits.readers)
         held = Held(backend) if isinstance(backend, SupportsHolders) else None
         self._state = SessionState(backend, Ledger(), prefetcher, held)
-        self._transfers: Transfers[T] | None = None
+        self._transfers: Transfers | None = None
         if isinstance(backend, SupportsStreams):
             pinned = PinnedMemory(backend.lock_pages, limits.pinned_bytes)
             self._transfers = Transfers(
@@ -112,7 +109,7 @@ class Session(Generic[T]):
         for plan in alternatives:
             if not plan.keeps:
                 self._store(plan.store or Memory())
-        self._remembered: dict[Hashable, PayloadRoute[T] | str] = {}
+        self._remembered: dict[Hashable, PayloadRoute | str] = {}
         self.after_fork()
         renew_after_fork(self)
 
@@ -176,7 +173,7 @@ class Session(Generic[T]):
         if self._transfers is not None:
             self._transfers.drain()
         for payload in self._dedup.payloads():
-            payload.capture.settle()
+            payload.settle()
 
     unpack = staticmethod(restore)
 
@@ -208,7 +205,7 @@ class Session(Generic[T]):
         next(self._kept[reason][nbytes])
         return self._state, self._alias(tensor), self._version(tensor)
 
-    def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute[T]) -> Stashed:
+    def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute) -> Stashed:
         state = self._state
         measured = self.calibration.wants(route.plan)
         if measured:
@@ -262,27 +259,18 @@ class Session(Generic[T]):
             self._start_freed(state.held.freed())
         return handle
 
-    def _source(self, tensor: T, spec: TensorSpec, route: PayloadRoute[T]) -> tuple[T, int | None]:
+    def _source(self, tensor: T, spec: TensorSpec, route: PayloadRoute) -> tuple[T, int | None]:
         """Return what is captured of a tensor, and a checksum of its content if it is a private copy on the host.
 
         Where the framework does not tell who else holds the memory, it may be written to at any time, and often no
         version says so: the bytes are copied now, and only equal bytes are the same content.
         """
-        if self._state.held is not None:
-            return self.backend.detached(tensor), None
-        if route.is_streamed:
-            assert self._transfers is not None, "a device with streams"
-            return route.copy(self._transfers.used_here(tensor, spec.device), spec, spec), None
-        source = route.copy(tensor, spec, spec)
-        return source, checksum(as_bytes(self.backend.to_host(source, spec)))
+        return route.private_source(tensor, spec) if self._state.held is None else (self.backend.detached(tensor), None)
 
-    def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, route: PayloadRoute[T]) -> Payload:
-        backend, ledger, budget = self.backend, self._state.ledger, self._state.prefetcher.budget
-        probe = backend.version_probe(tensor) if self._state.held is None else None
-        if self._transfers is None or not route.is_streamed:
-            return Payload(Capture(route, backend, source, spec, version, ledger, probe), budget, self._timeouts)
-        capture = StreamedCapture(route, backend, source, spec, version, ledger, self._transfers, probe)
-        return StreamedPayload(capture, budget, self._timeouts)
+    def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
+        probe = self.backend.version_probe(tensor) if self._state.held is None else None
+        parts = route, source, spec, version, probe, self._state.prefetcher.budget, self._timeouts
+        return Payload(*parts) if route.transfers is None else StreamPayload(route.transfers, *parts)
 
     def _new_readers(self) -> Readers[T] | None:
         if not self._may_lose or not isinstance(self.backend, SupportsReaders):
@@ -291,23 +279,22 @@ class Session(Generic[T]):
 
     def _start_freed(self, payloads: list[Payload]) -> None:
         for payload in payloads:
-            if payload.capture.route.is_lossless or self._suits_readers(payload):
+            if payload.route.is_lossless or self._suits_readers(payload):
                 self._start(payload)
 
     def _suits_readers(self, payload: Payload) -> bool:
         """Choose what of the plan suits the readers; return False if nothing is left of it."""
-        capture = payload.capture
         demand = payload.demand  # of the readers that are known
         is_guess = not payload.knows_readers
         if is_guess:
             demand = strictest((demand, self._state.learned.get(payload.kind, "exact"))) or demand
             payload.known_readers = payload.users
-        route = self._route(capture.spec, demand) if demand != "any" else capture.route
+        route = self._route(payload.spec, demand) if demand != "any" else payload.route
         if isinstance(route, str):
-            capture.is_kept_exact = True
-            self._state.ledger.declined(capture.spec.nbytes)
+            payload.is_kept_exact = True
+            self._state.ledger.declined(payload.spec.nbytes)
             return False
-        capture.route = route
+        payload.route = route
         payload.trusts_learned = is_guess and not route.is_lossless
         return True
 
@@ -324,33 +311,31 @@ class Session(Generic[T]):
         return self._dedup
 
     def _start(self, payload: Payload) -> None:
-        capture = payload.capture
-        if not capture.needs_worker:
-            capture.launch()
+        if not payload.needs_worker:
+            payload.launch()
             return
-        route = capture.route
-        for due in self._resident.add(payload) if route.is_lossless and not route.is_streamed else (payload,):
+        for due in self._resident.add(payload) if payload.route.may_wait else (payload,):
             self._begin(due)
         if payload.nbytes > self._in_flight.limit:
-            capture.raise_store_failure()
+            payload.raise_store_failure()
 
     def _begin(self, payload: Payload) -> None:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
-        capture, nbytes = payload.capture, payload.nbytes
+        nbytes = payload.nbytes
         if nbytes > self._in_flight.limit:
-            capture.launch()
-            capture.run(self._timeouts.ask)
+            payload.launch()
+            payload.run(self._timeouts.ask)
             return
         lease = self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s)
         if lease is None:
             used = self._in_flight.used
             self._writers.abandon()
             raise StoreError(
-                f"{payload.capture.route.store_place}: {used} bytes have been on their way into the store for "
+                f"{payload.route.store_place}: {used} bytes have been on their way into the store for "
                 f"{self.limits.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         try:
-            capture.launch()
+            payload.launch()
             # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
             # also when its thread is lost: what that still holds is written off.
             self._writers.submit(partial(_capture, ref(payload)), ended=lease.release)
@@ -358,7 +343,7 @@ class Session(Generic[T]):
             lease.release()
             raise
 
-    def _route(self, spec: TensorSpec, demand: Demand = "any") -> PayloadRoute[T] | str:
+    def _route(self, spec: TensorSpec, demand: Demand = "any") -> PayloadRoute | str:
         module = self._thread.module
         key: Hashable = (module, spec, demand) if module or demand != "any" else spec
         known = self._remembered.get(key)
@@ -368,13 +353,14 @@ class Session(Generic[T]):
             known = self._remembered[key] = self._plan(spec.inside(module) if module else spec, demand)
         return known
 
-    def _plan(self, spec: TensorSpec, demand: Demand) -> PayloadRoute[T] | str:
+    def _plan(self, spec: TensorSpec, demand: Demand) -> PayloadRoute | str:
         plan = self.calibration.applied(self.policy.plan(spec).within(demand), spec.dense())
         if plan.keeps:
             return plan.reason or _POLICY
         config = plan.store or Memory()
         self._frees_host_memory |= spec.device == "cpu"
-        return PayloadRoute(plan, spec, self.backend, config, self._store(config), self._state.ledger)
+        store, ledger = self._store(config), self._state.ledger
+        return route_for(plan, spec, self.backend, config, store, ledger, self._transfers)
 
     def _store(self, config: StoreConfig) -> Store:
         store = self._stores.get(config)
@@ -386,4 +372,4 @@ class Session(Generic[T]):
 def _capture(payload: ref[Payload]) -> None:
     wanted = payload()
     if wanted is not None:
-        wanted.capture.run()
+        wanted.run()

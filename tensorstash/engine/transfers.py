@@ -27,7 +27,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any
 
 from tensorstash.abilities import Event, Stream, SupportsStreams
 from tensorstash.engine.budget import ByteBudget, Lease
@@ -36,10 +36,8 @@ from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.spec import TensorSpec
 
-T = TypeVar("T")
 
-
-class Transfer(Generic[T]):
+class Transfer:
     """A copy between a device and the host, under way or about to begin. Thread-safe.
 
     Args:
@@ -52,9 +50,9 @@ class Transfer(Generic[T]):
 
     __slots__ = ("__weakref__", "_end", "_lane", "_lease", "array", "held", "stream")
 
-    def __init__(self, array: Array, held: T, stream: Stream, lane: Stream, lease: Lease | None) -> None:
+    def __init__(self, array: Array, held: Any, stream: Stream, lane: Stream, lease: Lease | None) -> None:
         self.array = array
-        self.held: T | None = held
+        self.held: Any = held
         self.stream = stream
         self._lane = lane
         self._end: Event | None = None
@@ -67,7 +65,7 @@ class Transfer(Generic[T]):
             self._end = self._lane.record()
         return self._end
 
-    def start(self, launch: Callable[[], object], under_way: "deque[Transfer[T]]") -> None:
+    def start(self, launch: Callable[[], object], under_way: "deque[Transfer]") -> None:
         """Launch it, and hold its memory meanwhile: an interrupt must not free what a device reads or writes.
 
         Args:
@@ -102,7 +100,7 @@ class Transfer(Generic[T]):
         return self.array
 
 
-class Transfers(Generic[T]):
+class Transfers:
     """The copies of one session, on all devices. Thread-safe.
 
     Args:
@@ -112,12 +110,12 @@ class Transfers(Generic[T]):
         back_bytes: tensors that may be brought back before they are asked for, in bytes.
     """
 
-    def __init__(self, backend: SupportsStreams[T], pinned: PinnedMemory, *, out_bytes: int, back_bytes: int) -> None:
+    def __init__(self, backend: SupportsStreams[Any], pinned: PinnedMemory, *, out_bytes: int, back_bytes: int) -> None:
         self._backend = backend
         self._pinned = pinned
         self._out_budget = ByteBudget(out_bytes)
         self._back_budget = ByteBudget(back_bytes)
-        self._lanes: dict[tuple[str, str], _Lane[T]] = {}
+        self._lanes: dict[tuple[str, str], _Lane] = {}
         self._pid = os.getpid()
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -126,7 +124,7 @@ class Transfers(Generic[T]):
         """Make the lock anew; a child has no device, as the frameworks say when it asks for one."""
         self._lock = threading.Lock()
 
-    def out(self, source: T, held: T, spec: TensorSpec) -> Transfer[T]:
+    def out(self, source: Any, held: Any, spec: TensorSpec) -> Transfer:
         """Start a copy to the host.
 
         Args:
@@ -148,7 +146,7 @@ class Transfers(Generic[T]):
             transfer.release()
         return transfer
 
-    def back(self, data: Array, spec: TensorSpec, after: Event | None, *, is_prefetch: bool) -> Transfer[T] | None:
+    def back(self, data: Array, spec: TensorSpec, after: Event | None, *, is_prefetch: bool) -> Transfer | None:
         """Start a copy to the device; return None if it is to be ahead of its time and the budget has no room.
 
         Args:
@@ -173,6 +171,10 @@ class Transfers(Generic[T]):
             transfer.start(partial(backend.copy_in, data, target, lane.stream), lane.transfers)
         return transfer
 
+    def has_streams(self, device: str) -> bool:
+        """Whether a device works behind the program."""
+        return self._backend.current_stream(device) is not None
+
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
         return self._back_budget.used + nbytes <= self._back_budget.limit
@@ -185,7 +187,7 @@ class Transfers(Generic[T]):
         pages[...] = as_bytes(data)
         return pages.view(data.dtype).reshape(data.shape)
 
-    def arrived(self, transfer: Transfer[T], device: str) -> T | None:
+    def arrived(self, transfer: Transfer, device: str) -> Any:
         """Return the tensor of a copy back, for work of the current stream; None if it is there for another one."""
         target = transfer.held
         if target is None or transfer.stream != self.compute(device):
@@ -194,12 +196,12 @@ class Transfers(Generic[T]):
         transfer.stream.wait(transfer.end)
         return target
 
-    def used_here(self, tensor: T, device: str) -> T:
+    def used_here(self, tensor: Any, device: str) -> Any:
         """Return a tensor that has stayed on its device, for work of the current stream."""
         self._backend.use_in(tensor, self.compute(device))
         return tensor
 
-    def follow(self, stream: Stream, tensor: T, device: str) -> None:
+    def follow(self, stream: Stream, tensor: Any, device: str) -> None:
         """Let compute begin what it is given from now on after what ``stream`` was given, which has made a tensor."""
         compute = self.compute(device)
         if compute != stream:
@@ -231,7 +233,7 @@ class Transfers(Generic[T]):
             for lane in self._lanes.values():
                 lane.forget_ended()
 
-    def _make_room(self, lane: "_Lane[T]", nbytes: int) -> Lease | None:
+    def _make_room(self, lane: "_Lane", nbytes: int) -> Lease | None:
         """Count bytes of a source; return None if the budget is smaller than that."""
         lane.forget_ended()
         if nbytes > self._out_budget.limit:
@@ -241,7 +243,7 @@ class Transfers(Generic[T]):
                 other.release_oldest()
         return lease
 
-    def _lane(self, device: str, direction: str) -> "_Lane[T]":
+    def _lane(self, device: str, direction: str) -> "_Lane":
         key = device, direction
         lane = self._lanes.get(key)
         if lane is None:
@@ -256,7 +258,7 @@ class Transfers(Generic[T]):
                 lane.finish()
 
 
-class _Lane(Generic[T]):
+class _Lane:
     """The copies of one device in one direction that may not have ended, in order.
 
     Args:
@@ -269,7 +271,7 @@ class _Lane(Generic[T]):
     def __init__(self, stream: Stream, *, is_out: bool) -> None:
         self.stream = stream
         self._is_out = is_out
-        self.transfers: deque[Transfer[T]] = deque()
+        self.transfers: deque[Transfer] = deque()
 
     def forget_ended(self) -> None:
         """Forget the copies that have ended."""

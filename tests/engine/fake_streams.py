@@ -112,7 +112,7 @@ def session(
     host: Host,
     limits: ts.Limits,
     backend: type[ReferenceBackend] = ReferenceBackend,
-    copies: type[Transfers[Any]] = Transfers,
+    copies: type[Transfers] = Transfers,
 ) -> Session[Any]:
     """Return a session whose threads are the schedule's."""
     one = Session(policy, backend(), min_bytes=0, limits=limits)

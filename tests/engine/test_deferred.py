@@ -12,7 +12,7 @@ from timeouts import set_timeout, settle
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.engine.payloads.capture import Capture
+from tensorstash.engine.payloads.payload import Payload
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
@@ -152,13 +152,13 @@ def test_forward_waits_at_the_limit_and_never_overshoots():
 
 def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
     gate, stash = held_back(limits=ts.Limits(in_flight=100, timeout_s=60))
-    x, launch = leaf(), Capture.launch
+    x, launch = leaf(), Payload.launch
 
-    def refuse(capture):
-        launch(capture)
+    def refuse(payload):
+        launch(payload)
         raise StoreError("planted")
 
-    monkeypatch.setattr(Capture, "launch", refuse)
+    monkeypatch.setattr(Payload, "launch", refuse)
     with pytest.raises(StoreError, match="planted") as caught, stash:
         (x * 1.0).exp()
     assert caught.value.__traceback__ is not None, "what holds every frame there was"

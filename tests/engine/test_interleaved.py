@@ -41,7 +41,7 @@ def test_what_is_apart_shares_no_element(first, second):
         assert not elements(*first) & elements(*second)
 
 
-def test_interleaved_are_apart_and_so_are_columns_of_columns():
+def test_interleaved_columns_are_apart_and_so_are_columns_of_columns():
     query, key = strip((8, 4), (12, 1), 0), strip((8, 4), (12, 1), 4)
     left, right = strip((8, 2), (12, 1), 8), strip((8, 2), (12, 1), 10)
     even, odd = strip((8, 2), (12, 2), 8), strip((8, 2), (12, 2), 9)

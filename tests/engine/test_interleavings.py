@@ -131,7 +131,7 @@ def run(
     setting: Setting,
     scenario: Scenario = anything,
     backend: type[ReferenceBackend] = ReferenceBackend,
-    copies: type[Transfers[Any]] = Transfers,
+    copies: type[Transfers] = Transfers,
 ) -> list[bytes]:
     """Return what the program computes in the interleaving of ``seed``."""
     with scheduled(seed) as host:
@@ -181,7 +181,7 @@ class _Blind:
         return getattr(self._stream, name)
 
 
-class CopyOutBeforeTheSourceIsWritten(Transfers[Any]):
+class CopyOutBeforeTheSourceIsWritten(Transfers):
     """Rule 1: a copy out begins after what compute was given before."""
 
     def out(self, source: Any, held: Any, spec: Any) -> Any:
@@ -208,7 +208,7 @@ class _Unwrapping:
         return getattr(self._backend, name)
 
 
-class _Careless(Transfer[Any]):
+class _Careless(Transfer):
     """Drops device memory without an order between the copy and what comes after it."""
 
     __slots__ = ()
@@ -217,7 +217,7 @@ class _Careless(Transfer[Any]):
         self.drop()
 
 
-class SourceReusedBeforeItsCopyEnded(Transfers[Any]):
+class SourceReusedBeforeItsCopyEnded(Transfers):
     """Rule 2: compute waits for the end of a copy out before its source is dropped."""
 
     def out(self, source: Any, held: Any, spec: Any) -> Any:
@@ -233,7 +233,7 @@ class SourceOfAnotherStreamReused(ReferenceBackend):
         pass
 
 
-class _BackLane(Transfers[Any]):
+class _BackLane(Transfers):
     def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
         lane = self._lane(spec.device, "back")
         stream, lane.stream = lane.stream, _Blind(lane.stream, self._hears(after))  # type: ignore[assignment]
@@ -272,7 +272,7 @@ class BufferFromThePoolOfTheCopyStream(ReferenceBackend):
             return super().empty(spec)
 
 
-class TensorHandedOutBeforeItArrived(Transfers[Any]):
+class TensorHandedOutBeforeItArrived(Transfers):
     """Rule 5: compute waits for the end of a copy back before the tensor is handed out."""
 
     def arrived(self, copy: Any, device: str) -> Any:
@@ -283,7 +283,7 @@ class TensorHandedOutBeforeItArrived(Transfers[Any]):
             copy.stream = stream
 
 
-class ArrivalDroppedUnderItsCopy(Transfers[Any]):
+class ArrivalDroppedUnderItsCopy(Transfers):
     """Rule 5: compute waits for the end of a copy back before its memory is freed."""
 
     def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
@@ -293,7 +293,7 @@ class ArrivalDroppedUnderItsCopy(Transfers[Any]):
         return copy
 
 
-class TensorHandedToAnotherStream(Transfers[Any]):
+class TensorHandedToAnotherStream(Transfers):
     """Rule 5: what was brought back for one stream is not handed to another."""
 
     def arrived(self, copy: Any, device: str) -> Any:
@@ -301,7 +301,7 @@ class TensorHandedToAnotherStream(Transfers[Any]):
         return copy.held
 
 
-class StaleComputeStream(Transfers[Any]):
+class StaleComputeStream(Transfers):
     """The current stream is asked for at each use."""
 
     def compute(self, device: str) -> Any:
@@ -309,7 +309,7 @@ class StaleComputeStream(Transfers[Any]):
         return known.setdefault(device, super().compute(device))
 
 
-class HostMemoryReusedBeforeItsCopyEnded(Transfers[Any]):
+class HostMemoryReusedBeforeItsCopyEnded(Transfers):
     """Host memory of a copy is held until the copy has ended."""
 
     def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
@@ -331,7 +331,7 @@ class ViewPackedOnTheCopyStream(ReferenceBackend):
             return super().dense(tensor, spec)
 
 
-class HostReadsBeforeTheCopyEnded(Transfers[Any]):
+class HostReadsBeforeTheCopyEnded(Transfers):
     """A worker waits for the copy before it looks at the bytes."""
 
     def out(self, source: Any, held: Any, spec: Any) -> Any:
@@ -340,14 +340,14 @@ class HostReadsBeforeTheCopyEnded(Transfers[Any]):
         return copy
 
 
-class _NeverWaits(Transfer[Any]):
+class _NeverWaits(Transfer):
     __slots__ = ()
 
     def wait(self) -> Any:
         return self.array
 
 
-class PayloadOnDeviceReusedByItsOwnStream(Transfers[Any]):
+class PayloadOnDeviceReusedByItsOwnStream(Transfers):
     """The allocator is told of the stream that uses what has stayed on the device."""
 
     def used_here(self, tensor: Any, device: str) -> Any:

@@ -140,6 +140,8 @@ def test_a_kernel_that_returns_no_tensor_ends_in_an_error_that_names_it() -> Non
         def encode(self, dense: Any) -> Any:
             return dense.host_bits()
 
+        decode = encode
+
     class Backend(ReferenceBackend):
         def kernel(self, codec: Any, spec: Any) -> Any:
             return NoTensor()

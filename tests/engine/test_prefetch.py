@@ -148,7 +148,7 @@ class Known:
     nbytes = 1
 
     def __init__(self, spec, read):
-        self.capture = SimpleNamespace(route=SimpleNamespace(spec=spec))
+        self.route = SimpleNamespace(spec=spec)
         self.index = 0
         self._read = read
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (the name every PyTorch program has for it)
 
 import tensorstash as ts
-from tensorstash.engine.payloads import interleaved as columns
+from tensorstash.engine.payloads import interleaved
 from tensorstash.spec import ALIGNMENT
 
 SPILL, LOSSY = ts.DiskSpill(), ts.Quantize(8)
@@ -21,7 +21,7 @@ def storage(tensor):
 
 def memory_of(handle):
     """Return what gives the memory that a part came back in, if it is still there."""
-    return handle._payload.interleaved._table._memory
+    return handle._payload.interleaved._group._memory
 
 
 def saved(parts, policy=SPILL):
@@ -194,7 +194,7 @@ def test_where_memory_runs_out_the_next_request_finds_all_as_it_was(monkeypatch)
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(columns, "aligned_empty", no_memory)
+        patch.setattr(interleaved, "aligned_empty", no_memory)
         with pytest.raises(MemoryError):
             unpack(handles[0])
     other, again = unpack(handles[1]), unpack(handles[0])
@@ -264,7 +264,7 @@ def test_a_memory_is_not_begun_while_another_is(monkeypatch):
     unpack, handles = saved(parts)
     back = []
     other = threading.Thread(target=lambda: back.append(unpack(handles[1])))
-    begin = columns.aligned_empty
+    begin = interleaved.aligned_empty
 
     def meanwhile(*arguments):
         if other.ident is None:
@@ -273,7 +273,7 @@ def test_a_memory_is_not_begun_while_another_is(monkeypatch):
         return begin(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(columns, "aligned_empty", meanwhile)
+        patch.setattr(interleaved, "aligned_empty", meanwhile)
         back.append(unpack(handles[0]))
         other.join()
     assert storage(back[0]) == storage(back[1])

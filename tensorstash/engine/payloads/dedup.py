@@ -62,7 +62,7 @@ class DedupIndex:
         payload.index = self._count
         self._count += 1
         self._payloads[payload.index] = self._contents[content] = ref(payload)
-        self.signature = hash((self.signature, payload.capture.route.spec))
+        self.signature = hash((self.signature, payload.route.spec))
 
     def interleaved_place(
         self, memory: Hashable, view: InterleavedView, backend: SupportsSharedMemory[Any]
