@@ -18,16 +18,6 @@ from tensorstash.protocols import Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec, contiguous_strides
 
 
-class Copied:
-    """A copy to the host that needs no copying: the elements are there already."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def wait(self) -> Array:
-        return borrowed(self._array)
-
-
 class TinyBackend:
     """Everything is contiguous and on the CPU, so that a specification is a shape and a dtype."""
 
@@ -74,11 +64,11 @@ class TinyBackend:
     def detached(self, tensor: Tensor, /) -> Tensor:
         return Tensor(tensor.memory)
 
-    def witness(self, tensor: Tensor, /) -> Tensor:
+    def version_probe(self, tensor: Tensor, /) -> Tensor:
         return Tensor(Memory(np.empty(0), tensor.memory.version))  # outlives the array, and tells of writes to it
 
-    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Copied:
-        return Copied(tensor.memory.array.reshape(spec.dense().shape))
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
+        return borrowed(tensor.memory.array.reshape(spec.dense().shape))
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         array = aligned_empty(spec.nbytes, spec.alignment).view(spec.carrier).reshape(spec.shape)

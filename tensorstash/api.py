@@ -145,7 +145,7 @@ def stash(
         policy: what becomes of each saved tensor.
         framework: ``"torch"``, ``"paddle"``, ``"reference"`` or a plug-in's; by default the one that is imported.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
-        limits: byte budgets of what is under way, and patience.
+        limits: byte budgets of what is under way, and the timeout.
 
     Raises:
         ConfigError: something that is no policy, a bad size, or a policy that selects by module name.
@@ -183,7 +183,7 @@ def wrap(
         model: a ``torch.nn.Module``, ``paddle.nn.Layer`` or module of another registered backend.
         policy: what becomes of each saved tensor.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
-        limits: byte budgets of what is under way, and patience.
+        limits: byte budgets of what is under way, and the timeout.
 
     Raises:
         ConfigError: something that is no policy, or a bad size.

@@ -146,14 +146,6 @@ class Selector(Protocol):
         ...
 
 
-class PendingArray(Protocol):
-    """A copy to the host that has been started."""
-
-    def wait(self) -> Array:
-        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
-        ...
-
-
 Undo = Callable[[], None]
 
 
@@ -240,7 +232,7 @@ class Backend(Protocol[T]):
         """Return a new tensor object that shares memory and version, and is no part of any graph."""
         ...
 
-    def witness(self, tensor: T, /) -> T:
+    def version_probe(self, tensor: T, /) -> T:
         """Return an object whose :meth:`version` stays that of ``tensor``, without keeping its memory.
 
         In-place kernels write first and count afterwards, and release the interpreter lock meanwhile. A version that
@@ -249,8 +241,11 @@ class Backend(Protocol[T]):
         """
         ...
 
-    def to_host(self, tensor: T, spec: TensorSpec, /) -> PendingArray:
-        """Start copying the distinct elements, in memory order, as carrier bits shaped like ``spec.dense()``."""
+    def to_host(self, tensor: T, spec: TensorSpec, /) -> Array:
+        """Return the distinct elements, in memory order, as carrier bits shaped like ``spec.dense()``.
+
+        The array is read-only if its memory is still the tensor's own.
+        """
         ...
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> T:

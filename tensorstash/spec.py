@@ -89,6 +89,8 @@ class TensorSpec:
     itemsize: int = field(init=False, compare=False, repr=False)
     numel: int = field(init=False, compare=False, repr=False)
     nbytes: int = field(init=False, compare=False, repr=False)
+    _order: "MemoryOrder | None" = field(init=False, compare=False, repr=False)
+    _dense: "TensorSpec | None" = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.strides):
@@ -98,6 +100,9 @@ class TensorSpec:
         object.__setattr__(self, "itemsize", itemsize)
         object.__setattr__(self, "numel", numel)
         object.__setattr__(self, "nbytes", numel * itemsize)
+        # Worked out when they are first asked for, and then known.
+        object.__setattr__(self, "_order", None)
+        object.__setattr__(self, "_dense", None)
 
     def __str__(self) -> str:
         inside = f" of {self.module}" if self.module else ""
@@ -117,6 +122,15 @@ class TensorSpec:
         """Return the same spec, saved by the forward of ``module``."""
         return replace(self, module=module)
 
+    @property
+    def order(self) -> "MemoryOrder":
+        """The distinct elements in the order of memory."""
+        order = self._order
+        if order is None:
+            order = memory_order(self.shape, self.strides)
+            object.__setattr__(self, "_order", order)
+        return order
+
     def dense(self) -> "TensorSpec":
         """Return the spec of this tensor's payload: its distinct elements, in the order they lie in memory.
 
@@ -125,16 +139,12 @@ class TensorSpec:
         >>> TensorSpec((3, 4, 5), (1, 0, 3), 8, "float32", "cpu").dense().shape
         (5, 3)
         """
-        shape = memory_order(self.shape, self.strides).shape
-        return TensorSpec(
-            shape,
-            contiguous_strides(shape),
-            0,
-            self.dtype,
-            self.device,
-            is_parameter=self.is_parameter,
-            module=self.module,
-        )
+        dense = self._dense
+        if dense is None:
+            shape, kind = self.order.shape, (self.dtype, self.device, self.is_parameter)
+            dense = TensorSpec(shape, contiguous_strides(shape), 0, *kind, module=self.module)
+            object.__setattr__(self, "_dense", dense)
+        return dense
 
 
 def opaque_bytes(spec: TensorSpec) -> TensorSpec:
@@ -177,6 +187,26 @@ class MemoryOrder:
     lead: int = 0
 
     @property
+    def block(self) -> tuple[tuple[int, int], ...]:
+        """(size, stride) pairs that name the set of elements from the lowest on, however its views are shaped.
+
+        A tensor, its transpose, its reversed views and its contiguous reshapes have the same block, so that one payload
+        serves them all.
+
+        >>> memory_order((2, 3, 4), (12, 4, 1)).block == memory_order((4, 6), (-1, 4)).block == ((24, 1),)
+        True
+        >>> memory_order((2, 3), (8, 1)).block
+        ((2, 8), (3, 1))
+        """
+        block: list[tuple[int, int]] = []
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            if block and block[-1][1] == stride * size:
+                block[-1] = (block[-1][0] * size, stride)
+            else:
+                block.append((size, stride))
+        return tuple(block)
+
+    @property
     def is_dense(self) -> bool:
         """Whether there are no gaps, so that the elements are one run of memory."""
         return prod(self.shape) == self.span
@@ -214,24 +244,3 @@ def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> MemoryOrde
     if overlapping:
         return MemoryOrder((span,), (1,), span, lead)
     return MemoryOrder(tuple(size for _, size in dims), tuple(stride for stride, _ in dims), span, lead)
-
-
-def memory_block(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return (size, stride) pairs that name the set of elements from the lowest on, however its views are shaped.
-
-    A tensor, its transpose, its reversed views and its contiguous reshapes have the same block, so that one payload
-    serves them all.
-
-    >>> memory_block((2, 3, 4), (12, 4, 1)) == memory_block((4, 6), (-1, 4)) == ((24, 1),)
-    True
-    >>> memory_block((2, 3), (8, 1))
-    ((2, 8), (3, 1))
-    """
-    order = memory_order(shape, strides)
-    block: list[tuple[int, int]] = []
-    for size, stride in zip(order.shape, order.strides, strict=True):
-        if block and block[-1][1] == stride * size:
-            block[-1] = (block[-1][0] * size, stride)
-        else:
-            block.append((size, stride))
-    return tuple(block)

@@ -94,7 +94,7 @@ def test_a_forked_child_waits_for_no_work_of_the_parent():
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_an_interrupt_of_who_waits_keeps_nobody_from_working_on():
     """Where the futures of the standard library lose their lock for ever, now and then."""
-    workers = Workers("test", 1, patience_s=60)
+    workers = Workers("test", 1, timeout_s=60)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for number in range(300):

@@ -1,12 +1,14 @@
 """The arithmetic of strides, against every address counted one by one."""
 
+import pickle
+from dataclasses import replace
 from itertools import pairwise, product
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from tensorstash.spec import TensorSpec, contiguous_strides, memory_block, memory_order
+from tensorstash.spec import TensorSpec, contiguous_strides, memory_order
 
 layouts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12)), max_size=4).map(
     lambda dims: (tuple(size for size, _ in dims), tuple(stride for _, stride in dims))
@@ -35,7 +37,7 @@ def test_memory_order_visits_every_element_once_at_ascending_addresses(layout):
 
 @given(layouts)
 def test_a_block_names_the_elements_and_not_their_shape(layout):
-    block = memory_block(*layout)
+    block = memory_order(*layout).block
     order = memory_order(*layout)
     sizes, strides = tuple(size for size, _ in block), tuple(stride for _, stride in block)
     assert addresses(sizes, strides) == addresses(order.shape, order.strides)
@@ -52,7 +54,7 @@ def test_a_block_names_the_elements_and_not_their_shape(layout):
     ],
 )
 def test_a_transpose_and_a_reshape_have_the_same_block(shape, strides, others):
-    assert memory_block(shape, strides) == memory_block(*others)
+    assert memory_order(shape, strides).block == memory_order(*others).block
 
 
 @given(st.lists(st.integers(0, 4), max_size=4).map(tuple))
@@ -73,3 +75,12 @@ def test_a_shape_with_other_dimensions_than_its_strides_is_refused():
         TensorSpec((2, 3), (1,), 0, "float32", "cpu")
     with pytest.raises(KeyError):
         TensorSpec((2,), (1,), 0, "float23", "cpu")
+
+
+def test_the_layout_of_a_spec_is_worked_out_once_and_is_no_part_of_its_value():
+    spec, other = (TensorSpec((3, 4, 5), (1, 0, 3), 8, "float32", "cpu") for _ in range(2))
+    assert spec.order is spec.order
+    assert spec.dense() is spec.dense()
+    assert (spec, hash(spec), repr(spec)) == (other, hash(other), repr(other))
+    assert replace(spec, shape=(3, 4, 2)).order.shape == (2, 3)
+    assert pickle.loads(pickle.dumps(spec)).dense() == spec.dense()

@@ -50,7 +50,7 @@ def last(waiting):
 
 started = threading.Event()
 workers = Workers("test", 1)
-workers.submit(lambda: last(workers._crew._todo))
+workers.submit(lambda: last(workers._pool._todo))
 workers.submit(lambda: print("begun"))
 started.wait()
 """
@@ -78,25 +78,25 @@ def test_work_is_done_in_order_on_one_thread():
     for future in [workers.submit(lambda i=i: done.append(i)) for i in range(100)]:
         future.result()
     assert done == list(range(100))
-    assert len(workers._crew.threads) == 1
+    assert len(workers._pool.threads) == 1
 
 
 def test_threads_start_with_the_work_that_needs_them(gate):
     workers = Workers("test", 3)
     workers.submit(lambda: None).result()
-    assert len(workers._crew.threads) == 1
+    assert len(workers._pool.threads) == 1
     for _ in range(5):
         workers.submit(gate.wait)
-    assert len(workers._crew.threads) == 3
+    assert len(workers._pool.threads) == 3
 
 
 def test_no_thread_starts_while_one_is_idle():
     workers = Workers("test", 3)
     for _ in range(5):
         workers.submit(lambda: None).result()
-        while workers._crew.threads[0].job is not None:
+        while workers._pool.threads[0].job is not None:
             pass
-    assert len(workers._crew.threads) == 1
+    assert len(workers._pool.threads) == 1
 
 
 def test_without_a_number_there_is_always_a_thread(gate):
@@ -152,14 +152,14 @@ def test_a_thread_that_is_killed_while_it_waits_is_replaced(number, quiet):
     workers, meeting = Workers("test", number), threading.Barrier(number, timeout=60)
     for future in [workers.submit(meeting.wait) for _ in range(number)]:
         future.result()
-    victims = list(workers._crew.threads)
+    victims = list(workers._pool.threads)
     for victim in victims:
         kill(victim)
     futures = [workers.submit(meeting.wait) for _ in range(number)]
     assert sorted(future.result(60) for future in futures) == list(range(number))
     for victim in victims:
         victim.join(60)
-    assert not set(victims) & set(workers._crew.threads)
+    assert not set(victims) & set(workers._pool.threads)
 
 
 def test_a_thread_that_is_killed_at_work_is_replaced_and_its_work_is_an_error(quiet):
@@ -173,13 +173,13 @@ def test_work_that_takes_too_long_is_given_up_and_what_it_returns_is_dropped(gat
     class Late:
         pass
 
-    late, patience_s = [Late()], 0.01
+    late, timeout_s = [Late()], 0.01
     gone = weakref.ref(late[0])
-    workers = Workers("test", 1, patience_s=patience_s)
+    workers = Workers("test", 1, timeout_s=timeout_s)
     hangs = workers.submit(lambda: (gate.wait(), late.pop())[1])
-    (lost,) = workers._crew.threads
+    (lost,) = workers._pool.threads
     with pytest.raises(TimeoutError):
-        hangs.exception(2 * patience_s)
+        hangs.exception(2 * timeout_s)
     assert workers.submit(lambda: threading.current_thread()).result(60) is not lost
     with pytest.raises(TimeoutError, match=r"longer than 0\.01 seconds"):
         hangs.result(60)
@@ -190,12 +190,12 @@ def test_work_that_takes_too_long_is_given_up_and_what_it_returns_is_dropped(gat
 
 
 def test_what_waits_behind_work_that_hangs_is_done_when_that_is_given_up(gate):
-    workers = Workers("test", 1, patience_s=0.01)
+    workers = Workers("test", 1, timeout_s=0.01)
     hangs = workers.submit(gate.wait)
     waiting = workers.submit(lambda: "done")
     with pytest.raises(TimeoutError):
         hangs.exception(0.02)
-    workers.give_up()
+    workers.abandon()
     assert waiting.result(60) == "done"
 
 
@@ -203,7 +203,7 @@ def test_threads_end_with_their_owner_after_what_was_submitted(gate):
     workers, done = Workers("test", 1), []
     workers.submit(gate.wait)
     last = workers.submit(lambda: done.append(1))
-    (thread,) = workers._crew.threads
+    (thread,) = workers._pool.threads
     del workers
     gate.set()
     last.result(60)
@@ -215,7 +215,7 @@ def test_threads_end_with_their_owner_after_what_was_submitted(gate):
 def test_after_close_work_is_done_by_the_caller():
     workers = Workers("test", 1)
     workers.submit(lambda: None).result()
-    (thread,) = workers._crew.threads
+    (thread,) = workers._pool.threads
     workers.close()
     thread.join(60)
     assert workers.submit(threading.get_ident).result(0) == threading.get_ident()
@@ -236,7 +236,7 @@ def test_a_thread_that_is_killed_before_it_has_taken_its_work_leaves_it_to_anoth
             raise SystemExit
 
     workers = Workers("test", 1)
-    workers._crew._todo = KilledAtFirst()
+    workers._pool._todo = KilledAtFirst()
     assert workers.submit(lambda: 7).result(60) == 7
 
 
@@ -244,7 +244,7 @@ def test_a_thread_that_is_killed_before_it_has_taken_its_work_leaves_it_to_anoth
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_fork_while_another_thread_submits_leaves_the_child_no_lock():
     workers = Workers("test", 1)
-    with workers._crew._lock:
+    with workers._pool._lock:
         pid = os.fork()
         if not pid:
             try:

@@ -27,7 +27,7 @@ def codecs_of(lines: str) -> tuple[Codec, ...]:
 def dense_bits(backend: Any, tensor: Any) -> Array:
     """Return the elements of a tensor as codecs get them: carrier bits in the order of memory, private."""
     spec = backend.spec(tensor)
-    return np.array(backend.to_host(tensor, spec).wait()).reshape(spec.dense().shape)
+    return np.array(backend.to_host(tensor, spec)).reshape(spec.dense().shape)
 
 
 def kernel_of(backend: Any, codec: Codec, spec: TensorSpec) -> Kernel[Any] | None:

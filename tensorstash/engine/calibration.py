@@ -46,7 +46,7 @@ class Calibration:
         self.is_settled = True
         for codec, kinds in self._measured.items():
             mean = {
-                spec: (count, tuple(sum(column) / len(column) for column in zip(*found, strict=True)))
+                spec: (count, tuple(sum(values) / len(values) for values in zip(*found, strict=True)))
                 for spec, (count, found) in kinds.items()
             }
             for spec, choice in codec.choose(mean).items():

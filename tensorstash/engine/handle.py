@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorstash.abilities import SupportsReaders
-from tensorstash.engine.payloads.capture import modified
-from tensorstash.engine.payloads.dedup import Tape
-from tensorstash.engine.payloads.payload import Payload
+from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.payloads.payload import Payload, modified
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError
 from tensorstash.protocols import Demand, strictest
@@ -49,12 +48,12 @@ class Stashed:
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("_is_read_by", "_payload", "_spec", "_state", "_tape")
+    __slots__ = ("_dedup", "_is_read_by", "_payload", "_spec", "_state")
 
-    def __init__(self, state: SessionState, payload: Payload, tape: Tape, spec: TensorSpec) -> None:
+    def __init__(self, state: SessionState, payload: Payload, dedup: DedupIndex, spec: TensorSpec) -> None:
         self._state = state
         self._payload = payload
-        self._tape = tape
+        self._dedup = dedup
         self._spec = spec
         self._is_read_by: Demand | None = None
 
@@ -75,12 +74,12 @@ class Stashed:
         state = self._state
         state.was_asked = True
         state.ledger.unpacked()
-        state.ahead.asked(self._tape, self._payload.index)
+        state.prefetcher.asked(self._dedup, self._payload.index)
         if self._is_read_by is None and self._payload.kind is not None:
             self._learn()
         tensor = self._restore()
         if self._payload.is_streamed:
-            state.ahead.bring(self._tape)
+            state.prefetcher.prefetch_to_device(self._dedup)
         return tensor
 
     def _learn(self) -> None:
@@ -93,32 +92,32 @@ class Stashed:
             state.learned.clear()
         known = state.learned.get(payload.kind, demand)
         state.learned[payload.kind] = strictest((known, demand)) or demand
-        passage = payload.capture.passage
-        if payload.trusts_learned and passage.plan.within(demand) != passage.plan:
+        route = payload.route
+        if payload.trusts_learned and route.plan.within(demand) != route.plan:
             raise StashError(
-                f"{passage.store_place}: backward needs the tensor exactly, and did not in the "
+                f"{route.store_place}: backward needs the tensor exactly, and did not in the "
                 f"steps before, so that it was encoded with a loss; from the next step on it is not"
             )
 
     def _restore(self) -> Any:
-        source = self._payload.capture.source
+        source = self._payload.source
         if source is not None:
             self._state.ledger.forwarded()
             return self._forward(source)
         return self._payload.restore(self._spec)
 
     def _forward(self, source: Any) -> Any:
-        capture, state = self._payload.capture, self._state
-        passage = capture.passage
+        payload, state = self._payload, self._state
+        route = payload.route
         # What somebody else holds anyway is not encoded, so that nothing of it is lost.
-        is_exact = passage.is_lossless or capture.stays_exact
+        is_exact = route.is_lossless or payload.is_kept_exact
         if state.held is not None and not is_exact:
-            is_exact = not self._payload.knows_readers or state.held.holds(self._payload)
+            is_exact = not payload.knows_readers or state.held.holds(payload)
         if not is_exact:
-            tensor = passage.echo(source, capture.spec, self._spec)
-        elif self._spec == capture.spec and state.held is not None and state.held.may_give(self._payload):
+            tensor = route.round_trip(source, payload.spec, self._spec)
+        elif self._spec == payload.spec and state.held is not None and state.held.may_give(payload):
             return source
         else:
-            tensor = passage.copy(source, capture.spec, self._spec)
-        capture.raise_failure()
+            tensor = route.copy(source, payload.spec, self._spec)
+        payload.raise_failure()
         return tensor

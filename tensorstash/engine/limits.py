@@ -9,7 +9,7 @@ from tensorstash.sizes import parse_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Byte budgets and patience of a session. None of them changes a result, only memory and time.
+    """Byte budgets and timeout of a session. None of them changes a result, only memory and time.
 
     Args:
         in_flight: bytes of saved tensors that wait to be encoded and stored behind the computation; at the limit the

@@ -13,32 +13,29 @@ from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.limits import Limits
-from tensorstash.engine.payloads.capture import Capture
-from tensorstash.engine.payloads.dedup import Tape
-from tensorstash.engine.payloads.device_payload import StreamedCapture, StreamedPayload
+from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.held import Held
-from tensorstash.engine.payloads.interleaved import Strip
+from tensorstash.engine.payloads.interleaved import InterleavedView
 from tensorstash.engine.payloads.payload import Payload
-from tensorstash.engine.payloads.resident import Latest
-from tensorstash.engine.payloads.route import Passage
+from tensorstash.engine.payloads.resident import ResidentWindow
+from tensorstash.engine.payloads.route import PayloadRoute, route_for
 from tensorstash.engine.payloads.sequence import Trail
-from tensorstash.engine.prefetch import NEAR_BYTES, ReadAhead
+from tensorstash.engine.payloads.stream_payload import StreamPayload
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Ledger, Stats
-from tensorstash.engine.timeouts import Patience
-from tensorstash.engine.transfers import Copies
+from tensorstash.engine.timeouts import Timeouts
+from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import StoreError
 from tensorstash.host import native
 from tensorstash.host.allocator import returns_memory
-from tensorstash.host.arrays import as_bytes
-from tensorstash.host.checksum import checksum
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.host.workers import Workers
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Backend, Demand, Store, StoreConfig, strictest
-from tensorstash.spec import TensorSpec, memory_block
+from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
 
 T = TypeVar("T")
@@ -65,7 +62,7 @@ class Session(Generic[T]):
         policy: what becomes of each saved tensor.
         backend: the framework's adapter.
         min_bytes: tensors below this size are kept, in bytes.
-        limits: byte budgets and patience.
+        limits: byte budgets and the timeout.
 
     Raises:
         StoreError: a store the policy may use cannot be opened.
@@ -77,17 +74,19 @@ class Session(Generic[T]):
         self.limits = limits
         self._min_bytes = min_bytes
         self._in_flight = ByteBudget(limits.in_flight_bytes)
-        self._latest = Latest(limits.resident_bytes)
-        self._patience = Patience(limits.timeout_s)
-        self._writers = Workers("tensorstash-writer", limits.writers, patience_s=limits.timeout_s)
-        readers = Workers("tensorstash-reader", limits.readers, patience_s=limits.timeout_s)
-        ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers, NEAR_BYTES * limits.readers)
+        self._resident = ResidentWindow(limits.resident_bytes)
+        self._timeouts = Timeouts(limits.timeout_s)
+        self._writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
+        readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
+        prefetcher = Prefetcher(ByteBudget(limits.ahead_bytes), readers, QUICK_BYTES * limits.readers)
         held = Held(backend) if isinstance(backend, SupportsHolders) else None
-        self._state = SessionState(backend, Ledger(), ahead, held)
-        self._copies: Copies[T] | None = None
+        self._state = SessionState(backend, Ledger(), prefetcher, held)
+        self._transfers: Transfers | None = None
         if isinstance(backend, SupportsStreams):
             pinned = PinnedMemory(backend.lock_pages, limits.pinned_bytes)
-            self._copies = Copies(backend, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
+            self._transfers = Transfers(
+                backend, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes
+            )
         self._frees_host_memory = False
         # Looked up once: these run for every tensor that is kept.
         self._kept = self._state.ledger.kept
@@ -96,7 +95,7 @@ class Session(Generic[T]):
         self._spec = backend.spec
         self._alias = backend.alias
         self._version = backend.version
-        self._tape = Tape()
+        self._dedup = DedupIndex()
         self.calibration = Calibration()
         self._thread = Thread()
         alternatives = policy.alternatives()
@@ -110,7 +109,7 @@ class Session(Generic[T]):
         for plan in alternatives:
             if not plan.keeps:
                 self._store(plan.store or Memory())
-        self._remembered: dict[Hashable, Passage[T] | str] = {}
+        self._remembered: dict[Hashable, PayloadRoute | str] = {}
         self.after_fork()
         renew_after_fork(self)
 
@@ -121,7 +120,7 @@ class Session(Generic[T]):
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
         with self._lock:
-            self._tape.close()  # what was saved before is never taken for the same
+            self._dedup.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
         return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._start_all_freed)
 
@@ -148,8 +147,8 @@ class Session(Generic[T]):
         stats = self._state.ledger.snapshot()
         if self._state.held is not None:
             stats = replace(stats, held=self._state.held.tally())
-        if self._copies is not None:
-            stats = replace(stats, pinned_bytes=self._copies.pinned_bytes)
+        if self._transfers is not None:
+            stats = replace(stats, pinned_bytes=self._transfers.pinned_bytes)
         return replace(stats, advice=_ADVICE) if self._frees_host_memory and not returns_memory() else stats
 
     def drain(self) -> None:
@@ -164,17 +163,17 @@ class Session(Generic[T]):
         if self._state.held is not None:
             self._start_freed(self._state.held.clear())
         with self._lock:
-            self._tape.close()  # whoever holds what is captured may write to it now
-        for payload in self._latest.clear():
+            self._dedup.close()  # whoever holds what is captured may write to it now
+        for payload in self._resident.clear():
             self._begin(payload)
         if self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s) is None:
             used = self._in_flight.used
-            self._writers.give_up()
+            self._writers.abandon()
             raise StoreError(f"{used} bytes are still on their way after {self.limits.timeout_s} seconds")
-        if self._copies is not None:
-            self._copies.drain()
-        for payload in self._tape.payloads():
-            payload.capture.settle()
+        if self._transfers is not None:
+            self._transfers.drain()
+        for payload in self._dedup.payloads():
+            payload.settle()
 
     unpack = staticmethod(restore)
 
@@ -194,9 +193,9 @@ class Session(Generic[T]):
         if self._only_keeps:
             reason = _POLICY
         else:
-            plan = self._keep_reason(tensor) or self._passage(spec := self._spec(tensor))
+            plan = self._keep_reason(tensor) or self._route(spec := self._spec(tensor))
             if self._demand is not None and not isinstance(plan, str) and not plan.is_lossless:
-                plan = self._passage(spec, self._demand())
+                plan = self._route(spec, self._demand())
             if isinstance(plan, str):
                 reason = plan
             elif spec.nbytes >= self._min_bytes:
@@ -206,46 +205,47 @@ class Session(Generic[T]):
         next(self._kept[reason][nbytes])
         return self._state, self._alias(tensor), self._version(tensor)
 
-    def _stash(self, tensor: T, spec: TensorSpec, passage: Passage[T]) -> Stashed:
+    def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute) -> Stashed:
         state = self._state
-        measured = self.calibration.wants(passage.plan)
+        measured = self.calibration.wants(route.plan)
         if measured:
             with self._lock:
-                self._current_tape()
+                self._current_dedup()
             if self.calibration.is_settled:  # this is the first tensor of the second step
-                now = self._passage(spec)
-                assert isinstance(now, Passage)
-                passage, measured = now, False
+                now = self._route(spec)
+                assert isinstance(now, PayloadRoute)
+                route, measured = now, False
         version = self.backend.version(tensor)
         token, start = self.backend.storage(tensor)
-        block = memory_block(spec.shape, spec.strides)
-        content: tuple[Hashable, ...] = token, start, block, spec.dtype, version, passage.plan
-        source, digest = self._source(tensor, spec, passage)
+        content: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, route.plan
+        source, digest = self._source(tensor, spec, route)
         # What the graph did not make is rewritten without a version. On a device its content is not looked at.
         is_unsure = state.held is None and digest is None and not self.backend.producer(tensor)
         if digest is not None:
             content = *content, digest
         with self._lock:
-            tape = self._current_tape()
-            payload = None if is_unsure else tape.find(content)
+            dedup = self._current_dedup()
+            payload = None if is_unsure else dedup.find(content)
             is_new = payload is None
             if payload is None:
-                payload = self._payload(tensor, source, spec, version, passage)
-                if passage.shared_memory is not None and (strip := Strip.of(spec, start)) is not None:
-                    payload.column = tape.column((token, spec.dtype, version), strip, passage.shared_memory)
-                tape.add(content, payload)
+                payload = self._payload(tensor, source, spec, version, route)
+                if route.shared_memory is not None and (view := InterleavedView.of(spec, start)) is not None:
+                    payload.interleaved = dedup.interleaved_place(
+                        (token, spec.dtype, version), view, route.shared_memory
+                    )
+                dedup.add(content, payload)
             payload.users += 1
-        handle = Stashed(state, payload, tape, spec)
+        handle = Stashed(state, payload, dedup, spec)
         readers = self._thread.readers
-        if readers is not None and not passage.is_lossless:
+        if readers is not None and not route.is_lossless:
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
             payload.place = self._thread.trail, place
         if is_new:
             state.ledger.stashed(spec.nbytes)
             if measured:
-                data = self.backend.to_host(tensor, spec).wait()
+                data = self.backend.to_host(tensor, spec)
                 with self._lock:
-                    self.calibration.measure(passage.plan, data, passage.spec)
+                    self.calibration.measure(route.plan, data, route.spec)
             if state.held is None:
                 self._start(payload)
             else:
@@ -259,27 +259,18 @@ class Session(Generic[T]):
             self._start_freed(state.held.freed())
         return handle
 
-    def _source(self, tensor: T, spec: TensorSpec, passage: Passage[T]) -> tuple[T, int | None]:
+    def _source(self, tensor: T, spec: TensorSpec, route: PayloadRoute) -> tuple[T, int | None]:
         """Return what is captured of a tensor, and a checksum of its content if it is a private copy on the host.
 
         Where the framework does not tell who else holds the memory, it may be written to at any time, and often no
         version says so: the bytes are copied now, and only equal bytes are the same content.
         """
-        if self._state.held is not None:
-            return self.backend.detached(tensor), None
-        if passage.is_streamed:
-            assert self._copies is not None, "a device with streams"
-            return passage.copy(self._copies.used_here(tensor, spec.device), spec, spec), None
-        source = passage.copy(tensor, spec, spec)
-        return source, checksum(as_bytes(self.backend.to_host(source, spec).wait()))
+        return route.private_source(tensor, spec) if self._state.held is None else (self.backend.detached(tensor), None)
 
-    def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, passage: Passage[T]) -> Payload:
-        backend, ledger, ahead = self.backend, self._state.ledger, self._state.ahead.budget
-        witness = backend.witness(tensor) if self._state.held is None else None
-        if self._copies is None or not passage.is_streamed:
-            return Payload(Capture(passage, backend, source, spec, version, ledger, witness), ahead, self._patience)
-        capture = StreamedCapture(passage, backend, source, spec, version, ledger, self._copies, witness)
-        return StreamedPayload(capture, ahead, self._patience)
+    def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
+        probe = self.backend.version_probe(tensor) if self._state.held is None else None
+        parts = route, source, spec, version, probe, self._state.prefetcher.budget, self._timeouts
+        return Payload(*parts) if route.transfers is None else StreamPayload(route.transfers, *parts)
 
     def _new_readers(self) -> Readers[T] | None:
         if not self._may_lose or not isinstance(self.backend, SupportsReaders):
@@ -288,66 +279,63 @@ class Session(Generic[T]):
 
     def _start_freed(self, payloads: list[Payload]) -> None:
         for payload in payloads:
-            if payload.capture.passage.is_lossless or self._suits_readers(payload):
+            if payload.route.is_lossless or self._suits_readers(payload):
                 self._start(payload)
 
     def _suits_readers(self, payload: Payload) -> bool:
         """Choose what of the plan suits the readers; return False if nothing is left of it."""
-        capture = payload.capture
         demand = payload.demand  # of the readers that are known
         is_guess = not payload.knows_readers
         if is_guess:
             demand = strictest((demand, self._state.learned.get(payload.kind, "exact"))) or demand
             payload.known_readers = payload.users
-        passage = self._passage(capture.spec, demand) if demand != "any" else capture.passage
-        if isinstance(passage, str):
-            capture.stays_exact = True
-            self._state.ledger.declined(capture.spec.nbytes)
+        route = self._route(payload.spec, demand) if demand != "any" else payload.route
+        if isinstance(route, str):
+            payload.is_kept_exact = True
+            self._state.ledger.declined(payload.spec.nbytes)
             return False
-        capture.passage = passage
-        payload.trusts_learned = is_guess and not passage.is_lossless
+        payload.route = route
+        payload.trusts_learned = is_guess and not route.is_lossless
         return True
 
-    def _current_tape(self) -> Tape:
+    def _current_dedup(self) -> DedupIndex:
         if self._state.was_asked:
             self._state.was_asked = False
-            self._state.ahead.learn(self._tape)
-            self._tape.close()
-            self._tape = Tape()
+            self._state.prefetcher.learn(self._dedup)
+            self._dedup.close()
+            self._dedup = DedupIndex()
             if self.calibration.settle():
                 self._remembered.clear()
-            if self._copies is not None:
-                self._copies.end_step()
-        return self._tape
+            if self._transfers is not None:
+                self._transfers.end_step()
+        return self._dedup
 
     def _start(self, payload: Payload) -> None:
-        capture = payload.capture
-        if not capture.needs_worker:
-            capture.launch()
+        if not payload.needs_worker:
+            payload.launch()
             return
-        passage = capture.passage
-        for due in self._latest.add(payload) if passage.is_lossless and not passage.is_streamed else (payload,):
+        for due in self._resident.add(payload) if payload.route.may_wait else (payload,):
             self._begin(due)
         if payload.nbytes > self._in_flight.limit:
-            capture.raise_store_failure()
+            payload.raise_store_failure()
 
     def _begin(self, payload: Payload) -> None:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
-        capture, nbytes = payload.capture, payload.nbytes
+        nbytes = payload.nbytes
         if nbytes > self._in_flight.limit:
-            capture.launch()
-            capture.run(self._patience.ask)
+            payload.launch()
+            payload.run(self._timeouts.ask)
             return
         lease = self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s)
         if lease is None:
             used = self._in_flight.used
-            self._writers.give_up()
+            self._writers.abandon()
             raise StoreError(
-                f"{payload.capture.passage.store_place}: {used} bytes have been on their way into the store for "
+                f"{payload.route.store_place}: {used} bytes have been on their way into the store for "
                 f"{self.limits.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         try:
-            capture.launch()
+            payload.launch()
             # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
             # also when its thread is lost: what that still holds is written off.
             self._writers.submit(partial(_capture, ref(payload)), ended=lease.release)
@@ -355,7 +343,7 @@ class Session(Generic[T]):
             lease.release()
             raise
 
-    def _passage(self, spec: TensorSpec, demand: Demand = "any") -> Passage[T] | str:
+    def _route(self, spec: TensorSpec, demand: Demand = "any") -> PayloadRoute | str:
         module = self._thread.module
         key: Hashable = (module, spec, demand) if module or demand != "any" else spec
         known = self._remembered.get(key)
@@ -365,13 +353,14 @@ class Session(Generic[T]):
             known = self._remembered[key] = self._plan(spec.inside(module) if module else spec, demand)
         return known
 
-    def _plan(self, spec: TensorSpec, demand: Demand) -> Passage[T] | str:
+    def _plan(self, spec: TensorSpec, demand: Demand) -> PayloadRoute | str:
         plan = self.calibration.applied(self.policy.plan(spec).within(demand), spec.dense())
         if plan.keeps:
             return plan.reason or _POLICY
         config = plan.store or Memory()
         self._frees_host_memory |= spec.device == "cpu"
-        return Passage(plan, spec, self.backend, config, self._store(config), self._state.ledger)
+        store, ledger = self._store(config), self._state.ledger
+        return route_for(plan, spec, self.backend, config, store, ledger, self._transfers)
 
     def _store(self, config: StoreConfig) -> Store:
         store = self._stores.get(config)
@@ -383,4 +372,4 @@ class Session(Generic[T]):
 def _capture(payload: ref[Payload]) -> None:
     wanted = payload()
     if wanted is not None:
-        wanted.capture.run()
+        wanted.run()

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from tensorstash.engine.payloads.held import Held
-from tensorstash.engine.prefetch import ReadAhead
+from tensorstash.engine.prefetch import Prefetcher
 from tensorstash.engine.stats import Ledger
 from tensorstash.protocols import Backend, Demand
 
@@ -15,16 +15,16 @@ class SessionState:
     Args:
         backend: the framework's adapter.
         ledger: where everything is counted.
-        ahead: what reads ahead of backward.
+        prefetcher: what reads ahead of backward.
         held: what waits for others to let go of its memory; None where the framework does not tell who holds it.
     """
 
-    __slots__ = ("ahead", "backend", "held", "learned", "ledger", "version", "was_asked")
+    __slots__ = ("backend", "held", "learned", "ledger", "prefetcher", "version", "was_asked")
 
-    def __init__(self, backend: Backend[Any], ledger: Ledger, ahead: ReadAhead, held: Held | None) -> None:
+    def __init__(self, backend: Backend[Any], ledger: Ledger, prefetcher: Prefetcher, held: Held | None) -> None:
         self.backend = backend
         self.ledger = ledger
-        self.ahead = ahead
+        self.prefetcher = prefetcher
         self.held = held
         # Looked up once: it runs for every tensor that is kept.
         self.version = backend.version

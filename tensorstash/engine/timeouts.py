@@ -12,7 +12,7 @@ Ask = Callable[[Callable[[], Any]], Any]
 """Calls a function and returns what it returns; raises TimeoutError if that takes too long."""
 
 
-class Patience:
+class Timeouts:
     """Bounds every wait for a store. Thread-safe.
 
     A call of the operating system that hangs cannot be interrupted, and the thread that made it is lost. So a store
@@ -26,7 +26,7 @@ class Patience:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._callers = Workers("tensorstash-caller", patience_s=timeout_s)
+        self._callers = Workers("tensorstash-caller", timeout_s=timeout_s)
 
     def ask(self, question: Callable[[], R]) -> R:
         """Return what ``question`` returns on another thread; an answer that comes too late is dropped there.

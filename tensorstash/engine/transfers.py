@@ -27,7 +27,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any
 
 from tensorstash.abilities import Event, Stream, SupportsStreams
 from tensorstash.engine.budget import ByteBudget, Lease
@@ -36,11 +36,9 @@ from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.spec import TensorSpec
 
-T = TypeVar("T")
 
-
-class Copy(Generic[T]):
-    """A copy under way, or about to begin. Thread-safe.
+class Transfer:
+    """A copy between a device and the host, under way or about to begin. Thread-safe.
 
     Args:
         array: its host memory.
@@ -52,9 +50,9 @@ class Copy(Generic[T]):
 
     __slots__ = ("__weakref__", "_end", "_lane", "_lease", "array", "held", "stream")
 
-    def __init__(self, array: Array, held: T, stream: Stream, lane: Stream, lease: Lease | None) -> None:
+    def __init__(self, array: Array, held: Any, stream: Stream, lane: Stream, lease: Lease | None) -> None:
         self.array = array
-        self.held: T | None = held
+        self.held: Any = held
         self.stream = stream
         self._lane = lane
         self._end: Event | None = None
@@ -67,7 +65,7 @@ class Copy(Generic[T]):
             self._end = self._lane.record()
         return self._end
 
-    def start(self, launch: Callable[[], object], under_way: "deque[Copy[T]]") -> None:
+    def start(self, launch: Callable[[], object], under_way: "deque[Transfer]") -> None:
         """Launch it, and hold its memory meanwhile: an interrupt must not free what a device reads or writes.
 
         Args:
@@ -85,7 +83,7 @@ class Copy(Generic[T]):
         """Whether a budget has room for its device memory, so that it may be held for longer."""
         return self._lease is not None
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Let compute wait for the end, and drop the device memory; idempotent, never blocks, safe in a finalizer."""
         if self.held is not None:
             self.stream.wait(self.end)
@@ -102,7 +100,7 @@ class Copy(Generic[T]):
         return self.array
 
 
-class Copies(Generic[T]):
+class Transfers:
     """The copies of one session, on all devices. Thread-safe.
 
     Args:
@@ -112,12 +110,12 @@ class Copies(Generic[T]):
         back_bytes: tensors that may be brought back before they are asked for, in bytes.
     """
 
-    def __init__(self, backend: SupportsStreams[T], pinned: PinnedMemory, *, out_bytes: int, back_bytes: int) -> None:
+    def __init__(self, backend: SupportsStreams[Any], pinned: PinnedMemory, *, out_bytes: int, back_bytes: int) -> None:
         self._backend = backend
         self._pinned = pinned
         self._out_budget = ByteBudget(out_bytes)
         self._back_budget = ByteBudget(back_bytes)
-        self._lanes: dict[tuple[str, str], _Lane[T]] = {}
+        self._lanes: dict[tuple[str, str], _Lane] = {}
         self._pid = os.getpid()
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -126,7 +124,7 @@ class Copies(Generic[T]):
         """Make the lock anew; a child has no device, as the frameworks say when it asks for one."""
         self._lock = threading.Lock()
 
-    def out(self, source: T, held: T, spec: TensorSpec) -> Copy[T]:
+    def out(self, source: Any, held: Any, spec: TensorSpec) -> Transfer:
         """Start a copy to the host.
 
         Args:
@@ -142,24 +140,24 @@ class Copies(Generic[T]):
             lease = self._make_room(lane, spec.nbytes)
             backend.use_in(held, compute)
             lane.stream.wait(compute.record())
-            copy = Copy(array, held, compute, lane.stream, lease)
-            copy.start(partial(backend.copy_out, source, array, lane.stream), lane.copies)
+            transfer = Transfer(array, held, compute, lane.stream, lease)
+            transfer.start(partial(backend.copy_out, source, array, lane.stream), lane.transfers)
         if lease is None:
-            copy.let_go()
-        return copy
+            transfer.release()
+        return transfer
 
-    def back(self, data: Array, spec: TensorSpec, after: Event | None, *, ahead: bool) -> Copy[T] | None:
+    def back(self, data: Array, spec: TensorSpec, after: Event | None, *, is_prefetch: bool) -> Transfer | None:
         """Start a copy to the device; return None if it is to be ahead of its time and the budget has no room.
 
         Args:
             data: one-dimensional ``uint8``.
             spec: of the tensor to bring back.
             after: the end of the copy that these bytes came by, unless it is known to have ended.
-            ahead: whether nobody has asked for the tensor yet.
+            is_prefetch: whether nobody has asked for the tensor yet.
         """
         backend = self._backend
-        lease = self._back_budget.try_acquire(spec.nbytes) if ahead else None
-        if ahead and lease is None:
+        lease = self._back_budget.try_acquire(spec.nbytes) if is_prefetch else None
+        if is_prefetch and lease is None:
             return None
         compute = self.compute(spec.device)
         with self._lock:
@@ -169,9 +167,13 @@ class Copies(Generic[T]):
             lane.stream.wait(compute.record())
             if after is not None:
                 lane.stream.wait(after)
-            copy = Copy(data, target, compute, lane.stream, lease)
-            copy.start(partial(backend.copy_in, data, target, lane.stream), lane.copies)
-        return copy
+            transfer = Transfer(data, target, compute, lane.stream, lease)
+            transfer.start(partial(backend.copy_in, data, target, lane.stream), lane.transfers)
+        return transfer
+
+    def has_streams(self, device: str) -> bool:
+        """Whether a device works behind the program."""
+        return self._backend.current_stream(device) is not None
 
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
@@ -185,21 +187,21 @@ class Copies(Generic[T]):
         pages[...] = as_bytes(data)
         return pages.view(data.dtype).reshape(data.shape)
 
-    def arrived(self, copy: Copy[T], device: str) -> T | None:
+    def arrived(self, transfer: Transfer, device: str) -> Any:
         """Return the tensor of a copy back, for work of the current stream; None if it is there for another one."""
-        target = copy.held
-        if target is None or copy.stream != self.compute(device):
-            copy.let_go()
+        target = transfer.held
+        if target is None or transfer.stream != self.compute(device):
+            transfer.release()
             return None
-        copy.stream.wait(copy.end)
+        transfer.stream.wait(transfer.end)
         return target
 
-    def used_here(self, tensor: T, device: str) -> T:
+    def used_here(self, tensor: Any, device: str) -> Any:
         """Return a tensor that has stayed on its device, for work of the current stream."""
         self._backend.use_in(tensor, self.compute(device))
         return tensor
 
-    def follow(self, stream: Stream, tensor: T, device: str) -> None:
+    def follow(self, stream: Stream, tensor: Any, device: str) -> None:
         """Let compute begin what it is given from now on after what ``stream`` was given, which has made a tensor."""
         compute = self.compute(device)
         if compute != stream:
@@ -224,24 +226,24 @@ class Copies(Generic[T]):
     def drain(self) -> None:
         """Wait for the end of all copies."""
         with self._lock:
-            under_way = [copy for lane in self._lanes.values() for copy in lane.copies]
-        for copy in under_way:
-            copy.end.synchronize()
+            under_way = [transfer for lane in self._lanes.values() for transfer in lane.transfers]
+        for transfer in under_way:
+            transfer.end.synchronize()
         with self._lock:
             for lane in self._lanes.values():
                 lane.forget_ended()
 
-    def _make_room(self, lane: "_Lane[T]", nbytes: int) -> Lease | None:
+    def _make_room(self, lane: "_Lane", nbytes: int) -> Lease | None:
         """Count bytes of a source; return None if the budget is smaller than that."""
         lane.forget_ended()
         if nbytes > self._out_budget.limit:
             return None
         while (lease := self._out_budget.try_acquire(nbytes)) is None:
             for other in self._lanes.values():
-                other.let_oldest_go()
+                other.release_oldest()
         return lease
 
-    def _lane(self, device: str, direction: str) -> "_Lane[T]":
+    def _lane(self, device: str, direction: str) -> "_Lane":
         key = device, direction
         lane = self._lanes.get(key)
         if lane is None:
@@ -256,7 +258,7 @@ class Copies(Generic[T]):
                 lane.finish()
 
 
-class _Lane(Generic[T]):
+class _Lane:
     """The copies of one device in one direction that may not have ended, in order.
 
     Args:
@@ -264,29 +266,31 @@ class _Lane(Generic[T]):
         is_out: whether they go to the host, so that their device memory is not needed afterwards.
     """
 
-    __slots__ = ("_is_out", "copies", "stream")
+    __slots__ = ("_is_out", "stream", "transfers")
 
     def __init__(self, stream: Stream, *, is_out: bool) -> None:
         self.stream = stream
         self._is_out = is_out
-        self.copies: deque[Copy[T]] = deque()
+        self.transfers: deque[Transfer] = deque()
 
     def forget_ended(self) -> None:
         """Forget the copies that have ended."""
-        while self.copies and self.copies[0].end.query():
-            copy = self.copies.popleft()
+        while self.transfers and self.transfers[0].end.query():
+            transfer = self.transfers.popleft()
             if self._is_out:
-                copy.drop()
+                transfer.drop()
 
-    def let_oldest_go(self) -> None:
+    def release_oldest(self) -> None:
         """Let compute wait for the oldest copy to the host that holds its source."""
-        oldest = next((copy for copy in self.copies if copy.held is not None), None) if self._is_out else None
+        oldest = (
+            next((transfer for transfer in self.transfers if transfer.held is not None), None) if self._is_out else None
+        )
         if oldest is not None:
-            oldest.let_go()
+            oldest.release()
 
     def finish(self) -> None:
         """Wait for the end of all copies, so that host memory may go."""
-        while self.copies:
-            self.copies[0].let_go()
-            self.copies[0].end.synchronize()
-            self.copies.popleft()
+        while self.transfers:
+            self.transfers[0].release()
+            self.transfers[0].end.synchronize()
+            self.transfers.popleft()

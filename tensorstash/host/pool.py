@@ -63,12 +63,12 @@ class PagePool:
     """
 
     def __init__(self, idle_limit_bytes: int) -> None:
-        self._shelf = _Shelf(idle_limit_bytes)
+        self._free_list = _FreeList(idle_limit_bytes)
 
     @property
     def idle_bytes(self) -> int:
         """Bytes of buffers that nobody uses."""
-        return self._shelf.idle_bytes
+        return self._free_list.idle_bytes
 
     def keep(self, idle_limit_bytes: int) -> None:
         """Keep at most so many bytes for later from now on."""
@@ -78,18 +78,18 @@ class PagePool:
         """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
         if nbytes < SMALLEST:
             return page_aligned(nbytes)
-        shelf = self._here()
+        free_list = self._here()
         try:
-            return shelf.lend(size_class(nbytes))[:nbytes]
+            return free_list.lend(size_class(nbytes))[:nbytes]
         except OSError:
             return page_aligned(nbytes)  # a process may have only so many mappings
 
-    def _here(self) -> "_Shelf":
-        """Return the shelf of this process."""
-        if self._shelf.pid != os.getpid():
+    def _here(self) -> "_FreeList":
+        """Return the free list of this process."""
+        if self._free_list.pid != os.getpid():
             # At the fork a thread of the parent may have been at it, which the child does not have.
-            self._shelf = _Shelf(self._shelf.limit)
-        return self._shelf
+            self._free_list = _FreeList(self._free_list.limit)
+        return self._free_list
 
 
 class _Loan(weakref.ref[Pages]):
@@ -102,7 +102,7 @@ class _Loan(weakref.ref[Pages]):
     tidy: weakref.ref[Pages]
 
 
-class _Shelf:
+class _FreeList:
     """The idle buffers of one process, by size, and how many bytes are in use. Thread-safe.
 
     What comes back does so by one operation of C. The sums are counted anew where an interrupt has come between two

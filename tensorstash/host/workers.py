@@ -25,26 +25,26 @@ class Workers:
     submitted until then. At interpreter exit work that has not begun is dropped; what is running has five seconds to
     end, so that a device that hangs keeps no process alive. A forked child, which inherits no threads, gets new ones.
 
-    A thread that has died is replaced, and so is one whose work takes longer than ``patience_s``, as soon as there is
+    A thread that has died is replaced, and so is one whose work takes longer than ``timeout_s``, as soon as there is
     other work; whoever waits for what it did gets a :class:`RuntimeError` or a :class:`TimeoutError`, and what it
     returns after all is dropped.
 
     Args:
         name: prefix of the threads' names.
         threads: most of them at one time, but for those that are given up; None for as many as there is work.
-        patience_s: longest time one piece of work may take, in seconds.
+        timeout_s: longest time one piece of work may take, in seconds.
 
     >>> workers = Workers("doc", 1)
     >>> workers.submit(lambda: 6 * 7).result()
     42
     """
 
-    __slots__ = ("__weakref__", "_crew", "_name", "_patience_s", "_threads")
+    __slots__ = ("__weakref__", "_name", "_pool", "_threads", "_timeout_s")
 
-    def __init__(self, name: str, threads: int | None = None, *, patience_s: float = math.inf) -> None:
+    def __init__(self, name: str, threads: int | None = None, *, timeout_s: float = math.inf) -> None:
         self._name = name
         self._threads = sys.maxsize if threads is None else threads
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._start()
 
     def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
@@ -56,12 +56,12 @@ class Workers:
             work: what to do.
             ended: called when it has come to an end, whatever that is; must not raise.
         """
-        if self._crew.pid != os.getpid():
+        if self._pool.pid != os.getpid():
             self._start()
         job = Future(work, ended)
         del work
         try:
-            if not self._crew.enlist(job):
+            if not self._pool.enlist(job):
                 job.run()
             return job
         except BaseException:
@@ -70,18 +70,18 @@ class Workers:
         finally:
             del job  # its error may refer to this frame
 
-    def give_up(self) -> None:
-        """Give up what takes longer than ``patience_s``, and replace its threads."""
-        if self._crew.pid == os.getpid():
-            self._crew.give_up()
+    def abandon(self) -> None:
+        """Give up what takes longer than ``timeout_s``, and replace its threads."""
+        if self._pool.pid == os.getpid():
+            self._pool.abandon()
 
     def close(self) -> None:
         """Let the threads end after what was submitted until now; what comes later runs on the caller's thread."""
-        if self._crew.pid == os.getpid():
-            self._crew.stop()
+        if self._pool.pid == os.getpid():
+            self._pool.stop()
 
     def _start(self) -> None:
-        self._crew = _Crew(self, self._name, self._threads, self._patience_s)
+        self._pool = _ThreadPool(self, self._name, self._threads, self._timeout_s)
 
 
 class _Thread(threading.Thread):
@@ -90,24 +90,24 @@ class _Thread(threading.Thread):
     It is a daemon, because the interpreter waits for all others for ever.
     """
 
-    def __init__(self, crew: "_Crew", name: str) -> None:
+    def __init__(self, pool: "_ThreadPool", name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self.crew: _Crew | None = crew
+        self.pool: _ThreadPool | None = pool
         self.job: Future[Any] | None = None
         self.since = 0.0
-        self.is_given_up = False
+        self.is_abandoned = False
 
     def run(self) -> None:
-        crew, self.crew = self.crew, None
-        assert crew is not None
+        pool, self.pool = self.pool, None
+        assert pool is not None
         try:
-            while crew.serve(self):
+            while pool.serve(self):
                 pass
         finally:
-            crew.leave(self)
+            pool.leave(self)
 
 
-class _Crew:
+class _ThreadPool:
     """The threads of one process, and what they have to do. Ends when it is stopped, or its owner goes.
 
     Nothing here takes the lock in a finalizer, which may run while the same thread holds it. An interrupt, which comes
@@ -115,12 +115,12 @@ class _Crew:
     thread that was not started; the next call finds that out.
     """
 
-    def __init__(self, owner: Workers, name: str, limit: int, patience_s: float) -> None:
+    def __init__(self, owner: Workers, name: str, limit: int, timeout_s: float) -> None:
         self.pid = os.getpid()
         self.threads: list[_Thread] = []
         self._name = name
         self._limit = limit
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._todo: deque[Future[Any]] = deque()
         self._calls: SimpleQueue[object] = SimpleQueue()
@@ -132,7 +132,7 @@ class _Crew:
 
     def enlist(self, job: Future[Any]) -> bool:
         """Have a job done; return False if there is no thread for it and none can be started."""
-        self.give_up()
+        self.abandon()
         with self._lock:
             if self._is_stopped:
                 return False
@@ -147,7 +147,7 @@ class _Crew:
             self._calls.put(None)
         return True
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Leave to themselves the threads whose work takes too long, and those that have died without a word."""
         now = monotonic()
         with self._lock:
@@ -156,11 +156,11 @@ class _Crew:
             return
         for _, job in lost:
             if job is not None:
-                job.fail(TimeoutError(f"took longer than {self._patience_s} seconds"))
+                job.fail(TimeoutError(f"took longer than {self._timeout_s} seconds"))
         with self._lock:
             for thread, _ in lost:
                 if thread in self.threads:
-                    thread.is_given_up = True
+                    thread.is_abandoned = True
                     self._remove(thread)
 
     def serve(self, thread: _Thread) -> bool:
@@ -177,7 +177,7 @@ class _Crew:
             self._todo.popleft()
         thread.job.run()
         thread.job = None
-        return not thread.is_given_up
+        return not thread.is_abandoned
 
     def leave(self, thread: _Thread) -> None:
         """Take note that a thread ends, of its own accord or because it was killed."""
@@ -195,7 +195,7 @@ class _Crew:
         self._calls.put(None)
 
     def _is_lost(self, thread: _Thread, now: float) -> bool:
-        return (thread.job is not None and now - thread.since > self._patience_s) or not thread.is_alive()
+        return (thread.job is not None and now - thread.since > self._timeout_s) or not thread.is_alive()
 
     def _remove(self, thread: _Thread) -> None:
         self.threads.remove(thread)

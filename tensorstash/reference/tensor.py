@@ -209,7 +209,7 @@ class Tensor(Operators["Tensor"]):
         detached._base = owner if owner.is_leaf else None
         return detached
 
-    def version_witness(self) -> Tensor:
+    def version_probe(self) -> Tensor:
         """Give an empty tensor that shares the version of this memory without keeping the memory."""
         storage = Storage(np.empty(0, np.uint8), self.storage.space, self.storage.counter)
         return Tensor(storage, Layout((0,), (1,), 0, self.dtype.itemsize), self.dtype)

@@ -52,12 +52,12 @@ class StoreSuite:
     Attributes:
         is_registered: whether configurations know the store by name.
         refused: fields, by name, with values that must be refused when the description is built.
-        patience_s: how long a deadlock is waited for, in seconds.
+        timeout_s: how long a deadlock is waited for, in seconds.
     """
 
     is_registered: ClassVar[bool] = True
     refused: ClassVar[tuple[Mapping[str, object], ...]] = ()
-    patience_s: ClassVar[float] = 60.0
+    timeout_s: ClassVar[float] = 60.0
 
     def config(self, directory: str) -> StoreConfig:
         """Return the description under test; ``directory`` is empty, and removed after the test."""
@@ -182,7 +182,7 @@ class StoreSuite:
         together = threading.Barrier(4)
 
         def work(worker: int) -> None:
-            together.wait(self.patience_s)
+            together.wait(self.timeout_s)
             rng = np.random.default_rng(worker)
             held: list[tuple[object, Array]] = []
             for step in range(60):
@@ -210,7 +210,7 @@ class StoreSuite:
 
         worker = threading.Thread(target=work, daemon=True)
         worker.start()
-        worker.join(self.patience_s)
+        worker.join(self.timeout_s)
         assert not worker.is_alive(), "a delete that came from a finalizer blocks for ever"
         assert_same_bits(store.get(slot), payload(500), "the record beside those that finalizers deleted")
 

@@ -34,7 +34,7 @@ class Sound:
 
 class SoundSuite(StoreSuite):
     is_registered = False
-    patience_s = 2.0
+    timeout_s = 2.0
     description: ClassVar[type] = Sound
 
     def config(self, directory: str) -> Any:

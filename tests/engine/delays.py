@@ -143,7 +143,7 @@ class Bag:
         self._dice = dice
         self._things: list[Any] = []
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._let_go)
+        self._thread = threading.Thread(target=self._release)
 
     def __enter__(self) -> Bag:
         self._thread.start()
@@ -158,7 +158,7 @@ class Bag:
         if self._dice.chance(0.5):
             self._things.append(thing)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         while not self._ends.is_set():
             self._dice.wait()
             self._ends.wait(0.0002)

@@ -22,7 +22,7 @@ Role = Literal["writer", "reader"]
 
 def workers(site: Site, role: Role) -> Workers:
     assert site.session is not None
-    return site.session._writers if role == "writer" else site.session._state.ahead._readers
+    return site.session._writers if role == "writer" else site.session._state.prefetcher._readers
 
 
 def killed(role: Role) -> Plant:
@@ -32,7 +32,7 @@ def killed(role: Role) -> Plant:
     def plant(site: Site) -> Iterator[None]:
         team = workers(site, role)
         team.submit(lambda: None).result(60)
-        victims = list(team._crew.threads)
+        victims = list(team._pool.threads)
         for victim in victims:
             ident, error = ctypes.c_ulong(victim.ident or 0), ctypes.py_object(SystemExit)
             assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error) == 1

@@ -20,7 +20,7 @@ import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.session import Session
-from tensorstash.engine.transfers import Copies
+from tensorstash.engine.transfers import Transfers
 from tensorstash.host.futures import Future
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.reference import Tensor
@@ -76,7 +76,7 @@ class Queue:
         self._host.queue.append(done.run)
         return done
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         raise AssertionError("the host gives up")
 
 
@@ -112,15 +112,15 @@ def session(
     host: Host,
     limits: ts.Limits,
     backend: type[ReferenceBackend] = ReferenceBackend,
-    copies: type[Copies[Any]] = Copies,
+    copies: type[Transfers] = Transfers,
 ) -> Session[Any]:
     """Return a session whose threads are the schedule's."""
     one = Session(policy, backend(), min_bytes=0, limits=limits)
     pinned = PinnedMemory(one.backend.lock_pages, limits.pinned_bytes)  # type: ignore[attr-defined]
     out_bytes, back_bytes = limits.in_flight_bytes, limits.ahead_bytes
-    one._copies = copies(one.backend, pinned, out_bytes=out_bytes, back_bytes=back_bytes)  # type: ignore[arg-type]
+    one._transfers = copies(one.backend, pinned, out_bytes=out_bytes, back_bytes=back_bytes)  # type: ignore[arg-type]
     one._writers = Queue(host)  # type: ignore[assignment]
-    one._state.ahead._readers = Queue(host)  # type: ignore[assignment]
+    one._state.prefetcher._readers = Queue(host)  # type: ignore[assignment]
     one._in_flight = DrivenBudget(limits.in_flight_bytes, host)
     return one
 

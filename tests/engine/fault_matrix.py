@@ -77,7 +77,7 @@ class Fault:
         says: what the message matches besides its place.
         impossible: stores and limits that cannot fail this way, and why.
         at_open: the error comes before there is a session, and so names no stage and no tensor.
-        hangs: where the session has little patience.
+        hangs: where the session has a short timeout.
         codec: what is in front of the store.
         verifies: whether the store checks what it gives back, or leaves that to the engine.
     """
@@ -102,7 +102,7 @@ class Fault:
         return Encode(FaultyCodec(fault=self.codec, numel=SHAPE[0] * SHAPE[1])) | StoreIn(store)
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         """How long the session waits from where the fault strikes on, in seconds."""
         return 60 if self.hangs is None else PATIENCE_S
 

@@ -74,7 +74,7 @@ def left(stash: ts.Stash) -> list[str]:
     session = stash._session
     held = {
         "in flight": session._in_flight.used,
-        "read ahead": session._state.ahead.budget.used,
+        "read ahead": session._state.prefetcher.budget.used,
         "counted as live": stash.stats().live.nbytes,
     }
     held |= {f"in {config}": store.used_bytes for config, store in session._stores.items()}
@@ -90,9 +90,9 @@ def faults(stash: ts.Stash, lab: Lab, leaf: Array, expected: Array) -> list[str]
     gc.collect()
     stash._session.drain()
     # What a caller has been asked for, and nobody waits for any more, comes to its end on its own.
-    patience, deadline = threading.Event(), monotonic() + 20
+    pause, deadline = threading.Event(), monotonic() + 20
     while left(stash) and monotonic() < deadline:
-        patience.wait(0.01)
+        pause.wait(0.01)
     found += left(stash)
     after = [step(lab, leaf, stash) for _ in range(3)]
     if not all(is_right(one, expected) for one in after) or not np.array_equal(after[-1], expected):

@@ -208,10 +208,10 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
     # next paddle.grad.
     gradient(lab, 1, plan.nested, None)
     session.drain()
-    _wait_for_readers(session._state.ahead._readers.submit, plan.limits.readers)
+    _wait_for_readers(session._state.prefetcher._readers.submit, plan.limits.readers)
     peaks = {
         "in flight": (session._in_flight, plan.limits.in_flight_bytes),
-        "ahead": (session._state.ahead.budget, plan.limits.ahead_bytes),
+        "ahead": (session._state.prefetcher.budget, plan.limits.ahead_bytes),
     }
     for name, (budget, limit) in peaks.items():
         if budget.peak > limit or budget.used:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from gates import Gated
 from labs import BACKENDS, lab_of
-from patience import set_patience, settle
+from timeouts import set_timeout, settle
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.engine.payloads.capture import Capture
+from tensorstash.engine.payloads.payload import Payload
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
@@ -152,13 +152,13 @@ def test_forward_waits_at_the_limit_and_never_overshoots():
 
 def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
     gate, stash = held_back(limits=ts.Limits(in_flight=100, timeout_s=60))
-    x, launch = leaf(), Capture.launch
+    x, launch = leaf(), Payload.launch
 
-    def refuse(capture):
-        launch(capture)
+    def refuse(payload):
+        launch(payload)
         raise StoreError("planted")
 
-    monkeypatch.setattr(Capture, "launch", refuse)
+    monkeypatch.setattr(Payload, "launch", refuse)
     with pytest.raises(StoreError, match="planted") as caught, stash:
         (x * 1.0).exp()
     assert caught.value.__traceback__ is not None, "what holds every frame there was"
@@ -189,7 +189,7 @@ def test_a_store_that_hangs_while_storing_is_named_and_the_next_step_works():
     with pytest.raises(StoreError, match=r"stage 1 of 1 .*Gated.*tensor float32\(3,\).*0\.05 seconds"), stash:
         (x * 1.0).exp().exp()
     gate.puts.set()
-    set_patience(stash._session, 60)
+    set_timeout(stash._session, 60)
     stash._session.drain()
     with stash:
         y = (x * 1.0).exp().sum()
@@ -203,11 +203,11 @@ def test_a_store_that_hangs_while_reading_ahead_is_named_and_answers_when_asked_
     with stash:
         loss = (x * 1.0).exp().exp().sum()
     gate.gets.clear()
-    set_patience(stash._session, 0.05)
+    set_timeout(stash._session, 0.05)
     with pytest.raises(StoreError, match=r"stage 1 of 1 .*Gated.*took longer than 0\.05 seconds"):
         loss.backward(retain_graph=True)
     gate.gets.set()
-    set_patience(stash._session, 60)
+    set_timeout(stash._session, 60)
     loss.backward()
     assert np.allclose(x.grad.numpy(), np.exp(np.exp([1.0, 2, 3])) * np.exp([1.0, 2, 3]))
 
@@ -220,7 +220,7 @@ def test_a_call_that_never_returns_is_given_up_and_the_next_steps_work_meanwhile
     x = leaf()
     with pytest.raises(StoreError, match=r"Gated.*0\.05 seconds"), stash:
         (x * 1.0).exp().exp()
-    set_patience(stash._session, 60)
+    set_timeout(stash._session, 60)
     for _ in range(3):
         x.grad = None
         with stash as session:
@@ -253,12 +253,12 @@ def test_a_store_that_hangs_while_reading_inside_unpack_is_named_and_answers_whe
     x = leaf()
     with stash:
         loss = (x * 1.0).exp().sum()
-    set_patience(stash._session, 0.05)
+    set_timeout(stash._session, 0.05)
     message = r"stage 1 of 1 .*Gated.*tensor float32\(3,\).*reading 12 bytes took longer than 0\.05 seconds"
     with pytest.raises(StoreError, match=message):
         loss.backward(retain_graph=True)
     gets.set()
-    set_patience(stash._session, 60)
+    set_timeout(stash._session, 60)
     loss.backward()
     assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
 

@@ -98,7 +98,7 @@ def test_a_backward_inside_a_backward_gets_on_while_the_reader_is_blocked_and_it
 
     def differentiate_inner(saved) -> None:
         assert reading.wait(60), "the reader has nothing to do"
-        assert stash._session._state.ahead.budget.used == nbytes, "the budget of the reader is not full"
+        assert stash._session._state.prefetcher.budget.used == nbytes, "the budget of the reader is not full"
         lab.backward(inner_loss)
         gate.set()
 
@@ -120,7 +120,7 @@ def test_a_backward_inside_a_backward_gets_on_while_the_reader_is_blocked_and_it
     lab.backward(lab.sum(lab.tanh(chain(plain_outer))))
     assert np.array_equal(lab.gradient(inner_leaf), lab.gradient(plain_inner))
     assert np.array_equal(lab.gradient(outer_leaf), lab.gradient(plain_outer))
-    assert session._state.ahead.budget.peak <= nbytes
+    assert session._state.prefetcher.budget.peak <= nbytes
 
 
 @pytest.mark.parametrize("in_flight", [0, 10**6])
@@ -179,9 +179,12 @@ def test_what_only_goes_forward_is_not_remembered(framework, entries):
     def known():
         stash._session.drain()
         gc.collect()
-        tape = stash._session._tape
+        dedup = stash._session._dedup
         return max(
-            map(len, (tape._payloads, tape._contents, tape._order, tape._places, stash._session._state.ledger._entries))
+            map(
+                len,
+                (dedup._payloads, dedup._contents, dedup._order, dedup._places, stash._session._state.ledger._entries),
+            )
         )
 
     with stash if entries == "one" else nullcontext():

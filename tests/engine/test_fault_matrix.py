@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from fault_matrix import FAULTS, LIMITS, SHAPE, STORES, Cell, cells, impossible
 from labs import BACKENDS, lab_of
-from patience import set_patience, settle
 from planted_faults import Faulty, Site
+from timeouts import set_timeout, settle
 
 import tensorstash as ts
 from tensorstash.errors import StashError, StoreError
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the faults are 
 RUN = [cell for cell in cells() if impossible(cell) is None]
 
 
-def step(lab: Lab, shape: tuple[int, int], stash: ts.Stash | None = None, patience_s: float = 60) -> Array:
+def step(lab: Lab, shape: tuple[int, int], stash: ts.Stash | None = None, timeout_s: float = 60) -> Array:
     """Return the gradient of a program that saves six contents, the last of them twice.
 
     Args:
         lab: of the framework.
         shape: of what is saved.
         stash: what saves it.
-        patience_s: of its backward.
+        timeout_s: of its backward.
     """
     leaf = lab.tensor(floats(*shape), device=lab.devices[0], requires_grad=True)
     with stash or nullcontext():
@@ -51,7 +51,7 @@ def step(lab: Lab, shape: tuple[int, int], stash: ts.Stash | None = None, patien
         loss = lab.sum(lab.mul(x, x))
     if stash is not None:
         settle(stash._session)
-        set_patience(stash._session, patience_s)
+        set_timeout(stash._session, timeout_s)
     lab.backward(loss)
     return lab.gradient(leaf)
 
@@ -69,11 +69,11 @@ def assert_nothing_is_held(stash: ts.Stash, store: Faulty, lab: Lab) -> None:
     # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
     step(lab, (1, 1))
     session = stash._session
-    set_patience(session, 60)
+    set_timeout(session, 60)
     settle(session)
     assert stash.stats().live.tensors == 0
     assert store.used_bytes == 0
-    assert (session._in_flight.used, session._state.ahead.budget.used) == (0, 0)
+    assert (session._in_flight.used, session._state.prefetcher.budget.used) == (0, 0)
 
 
 def run(cell: Cell, first: Path, last: Path) -> None:
@@ -96,7 +96,7 @@ def run(cell: Cell, first: Path, last: Path) -> None:
     else:
         under_test = stash()
         if fault.hangs == "put":
-            set_patience(under_test._session, fault.patience_s)
+            set_timeout(under_test._session, fault.timeout_s)
         with fault.plant(Site(store, last, under_test._session)):
             if fault.ends is None:
                 assert np.array_equal(step(lab, SHAPE, under_test), right)
@@ -113,7 +113,7 @@ def run(cell: Cell, first: Path, last: Path) -> None:
 def assert_fails(cell: Cell, stash: ts.Stash) -> None:
     fault = FAULTS[cell.fault]
     with pytest.raises(StashError) as caught:
-        step(lab_of(cell.backend), SHAPE, stash, fault.patience_s)
+        step(lab_of(cell.backend), SHAPE, stash, fault.timeout_s)
     stage = r"stage 1 of 2 \(FaultyCodec" if fault.codec else r"stage (\d) of \1 \(Faulty\(inner=(Memory|Disk|Tiered)"
     place = rf"^{stage}.*\), tensor float32\(48, 64\) on \S*cpu\S*: "
     kind, message = caught.type, str(caught.value)

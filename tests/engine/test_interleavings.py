@@ -20,7 +20,7 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine.session import Session
-from tensorstash.engine.transfers import Copies, Copy
+from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies import StoreIn
 from tensorstash.reference.storage.streams import Stream, default_stream, use_stream
@@ -72,7 +72,7 @@ def stays_aside(choose: random.Random, scope: Callable[[], Any], has_streams: bo
         return [got.host_bits().tobytes()]
 
 
-def on_ahead(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
+def prefetched(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
     """Ask on one stream for what another has saved and goes on from, which it waits for only as far as that."""
     main, side = default_stream("sim:0"), Stream("sim:0", "first")
     values = np.arange(32, dtype=np.float32).reshape(SHAPE) + choose.randint(0, 9)
@@ -87,7 +87,7 @@ def on_ahead(choose: random.Random, scope: Callable[[], Any], has_streams: bool)
     return [got]
 
 
-def dropped_ahead(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
+def dropped_prefetch(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
     """Drop tensors that were brought back ahead, and use memory at once."""
     session: Session[Any]
     with scope() as session:
@@ -131,7 +131,7 @@ def run(
     setting: Setting,
     scenario: Scenario = anything,
     backend: type[ReferenceBackend] = ReferenceBackend,
-    copies: type[Copies[Any]] = Copies,
+    copies: type[Transfers] = Transfers,
 ) -> list[bytes]:
     """Return what the program computes in the interleaving of ``seed``."""
     with scheduled(seed) as host:
@@ -162,7 +162,7 @@ def test_every_interleaving_gives_the_same_gradients(chunk: int) -> None:
         setting = Setting.of(seed, [ts.Quantize(bits=8)])
         assert run(seed, setting, stays_aside) == expected(setting, stays_aside), f"seed {seed}: {setting}"
         setting = Setting.of(seed, [ts.CpuOffload()])
-        for scenario in (on_ahead, dropped_ahead):
+        for scenario in (prefetched, dropped_prefetch):
             assert run(seed, setting, scenario) == expected(setting, scenario), f"seed {seed}: {setting}"
 
 
@@ -181,7 +181,7 @@ class _Blind:
         return getattr(self._stream, name)
 
 
-class CopyOutBeforeTheSourceIsWritten(Copies[Any]):
+class CopyOutBeforeTheSourceIsWritten(Transfers):
     """Rule 1: a copy out begins after what compute was given before."""
 
     def out(self, source: Any, held: Any, spec: Any) -> Any:
@@ -208,16 +208,16 @@ class _Unwrapping:
         return getattr(self._backend, name)
 
 
-class _Careless(Copy[Any]):
+class _Careless(Transfer):
     """Drops device memory without an order between the copy and what comes after it."""
 
     __slots__ = ()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.drop()
 
 
-class SourceReusedBeforeItsCopyEnded(Copies[Any]):
+class SourceReusedBeforeItsCopyEnded(Transfers):
     """Rule 2: compute waits for the end of a copy out before its source is dropped."""
 
     def out(self, source: Any, held: Any, spec: Any) -> Any:
@@ -233,13 +233,13 @@ class SourceOfAnotherStreamReused(ReferenceBackend):
         pass
 
 
-class _BackLane(Copies[Any]):
-    def back(self, data: Any, spec: Any, after: Any, *, ahead: bool) -> Any:
+class _BackLane(Transfers):
+    def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
         lane = self._lane(spec.device, "back")
         stream, lane.stream = lane.stream, _Blind(lane.stream, self._hears(after))  # type: ignore[assignment]
         try:
             backend, self._backend = self._backend, _Unwrapping(self._backend)  # type: ignore[assignment]
-            return super().back(data, spec, after, ahead=ahead)
+            return super().back(data, spec, after, is_prefetch=is_prefetch)
         finally:
             self._backend, lane.stream = backend, stream
 
@@ -272,7 +272,7 @@ class BufferFromThePoolOfTheCopyStream(ReferenceBackend):
             return super().empty(spec)
 
 
-class TensorHandedOutBeforeItArrived(Copies[Any]):
+class TensorHandedOutBeforeItArrived(Transfers):
     """Rule 5: compute waits for the end of a copy back before the tensor is handed out."""
 
     def arrived(self, copy: Any, device: str) -> Any:
@@ -283,17 +283,17 @@ class TensorHandedOutBeforeItArrived(Copies[Any]):
             copy.stream = stream
 
 
-class ArrivalDroppedUnderItsCopy(Copies[Any]):
+class ArrivalDroppedUnderItsCopy(Transfers):
     """Rule 5: compute waits for the end of a copy back before its memory is freed."""
 
-    def back(self, data: Any, spec: Any, after: Any, *, ahead: bool) -> Any:
-        copy = super().back(data, spec, after, ahead=ahead)
+    def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
+        copy = super().back(data, spec, after, is_prefetch=is_prefetch)
         if copy is not None:
             copy.__class__ = _Careless
         return copy
 
 
-class TensorHandedToAnotherStream(Copies[Any]):
+class TensorHandedToAnotherStream(Transfers):
     """Rule 5: what was brought back for one stream is not handed to another."""
 
     def arrived(self, copy: Any, device: str) -> Any:
@@ -301,7 +301,7 @@ class TensorHandedToAnotherStream(Copies[Any]):
         return copy.held
 
 
-class StaleComputeStream(Copies[Any]):
+class StaleComputeStream(Transfers):
     """The current stream is asked for at each use."""
 
     def compute(self, device: str) -> Any:
@@ -309,13 +309,13 @@ class StaleComputeStream(Copies[Any]):
         return known.setdefault(device, super().compute(device))
 
 
-class HostMemoryReusedBeforeItsCopyEnded(Copies[Any]):
+class HostMemoryReusedBeforeItsCopyEnded(Transfers):
     """Host memory of a copy is held until the copy has ended."""
 
-    def back(self, data: Any, spec: Any, after: Any, *, ahead: bool) -> Any:
-        copy = super().back(data, spec, after, ahead=ahead)
+    def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
+        copy = super().back(data, spec, after, is_prefetch=is_prefetch)
         if copy is not None:
-            self._lane(spec.device, "back").copies.pop()
+            self._lane(spec.device, "back").transfers.pop()
             copy.array = None
         return copy
 
@@ -331,23 +331,23 @@ class ViewPackedOnTheCopyStream(ReferenceBackend):
             return super().dense(tensor, spec)
 
 
-class HostReadsBeforeTheCopyEnded(Copies[Any]):
+class HostReadsBeforeTheCopyEnded(Transfers):
     """A worker waits for the copy before it looks at the bytes."""
 
     def out(self, source: Any, held: Any, spec: Any) -> Any:
         copy = super().out(source, held, spec)
-        copy.__class__ = _Impatient
+        copy.__class__ = _NeverWaits
         return copy
 
 
-class _Impatient(Copy[Any]):
+class _NeverWaits(Transfer):
     __slots__ = ()
 
     def wait(self) -> Any:
         return self.array
 
 
-class PayloadOnDeviceReusedByItsOwnStream(Copies[Any]):
+class PayloadOnDeviceReusedByItsOwnStream(Transfers):
     """The allocator is told of the stream that uses what has stayed on the device."""
 
     def used_here(self, tensor: Any, device: str) -> Any:
@@ -360,10 +360,10 @@ PLANTED: list[tuple[type, Scenario, list[Any]]] = [
     (SourceReusedBeforeItsCopyEnded, anything, OFFLOAD),
     (SourceOfAnotherStreamReused, aside, OFFLOAD),
     (ReloadIntoMemoryThatIsStillUsed, anything, OFFLOAD),
-    (ReloadOvertakesItsOwnOffload, on_ahead, OFFLOAD),
+    (ReloadOvertakesItsOwnOffload, prefetched, OFFLOAD),
     (BufferFromThePoolOfTheCopyStream, anything, OFFLOAD),
     (TensorHandedOutBeforeItArrived, anything, OFFLOAD),
-    (ArrivalDroppedUnderItsCopy, dropped_ahead, OFFLOAD),
+    (ArrivalDroppedUnderItsCopy, dropped_prefetch, OFFLOAD),
     (TensorHandedToAnotherStream, anything, OFFLOAD),
     (StaleComputeStream, anything, OFFLOAD),
     (HostMemoryReusedBeforeItsCopyEnded, anything, [ts.Compress()]),
@@ -375,7 +375,7 @@ PLANTED: list[tuple[type, Scenario, list[Any]]] = [
 
 @pytest.mark.parametrize(("fault", "scenario", "policies"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_guard_that_is_gone_is_noticed(fault: type, scenario: Scenario, policies: list[Any]) -> None:
-    plant = {"backend" if issubclass(fault, ReferenceBackend) else "copies": fault}
+    plant = {"backend" if issubclass(fault, ReferenceBackend) else "transfers": fault}
     for seed in range(MOST_TRIES):
         setting = Setting.of(seed, policies)
         try:

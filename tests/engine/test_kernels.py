@@ -1,4 +1,4 @@
-"""Codecs that run where the tensor is: the same meaning, a small crossing, and payloads that stay on their device."""
+"""Codecs that run where the tensor is: the same meaning, a small transfer, and payloads that stay on their device."""
 
 from typing import Any
 
@@ -139,6 +139,8 @@ def test_a_kernel_that_returns_no_tensor_ends_in_an_error_that_names_it() -> Non
     class NoTensor:
         def encode(self, dense: Any) -> Any:
             return dense.host_bits()
+
+        decode = encode
 
     class Backend(ReferenceBackend):
         def kernel(self, codec: Any, spec: Any) -> Any:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from patience import settle
 from random_programs import LOSSLESS, Forward, limits, programs
+from timeouts import settle
 
 import tensorstash as ts
 from tensorstash.abilities import SupportsHolders
@@ -76,9 +76,9 @@ class TestRandomPrograms:
         session = stash._session
         settle(session)
         assert stash.stats().live.tensors == 0
-        assert session._in_flight.used == session._state.ahead.budget.used == 0
+        assert session._in_flight.used == session._state.prefetcher.budget.used == 0
         assert session._in_flight.peak <= limits.in_flight_bytes
-        assert session._state.ahead.budget.peak <= limits.ahead_bytes
+        assert session._state.prefetcher.budget.peak <= limits.ahead_bytes
 
     @given(program=programs(modified=True), policy=st.sampled_from(sorted(LOSSLESS)), limits=limits())
     def test_a_value_changed_in_place_gives_the_saved_gradient_or_autograds_error(
@@ -168,7 +168,7 @@ class TestRandomPrograms:
         session = stash._session
         settle(session)
         assert stash.stats().live.tensors == 0
-        assert session._in_flight.used == session._state.ahead.budget.used == 0
+        assert session._in_flight.used == session._state.prefetcher.budget.used == 0
 
 
 @given(program=programs())

@@ -74,7 +74,7 @@ def layouts():
     for name, view in LAYOUTS.items():
         tensor = view(paddle.arange(24, dtype="float32").reshape([4, 6]))
         spec = backend.spec(tensor)
-        rebuilt = backend.from_host(backend.to_host(tensor, spec).wait(), spec)
+        rebuilt = backend.from_host(backend.to_host(tensor, spec), spec)
         found[name] = [[values(one), layout(one)] for one in (tensor, rebuilt, private_copy(tensor))]
     return found
 

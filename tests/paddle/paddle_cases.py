@@ -49,7 +49,7 @@ class CopyingPair:
             return self.backend.alias(tensor)
         self.copied[tuple(tensor.shape)] += 1
         spec = self.backend.spec(tensor)
-        packed = Packed(self.backend.to_host(tensor, spec).wait().copy(), spec)
+        packed = Packed(self.backend.to_host(tensor, spec).copy(), spec)
         self._alive.append(weakref.ref(packed))
         return packed
 

@@ -189,10 +189,10 @@ def test_a_kept_tensor_is_let_go_at_backward(backend):
 
     with backend.hooks(Kept, lambda packed: packed.alias):
         loss = paddle.exp(leaf(noise(3)) * 1.0).sum()
-    witness = weakref.ref(kept.pop())
-    assert witness() is not None
+    version_probe = weakref.ref(kept.pop())
+    assert version_probe() is not None
     loss.backward()
-    assert witness() is None
+    assert version_probe() is None
 
 
 def test_backward_of_cross_entropy_twice_is_right_both_times(pair):

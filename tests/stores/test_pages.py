@@ -61,7 +61,7 @@ def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages(limit):
     pool = PagePool(8 * MIB)
     held = pool.take(MIB)
     del held
-    with pool._shelf._lock:  # as a thread of the parent may, which the child does not have
+    with pool._free_list._lock:  # as a thread of the parent may, which the child does not have
         child = os.fork()
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -308,14 +308,14 @@ def test_a_pool_counts_anew_after_an_interrupt_between_any_two_steps(method):
         interrupted += interrupt(call, "pool.py", line)
         held.clear()
         pool.keep(8 * MIB)
-        assert pool._shelf._used == 0
+        assert pool._free_list._used == 0
         idle = pool.idle_bytes
-        assert idle == sum(buffer.size for stack in pool._shelf._idle.values() for buffer in stack)
+        assert idle == sum(buffer.size for stack in pool._free_list._idle.values() for buffer in stack)
         again = [pool.take(MIB) for _ in range(3)]
         for value, buffer in enumerate(again):
             buffer[:] = value
         assert [int(buffer[0]) for buffer in again] == [0, 1, 2]
-        assert pool._shelf._used == 3 * MIB
+        assert pool._free_list._used == 3 * MIB
     assert line > 10
 
 
@@ -351,7 +351,7 @@ def test_a_buffer_that_comes_back_inside_a_call_does_not_wait():
     pool = PagePool(4 * MIB)
     held = pool.take(MIB)
     address = held.ctypes.data
-    with pool._shelf._lock:
+    with pool._free_list._lock:
         del held
         assert pool.idle_bytes == 0
     assert pool.take(MIB).ctypes.data == address

@@ -32,7 +32,7 @@ class CopyingPair:
             return self.backend.alias(tensor)
         self.copied[tuple(tensor.shape)] += 1
         spec = self.backend.spec(tensor)
-        return self.backend.to_host(tensor, spec).wait().copy(), spec
+        return self.backend.to_host(tensor, spec).copy(), spec
 
     def unpack(self, packed: Any) -> Tensor:
         self.unpacked += 1

@@ -100,7 +100,7 @@ class CopyingPair:
             return self.backend.alias(tensor)
         spec = self.backend.spec(tensor)
         self.copied.append(spec.shape)
-        return self.backend.to_host(tensor, spec).wait().copy(), spec
+        return self.backend.to_host(tensor, spec).copy(), spec
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):

@@ -350,7 +350,7 @@ def brought_back(tensor: Tensor, policy: HookPolicy) -> Tensor | None:
     spec = BACKEND.spec(tensor)
     dense = spec.dense()
     codecs = policy.plan(spec).codecs
-    data = BACKEND.to_host(tensor, spec).wait().copy().reshape(dense.shape)
+    data = BACKEND.to_host(tensor, spec).copy().reshape(dense.shape)
     for codec in codecs:
         data = codec.decode(codec.encode(data, dense), dense)
     back = BACKEND.from_host(borrowed(data.reshape(dense.shape)), spec)

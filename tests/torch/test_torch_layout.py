@@ -57,7 +57,7 @@ def assert_round_trip(backend, tensor):
     assert backend.keep_reason(tensor) in (None, "memory of another library")  # NumPy has read it before
     spec = backend.spec(tensor)
     version = tensor._version
-    host = backend.to_host(tensor, spec).wait()
+    host = backend.to_host(tensor, spec)
     assert host.shape == spec.dense().shape
     assert host.dtype.name == spec.carrier
     assert host.flags.c_contiguous
@@ -82,7 +82,7 @@ def test_every_layout_is_rebuilt_in_memory_of_a_device(backend, layout):
     for dtype in (torch.bfloat16, torch.float8_e5m2, torch.complex64):
         tensor = filled(dtype, *layout)
         spec = replace(backend.spec(tensor), device="cpu:0")  # a device as any other that torch.empty knows
-        host = backend.to_host(tensor, spec).wait()
+        host = backend.to_host(tensor, spec)
         for data in (borrowed(host), host.copy()):
             back = backend.from_host(data, spec)
             assert layout_of(back) == layout_of(tensor)
@@ -131,14 +131,14 @@ def test_address_that_is_no_multiple_of_the_itemsize_comes_back(backend):
 
 def test_dense_host_memory_is_viewed_not_copied(backend):
     tensor = torch.randn(4, 6).t()
-    host = backend.to_host(tensor, backend.spec(tensor)).wait()
+    host = backend.to_host(tensor, backend.spec(tensor))
     assert host.ctypes.data == tensor.data_ptr()
     assert not host.flags.writeable
 
 
 def test_gaps_are_left_out(backend):
     tensor = torch.randn(48, 96)[:, :48]
-    host = backend.to_host(tensor, backend.spec(tensor)).wait()
+    host = backend.to_host(tensor, backend.spec(tensor))
     assert host.nbytes == tensor.nbytes
     assert host.flags.writeable
     assert not np.shares_memory(host, tensor.numpy())
@@ -149,12 +149,12 @@ def test_freed_memory_is_an_error_and_no_crash(backend):
     spec = backend.spec(tensor)
     tensor.untyped_storage().resize_(0)  # as FSDP does with gathered weights
     with pytest.raises(RuntimeError, match="out of bounds for storage of size 0"):
-        backend.to_host(tensor, spec).wait()
+        backend.to_host(tensor, spec)
 
 
 def test_expanded_dimensions_are_left_out(backend):
     tensor = torch.randn(5).expand(1000, 5)
-    assert backend.to_host(tensor, backend.spec(tensor)).wait().shape == (5,)
+    assert backend.to_host(tensor, backend.spec(tensor)).shape == (5,)
 
 
 def test_writable_memory_is_adopted_where_it_fits(backend):
@@ -169,7 +169,7 @@ def test_writable_memory_is_adopted_where_it_fits(backend):
 def test_borrowed_memory_is_never_adopted(backend):
     tensor = torch.randn(64, 3)
     spec = backend.spec(tensor)
-    host = backend.to_host(tensor, spec).wait()
+    host = backend.to_host(tensor, spec)
     back = backend.from_host(host, spec)
     before = tensor.clone()
     back.add_(1)
@@ -218,7 +218,7 @@ def test_nothing_is_seen_by_modes_default_devices_or_grad_recording(backend):
     spec = backend.spec(tensor)
     dispatched, called = DispatchRecorder(), FunctionRecorder()
     with torch.enable_grad(), torch.device("meta"), dispatched, called:
-        data = backend.to_host(tensor, spec).wait()
+        data = backend.to_host(tensor, spec)
         back = backend.from_host(data, spec)
     assert dispatched.seen == called.seen == []
     assert back.device.type == "cpu"
@@ -243,7 +243,7 @@ def test_random_state_is_untouched(backend):
 def test_threads_rebuild_one_payload_at_once(backend):
     tensor = torch.randn(64, 33).t()
     spec = backend.spec(tensor)
-    data = borrowed(backend.to_host(tensor, spec).wait().copy())
+    data = borrowed(backend.to_host(tensor, spec).copy())
     start = threading.Barrier(4)
     good = []
 

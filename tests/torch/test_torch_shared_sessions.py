@@ -114,16 +114,16 @@ def test_a_tensor_is_let_go_of_on_another_thread_while_the_session_looks(when, l
     answered: SimpleQueue[None] = SimpleQueue()
     count = TorchBackend.holders
 
-    def let_go():
+    def release():
         asked.put(True)
         answered.get(timeout=60)
 
     def counted(backend, tensor):
         if when == "before it counts":
-            let_go()
+            release()
         found = count(backend, tensor)
         if when == "after it has counted":
-            let_go()
+            release()
         return found
 
     def other():

@@ -12,7 +12,7 @@ from paddle.nn import Layer
 from tensorstash.backends.forward import replace_forward
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
-from tensorstash.backends.paddle.layout import CopiedArray, dtype_name, elements, place_name, rebuilt
+from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle.operators.readers import Readers
 from tensorstash.backends.paddle.operators.writers import writer_patches
 from tensorstash.backends.paddle.repairs.amp import without_autocast
@@ -24,8 +24,8 @@ from tensorstash.backends.paddle.storage import same_memory, token_of
 from tensorstash.backends.paddle.streams import gpu_streams, lend_streams
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
-from tensorstash.protocols import Demand, PendingArray, Undo
-from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
+from tensorstash.protocols import Demand, Undo
+from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED_LAYOUTS = 4096
 
@@ -68,7 +68,6 @@ class PaddleBackend:
 
     def __init__(self) -> None:
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
-        self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
         self._readers = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack))
         # Called for every saved tensor, so without a frame of Python in between.
         self.keep_reason = Kinds(lambda: _STACK.entries).keep_reason
@@ -133,7 +132,7 @@ class PaddleBackend:
         """
         scope = _STACK.current()
         spec = self.spec(tensor)
-        start = self._order(spec.shape, spec.strides).lowest(spec)
+        start = spec.order.lowest(spec)
         return (object() if scope is None else token_of(tensor, scope.recent)), start
 
     def producer(self, tensor: Tensor, /) -> str:
@@ -147,20 +146,20 @@ class PaddleBackend:
         """
         return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
 
-    def witness(self, tensor: Tensor, /) -> Tensor:
+    def version_probe(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
         with Unrecorded():
-            witness = same_memory(tensor)
-        witness._clear_data()
-        return witness
+            probe = same_memory(tensor)
+        probe._clear_data()
+        return probe
 
-    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
-        return CopiedArray(elements(tensor, spec, self._order(spec.shape, spec.strides)))
+        return elements(tensor, spec, spec.order)
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
-        return rebuilt(data, spec, self._order(spec.shape, spec.strides))
+        return rebuilt(data, spec, spec.order)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every layer below it, with dotted names; the model's own is empty."""

@@ -18,7 +18,7 @@ from paddle import Tensor
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes, borrowed
-from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides, memory_order
+from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides
 
 _DTYPES: Mapping[str, Any] = MappingProxyType(
     # Paddle's uint16 is another name of bfloat16, and its uint32 and uint64 have no operations.
@@ -39,19 +39,6 @@ _EXCHANGED: Mapping[str, str] = MappingProxyType(
 
 
 _contiguous = lru_cache(4096)(contiguous_strides)
-
-
-class CopiedArray:
-    """A copy to the host that is already there."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def wait(self) -> Array:
-        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
-        return self._array
 
 
 def dtype_name(dtype: Any) -> str | None:
@@ -95,7 +82,7 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     Args:
         tensor: any dense tensor with memory.
         spec: its spec.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
 
     Returns:
         A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
@@ -123,7 +110,7 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
     """
     if order.span == 0:
         return uninitialised(spec.shape, spec)
@@ -133,7 +120,7 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     whole = _allocation(spec, order)
     # Not by paddle.assign(output=view): where a device has no kernel for it, the host's makes a new tensor, which takes
     # the place of the view, and the memory behind it stays as it was (Paddle 3.3.1).
-    memory = _on_host(_host_memory(data, spec, order), run, memory_order(run.shape, run.strides))
+    memory = _on_host(_host_memory(data, spec, order), run, run.order)
     target = paddle.as_strided(whole, [order.span], [1], order.lowest(spec)).copy_(memory, True)
     if not target._is_shared_buffer_with(whole):
         raise BackendError(
@@ -181,7 +168,7 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
     if tensor.strides == layout.strides and tensor._offset() == layout.offset:
         return tensor
     spec = layout.spec()
-    order = memory_order(spec.shape, spec.strides)
+    order = spec.order
     if spec.device == "cpu":
         on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
         paddle.assign(tensor.detach(), output=on_host)
@@ -206,7 +193,7 @@ def private_copy(tensor: Tensor) -> Tensor:
     if tensor.is_dist() or dtype_name(tensor.dtype) is None:
         return tensor.detach().clone()
     spec = Layout(tensor).spec()
-    order = memory_order(spec.shape, spec.strides)
+    order = spec.order
     if tensor.place.is_gpu_place():
         return laid_out(dense_run(tensor, spec, order), spec, order)
     # Through the host, also on a custom device, which may have no kernels for what is not contiguous.
@@ -276,7 +263,7 @@ def dense_run(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         tensor: any dense tensor with memory.
         spec: its spec.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
 
     Returns:
         A view of the tensor's live memory where that is one run, else a private copy.
@@ -293,7 +280,7 @@ def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         dense: distinct elements in memory order, contiguous, of any shape.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
     """
     if order.span == 0:
         return uninitialised(spec.shape, spec)

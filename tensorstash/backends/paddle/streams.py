@@ -18,7 +18,7 @@ from tensorstash.backends.paddle.layout import dense_run, laid_out, uninitialise
 from tensorstash.errors import graph_is_captured
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec, Undo
-from tensorstash.spec import TensorSpec, memory_order
+from tensorstash.spec import TensorSpec
 
 _TO_HOST, _TO_DEVICE = 2, 1
 _PORTABLE = 1
@@ -70,11 +70,11 @@ class GpuStreams:
 
     def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return the distinct elements in memory order, on the tensor's device."""
-        return dense_run(tensor, spec, memory_order(spec.shape, spec.strides))
+        return dense_run(tensor, spec, spec.order)
 
     def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
         """Return a detached tensor in private memory with the exact layout of ``spec``, byte offset included."""
-        return laid_out(dense, spec, memory_order(spec.shape, spec.strides))
+        return laid_out(dense, spec, spec.order)
 
     def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Refuse: there are no kernels to make a payload for."""

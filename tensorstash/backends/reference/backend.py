@@ -16,7 +16,7 @@ from tensorstash.host.arrays import Array, aligned_empty, borrowed
 from tensorstash.protocols import Codec, Undo
 from tensorstash.reference import HookError, Parameter, Tensor, from_buffer, saved_tensors_hooks, streams
 from tensorstash.reference.nn import Module
-from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
+from tensorstash.spec import ALIGNMENT, TensorSpec
 
 
 class ReferenceBackend:
@@ -100,17 +100,17 @@ class ReferenceBackend:
         """Return a new tensor object that shares memory and version, and is no part of any graph."""
         return tensor.detach()
 
-    def witness(self, tensor: Tensor, /) -> Tensor:
+    def version_probe(self, tensor: Tensor, /) -> Tensor:
         """Return a tensor without memory that shares the version of ``tensor``."""
-        return tensor.version_witness()
+        return tensor.version_probe()
 
-    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> "_Elements":
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the host, a copy elsewhere."""
-        return _Elements(_elements(tensor, spec))
+        return _elements(tensor, spec)
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
-        order = memory_order(spec.shape, spec.strides)
+        order = spec.order
         start = order.alignment(spec)
         memory = aligned_empty(start + order.span * spec.itemsize)
         strides = tuple(stride * spec.itemsize for stride in order.strides)
@@ -124,11 +124,11 @@ class ReferenceBackend:
 
     def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return the distinct elements in memory order, on the tensor's device."""
-        return reference_kernels.dense(tensor, spec, memory_order(spec.shape, spec.strides))
+        return reference_kernels.dense(tensor, spec, spec.order)
 
     def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
         """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
-        return reference_kernels.restored(dense, spec, memory_order(spec.shape, spec.strides), adopt=adopt)
+        return reference_kernels.restored(dense, spec, spec.order, adopt=adopt)
 
     def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a contiguous tensor of ``spec``, a copy of ``data``."""
@@ -173,21 +173,8 @@ class ReferenceBackend:
         return replace_forward(model, scope)
 
 
-class _Elements:
-    """A copy to the host that is already there."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def wait(self) -> Array:
-        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
-        return self._array
-
-
 def _elements(tensor: Tensor, spec: TensorSpec) -> Array:
-    order = memory_order(spec.shape, spec.strides)
+    order = spec.order
     if not order.span:
         return np.empty(order.shape, spec.carrier)
     strides = tuple(stride * spec.itemsize for stride in order.strides)

@@ -29,7 +29,6 @@ from tensorstash.backends.torch.hooks import HookScope
 from tensorstash.backends.torch.kernels import kernel
 from tensorstash.backends.torch.layout import (
     DTYPE_NAMES,
-    CopiedArray,
     dense,
     elements,
     payload,
@@ -40,8 +39,8 @@ from tensorstash.backends.torch.layout import (
 from tensorstash.backends.torch.readers import demand
 from tensorstash.backends.torch.streams import CudaStream, CudaStreams
 from tensorstash.host.arrays import Array
-from tensorstash.protocols import Codec, Demand, PendingArray, Undo, strictest
-from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
+from tensorstash.protocols import Codec, Demand, Undo, strictest
+from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED_LAYOUTS = 4096
 
@@ -61,7 +60,6 @@ class TorchBackend:
         # What asking adds differs by version: a storage may own the object that stands for it in Python, or not.
         self._own_holders = _holders(torch.empty(1)) - 1
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
-        self._order = lru_cache(_REMEMBERED_LAYOUTS)(memory_order)
         self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
 
     def owns(self, obj: object, /) -> bool:
@@ -151,7 +149,7 @@ class TorchBackend:
 
     def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
         """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""
-        order = self._order(spec.shape, spec.strides)
+        order = spec.order
         with DisableTorchFunction():
             nbytes: int = tensor.untyped_storage().nbytes()
         return spec.offset + order.span * spec.itemsize <= nbytes
@@ -170,25 +168,25 @@ class TorchBackend:
                 return tensor.detach()
         return tensor.detach()
 
-    def witness(self, tensor: Tensor, /) -> Tensor:
+    def version_probe(self, tensor: Tensor, /) -> Tensor:
         """Return an empty tensor that shares the version counter of ``tensor``: ``.data`` changes memory alone."""
         with DisableTorchFunction(), _DisableTorchDispatch():
-            witness = tensor.detach()
+            probe = tensor.detach()
             # By way of bytes: PyTorch warns of every tensor that is made as complex32.
-            witness.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
-            return witness
+            probe.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
+            return probe
 
-    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> PendingArray:
+    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
-        return CopiedArray(elements(tensor, spec, self._order(spec.shape, spec.strides)))
+        return elements(tensor, spec, spec.order)
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
-        return rebuilt(data, spec, self._order(spec.shape, spec.strides))
+        return rebuilt(data, spec, spec.order)
 
     def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> Tensor:
         """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
-        return placed(data, spec, self._order(spec.shape, spec.strides), memory, start)
+        return placed(data, spec, spec.order, memory, start)
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
         """Return what runs ``codec`` on the device of ``spec``, or None."""
@@ -196,11 +194,11 @@ class TorchBackend:
 
     def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return the distinct elements in memory order, on the tensor's device."""
-        return dense(tensor, spec, self._order(spec.shape, spec.strides))
+        return dense(tensor, spec, spec.order)
 
     def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
         """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
-        return restored(dense, spec, self._order(spec.shape, spec.strides), adopt=adopt)
+        return restored(dense, spec, spec.order, adopt=adopt)
 
     def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a contiguous tensor of ``spec``; on the CPU it shares the memory of ``data``."""

@@ -23,26 +23,13 @@ _CARRIERS: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 
-class CopiedArray:
-    """A copy to the host that is already there."""
-
-    __slots__ = ("_array",)
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def wait(self) -> Array:
-        """Return the elements in memory order; read-only if the memory is still the tensor's own."""
-        return self._array
-
-
 def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     """Return the distinct elements of a tensor in memory order, as carrier bits.
 
     Args:
         tensor: any strided tensor with memory of its own device.
         spec: its spec.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
 
     Returns:
         A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
@@ -115,7 +102,7 @@ def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
     """
     with DisableTorchFunction(), _DisableTorchDispatch():
         if spec.device == "cpu":
@@ -131,7 +118,7 @@ def placed(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Array, sta
     Args:
         data: distinct elements in memory order, as carrier bits.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
         memory: bytes of the host, which live as long as a tensor lies in them.
         start: the byte at which the first element goes.
     """
@@ -147,7 +134,7 @@ def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     Args:
         tensor: any strided tensor with memory of its own device.
         spec: its spec.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
 
     Returns:
         A contiguous view of the tensor's live memory where that is one run, else a private copy.
@@ -163,7 +150,7 @@ def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool
     Args:
         dense: distinct elements in memory order, contiguous.
         spec: the layout.
-        order: ``memory_order(spec.shape, spec.strides)``.
+        order: ``spec.order``.
         adopt: whether the memory of ``dense`` may be used where it fits.
     """
     with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():

@@ -5,14 +5,14 @@ from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import SupportsSharedMemory
-from tensorstash.engine.payloads.interleaved import Column, Strip, Table
+from tensorstash.engine.payloads.interleaved import InterleavedGroup, InterleavedPlace, InterleavedView
 from tensorstash.engine.payloads.payload import Payload
 
 _FEW = 64
 """Payloads that are not worth forgetting."""
 
 
-class Tape:
+class DedupIndex:
     """The payloads of one stretch of packing, known only weakly.
 
     A stretch ends with the first unpack. Optimizers, ``.data`` and aliases through other libraries write without
@@ -29,18 +29,18 @@ class Tape:
         "_count",
         "_cursors",
         "_expected",
+        "_groups",
         "_order",
         "_payloads",
         "_places",
         "_room",
-        "_tables",
         "signature",
     )
 
     def __init__(self) -> None:
         self.signature = 0
         self._contents: dict[Hashable, ref[Payload]] = {}
-        self._tables: dict[Hashable, Table] = {}
+        self._groups: dict[Hashable, InterleavedGroup] = {}
         self._payloads: dict[int, ref[Payload]] = {}
         self._count = 0
         self._room = _FEW
@@ -62,21 +62,23 @@ class Tape:
         payload.index = self._count
         self._count += 1
         self._payloads[payload.index] = self._contents[content] = ref(payload)
-        self.signature = hash((self.signature, payload.capture.passage.spec))
+        self.signature = hash((self.signature, payload.route.spec))
 
-    def column(self, memory: Hashable, strip: Strip, backend: SupportsSharedMemory[Any]) -> Column | None:
-        """Return the place of a strip among those of the same memory that it lies interleaved with, if there is one.
+    def interleaved_place(
+        self, memory: Hashable, view: InterleavedView, backend: SupportsSharedMemory[Any]
+    ) -> InterleavedPlace | None:
+        """Return the place of a view among those of the same memory that it lies interleaved with, if there is one.
 
         Args:
             memory: names the storage, its version and the type of its elements.
-            strip: where a content lies in it.
+            view: where a content lies in it.
             backend: what puts them back together.
         """
-        key = memory, strip.block[0]
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = Table(backend)
-        return table.add(strip)
+        key = memory, view.block[0]
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = InterleavedGroup(backend)
+        return group.add(view)
 
     def payloads(self) -> Iterator[Payload]:
         """Give the payloads that are live."""
@@ -88,7 +90,7 @@ class Tape:
     def close(self) -> None:
         """Take nothing for the same as what was saved here any more."""
         self._contents.clear()
-        self._tables.clear()
+        self._groups.clear()
 
     @property
     def is_expecting(self) -> bool:
@@ -116,7 +118,7 @@ class Tape:
         place = self._places[index] + 1
         self._cursors = [max(cursor, place) for cursor in self._cursors]
 
-    def coming(self, reader: int) -> Iterator[Payload]:
+    def expected_next(self, reader: int) -> Iterator[Payload]:
         """Give the live payloads that are expected next, nearest first.
 
         Each reader, 0 or 1, is remembered how far it came; what it was given is not given again, unless the whole order
@@ -133,5 +135,5 @@ class Tape:
         """Forget what is gone."""
         self._payloads = {index: known for index, known in self._payloads.items() if known() is not None}
         self._contents = {content: known for content, known in self._contents.items() if known() is not None}
-        self._tables = {key: table for key, table in self._tables.items() if table.is_live}
+        self._groups = {key: group for key, group in self._groups.items() if group.is_live}
         self._room = 2 * len(self._payloads) + _FEW

@@ -73,7 +73,7 @@ class Held:
             cleared: list[Payload] = []
             for token, group in groups.items():
                 live = _live(group)
-                if all(self._backend.is_there(payload.capture.alias, payload.capture.spec) for payload in live):
+                if all(self._backend.is_there(payload.alias, payload.spec) for payload in live):
                     cleared += live
                 else:
                     self._groups[token] = group
@@ -103,7 +103,7 @@ class Held:
         taken: list[Payload] = []
         for token in tokens:
             live = _live(self._groups[token])
-            is_ready = unread or all(payload.capture.passage.is_lossless or payload.knows_readers for payload in live)
+            is_ready = unread or all(payload.route.is_lossless or payload.knows_readers for payload in live)
             if not live or (is_ready and not self._is_shared(live)):
                 del self._groups[token]
                 taken += live
@@ -112,7 +112,7 @@ class Held:
         return taken
 
     def _is_shared(self, live: list[Payload]) -> bool:
-        return self._backend.holders(live[0].capture.alias) > len(live)
+        return self._backend.holders(live[0].alias) > len(live)
 
 
 def _live(group: list[ref[Payload]]) -> list[Payload]:

@@ -12,7 +12,7 @@ from weakref import ref
 
 from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.host.arrays import Array, aligned_empty, lender
-from tensorstash.spec import ALIGNMENT, TensorSpec, memory_block
+from tensorstash.spec import ALIGNMENT, TensorSpec
 
 Block = tuple[tuple[int, int], ...]
 
@@ -21,26 +21,26 @@ _MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
+class InterleavedView:
     """The elements of a view with gaps: the same run of memory again and again.
 
     Args:
         start: of the first element, in elements from some point of the storage.
-        block: (size, stride) pairs of :func:`~tensorstash.spec.memory_block`.
+        block: (size, stride) pairs of :attr:`~tensorstash.spec.MemoryOrder.block`.
     """
 
     start: int
     block: Block
 
     @classmethod
-    def of(cls, spec: TensorSpec, start: int) -> "Strip | None":
-        """Return the strip of a tensor that starts so many bytes into its storage; None if it has no gaps.
+    def of(cls, spec: TensorSpec, start: int) -> "InterleavedView | None":
+        """Return the view of a tensor that starts so many bytes into its storage; None if it has no gaps.
 
-        >>> Strip.of(TensorSpec((5, 3), (9, 1), 24, "float32", "cpu"), 24)
-        Strip(start=6, block=((5, 9), (3, 1)))
-        >>> Strip.of(TensorSpec((5, 3), (3, 1), 24, "float32", "cpu"), 24)
+        >>> InterleavedView.of(TensorSpec((5, 3), (9, 1), 24, "float32", "cpu"), 24)
+        InterleavedView(start=6, block=((5, 9), (3, 1)))
+        >>> InterleavedView.of(TensorSpec((5, 3), (3, 1), 24, "float32", "cpu"), 24)
         """
-        block = memory_block(spec.shape, spec.strides)
+        block = spec.order.block
         if not block or block[0][1] == 1 or start % spec.itemsize:
             return None
         return cls(start // spec.itemsize, block)
@@ -49,11 +49,11 @@ class Strip:
         """Return where the first run ends that the ``depth`` outermost dimensions repeat."""
         return self.start + 1 + sum((size - 1) * stride for size, stride in self.block[depth:])
 
-    def is_apart(self, other: "Strip") -> bool:
+    def is_apart(self, other: "InterleavedView") -> bool:
         """Whether the two have certainly no element in common.
 
-        >>> left, right = Strip(0, ((5, 9), (3, 1))), Strip(3, ((5, 9), (6, 1)))
-        >>> left.is_apart(right), left.is_apart(Strip(2, ((5, 9), (3, 1))))
+        >>> left, right = InterleavedView(0, ((5, 9), (3, 1))), InterleavedView(3, ((5, 9), (6, 1)))
+        >>> left.is_apart(right), left.is_apart(InterleavedView(2, ((5, 9), (3, 1))))
         (True, False)
         """
         first, second = sorted((self, other), key=attrgetter("start"))
@@ -66,19 +66,19 @@ class Strip:
         return False
 
 
-class Column:
+class InterleavedPlace:
     """One content's place among those that it lies interleaved with.
 
     Args:
-        table: they.
-        strip: where it lies.
+        group: they.
+        view: where it lies.
     """
 
-    __slots__ = ("__weakref__", "_table", "strip")
+    __slots__ = ("__weakref__", "_group", "view")
 
-    def __init__(self, table: "Table", strip: Strip) -> None:
-        self._table = table
-        self.strip = strip
+    def __init__(self, group: "InterleavedGroup", view: InterleavedView) -> None:
+        self._group = group
+        self.view = view
 
     def rebuild(self, data: Array, spec: TensorSpec) -> Any:
         """Return a detached tensor with the exact layout of ``spec`` in memory that is shared with the others.
@@ -89,11 +89,11 @@ class Column:
             data: elements in memory order.
             spec: any layout of the same block of memory.
         """
-        memory, start = self._table.place(self.strip, spec)
-        return self._table.backend.place(data.reshape(spec.dense().shape), spec, memory, start)
+        memory, start = self._group.place(self.view, spec)
+        return self._group.backend.place(data.reshape(spec.dense().shape), spec, memory, start)
 
 
-class Table:
+class InterleavedGroup:
     """Contents with gaps that others of them fill: live views of one memory that repeat with one period. Thread-safe.
 
     No two have an element in common, and each is written into the memory once, so that whoever writes into one of the
@@ -103,54 +103,54 @@ class Table:
         backend: the framework's adapter.
     """
 
-    __slots__ = ("_columns", "_first", "_lock", "_memory", "_run", "_stop", "_taken", "backend")
+    __slots__ = ("_first", "_lock", "_memory", "_places", "_run", "_stop", "_taken", "backend")
 
     def __init__(self, backend: SupportsSharedMemory[Any]) -> None:
         self.backend = backend
-        self._columns: list[ref[Column]] = []
+        self._places: list[ref[InterleavedPlace]] = []
         self._lock = threading.Lock()
         self._memory: Callable[[], Array | None] = _nothing
-        self._taken: list[Strip] = []
+        self._taken: list[InterleavedView] = []
         self._first = self._stop = 0
         self._run = slice(0)
 
     @property
     def is_live(self) -> bool:
         """Whether any content has its place here."""
-        return any(known() is not None for known in self._columns)
+        return any(known() is not None for known in self._places)
 
-    def add(self, strip: Strip) -> Column | None:
-        """Return the place of a strip among the others.
+    def add(self, view: InterleavedView) -> InterleavedPlace | None:
+        """Return the place of a view among the others.
 
         None if it may overlap one, together they reach beyond a period, or there are many already.
         """
         with self._lock:
             live = self._live()
-            if len(live) == _MOST or not all(strip.is_apart(other.strip) for other in live):
+            if len(live) == _MOST or not all(view.is_apart(other.view) for other in live):
                 return None
-            column = Column(self, strip)
-            self._columns.append(ref(column))
-        return column
+            place = InterleavedPlace(self, view)
+            self._places.append(ref(place))
+        return place
 
-    def place(self, strip: Strip, spec: TensorSpec) -> tuple[Array, int]:
-        """Return memory for a strip, and where in it a tensor of ``spec`` goes, in bytes.
+    def place(self, view: InterleavedView, spec: TensorSpec) -> tuple[Array, int]:
+        """Return memory for a view, and where in it a tensor of ``spec`` goes, in bytes.
 
         That place is nobody else's as long as the memory is there.
         """
         with self._lock:
             memory = self._memory()
-            if memory is None or not self._is_free(strip):
-                memory = self._renew(strip, spec)
-            self._taken.append(strip)
-            return memory[self._run], (strip.start - self._first) * spec.itemsize
+            if memory is None or not self._is_free(view):
+                memory = self._renew(view, spec)
+            self._taken.append(view)
+            return memory[self._run], (view.start - self._first) * spec.itemsize
 
-    def _renew(self, strip: Strip, spec: TensorSpec) -> Array:
+    def _renew(self, view: InterleavedView, spec: TensorSpec) -> Array:
         """Return memory for all that are live now, and know it from now on."""
-        strips = [column.strip for column in self._live()]
-        first, stop = min(one.start for one in strips), max(one.stop() for one in strips)
-        size, period = strip.block[0]
+        views = [place.view for place in self._live()]
+        first, stop = min(one.start for one in views), max(one.stop() for one in views)
+        size, period = view.block[0]
         nbytes = ((size - 1) * period + stop - first) * spec.itemsize
-        alignment = (spec.alignment - (strip.start - first) * spec.itemsize) % ALIGNMENT
+        alignment = (spec.alignment - (view.start - first) * spec.itemsize) % ALIGNMENT
         run = aligned_empty(nbytes, alignment)
         memory = lender(run)
         begin = run.ctypes.data - memory.ctypes.data
@@ -158,15 +158,15 @@ class Table:
         self._first, self._stop, self._taken = first, stop, []
         return memory
 
-    def _is_free(self, strip: Strip) -> bool:
+    def _is_free(self, view: InterleavedView) -> bool:
         """Whether nothing has been written there yet."""
-        is_inside = self._first <= strip.start and strip.stop() <= self._stop
-        return is_inside and all(strip.is_apart(other) for other in self._taken)
+        is_inside = self._first <= view.start and view.stop() <= self._stop
+        return is_inside and all(view.is_apart(other) for other in self._taken)
 
-    def _live(self) -> list[Column]:
-        live = [column for known in self._columns if (column := known()) is not None]
-        if len(live) < len(self._columns):
-            self._columns = [ref(column) for column in live]
+    def _live(self) -> list[InterleavedPlace]:
+        live = [place for known in self._places if (place := known()) is not None]
+        if len(live) < len(self._places):
+            self._places = [ref(place) for place in live]
         return live
 
 

@@ -1,17 +1,26 @@
-"""A stored content and its way back: read when it is asked for, or ahead of that."""
+"""A saved content on its way into a store, what is stored of it, and its way back."""
 
 import threading
 from collections.abc import Callable, Hashable
 from functools import partial
+from operator import call
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
 from tensorstash.engine.budget import ByteBudget, Lease
-from tensorstash.engine.payloads.capture import Capture
-from tensorstash.engine.payloads.interleaved import Column
+from tensorstash.engine.payloads.interleaved import InterleavedPlace
+from tensorstash.engine.payloads.pipeline import Stored
+from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.payloads.sequence import Trail
-from tensorstash.engine.timeouts import Patience
-from tensorstash.errors import SlotGoneError, StoreError, TensorStashError
+from tensorstash.engine.timeouts import Ask, Timeouts
+from tensorstash.errors import (
+    CodecError,
+    SavedTensorModifiedError,
+    SlotGoneError,
+    StashError,
+    StoreError,
+    TensorStashError,
+)
 from tensorstash.host.arrays import borrowed
 from tensorstash.host.futures import Future
 from tensorstash.protocols import Demand
@@ -38,34 +47,53 @@ class _Rebuilt(NamedTuple):
 
 
 class Payload:
-    """One content, shared by all handles that need it; freed with the last of them. Thread-safe.
+    """One storage content, shared by all handles that need it; freed with the last of them. Thread-safe.
+
+    Until its bytes are captured it holds a source, and whoever asks gets that or a copy of it: an alias of the saved
+    tensor that is captured when nobody else holds its memory, or a private copy of it. Capturing may happen on any
+    thread. What has been modified in place since it was saved is refused, as autograd refuses it: the version is
+    compared by whoever asks, on a version probe that outlives the memory.
 
     What has been read and is still needed by another handle is held as far as the budget goes, so that a content that
     several operations saved is read once. Where backward kernels do not write into what they unpack, these share one
     tensor, as they do without hooks; whoever writes into it all the same bumps its version, and the others get another.
 
+    Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
+
     Args:
-        capture: where the bytes come from.
-        ahead: bytes that all payloads together may hold decoded.
-        patience: how long to wait for what is read.
+        route: how the bytes are encoded, where they go, and how they come back.
+        source: an alias of the saved tensor, part of no graph; or a private copy of it, with the same layout.
+        spec: the source's spec.
+        version: the saved tensor's in-place version when it was saved.
+        probe: the version probe of the saved tensor, if ``source`` is a private copy.
+        prefetch_budget: bytes that all payloads together may hold decoded.
+        timeouts: how long to wait for what is read.
     """
 
     __slots__ = (
         "__weakref__",
-        "_ahead",
         "_data",
+        "_error",
         "_lease",
         "_loading",
         "_lock",
-        "_patience",
+        "_prefetch_budget",
+        "_probe",
         "_rebuilt",
+        "_source",
+        "_stored",
+        "_timeouts",
         "_uses",
-        "capture",
-        "column",
+        "_version",
         "demand",
         "index",
+        "interleaved",
+        "is_kept_exact",
+        "is_private",
         "known_readers",
         "place",
+        "route",
+        "spec",
         "token",
         "trusts_learned",
         "users",
@@ -74,9 +102,28 @@ class Payload:
     is_streamed: ClassVar[bool] = False
     """Whether it can be brought back to its device before it is asked for."""
 
-    def __init__(self, capture: Capture, ahead: ByteBudget, patience: Patience) -> None:
-        self.capture = capture
-        self.column: Column | None = None
+    def __init__(
+        self,
+        route: PayloadRoute,
+        source: Any,
+        spec: TensorSpec,
+        version: int,
+        probe: Any,
+        prefetch_budget: ByteBudget,
+        timeouts: Timeouts,
+    ) -> None:
+        self.route = route
+        self._source = source
+        self.spec = spec
+        self._version = version
+        self._probe = probe
+        self.is_private = probe is not None
+        """Whether the source is the engine's own, so that nobody may get it and it may become the payload."""
+        self.is_kept_exact = False
+        """Whether the source is what comes back, since its readers need it exactly and there is no store for it."""
+        self._stored: Stored | None = None
+        self._error: TensorStashError | None = None
+        self.interleaved: InterleavedPlace | None = None
         self.index = 0
         self.token: Hashable = None
         self.users = 0
@@ -86,8 +133,8 @@ class Payload:
         self.known_readers = 0
         self.trusts_learned = False
         """Whether it was encoded for readers that others of its kind had, in steps before."""
-        self._ahead = ahead
-        self._patience = patience
+        self._prefetch_budget = prefetch_budget
+        self._timeouts = timeouts
         self._lock = threading.Lock()
         self._loading: Future[Any] | None = None
         self._data: Any = None
@@ -98,20 +145,7 @@ class Payload:
     @property
     def nbytes(self) -> int:
         """Bytes of the content, before encoding."""
-        return self.capture.passage.spec.nbytes
-
-    @property
-    def wants_reading(self) -> bool:
-        """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
-        return self.capture.is_stored and self._lease is None and self.capture.passage.is_costly
-
-    @property
-    def is_near(self) -> bool:
-        """Whether bringing it back is hardly more than decoding: its tensor is in host memory, and its bytes are there
-        already, or few."""
-        if self.is_streamed:
-            return False
-        return self.capture.passage.tier == "memory" or self.capture.stored_nbytes * FEW <= self.nbytes
+        return self.route.spec.nbytes
 
     @property
     def kind(self) -> Hashable:
@@ -123,22 +157,137 @@ class Payload:
         """Whether it is known of every handle what will read it, so that :attr:`demand` is the strictest."""
         return self.known_readers >= self.users
 
+    # Into the store
+
+    @property
+    def needs_worker(self) -> bool:
+        """Whether :meth:`run` has anything to do."""
+        return True
+
+    def launch(self) -> None:
+        """Begin with what has to be done on the thread that saved the tensor; nothing here."""
+
+    def run(self, ask: Ask = call) -> None:
+        """Encode and store the source's bytes and drop it; a failure is kept for whoever asks.
+
+        A source that does not shrink is kept.
+
+        Args:
+            ask: how a store is asked that may not answer.
+        """
+        source, route = self._source, self.route
+        try:
+            probe = self._probe if self.is_private else route.backend.version_probe(source)
+            stored = route.encode(source, self.spec, ask, private=self.is_private)
+            if stored is None:
+                route.ledger.declined(self.spec.nbytes)
+                return
+            self.check(probe)
+            self._probe = probe
+            self._keep(stored)
+        except TensorStashError as error:
+            self._error = error.again()
+        except Exception as error:
+            self._error = self._unreadable(source, error).again()
+        # Last: a reader that sees no source takes the slot or the error.
+        self._source = None
+
+    def _unreadable(self, source: Any, error: Exception) -> StashError:
+        described = self.route.backend.describe(source)
+        return StashError(f"reading {described} raised {type(error).__name__}: {error}")
+
+    def _keep(self, stored: Stored) -> None:
+        self._stored = stored
+        stored.counted = self.route.ledger.stored(self.route.tier, stored.nbytes)
+
+    @property
+    def alias(self) -> Any:
+        """The source, whatever its version is; None once the bytes are captured."""
+        return self._source
+
+    @property
+    def source(self) -> Any:
+        """The source; None once the bytes are captured.
+
+        Raises:
+            SavedTensorModifiedError: the saved tensor was modified in place since it was saved.
+        """
+        source = self._source
+        if source is not None:
+            self.check(self._probe if self.is_private else source)
+        return source
+
+    def check(self, watched: Any) -> None:
+        """Refuse a tensor that has been modified in place since it was saved.
+
+        Args:
+            watched: whatever shares the tensor's version; None where later changes do no harm.
+
+        Raises:
+            SavedTensorModifiedError: it has.
+        """
+        if watched is None:
+            return
+        version = self.route.backend.version(watched)
+        if version != self._version:
+            raise modified(str(self.spec), version, self._version)
+
+    def raise_failure(self) -> None:
+        """Raise what has kept the bytes from being captured as they were saved, if anything has.
+
+        Raises:
+            StashError: the bytes could not be encoded or stored.
+            SavedTensorModifiedError: the saved tensor was modified in place.
+        """
+        if self._error is not None:
+            raise self._error.again()
+        self.check(self._probe)
+
+    def raise_store_failure(self) -> None:
+        """Raise what has kept the bytes from being encoded or stored.
+
+        What is wrong with the tensor itself concerns only those who ask for it.
+        """
+        if isinstance(self._error, CodecError | StoreError):
+            raise self._error.again()
+
+    def settle(self) -> None:
+        """Make captured bytes immune to later changes; for threads that are not modifying the source meanwhile."""
+        probe = self._probe
+        if probe is not None and self.route.backend.version(probe) == self._version:
+            self._probe = None
+
+    # Back
+
+    @property
+    def wants_reading(self) -> bool:
+        """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
+        return self._stored is not None and self._lease is None and self.route.is_costly
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether bringing it back is hardly more than decoding: its tensor is in host memory, and its bytes are there
+        already, or few."""
+        stored_nbytes = 0 if self._stored is None else self._stored.nbytes
+        return self.route.tier == "memory" or stored_nbytes * FEW <= self.nbytes
+
     def waits_beyond(self, asked: int) -> bool:
         """Whether it was read ahead of the request for the payload of index ``asked``, and still waits for its own."""
         return self._loading is not None and self.index != asked
 
-    def read_ahead(self, submit: Submit) -> bool:
+    def prefetch(self, submit: Submit) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
         with self._lock:
             if self._lease is None:
-                self._lease = self._ahead.try_acquire(self.nbytes)
+                assert self._stored is not None, "asked to read what was never stored"
+                self._lease = self._prefetch_budget.try_acquire(self.nbytes)
                 if self._lease is None:
                     return False
                 # Weakly: work that waits in a queue must not keep the slot.
-                self._loading = submit(partial(_decode, ref(self.capture)))
+                self._loading = submit(partial(_decode, self.route, ref(self._stored)))
         return True
 
-    def bring_ahead(self) -> bool:
+    def prefetch_to_device(self) -> bool:
         """Start bringing it back to its device; return False to look no further ahead for now."""
         return True
 
@@ -149,61 +298,64 @@ class Payload:
             SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
         """
-        passage, backend = self.capture.passage, self.capture.backend
-        self.capture.raise_failure()
+        route, backend = self.route, self.route.backend
+        self.raise_failure()
         rebuilt = self._reuse()
         if rebuilt is None:
-            tensor = passage.rebuild(self.load(), spec, self.column)
+            tensor = route.rebuild(self.load(), spec, self.interleaved)
             with self._lock:
                 if self._lease is not None and self._data is None:
                     self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))
             return tensor
         if rebuilt.spec == spec:
             return backend.detached(rebuilt.tensor)
-        return passage.copy(rebuilt.tensor, rebuilt.spec, spec)
+        return route.copy(rebuilt.tensor, rebuilt.spec, spec)
 
     def _reuse(self) -> _Rebuilt | None:
         """Return what was rebuilt before, if it is still as it was."""
         with self._lock:
             rebuilt, self._rebuilt = self._rebuilt, None
-            if rebuilt is None or self.capture.backend.version(rebuilt.tensor) != rebuilt.version:
+            if rebuilt is None or self.route.backend.version(rebuilt.tensor) != rebuilt.version:
                 return None
             self._uses += 1
             if self._uses % self.users:
                 self._rebuilt = rebuilt
                 return rebuilt
-        self._let_go()
+        self._release()
         return rebuilt
 
     def load(self) -> Any:
-        """Return what the passage rebuilds tensors from; writable only if nobody else needs it.
+        """Return what the route rebuilds tensors from; writable only if nobody else needs it.
 
         Raises:
             SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
         """
-        self.capture.raise_failure()
+        self.raise_failure()
         with self._lock:
             data, loading, self._loading = self._data, self._loading, None
         try:
             if data is None and loading is not None and not loading.cancel():
                 data = self._read(loading)
             if data is None:
-                data = self.capture.decode(self._patience.ask)
+                data = self._decode()
         except BaseException:
             if self._loading is None:
-                self._let_go()
+                self._release()
             raise
         return self._hand_out(data)
+
+    def _decode(self) -> Any:
+        assert self._stored is not None, "asked to decode what was never stored"
+        return self.route.decode(self._stored, self._timeouts.ask)
 
     def _read(self, loading: Future[Any]) -> Any:
         """Return what a reader has read, or None if the reader was lost meanwhile."""
         try:
-            self._patience.wait(loading)
+            self._timeouts.wait(loading)
         except TimeoutError as error:
             self._loading = loading  # still under way, and still in the budget
-            place = self.capture.passage.store_place
-            raise StoreError(f"{place}: reading {self.nbytes} bytes {error}") from error
+            raise StoreError(f"{self.route.store_place}: reading {self.nbytes} bytes {error}") from error
         failure = loading.exception()
         if isinstance(failure, TensorStashError):
             # Raised as it is, it would refer to this frame, which refers to it through the future.
@@ -213,26 +365,34 @@ class Payload:
     def _hand_out(self, data: Any) -> Any:
         with self._lock:
             self._uses += 1
-            # What stays on its device is at hand as it is.
-            needed = self._uses % self.users != 0 and self.capture.passage.tier != "device"
+            needed = self._uses % self.users != 0 and not self.route.is_at_hand
             if needed and self._lease is None:
-                self._lease = self._ahead.try_acquire(self.nbytes)
+                self._lease = self._prefetch_budget.try_acquire(self.nbytes)
             if needed and self._lease is not None:
-                if not self.capture.backend.backward_writes:
+                if not self.route.backend.backward_writes:
                     return data  # which becomes a tensor for all of them
                 self._data = data
                 return borrowed(data)
-        self._let_go()
+        self._release()
         return data
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         with self._lock:
             self._data = self._rebuilt = None
             self._lease = None
 
 
-def _decode(capture: ref[Capture]) -> Any:
-    wanted = capture()
+def modified(tensor: str, version: int, expected: int) -> SavedTensorModifiedError:
+    """Return the error that autograd would have raised for a saved tensor that is no longer at its version."""
+    return SavedTensorModifiedError(
+        f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{tensor} is at version {version}; expected version {expected} instead. "
+        f"Clone it before the operation that modifies it, or call drain() on the session before that."
+    )
+
+
+def _decode(route: PayloadRoute, stored: ref[Stored]) -> Any:
+    wanted = stored()
     if wanted is None:
         raise SlotGoneError("the graph that needed this payload was dropped before it was read")
-    return wanted.decode()
+    return route.decode(wanted)

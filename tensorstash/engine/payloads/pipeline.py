@@ -1,7 +1,7 @@
-"""One plan for one kind of tensor, run both ways: codecs in order and into the store, and back."""
+"""The part of a plan that runs on the host: codecs, and the store behind them; both ways."""
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import call
 from time import perf_counter
@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from tensorstash.engine.payloads.stages import Stages
 from tensorstash.engine.stats import Counted, Ledger
 from tensorstash.engine.timeouts import Ask
-from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
+from tensorstash.errors import CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
 from tensorstash.host.checksum import checksum
-from tensorstash.policies.plan import Plan
-from tensorstash.protocols import Codec, Slot, Store, StoreConfig
+from tensorstash.protocols import Slot, Store, StoreConfig
 from tensorstash.spec import TensorSpec
 
 R = TypeVar("R")
@@ -34,7 +34,7 @@ class Stored:
         digest: checksum of them, where the store does not verify what it gives back.
     """
 
-    __slots__ = ("_store", "counted", "digest", "nbytes", "slot")
+    __slots__ = ("__weakref__", "_store", "counted", "digest", "nbytes", "slot")
 
     def __init__(self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
         self._store = store
@@ -49,54 +49,33 @@ class Stored:
 
 
 class Pipeline:
-    """What of a plan runs on the host: encodes arrays of one spec into one store, and decodes them. Thread-safe.
+    """What of a plan runs on the host: codecs in order and into the store, and back. Thread-safe.
 
     Args:
-        plan: codecs to run here.
-        spec: of the arrays; of what the last kernel returns where some codecs have run on the device.
+        stages: codecs to run here.
         config: what ``store`` was opened from.
         store: the live store.
-        ledger: where stages are counted.
-        places: a name for each codec in messages, and for the store.
+        ledger: where the store is counted.
+        store_place: what messages call the store.
     """
 
-    __slots__ = (
-        "_ledger",
-        "_places",
-        "_steps",
-        "_trusts_store",
-        "_waits",
-        "is_costly",
-        "plan",
-        "result",
-        "store",
-        "store_place",
-        "tier",
-    )
+    __slots__ = ("_ledger", "_trusts_store", "_waits", "is_costly", "stages", "store", "store_place", "tier")
 
-    def __init__(
-        self,
-        plan: Plan,
-        spec: TensorSpec,
-        config: StoreConfig,
-        store: Store,
-        ledger: Ledger,
-        places: Sequence[str],
-    ) -> None:
-        self.plan = plan
+    def __init__(self, stages: Stages, config: StoreConfig, store: Store, ledger: Ledger, store_place: str) -> None:
+        self.stages = stages
         self.store = store
+        self.store_place = store_place
         self.tier = config.tier
         self._trusts_store = getattr(store, "verifies", False)
         self._waits = config.tier != "memory"
-        self.is_costly = bool(plan.codecs) or self._waits
+        self.is_costly = bool(stages) or self._waits
+        """Whether it takes longer to decode than a copy does."""
         self._ledger = ledger
-        steps: list[tuple[Codec, TensorSpec]] = []
-        for codec in plan.codecs:
-            steps.append((codec, spec))
-            spec = codec.encoded_spec(spec)
-        self._steps = tuple(steps)
-        self.result = spec
-        *self._places, self.store_place = places
+
+    @property
+    def looks_at_bytes(self) -> bool:
+        """Whether a codec or the store needs the bytes themselves, and not just the memory that they arrive in."""
+        return bool(self.stages) or not getattr(self.store, "takes_pending", False)
 
     def encode(self, data: Array, ask: Ask = call) -> Stored | None:
         """Run the codecs and put the result into the store.
@@ -113,14 +92,10 @@ class Pipeline:
             CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
-        for (codec, spec), place in zip(self._steps, self._places, strict=True):
-            before, started = data.nbytes, perf_counter()
-            data = _run(codec.encode, data, spec, place, "encode")
-            _check(data, codec.encoded_spec(spec), place, "encode")
-            self._ledger.stage_in(codec.name, before, data.nbytes, perf_counter() - started)
+        data = self.stages.encode(data)
         started = perf_counter()
         payload = as_bytes(data)
-        if self.plan.codecs and self.store.retains and not is_private(payload):
+        if self.stages and self.store.retains and not is_private(payload):
             return None
         stored = self._ask_store(ask, partial(self._put, payload), f"storing {payload.nbytes} bytes")
         self._ledger.stage_in(self.tier, payload.nbytes, payload.nbytes, perf_counter() - started)
@@ -139,14 +114,10 @@ class Pipeline:
         """
         started = perf_counter()
         data = self._ask_store(ask, partial(self._get, stored), f"reading {stored.nbytes} bytes")
-        data = _shaped(data, self.result)
+        data = _shaped(data, self.stages.result)
         self._ledger.stage_back(self.tier, perf_counter() - started)
-        for (codec, spec), place in zip(reversed(self._steps), reversed(self._places), strict=True):
-            started = perf_counter()
-            data = _run(codec.decode, data, spec, place, "decode")
-            _check(data, spec, place, "decode")
-            self._ledger.stage_back(codec.name, perf_counter() - started)
-        return data
+        decoded: Array = self.stages.decode(data)
+        return decoded
 
     def _put(self, payload: Array) -> Stored:
         if self.store.retains and not is_private(payload):
@@ -191,26 +162,6 @@ class Pipeline:
 def _may_pass(error: BaseException) -> bool:
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in _PASSING
-
-
-def _run(method: Callable[[Array, TensorSpec], Array], data: Array, spec: TensorSpec, place: str, verb: str) -> Array:
-    try:
-        return method(data, spec)
-    except StashError as error:
-        raise error.at(place) from error
-    except Exception as error:
-        raise CodecError(f"{place}: {verb} raised {type(error).__name__}: {error}") from error
-
-
-def _check(data: object, spec: TensorSpec, place: str, verb: str) -> None:
-    if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
-        raise CodecError(f"{place}: {verb} returned {type(data).__name__}, expected a C-contiguous NumPy array")
-    expected = "1-d" if spec.shape == (-1,) else str(spec.shape)
-    shape_fits = data.ndim == 1 if spec.shape == (-1,) else data.shape == spec.shape
-    if not shape_fits or data.dtype.name != spec.carrier:
-        raise CodecError(
-            f"{place}: {verb} returned {data.dtype.name}{data.shape}, expected {spec.carrier} of shape {expected}"
-        )
 
 
 def _shaped(data: Array, spec: TensorSpec) -> Array:

@@ -11,7 +11,7 @@ from tensorstash.host.forks import renew_after_fork
 _nbytes = itemgetter(1)
 
 
-class Latest:
+class ResidentWindow:
     """Puts off the capture of what was saved last, within a number of bytes. Thread-safe.
 
     It knows payloads only weakly: a handle that is dropped meanwhile takes its payload with it, and what is still

@@ -1,92 +1,76 @@
-"""One plan for one kind of tensor, from the tensor to its payload and back.
+"""The way of one kind of tensor to its payload and back, chosen once, when the plan for it is made.
 
-Kernels run where the tensor is while each codec has one; then the payload crosses to the host, once and never back,
-and the other codecs and the store work on it there. A plan without a store whose codecs all ran on an accelerator
-leaves its payload there.
+Kernels run where the tensor is while each codec has one; then the payload is transferred to the host, once and never
+back, and the other codecs and the store work on it there. There are three routes: what is captured by a call on any
+thread and stored on the host, what stays on its device, and what is transferred beside the computation.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from operator import call
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from tensorstash.abilities import SupportsKernels, SupportsSharedMemory, SupportsStreams
-from tensorstash.engine.payloads.device_stages import KernelChain, stage_places
-from tensorstash.engine.payloads.interleaved import Column
+from tensorstash.abilities import SupportsKernels, SupportsSharedMemory
+from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.pipeline import Pipeline, Stored
+from tensorstash.engine.payloads.stages import Stages, device_stages, host_stages, stage_places
 from tensorstash.engine.stats import Ledger
 from tensorstash.engine.timeouts import Ask
-from tensorstash.host.arrays import Array, adopted, borrowed
+from tensorstash.engine.transfers import Transfer, Transfers
+from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
+from tensorstash.host.checksum import checksum
 from tensorstash.policies.plan import Plan
 from tensorstash.protocols import Backend, Store, StoreConfig
-from tensorstash.spec import TensorSpec, memory_order
+from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
 
-T = TypeVar("T")
 
-
-class Passage(Generic[T]):
+class PayloadRoute(ABC):
     """Takes saved tensors of one spec to their payloads, and rebuilds them. Thread-safe, holds no payload.
 
     Args:
         plan: codecs to run, and a store.
         spec: the tensor's spec.
         backend: the framework's adapter.
-        config: the plan's store, or memory where it names none.
-        store: opened from ``config``.
-        ledger: where stages are counted.
+        kernels: the codecs that run where the tensor is.
+        ledger: where payloads are counted.
+        store_place: what messages call the store.
+        transfers: what orders the work of a device with streams; None where the program does it itself.
     """
 
-    __slots__ = (
-        "_backend",
-        "_device",
-        "_echo",
-        "_kernels",
-        "_pipeline",
-        "is_costly",
-        "is_lossless",
-        "is_streamed",
-        "plan",
-        "shared_memory",
-        "shares_source",
-        "spec",
-        "stays",
-        "store_place",
-        "tier",
-        "works_on_host",
-    )
+    tier: str
+    is_costly = False
+    """Whether it takes longer to decode than a copy does."""
+    may_wait = False
+    """Whether nothing is lost if the tensor stays where it is for a while."""
+    is_at_hand = False
+    """Whether each rebuilt tensor is made of the payload as it is, so that nothing decoded is worth holding."""
+    shared_memory: SupportsSharedMemory[Any] | None = None
+    """What puts rebuilt tensors into one memory, where they are on the host and backward does not write."""
 
     def __init__(
-        self, plan: Plan, spec: TensorSpec, backend: Backend[T], config: StoreConfig, store: Store, ledger: Ledger
+        self,
+        plan: Plan,
+        spec: TensorSpec,
+        backend: Backend[Any],
+        kernels: Stages,
+        ledger: Ledger,
+        store_place: str,
+        transfers: Transfers | None,
     ) -> None:
         self.plan = plan
         self.spec = spec.dense()
-        self.is_lossless = all(codec.lossless for codec in plan.codecs)
-        self._echo: Passage[T] | None = None
-        places = stage_places(plan.codecs, config, spec)
-        self.store_place = places[-1]
-        self._backend = backend
-        self._device: SupportsKernels[T] | None = backend if isinstance(backend, SupportsKernels) else None
-        self._kernels = KernelChain(backend, plan.codecs, self.spec, places[:-1], ledger)
-        ran = len(self._kernels)
-        self.stays = plan.store is None and ran == len(plan.codecs) > 0 and spec.device != "cpu"
-        """Whether the payload never leaves its device."""
-        rest = Plan(plan.codecs[ran:], config)
-        kernels = self._kernels
-        self._pipeline = None if self.stays else Pipeline(rest, kernels.spec, config, store, ledger, places[ran:])
-        self.tier = "device" if self.stays else config.tier
-        self.shared_memory: SupportsSharedMemory[T] | None = None
-        """What puts rebuilt tensors into one memory, where they are on the host and backward does not write."""
-        if not ran and spec.device == "cpu" and isinstance(backend, SupportsSharedMemory):
-            self.shared_memory = None if backend.backward_writes else backend
-        self.is_costly = self._pipeline is not None and self._pipeline.is_costly
-        self.is_streamed = isinstance(backend, SupportsStreams) and backend.current_stream(spec.device) is not None
-        """Whether the device works behind the program, so that :meth:`launch` and :meth:`store` can be apart."""
-        self.shares_source = not ran and memory_order(spec.shape, spec.strides).is_dense
-        """Whether what crosses to the host is the tensor's own memory."""
-        self.works_on_host = not self.stays and not (not rest.codecs and getattr(store, "takes_pending", False))
-        """Whether somebody looks at the bytes once they are on the host, which a worker then waits for."""
+        self.backend = backend
+        self.kernels = kernels
+        self.ledger = ledger
+        self.store_place = store_place
+        self.transfers = transfers
+        self.is_lossless = plan.is_lossless
+        self._device: SupportsKernels[Any] | None = backend if isinstance(backend, SupportsKernels) else None
+        self._twin: PayloadRoute | None = None
 
-    def encode(self, source: T, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
+    @abstractmethod
+    def encode(self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
         """Run the codecs on a tensor of ``spec`` and store the result.
 
         Args:
@@ -100,55 +84,11 @@ class Passage(Generic[T]):
             would only take more memory.
 
         Raises:
-            CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
+            CodecError: a codec or a kernel raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
-        backend = self._backend
-        if self._device is None or not self._kernels:
-            assert self._pipeline is not None, "a plan without codecs and without a store has no payload"
-            data = backend.to_host(source, spec).wait()
-            # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
-            return self._pipeline.encode(adopted(data) if private and not self.plan.codecs else data, ask)
-        payload = self.launch(source, spec)
-        if self._pipeline is None:
-            return self.resident(payload)
-        # On the CPU that is the payload's own memory, which nobody else has.
-        return self._pipeline.encode(adopted(backend.to_host(payload, backend.spec(payload)).wait()), ask)
 
-    def launch(self, source: T, spec: TensorSpec) -> T:
-        """Return what crosses to the host, or stays on the device: the dense elements, or the last kernel's payload.
-
-        Raises:
-            CodecError: a kernel raised, or returned something its codec's ``encoded_spec`` does not announce.
-        """
-        assert self._device is not None, "a backend without kernels"
-        return self._kernels.encode(self._device.dense(source, spec))
-
-    def resident(self, payload: T) -> Stored:
-        """Return the place of a payload that stays on its device."""
-        return Stored(None, payload, self._backend.nbytes(payload))
-
-    def crossing(self, nbytes: int) -> TensorSpec:
-        """Return the spec of what crosses to the host, which has so many bytes."""
-        spec = self._kernels.spec
-        return spec if spec.shape != (-1,) else TensorSpec((nbytes,), (1,), 0, spec.dtype, spec.device)
-
-    def store(self, crossed: Array, ask: Ask = call) -> Stored | None:
-        """Run the codecs of the host and store the result.
-
-        Args:
-            crossed: bytes of what :meth:`launch` returned, which are this passage's now. They may still be arriving
-                if it does not :attr:`works_on_host`.
-            ask: how a store is asked that may not answer.
-
-        Raises:
-            CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
-            StoreError: the store could not take the payload.
-        """
-        assert self._pipeline is not None, "a payload that stays on its device"
-        spec = self.crossing(crossed.nbytes)
-        return self._pipeline.encode(crossed.view(spec.carrier).reshape(spec.shape), ask)
-
+    @abstractmethod
     def decode(self, stored: Stored, ask: Ask = call) -> Any:
         """Return what :meth:`rebuild` needs: an array, or the payload itself where it has stayed on its device.
 
@@ -157,39 +97,41 @@ class Passage(Generic[T]):
             ask: how a store is asked that may not answer.
 
         Raises:
-            CodecError: a codec or a kernel raised, or returned something of another shape or dtype than went in.
+            CodecError: a codec raised, or returned something of another shape or dtype than went in.
             StoreError: the store could not give the payload back.
         """
-        if self._pipeline is None:
-            return stored.slot
-        return self._pipeline.decode(stored, ask)
 
-    def rebuild(self, data: Any, spec: TensorSpec, column: Column | None = None) -> T:
+    @abstractmethod
+    def rebuild(self, data: Any, spec: TensorSpec, interleaved: InterleavedPlace | None = None) -> Any:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
 
         Args:
             data: from :meth:`decode`; memory of a writable array may be adopted.
             spec: any layout of the same block of memory.
-            column: a place of its own in memory that is shared.
+            interleaved: a place of its own in memory that is shared.
 
         Raises:
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
-        backend = self._backend
-        if column is not None:
-            tensor: T = column.rebuild(data, spec)
-            return tensor
-        if self._device is None or not self._kernels:
-            return backend.from_host(data.reshape(spec.dense().shape), spec)
-        if self._pipeline is not None:
-            data = self._device.payload(data, self.crossing(data.nbytes))
-        return self.assemble(data, spec, adopt=False)
 
-    def assemble(self, crossed: T, spec: TensorSpec, *, adopt: bool) -> T:
+    @abstractmethod
+    def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
+        """Return a private copy of a tensor, and a checksum of its content if that is on the host."""
+
+    def launch(self, source: Any, spec: TensorSpec) -> Any:
+        """Return the dense elements, or the last kernel's payload, where the tensor is.
+
+        Raises:
+            CodecError: a kernel raised, or returned something its codec's ``encoded_spec`` does not announce.
+        """
+        assert self._device is not None, "a backend without kernels"
+        return self.kernels.encode(self._device.dense(source, spec))
+
+    def assemble(self, launched: Any, spec: TensorSpec, *, adopt: bool) -> Any:
         """Return a fresh, detached tensor in private memory with the exact layout of ``spec``.
 
         Args:
-            crossed: as :meth:`launch` returned it.
+            launched: as :meth:`launch` returned it.
             spec: any layout of the same block of memory.
             adopt: whether its memory may be used for the result.
 
@@ -197,9 +139,9 @@ class Passage(Generic[T]):
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
         assert self._device is not None, "a backend without kernels"
-        return self._device.restored(self._kernels.decode(crossed), spec, adopt=adopt or bool(self._kernels))
+        return self._device.restored(self.kernels.decode(launched), spec, adopt=adopt or bool(self.kernels))
 
-    def echo(self, source: T, spec: TensorSpec, wanted: TensorSpec) -> T:
+    def round_trip(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return what will come back of a tensor of ``spec`` that is not stored yet, with the layout of ``wanted``.
 
         Where a codec loses something, that is not a copy: whether a tensor was asked for before or after its bytes
@@ -210,18 +152,193 @@ class Passage(Generic[T]):
         """
         if self.is_lossless:
             return self.copy(source, spec, wanted)
-        echo = self._echo
-        if echo is None:
+        twin = self._twin
+        if twin is None:
             here = Memory()
             plan = replace(self.plan, store=here if self.plan.store is not None else None)
-            echo = self._echo = Passage(plan, spec, self._backend, here, here.open(), Ledger())
-        stored = echo.encode(source, spec)
-        return self.copy(source, spec, wanted) if stored is None else echo.rebuild(echo.decode(stored), wanted)
+            twin = self._twin = route_for(plan, spec, self.backend, here, here.open(), Ledger(), None)
+        stored = twin.encode(source, spec)
+        return self.copy(source, spec, wanted) if stored is None else twin.rebuild(twin.decode(stored), wanted)
 
-    def copy(self, source: T, spec: TensorSpec, wanted: TensorSpec) -> T:
+    def copy(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return a copy of a tensor of ``spec`` in private writable memory with the exact layout of ``wanted``."""
-        backend = self._backend
         if self._device is not None:
             return self._device.restored(self._device.dense(source, spec), wanted, adopt=False)
-        data = borrowed(backend.to_host(source, spec).wait())
-        return backend.from_host(data.reshape(wanted.dense().shape), wanted)
+        data = borrowed(self.backend.to_host(source, spec))
+        return self.backend.from_host(data.reshape(wanted.dense().shape), wanted)
+
+    def launched_spec(self, nbytes: int) -> TensorSpec:
+        """Return the spec of what :meth:`launch` has returned, which has so many bytes."""
+        spec = self.kernels.result
+        return spec if spec.shape != (-1,) else TensorSpec((nbytes,), (1,), 0, spec.dtype, spec.device)
+
+
+class HostRoute(PayloadRoute):
+    """For tensors that one call encodes and stores on the host, on any thread.
+
+    Args:
+        pipeline: what runs on the host.
+    """
+
+    def __init__(self, *args: Any, pipeline: Pipeline) -> None:
+        super().__init__(*args)
+        self._pipeline = pipeline
+        self.tier = pipeline.tier
+        self.is_costly = pipeline.is_costly
+        self.may_wait = self.is_lossless
+        is_shared = not self.kernels and self.spec.device == "cpu" and not self.backend.backward_writes
+        if is_shared and isinstance(self.backend, SupportsSharedMemory):
+            self.shared_memory = self.backend
+
+    def encode(self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
+        """Run the codecs on a tensor and store the result; see :meth:`PayloadRoute.encode`."""
+        if self.kernels:
+            source = self.launch(source, spec)
+            spec, is_mine = self.backend.spec(source), True  # on the CPU it is the payload's own memory
+        else:
+            # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
+            is_mine = private and not self.plan.codecs
+        data = self.backend.to_host(source, spec)
+        return self._pipeline.encode(adopted(data) if is_mine else data, ask)
+
+    def decode(self, stored: Stored, ask: Ask = call) -> Array:
+        """Return an array; see :meth:`PayloadRoute.decode`."""
+        return self._pipeline.decode(stored, ask)
+
+    def rebuild(self, data: Any, spec: TensorSpec, interleaved: InterleavedPlace | None = None) -> Any:
+        """Return a fresh tensor; see :meth:`PayloadRoute.rebuild`."""
+        if interleaved is not None:
+            return interleaved.rebuild(data, spec)
+        if not self.kernels:
+            return self.backend.from_host(data.reshape(spec.dense().shape), spec)
+        assert self._device is not None
+        return self.assemble(self._device.payload(data, self.launched_spec(data.nbytes)), spec, adopt=True)
+
+    def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
+        """Return a private copy of a tensor and a checksum of its content."""
+        source = self.copy(tensor, spec, spec)
+        return source, checksum(as_bytes(self.backend.to_host(source, spec)))
+
+
+class DeviceRoute(PayloadRoute):
+    """For tensors whose payload never leaves their device."""
+
+    tier = "device"
+    is_at_hand = True
+    needs_worker = False
+    shares_source = False
+
+    def encode(self, source: Any, spec: TensorSpec, _: Ask = call, *, private: bool = False) -> Stored:
+        """Run the kernels; see :meth:`PayloadRoute.encode`."""
+        return self.stored_at_once(self.launch(source, spec), None)
+
+    def decode(self, stored: Stored, ask: Ask = call) -> Any:
+        """Return the payload itself."""
+        return stored.slot
+
+    def rebuild(self, data: Any, spec: TensorSpec, interleaved: InterleavedPlace | None = None) -> Any:
+        """Return a fresh tensor; see :meth:`PayloadRoute.rebuild`."""
+        return self.assemble(data, spec, adopt=False)
+
+    def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, None]:
+        """Return a private copy of a tensor; on a device its content is not looked at."""
+        here = tensor if self.transfers is None else self.transfers.used_here(tensor, spec.device)
+        return self.copy(here, spec, spec), None
+
+    def send(self, launched: Any, source: Any) -> None:
+        """Leave it where it is."""
+
+    def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
+        """Return the place of a payload on its device, which the payload itself is."""
+        return Stored(None, launched, self.backend.nbytes(launched))
+
+    def on_device(self, stored: Stored | None, flight: Transfer | None) -> Any:
+        """Return the payload once it is there."""
+        return None if stored is None else stored.slot
+
+
+class TransferRoute(HostRoute):
+    """For tensors that are transferred to the host beside the computation, and back."""
+
+    transfers: Transfers
+
+    def __init__(self, *args: Any, pipeline: Pipeline, shares_source: bool) -> None:
+        super().__init__(*args, pipeline=pipeline)
+        self.may_wait = False
+        self.shares_source = shares_source
+        """Whether what is transferred is the tensor's own memory."""
+        self.needs_worker = pipeline.looks_at_bytes
+        """Whether there is work for the host behind the transfer."""
+
+    def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, None]:
+        """Return a private copy of a tensor; on a device its content is not looked at."""
+        return self.copy(self.transfers.used_here(tensor, spec.device), spec, spec), None
+
+    def send(self, launched: Any, source: Any) -> Transfer:
+        """Start the transfer to the host."""
+        held = source if self.shares_source else launched
+        return self.transfers.out(launched, held, self.launched_spec(self.backend.nbytes(launched)))
+
+    def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
+        """Return the place of a payload whose bytes may still be arriving."""
+        assert flight is not None, "what is not under way"
+        return self.store(flight.array)
+
+    def store(self, transferred: Array, ask: Ask = call) -> Stored:
+        """Run the codecs of the host and store the result.
+
+        Args:
+            transferred: bytes of what :meth:`launch` returned, which are this route's now.
+            ask: how a store is asked that may not answer.
+
+        Raises:
+            CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
+            StoreError: the store could not take the payload.
+        """
+        spec = self.launched_spec(transferred.nbytes)
+        stored = self._pipeline.encode(transferred.view(spec.carrier).reshape(spec.shape), ask)
+        assert stored is not None, "memory that was handed over is never declined"
+        return stored
+
+    def decode(self, stored: Stored, ask: Ask = call) -> Array:
+        """Return what was transferred, in memory that a device reads on its own if there is any left."""
+        data = self._pipeline.decode(stored, ask)
+        return self.transfers.staged(data) if self.needs_worker else data
+
+    def on_device(self, stored: Stored | None, flight: Transfer | None) -> Any:
+        """Return what is transferred as long as the transfer holds it."""
+        return None if flight is None else flight.held
+
+
+def route_for(
+    plan: Plan,
+    spec: TensorSpec,
+    backend: Backend[Any],
+    config: StoreConfig,
+    store: Store,
+    ledger: Ledger,
+    transfers: Transfers | None,
+) -> PayloadRoute:
+    """Return the route of a plan for tensors of one spec.
+
+    Args:
+        plan: codecs to run, and a store.
+        spec: the tensors' spec.
+        backend: the framework's adapter.
+        config: the plan's store, or memory where it names none.
+        store: opened from ``config``.
+        ledger: where stages and payloads are counted.
+        transfers: of the session; None where nothing is to be transferred beside the computation.
+    """
+    places = stage_places(plan.codecs, config, spec)
+    kernels = device_stages(backend, plan.codecs, spec.dense(), places[:-1], ledger)
+    streams = transfers if transfers is not None and transfers.has_streams(spec.device) else None
+    common = plan, spec, backend, kernels, ledger, places[-1], streams
+    if plan.store is None and len(kernels) == len(plan.codecs) > 0 and spec.device != "cpu":
+        return DeviceRoute(*common)
+    ran = len(kernels)
+    stages = host_stages(plan.codecs[ran:], kernels.result, places[ran:-1], ledger)
+    pipeline = Pipeline(stages, config, store, ledger, places[-1])
+    if streams is None:
+        return HostRoute(*common, pipeline=pipeline)
+    return TransferRoute(*common, pipeline=pipeline, shares_source=not kernels and spec.order.is_dense)

@@ -19,7 +19,7 @@ class _DeliberateError(Exception):
     """Raised by a program under test."""
 
 
-class Witness:
+class Sentinel:
     """Packed into a graph by hooks of its own, so that it is gone when the graph is."""
 
     def __init__(self, lab: Lab, tensor: Tensor) -> None:
@@ -55,22 +55,22 @@ class Ownership(Harness):
     def test_line05_a_dropped_graph_of_kept_tensors_is_freed(self, device: str) -> None:
         with reference_counting_only():
             for run_backward in (False, True):
-                loss, witness = self._graph(self.stash(Keep()), device)
+                loss, sentinel = self._graph(self.stash(Keep()), device)
                 if run_backward:
                     self.lab.backward(loss, retain_graph=True)
-                assert witness() is not None
+                assert sentinel() is not None
                 del loss
-                assert witness() is None, "the graph lives on: something in it holds its own output"
+                assert sentinel() is None, "the graph lives on: something in it holds its own output"
 
     def test_line05_a_retained_graph_frees_its_slots_when_it_is_dropped(self, device: str) -> None:
         with self._watched() as (tap, stash):
-            loss, witness = self._graph(stash, device)
+            loss, sentinel = self._graph(stash, device)
             before = tap.live
             self.lab.backward(loss, retain_graph=True)
             assert tap.live == before, "a retained graph lost its payloads"
             del loss
             self._assert_nothing_is_left(tap, stash)
-            assert witness() is None
+            assert sentinel() is None
 
     def test_line05_an_exception_in_forward_frees_every_slot(self, device: str) -> None:
         with self._watched() as (tap, stash):
@@ -156,23 +156,23 @@ class Ownership(Harness):
             tap = Tap()
             yield tap, self.stash(StoreIn(Watched(tap=tap)))
 
-    def _graph(self, stash: Stash, device: str) -> tuple[Tensor, "weakref.ref[Witness]"]:
+    def _graph(self, stash: Stash, device: str) -> tuple[Tensor, "weakref.ref[Sentinel]"]:
         """Return the loss of a fresh graph and a weak reference to a part of it."""
         lab = self.lab
         _, inner = square(lab, device)
-        witnesses: list[weakref.ref[Witness]] = []
+        sentinels: list[weakref.ref[Sentinel]] = []
 
-        def pack(tensor: Tensor) -> Witness:
-            witness = Witness(lab, tensor)
-            witnesses.append(weakref.ref(witness))
-            return witness
+        def pack(tensor: Tensor) -> Sentinel:
+            sentinel = Sentinel(lab, tensor)
+            sentinels.append(weakref.ref(sentinel))
+            return sentinel
 
         with settled(stash):
             hidden = lab.exp(inner)
-            with lab.backend.hooks(pack, Witness.tensor):
+            with lab.backend.hooks(pack, Sentinel.tensor):
                 product = lab.mul(hidden, inner)
             loss = lab.sum(lab.tanh(lab.mul(product, lab.exp(product))))
-        return loss, witnesses[0]
+        return loss, sentinels[0]
 
     def _failing_forward(self, stash: Stash, device: str) -> None:
         _, inner = square(self.lab, device)

@@ -99,7 +99,7 @@ def writers(case: Case) -> dict[str, Any]:
         if backend.keep_reason(tensor) in ("no real memory", "no elements", "dtype"):
             return tensor.detach()
         spec = backend.spec(tensor)
-        return name, saved[name], backend.to_host(tensor, spec).wait().copy(), spec
+        return name, saved[name], backend.to_host(tensor, spec).copy(), spec
 
     def unpack(packed: Any) -> Any:
         if not isinstance(packed, tuple):

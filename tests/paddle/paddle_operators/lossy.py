@@ -196,7 +196,7 @@ class _Perturbing:
             return tensor.detach()
         spec = self._backend.spec(tensor)
         self.is_float.append(spec.dtype == "float32")
-        data = self._backend.to_host(tensor, spec).wait().copy()
+        data = self._backend.to_host(tensor, spec).copy()
         if self._slot == len(self.readers) - 1 and self._loss is not None:
             data = self._lost(data, spec)
         return data, spec

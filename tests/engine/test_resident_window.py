@@ -9,7 +9,7 @@ from labs import BACKENDS, lab_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.engine.payloads.resident import Latest
+from tensorstash.engine.payloads.resident import ResidentWindow
 from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies import StoreIn
 from tensorstash.testing.layouts import assert_same_bits, floats
@@ -36,23 +36,23 @@ class Waiting:
 
 
 def test_the_oldest_leave_first_and_the_limit_holds_to_the_byte():
-    latest, held = Latest(100), [Waiting(n) for n in (40, 60, 1, 99, 100, 101, 0)]
-    due = [latest.add(payload) for payload in held]
+    window, held = ResidentWindow(100), [Waiting(n) for n in (40, 60, 1, 99, 100, 101, 0)]
+    due = [window.add(payload) for payload in held]
     assert due == [[], [], [held[0]], [held[1]], [held[2], held[3]], [held[4], held[5]], []]
-    assert latest.clear() == [held[6]]
-    assert latest.clear() == []
+    assert window.clear() == [held[6]]
+    assert window.clear() == []
 
 
 def test_with_nothing_allowed_nothing_waits():
-    latest, held = Latest(0), [Waiting(n) for n in (5, 0, 7)]
-    assert [latest.add(payload) for payload in held] == [[one] for one in held]
+    window, held = ResidentWindow(0), [Waiting(n) for n in (5, 0, 7)]
+    assert [window.add(payload) for payload in held] == [[one] for one in held]
 
 
 def test_what_is_dropped_while_it_waits_is_forgotten():
-    latest, last = Latest(100), Waiting(100)
-    latest.add(Waiting(60))
-    assert latest.add(last) == []
-    assert latest.clear() == [last]
+    window, last = ResidentWindow(100), Waiting(100)
+    window.add(Waiting(60))
+    assert window.add(last) == []
+    assert window.clear() == [last]
 
 
 def test_the_latest_never_move_and_the_others_do():
@@ -191,6 +191,6 @@ def test_what_several_operations_saved_is_one_tensor_until_somebody_writes(backe
     third = session.unpack(shared[2])
     assert_same_bits(lab.bits(third), lab.bits(y), "what nobody wrote into")
     assert gate.opened[0].get_count == 2
-    assert session._state.ahead.budget.used == NBYTES
+    assert session._state.prefetcher.budget.used == NBYTES
     session.unpack(shared[3])
-    assert session._state.ahead.budget.used == 0
+    assert session._state.prefetcher.budget.used == 0

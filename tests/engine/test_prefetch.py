@@ -10,8 +10,8 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import session
 from tensorstash.engine.budget import ByteBudget
-from tensorstash.engine.payloads.dedup import Tape
-from tensorstash.engine.prefetch import ReadAhead
+from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.prefetch import Prefetcher
 from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 
@@ -58,21 +58,21 @@ def test_without_reading_ahead_every_payload_is_read_by_backward():
 
 
 def test_deleting_the_hint_changes_no_result(monkeypatch):
-    monkeypatch.setattr(ReadAhead, "asked", lambda self, tape, index: None)
+    monkeypatch.setattr(Prefetcher, "asked", lambda self, dedup, index: None)
     grads, _, _ = run(ts.Limits())
     assert all(np.array_equal(grad, plain()) for grad in grads)
 
 
 @pytest.mark.parametrize("learned", [(0, 1, 2), (5, 3, 11, 0), tuple(range(100, 0, -1))])
 def test_a_wrong_order_changes_no_result(monkeypatch, learned):
-    known = ReadAhead.asked
+    known = Prefetcher.asked
 
-    def asked(self, tape, index):
-        if not tape.is_expecting:
-            tape.expect(tuple(i for i in learned if i < len(tape)))
-        known(self, tape, index)
+    def asked(self, dedup, index):
+        if not dedup.is_expecting:
+            dedup.expect(tuple(i for i in learned if i < len(dedup)))
+        known(self, dedup, index)
 
-    monkeypatch.setattr(ReadAhead, "asked", asked)
+    monkeypatch.setattr(Prefetcher, "asked", asked)
     grads, _, _ = run(ts.Limits(ahead=400))
     assert all(np.array_equal(grad, plain()) for grad in grads)
 
@@ -80,7 +80,7 @@ def test_a_wrong_order_changes_no_result(monkeypatch, learned):
 @pytest.mark.parametrize("ahead", [0, 1, 199, 200, 1000, 10**6])
 def test_bytes_read_ahead_never_exceed_their_limit(ahead):
     grads, _, stash = run(ts.Limits(ahead=ahead), steps=4, depths=(DEPTH, 5))
-    budget = stash._session._state.ahead.budget
+    budget = stash._session._state.prefetcher.budget
     assert budget.peak <= ahead
     assert budget.used == 0
     assert np.array_equal(grads[0], plain())
@@ -88,9 +88,9 @@ def test_bytes_read_ahead_never_exceed_their_limit(ahead):
 
 
 @pytest.mark.parametrize("policy", [ts.Quantize(8), ts.Quantize(4) | StoreIn(Gated())], ids=["in memory", "small"])
-@pytest.mark.parametrize(("near", "most"), [(0, 0), (1, 400), (250, 600)])
-def test_what_only_has_to_be_decoded_does_not_wait_decoded_for_long(monkeypatch, near, most, policy):
-    monkeypatch.setattr(session, "NEAR_BYTES", near)
+@pytest.mark.parametrize(("quick", "most"), [(0, 0), (1, 400), (250, 600)])
+def test_what_only_has_to_be_decoded_does_not_wait_decoded_for_long(monkeypatch, quick, most, policy):
+    monkeypatch.setattr(session, "QUICK_BYTES", quick)
     stash = ts.stash(policy, framework="reference", min_bytes=0, limits=ts.Limits(in_flight=0))
     for _ in range(3):
         x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
@@ -99,12 +99,12 @@ def test_what_only_has_to_be_decoded_does_not_wait_decoded_for_long(monkeypatch,
         loss.backward()
     assert sum(stored.tensors for stored in stash.stats().stored.values()) >= 3 * DEPTH
     # With the one that is being asked for.
-    assert stash._session._state.ahead.budget.peak == most
+    assert stash._session._state.prefetcher.budget.peak == most
 
 
 def test_the_order_of_the_last_backward_is_learned_for_each_shape_of_program():
     _, _, stash = run(ts.Limits(), steps=6, depths=(DEPTH, 5))
-    orders = stash._session._state.ahead._orders
+    orders = stash._session._state.prefetcher._orders
     lengths = sorted(len(order) for order in orders.values())
     assert len(lengths) == 2
     assert lengths[0] < lengths[1]
@@ -121,7 +121,7 @@ def test_a_content_with_two_users_is_read_once():
     loss.backward()
     assert stash.stats().deduplicated.tensors >= 1
     assert gate.opened[0].get_count == gate.opened[0].put_count
-    assert stash._session._state.ahead.budget.used == 0
+    assert stash._session._state.prefetcher.budget.used == 0
 
 
 def test_a_second_backward_reads_again():
@@ -137,64 +137,64 @@ def test_a_second_backward_reads_again():
         assert np.array_equal(x.grad.numpy(), plain())
     del loss
     assert gate.slots == 0
-    assert stash._session._state.ahead.budget.used == 0
+    assert stash._session._state.prefetcher.budget.used == 0
 
 
 class Known:
     """What reading ahead looks at of a payload; notes that it was read."""
 
-    is_near = False
+    is_quick = False
     wants_reading = True
     nbytes = 1
 
     def __init__(self, spec, read):
-        self.capture = SimpleNamespace(passage=SimpleNamespace(spec=spec))
+        self.route = SimpleNamespace(spec=spec)
         self.index = 0
         self._read = read
 
     def waits_beyond(self, asked):
         return False
 
-    def read_ahead(self, submit):
+    def prefetch(self, submit):
         self._read.append(self.index)
         return True
 
 
-def taped(specs):
-    """A tape of payloads of these specs, the payloads, and what is read of them."""
-    tape, read = Tape(), []
+def saved(specs):
+    """A dedup of payloads of these specs, the payloads, and what is read of them."""
+    dedup, read = DedupIndex(), []
     payloads = [Known(spec, read) for spec in specs]
     for place, payload in enumerate(payloads):
-        tape.add(place, payload)
-    return tape, payloads, read
+        dedup.add(place, payload)
+    return dedup, payloads, read
 
 
-def asked_for(ahead, specs, order):
+def asked_for(prefetcher, specs, order):
     """Ask for payloads in an order, and return what was read after the first of them."""
-    tape, payloads, read = taped(specs)
+    dedup, payloads, read = saved(specs)
     for place, index in enumerate(order):
-        ahead.asked(tape, index)
+        prefetcher.asked(dedup, index)
         if not place:
             first = list(read)
-    ahead.learn(tape)
+    prefetcher.learn(dedup)
     assert len(payloads) == len(specs)  # alive until now
     return first
 
 
 def test_what_is_read_first_follows_the_order_of_the_last_time():
-    ahead = ReadAhead(ByteBudget(10), Workers("test", 1))
+    prefetcher = Prefetcher(ByteBudget(10), Workers("test", 1))
     order = (1, 0, 3, 2)
-    assert asked_for(ahead, "abcd", order) == [0]  # at first the reverse order of packing, of which 1 is the third
-    assert asked_for(ahead, "abcd", order) == [0, 3, 2]
+    assert asked_for(prefetcher, "abcd", order) == [0]  # at first the reverse order of packing, of which 1 is the third
+    assert asked_for(prefetcher, "abcd", order) == [0, 3, 2]
     # The same last tensor, after others: another program.
-    assert asked_for(ahead, "xbcd", order) == [0]
-    assert asked_for(ahead, "abcd", (3, 2, 1, 0)) == [2]
+    assert asked_for(prefetcher, "xbcd", order) == [0]
+    assert asked_for(prefetcher, "abcd", (3, 2, 1, 0)) == [2]
 
 
 def test_orders_of_the_latest_programs_are_remembered():
-    ahead = ReadAhead(ByteBudget(10), Workers("test", 1))
+    prefetcher = Prefetcher(ByteBudget(10), Workers("test", 1))
     for number in range(1000):
-        asked_for(ahead, [number, "b", "c"], (0, 1, 2))
-    assert asked_for(ahead, [999, "b", "c"], (0, 1, 2)) == [1, 2]
-    assert asked_for(ahead, [0, "b", "c"], (0, 1, 2)) == []
-    assert len(ahead._orders) < 100
+        asked_for(prefetcher, [number, "b", "c"], (0, 1, 2))
+    assert asked_for(prefetcher, [999, "b", "c"], (0, 1, 2)) == [1, 2]
+    assert asked_for(prefetcher, [0, "b", "c"], (0, 1, 2)) == []
+    assert len(prefetcher._orders) < 100

@@ -5,12 +5,12 @@ from itertools import product
 import hypothesis.strategies as st
 from hypothesis import given
 
-from tensorstash.engine.payloads.interleaved import Strip
+from tensorstash.engine.payloads.interleaved import InterleavedView
 from tensorstash.spec import TensorSpec
 
 
 def strip(shape, strides, start=0):
-    return Strip.of(TensorSpec(shape, strides, 4 * start, "float32", "cpu"), 4 * start)
+    return InterleavedView.of(TensorSpec(shape, strides, 4 * start, "float32", "cpu"), 4 * start)
 
 
 def elements(shape, strides, start):
@@ -41,7 +41,7 @@ def test_what_is_apart_shares_no_element(first, second):
         assert not elements(*first) & elements(*second)
 
 
-def test_columns_are_apart_and_so_are_columns_of_columns():
+def test_interleaved_columns_are_apart_and_so_are_columns_of_columns():
     query, key = strip((8, 4), (12, 1), 0), strip((8, 4), (12, 1), 4)
     left, right = strip((8, 2), (12, 1), 8), strip((8, 2), (12, 1), 10)
     even, odd = strip((8, 2), (12, 2), 8), strip((8, 2), (12, 2), 9)
@@ -75,4 +75,4 @@ def test_what_overlaps_or_cannot_be_told_is_not_apart():
 def test_a_run_of_memory_is_no_strip():
     assert strip((8, 4), (4, 1)) is strip((4,), (1,)) is strip((), ()) is strip((0, 4), (9, 1)) is None
     assert strip((1, 4), (9, 1)) is strip((5, 3), (1, 1)) is strip((3, 4), (0, 1)) is None
-    assert Strip.of(TensorSpec((5,), (2,), 6, "float32", "cpu"), 6) is None  # not a whole number of elements
+    assert InterleavedView.of(TensorSpec((5,), (2,), 6, "float32", "cpu"), 6) is None  # not a whole number of elements

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (the name every PyTorch program has for it)
 
 import tensorstash as ts
-from tensorstash.engine.payloads import interleaved as columns
+from tensorstash.engine.payloads import interleaved
 from tensorstash.spec import ALIGNMENT
 
 SPILL, LOSSY = ts.DiskSpill(), ts.Quantize(8)
@@ -21,7 +21,7 @@ def storage(tensor):
 
 def memory_of(handle):
     """Return what gives the memory that a part came back in, if it is still there."""
-    return handle._payload.column._table._memory
+    return handle._payload.interleaved._group._memory
 
 
 def saved(parts, policy=SPILL):
@@ -194,7 +194,7 @@ def test_where_memory_runs_out_the_next_request_finds_all_as_it_was(monkeypatch)
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(columns, "aligned_empty", no_memory)
+        patch.setattr(interleaved, "aligned_empty", no_memory)
         with pytest.raises(MemoryError):
             unpack(handles[0])
     other, again = unpack(handles[1]), unpack(handles[0])
@@ -226,11 +226,11 @@ def test_what_came_later_and_lies_beyond_begins_a_new_memory():
         handles = [session.pack(x[:, 4:8]), session.pack(x[:, 8:12])]
         session.drain()
         # As another thread does that has not seen yet that backward has begun.
-        tape = session._tape
+        dedup = session._dedup
         first = session.unpack(handles[0])
         session._state.was_asked = False
         handles.append(session.pack(x[:, :4]))
-        assert session._tape is tape
+        assert session._dedup is dedup
         session.drain()
     later, second = session.unpack(handles[2]), session.unpack(handles[1])
     for tensor, part in ((first, x[:, 4:8]), (second, x[:, 8:12]), (later, x[:, :4])):
@@ -264,7 +264,7 @@ def test_a_memory_is_not_begun_while_another_is(monkeypatch):
     unpack, handles = saved(parts)
     back = []
     other = threading.Thread(target=lambda: back.append(unpack(handles[1])))
-    begin = columns.aligned_empty
+    begin = interleaved.aligned_empty
 
     def meanwhile(*arguments):
         if other.ident is None:
@@ -273,7 +273,7 @@ def test_a_memory_is_not_begun_while_another_is(monkeypatch):
         return begin(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(columns, "aligned_empty", meanwhile)
+        patch.setattr(interleaved, "aligned_empty", meanwhile)
         back.append(unpack(handles[0]))
         other.join()
     assert storage(back[0]) == storage(back[1])

@@ -9,14 +9,14 @@ from tensorstash.host.workers import Workers
 
 
 def teams(session: Session[Any]) -> tuple[Workers, Workers, Workers]:
-    return session._writers, session._state.ahead._readers, session._patience._callers
+    return session._writers, session._state.prefetcher._readers, session._timeouts._callers
 
 
-def set_patience(session: Session[Any], timeout_s: float) -> None:
+def set_timeout(session: Session[Any], timeout_s: float) -> None:
     session.limits = replace(session.limits, timeout_s=timeout_s)
-    session._patience.timeout_s = timeout_s
+    session._timeouts.timeout_s = timeout_s
     for workers in teams(session):
-        workers._crew._patience_s = timeout_s
+        workers._pool._timeout_s = timeout_s
 
 
 def settle(session: Session[Any]) -> None:
@@ -24,10 +24,10 @@ def settle(session: Session[Any]) -> None:
     session.drain()
     for workers in teams(session):
         workers.submit(lambda: None).result(60)
-        patience_s, workers._crew._patience_s = workers._crew._patience_s, -1
-        workers.give_up()
-        workers._crew._patience_s = patience_s
+        timeout_s, workers._pool._timeout_s = workers._pool._timeout_s, -1
+        workers.abandon()
+        workers._pool._timeout_s = timeout_s
     for thread in threading.enumerate():
-        if getattr(thread, "is_given_up", False):
+        if getattr(thread, "is_abandoned", False):
             thread.join(60)
             assert not thread.is_alive()

@@ -1,0 +1,218 @@
+"""A saved tensor on a device with streams: captured beside the computation, and brought back ahead of it.
+
+What the program's thread does is only launched: kernels on the program's own stream, copies on streams of their own, in
+the order that :mod:`tensorstash.engine.transfers` argues for. Workers begin where a copy has ended, with the codecs of
+the host and stores that look at the bytes; a payload that just stays in host memory needs none.
+"""
+
+from operator import call
+from typing import Any
+
+from tensorstash.abilities import Event
+from tensorstash.engine.payloads.payload import Payload
+from tensorstash.engine.payloads.route import DeviceRoute, TransferRoute
+from tensorstash.engine.timeouts import Ask
+from tensorstash.engine.transfers import Transfer, Transfers
+from tensorstash.errors import TensorStashError
+from tensorstash.host.arrays import Array, as_bytes
+from tensorstash.spec import TensorSpec
+
+
+class StreamPayload(Payload):
+    """A payload that is captured in two steps: :meth:`launch` where it was saved, :meth:`run` on a worker.
+
+    It is brought back to its device ahead of time where the budget allows. Thread-safe.
+
+    Args:
+        transfers: of the session.
+        others: of :class:`~tensorstash.engine.payloads.payload.Payload`.
+    """
+
+    __slots__ = ("_arrival", "_failure", "_flight", "_launched_nbytes", "_stream", "_transfers")
+
+    route: DeviceRoute | TransferRoute
+    is_streamed = True
+    is_quick = False
+
+    def __init__(self, transfers: Transfers, *others: Any) -> None:
+        super().__init__(*others)
+        self._transfers = transfers
+        self._stream = transfers.compute(self.spec.device)
+        self._launched_nbytes = 0
+        self._flight: Transfer | None = None
+        self._arrival: Transfer | None = None
+        self._failure: TensorStashError | None = None  # of bringing it ahead
+
+    # Into the store
+
+    @property
+    def needs_worker(self) -> bool:
+        """Whether there is work for the host behind the transfer."""
+        return self.route.needs_worker
+
+    def launch(self) -> None:
+        """Launch the kernels and the transfer, in the current stream, after what the one that saved it was given.
+
+        Raises:
+            StashError: the tensor cannot be read, a kernel failed, or the store has no room.
+        """
+        source = self._source
+        try:
+            self._launch(source)
+        except TensorStashError as error:
+            self._fail(error)
+            raise
+        except Exception as error:
+            unreadable = self._unreadable(source, error)
+            self._fail(unreadable)
+            raise unreadable from error
+        self._source = None
+
+    def _launch(self, source: Any) -> None:
+        route = self.route
+        self._transfers.follow(self._stream, source, self.spec.device)
+        launched = route.launch(source, self.spec)
+        self._launched_nbytes = route.backend.nbytes(launched)
+        if route.shares_source and not self.is_private:
+            # Until it is copied, the bytes are the tensor's own.
+            self._probe = route.backend.version_probe(source)
+        self._flight = route.send(launched, source)
+        if not route.needs_worker:
+            self._keep(route.stored_at_once(launched, self._flight))
+
+    def run(self, ask: Ask = call) -> None:
+        """Wait for the transfer, and encode and store what it has brought; a failure is kept for whoever asks.
+
+        Args:
+            ask: how a store is asked that may not answer.
+        """
+        flight, route = self._flight, self.route
+        assert flight is not None, "nothing was launched"
+        assert isinstance(route, TransferRoute), "nothing to do on the host"
+        try:
+            self._keep(route.store(flight.wait(), ask))
+        except TensorStashError as error:
+            self._fail(error)
+        # Last: whoever finds no transfer takes the slot or the error.
+        self._flight = None
+
+    def _fail(self, error: TensorStashError) -> None:
+        self._error = error.again()
+        if self._flight is not None:
+            self._flight.release()
+
+    @property
+    def source(self) -> Any:
+        """The alias of the saved tensor before it is launched, and while its memory is held for the copy; else None.
+
+        Raises:
+            SavedTensorModifiedError: it was modified in place since it was saved.
+        """
+        source = self._source
+        if source is None and self.route.shares_source:
+            source = self._on_device
+        if source is not None:
+            self.check(self._probe if self.is_private else source)
+        return source
+
+    @property
+    def _on_device(self) -> Any:
+        """What was launched, while it is still on the device; else None."""
+        return self.route.on_device(self._stored, self._flight)
+
+    # Back
+
+    def restore(self, spec: TensorSpec) -> Any:
+        """Return a fresh tensor of the given layout, in the order of the current stream; the host waits for no copy.
+
+        Raises:
+            SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
+            StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
+        """
+        route, transfers, device = self.route, self._transfers, spec.device
+        self.raise_failure()
+        with self._lock:
+            self._uses += 1
+            is_last = self._uses % self.users == 0
+            arrival, self._arrival = self._arrival, None
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure.again()  # as it is, it would refer to this frame, and this frame to it
+        here = None if route.shares_source else self._on_device
+        if here is not None:
+            return route.assemble(transfers.used_here(here, device), spec, adopt=False)
+        encoded = None if arrival is None else transfers.arrived(arrival, device)
+        if arrival is None or encoded is None:
+            arrival = (None if is_last else self._bring(is_prefetch=True)) or self._bring(is_prefetch=False)
+            assert arrival is not None, "what is asked for needs no budget"
+            encoded = transfers.arrived(arrival, device)
+        is_shared = not is_last and arrival.is_counted
+        if is_shared:
+            self._hold(arrival)
+        else:
+            arrival.drop()
+        return route.assemble(encoded, spec, adopt=not is_shared)
+
+    def prefetch_to_device(self) -> bool:
+        """Start bringing it back, if it is not on its device; return False to look no further ahead for now."""
+        has_left = self._source is None and self._on_device is None
+        if self._arrival is not None or self._failure is not None or not has_left:
+            return True
+        if not self._is_on_host and not self._is_read:
+            return False
+        try:
+            arrival = self._bring(is_prefetch=True)
+        except TensorStashError as error:
+            self._failure = error.again()
+            return True
+        except (RuntimeError, MemoryError):  # the device is full; whoever asks is told, if it still is then
+            return False
+        if arrival is None:
+            return False
+        self._hold(arrival)
+        return True
+
+    @property
+    def _is_read(self) -> bool:
+        loading = self._loading
+        return loading is not None and loading.done()
+
+    @property
+    def _is_on_host(self) -> bool:
+        """Whether the bytes that were transferred lie in host memory, or soon will, so that nobody need read them."""
+        return self._error is None and (self._stored is None or not self.route.is_costly)
+
+    def _bring(self, *, is_prefetch: bool) -> Transfer | None:
+        spec = self.route.launched_spec(self._launched_nbytes)
+        if is_prefetch and not self._transfers.has_room(spec.nbytes):
+            return None
+        data, end = self._bytes_on_host() if self._is_on_host else (as_bytes(self.load()), None)
+        return self._transfers.back(data, spec, end, is_prefetch=is_prefetch)
+
+    def _bytes_on_host(self) -> tuple[Array, Event | None]:
+        """Return the bytes that were transferred, and the end of the transfer if they may not have come yet.
+
+        Raises:
+            StashError: they could not be captured, loaded or decoded.
+        """
+        flight = self._flight
+        if self._stored is None and flight is not None:
+            return flight.array, flight.end
+        self.raise_failure()
+        return as_bytes(self._decode()), None if flight is None else flight.end
+
+    def _hand_out(self, data: Any) -> Any:
+        self._release()
+        return data
+
+    def _hold(self, arrival: Transfer) -> None:
+        with self._lock:
+            other, self._arrival = self._arrival, arrival
+        if other is not None:
+            other.release()
+
+    def __del__(self) -> None:
+        if self._flight is not None:
+            self._flight.release()
+        if self._arrival is not None:
+            self._arrival.release()
