@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -131,6 +132,12 @@ def folder(module: str) -> str:
 
 
 RANKED = [module for module in MODULES if module and folder(module) != "reference"]
+
+
+def test_the_house_has_few_rooms_on_each_floor() -> None:
+    in_folders = Counter(path.parent for path in MODULES.values())
+    assert in_folders[PACKAGE] <= 9
+    assert {folder: count for folder, count in in_folders.items() if count > 12} == {}
 
 
 def test_every_module_has_a_rank_and_every_rank_a_module() -> None:
