@@ -4,9 +4,9 @@ import threading
 from collections import OrderedDict
 from weakref import ref
 
-from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.payload import Payload
+from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.workers import Workers
 

@@ -9,9 +9,9 @@ from gates import Gated
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import session
-from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.prefetch import Prefetcher
+from tensorstash.host.budget import ByteBudget
 from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 

@@ -7,6 +7,7 @@ from weakref import ref
 from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.engine.payloads.interleaved import InterleavedGroup, InterleavedPlace, InterleavedView
 from tensorstash.engine.payloads.payload import Payload
+from tensorstash.spec import TensorSpec
 
 _FEW = 64
 """Payloads that are not worth forgetting."""
@@ -65,15 +66,19 @@ class DedupIndex:
         self.signature = hash((self.signature, payload.route.spec))
 
     def interleaved_place(
-        self, memory: Hashable, view: InterleavedView, backend: SupportsSharedMemory[Any]
+        self, memory: Hashable, spec: TensorSpec, start: int, backend: SupportsSharedMemory[Any]
     ) -> InterleavedPlace | None:
-        """Return the place of a view among those of the same memory that it lies interleaved with, if there is one.
+        """Return the place of a tensor among those of the same memory that it lies interleaved with, if it does.
 
         Args:
             memory: names the storage, its version and the type of its elements.
-            view: where a content lies in it.
+            spec: of the tensor.
+            start: where it begins in the storage, in bytes.
             backend: what puts them back together.
         """
+        view = InterleavedView.of(spec, start)
+        if view is None:
+            return None
         key = memory, view.block[0]
         group = self._groups.get(key)
         if group is None:

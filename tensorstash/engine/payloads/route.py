@@ -41,6 +41,8 @@ class PayloadRoute(ABC):
     tier: str
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
+    needs_worker = True
+    """Whether there is work behind what is launched, or all of it."""
     may_wait = False
     """Whether nothing is lost if the tensor stays where it is for a while."""
     is_at_hand = False
@@ -268,7 +270,6 @@ class TransferRoute(HostRoute):
         self.shares_source = shares_source
         """Whether what is transferred is the tensor's own memory."""
         self.needs_worker = pipeline.looks_at_bytes
-        """Whether there is work for the host behind the transfer."""
 
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, None]:
         """Return a private copy of a tensor; on a device its content is not looked at."""
