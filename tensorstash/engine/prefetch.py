@@ -48,9 +48,7 @@ class Prefetcher:
     def asked(self, dedup: DedupIndex, index: int) -> None:
         """Note that a payload was asked for, and start reading those that are expected next."""
         with self._lock:
-            if not dedup.is_expecting:
-                dedup.expect(self._orders.get(dedup.signature, ()))
-            dedup.ask(index)
+            dedup.ask(index, self._orders)
             quick = [payload for known in self._quick if (payload := known()) and payload.waits_beyond(index)]
             for payload in dedup.expected_next(_TO_HOST):
                 if not payload.wants_reading:

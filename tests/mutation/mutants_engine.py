@@ -28,10 +28,10 @@ CALIBRATION = ("tests/engine/test_calibration.py",)
 
 MUTANTS = [
     (
-        "engine/prefetch.py",
+        "engine/payloads/dedup.py",
         "wrong value",
-        "dedup.expect(self._orders.get(dedup.signature, ()))",
-        "dedup.expect(())",
+        "self._expect(orders.get(self.signature, ()))",
+        "self._expect(())",
         PREFETCH,
     ),
     (
@@ -312,7 +312,7 @@ MUTANTS = [
     (
         "engine/payloads/route.py",
         "wrong value",
-        "self.is_lossless = plan.is_lossless",
+        "self.is_lossless = self.plan.is_lossless",
         "self.is_lossless = True",
         CONTRACT,
     ),
