@@ -90,7 +90,10 @@ def walks(lab: Lab, line: str) -> dict[str, list[Step]]:
     with api.stash(tensorstash.parse(line), framework=lab.name, min_bytes=0) as session:
         for _ in range(3):
             leaf = lab.tensor(np.ones((2**9, 2**9), np.float32), requires_grad=True)
-            saved = [lab.mul(leaf, 2.0)]  # that the graph made; whatever mul saves of its own is kept
+            others = lab.mul(leaf, 3.0)
+            session.pack(others)  # what the first tensor of a step sets going is no part of the walk
+            walk_idle(session)
+            saved = [lab.mul(leaf, 2.0)]  # that the graph made
             handles: list[Any] = []
             start = getattr(session, "_start_all_freed")  # noqa: B009 - what a scope does at its end
             found["pack to slot"] = walk.of(
@@ -102,7 +105,7 @@ def walks(lab: Lab, line: str) -> dict[str, list[Step]]:
             found["back"] = walk.of(
                 lambda handles=handles, tensors=tensors: tensors.append(session.unpack(handles.pop()))
             )
-            del leaf, tensors
+            del leaf, others, tensors
     threading.setprofile(None)  # type: ignore[arg-type]
     return found
 

@@ -4,9 +4,9 @@ import threading
 from collections import OrderedDict
 from weakref import ref
 
-from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.payload import Payload
+from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.workers import Workers
 
@@ -48,9 +48,7 @@ class Prefetcher:
     def asked(self, dedup: DedupIndex, index: int) -> None:
         """Note that a payload was asked for, and start reading those that are expected next."""
         with self._lock:
-            if not dedup.is_expecting:
-                dedup.expect(self._orders.get(dedup.signature, ()))
-            dedup.ask(index)
+            dedup.ask(index, self._orders)
             quick = [payload for known in self._quick if (payload := known()) and payload.waits_beyond(index)]
             for payload in dedup.expected_next(_TO_HOST):
                 if not payload.wants_reading:

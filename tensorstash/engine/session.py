@@ -9,13 +9,11 @@ from typing import Generic, TypeVar
 from weakref import ref
 
 from tensorstash.abilities import Readers, SupportsDemand, SupportsHolders, SupportsReaders, SupportsStreams
-from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.held import Held
-from tensorstash.engine.payloads.interleaved import InterleavedView
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.resident import ResidentWindow
 from tensorstash.engine.payloads.route import PayloadRoute, route_for
@@ -30,6 +28,7 @@ from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import StoreError
 from tensorstash.host import native
 from tensorstash.host.allocator import returns_memory
+from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.host.workers import Workers
@@ -207,7 +206,7 @@ class Session(Generic[T]):
 
     def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute) -> Stashed:
         state = self._state
-        measured = self.calibration.wants(route.plan)
+        measured = not self.calibration.is_settled and self.calibration.wants(route.plan)
         if measured:
             with self._lock:
                 self._current_dedup()
@@ -229,10 +228,9 @@ class Session(Generic[T]):
             is_new = payload is None
             if payload is None:
                 payload = self._payload(tensor, source, spec, version, route)
-                if route.shared_memory is not None and (view := InterleavedView.of(spec, start)) is not None:
-                    payload.interleaved = dedup.interleaved_place(
-                        (token, spec.dtype, version), view, route.shared_memory
-                    )
+                if route.shared_memory is not None and not spec.order.is_dense:
+                    memory = token, spec.dtype, version
+                    payload.interleaved = dedup.interleaved_place(memory, spec, start, route.shared_memory)
                 dedup.add(content, payload)
             payload.users += 1
         handle = Stashed(state, payload, dedup, spec)
@@ -311,10 +309,11 @@ class Session(Generic[T]):
         return self._dedup
 
     def _start(self, payload: Payload) -> None:
-        if not payload.needs_worker:
+        if not payload.route.needs_worker:
             payload.launch()
             return
-        for due in self._resident.add(payload) if payload.route.may_wait else (payload,):
+        may_wait = payload.route.may_wait and self._resident.limit
+        for due in self._resident.add(payload) if may_wait else (payload,):
             self._begin(due)
         if payload.nbytes > self._in_flight.limit:
             payload.raise_store_failure()

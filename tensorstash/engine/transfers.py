@@ -30,8 +30,8 @@ from functools import partial
 from typing import Any
 
 from tensorstash.abilities import Event, Stream, SupportsStreams
-from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.host.arrays import Array, as_bytes
+from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.spec import TensorSpec

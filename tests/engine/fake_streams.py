@@ -18,9 +18,9 @@ import numpy as np
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
-from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.session import Session
 from tensorstash.engine.transfers import Transfers
+from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.reference import Tensor

@@ -13,9 +13,9 @@ from labs import BACKENDS
 from planted_faults import Faulty
 
 import tensorstash as ts
-from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.errors import StoreFullError
 from tensorstash.host.arrays import Array
+from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.pages import BLOCK
 from tensorstash.policies import StoreIn
 from tensorstash.protocols import Slot, StoreConfig

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorstash.engine.budget import ByteBudget
+from tensorstash.host.budget import ByteBudget
 
 
 def test_bytes_beyond_the_limit_are_refused_at_once():

@@ -50,6 +50,31 @@ def leaf() -> Any:
     return ref.tensor(values, device="sim:0", requires_grad=True)
 
 
+class WithoutStreams(ReferenceBackend):
+    """A backend whose devices do their work in the order of the program."""
+
+    def current_stream(self, device: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize("limits", [ts.Limits(), AT_ONCE], ids=["workers", "at once"])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_device_without_streams_gives_the_same_gradients(policy: Any, limits: ts.Limits) -> None:
+    gradients = []
+    for backend in (WithoutStreams(), ReferenceBackend()):
+        here = session(policy, backend, limits)
+        with here.scope():
+            x = leaf()
+            loss = (x * 1.0).exp().tanh().sum()
+        here.drain()
+        assert set(here.stats().stored) == (
+            {"device"} if policy.plan(here.backend.spec(x)).store is None else {"memory"}
+        )
+        loss.backward()
+        gradients.append(x.grad.host_bits())
+    assert np.array_equal(*gradients)
+
+
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize("limits", [ts.Limits(), AT_ONCE], ids=["workers", "at once"])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)

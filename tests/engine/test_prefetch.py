@@ -9,9 +9,9 @@ from gates import Gated
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import session
-from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.prefetch import Prefetcher
+from tensorstash.host.budget import ByteBudget
 from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 
@@ -65,14 +65,12 @@ def test_deleting_the_hint_changes_no_result(monkeypatch):
 
 @pytest.mark.parametrize("learned", [(0, 1, 2), (5, 3, 11, 0), tuple(range(100, 0, -1))])
 def test_a_wrong_order_changes_no_result(monkeypatch, learned):
-    known = Prefetcher.asked
+    known = DedupIndex.ask
 
-    def asked(self, dedup, index):
-        if not dedup.is_expecting:
-            dedup.expect(tuple(i for i in learned if i < len(dedup)))
-        known(self, dedup, index)
+    def ask(self, index, orders):
+        known(self, index, {self.signature: tuple(i for i in learned if i < len(self))})
 
-    monkeypatch.setattr(Prefetcher, "asked", asked)
+    monkeypatch.setattr(DedupIndex, "ask", ask)
     grads, _, _ = run(ts.Limits(ahead=400))
     assert all(np.array_equal(grad, plain()) for grad in grads)
 

@@ -28,10 +28,10 @@ CALIBRATION = ("tests/engine/test_calibration.py",)
 
 MUTANTS = [
     (
-        "engine/prefetch.py",
+        "engine/payloads/dedup.py",
         "wrong value",
-        "dedup.expect(self._orders.get(dedup.signature, ()))",
-        "dedup.expect(())",
+        "self._expect(orders.get(self.signature, ()))",
+        "self._expect(())",
         PREFETCH,
     ),
     (
@@ -129,7 +129,7 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped release",
-        "        self._source = None\n\n    def _unreadable",
+        "        self.alias = None\n\n    def _unreadable",
         "\n    def _unreadable",
         CONTRACT,
     ),
@@ -312,7 +312,7 @@ MUTANTS = [
     (
         "engine/payloads/route.py",
         "wrong value",
-        "self.is_lossless = plan.is_lossless",
+        "self.is_lossless = self.plan.is_lossless",
         "self.is_lossless = True",
         CONTRACT,
     ),
@@ -393,29 +393,29 @@ MUTANTS = [
         (*HELD, *CONTRACT),
     ),
     (
-        "engine/budget.py",
+        "host/budget.py",
         "boundary",
         "                if used > self.limit:\n",
         "                if used >= self.limit:\n",
         BUDGET,
     ),
     (
-        "engine/budget.py",
+        "host/budget.py",
         "boundary",
         "                if used > self.limit:\n",
         "                if used - nbytes > self.limit:\n",
         BUDGET,
     ),
-    ("engine/budget.py", "dropped release", "        self.returned(entry)\n", "", BUDGET),
+    ("host/budget.py", "dropped release", "        self.returned(entry)\n", "", BUDGET),
     (
-        "engine/budget.py",
+        "host/budget.py",
         "dropped release",
         "self._entry = entry = _Entry(self, budget.returned)",
         "self._entry = entry = _Entry(self)",
         BUDGET,
     ),
     (
-        "engine/budget.py",
+        "host/budget.py",
         "dropped call",
         "                self._peak = max(self._peak, used)\n",
         "                self._peak = used\n",

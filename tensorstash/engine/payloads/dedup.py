@@ -1,12 +1,13 @@
 """What was saved since the last time something was asked for: contents that are live, and their order."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.engine.payloads.interleaved import InterleavedGroup, InterleavedPlace, InterleavedView
 from tensorstash.engine.payloads.payload import Payload
+from tensorstash.spec import TensorSpec
 
 _FEW = 64
 """Payloads that are not worth forgetting."""
@@ -65,15 +66,19 @@ class DedupIndex:
         self.signature = hash((self.signature, payload.route.spec))
 
     def interleaved_place(
-        self, memory: Hashable, view: InterleavedView, backend: SupportsSharedMemory[Any]
+        self, memory: Hashable, spec: TensorSpec, start: int, backend: SupportsSharedMemory[Any]
     ) -> InterleavedPlace | None:
-        """Return the place of a view among those of the same memory that it lies interleaved with, if there is one.
+        """Return the place of a tensor among those of the same memory that it lies interleaved with, if it does.
 
         Args:
             memory: names the storage, its version and the type of its elements.
-            view: where a content lies in it.
+            spec: of the tensor.
+            start: where it begins in the storage, in bytes.
             backend: what puts them back together.
         """
+        view = InterleavedView.of(spec, start)
+        if view is None:
+            return None
         key = memory, view.block[0]
         group = self._groups.get(key)
         if group is None:
@@ -93,24 +98,25 @@ class DedupIndex:
         self._groups.clear()
 
     @property
-    def is_expecting(self) -> bool:
-        """Whether an order of requests has been set since the last payload was added."""
-        return self._expected == self._count
-
-    @property
     def asked(self) -> tuple[int, ...]:
         """Indices in the order in which they were first asked for."""
         return tuple(self._asked)
 
-    def expect(self, learned: tuple[int, ...]) -> None:
-        """Expect requests in the ``learned`` order, and in reverse order of packing for all others."""
+    def _expect(self, learned: tuple[int, ...]) -> None:
         rest = {index for index, known in self._payloads.items() if known() is not None}.difference(learned)
         self._order = [*learned, *sorted(rest, reverse=True)]
         self._places = {index: place for place, index in enumerate(self._order)}
         self._expected = self._count  # last: an interrupt may leave it undone
 
-    def ask(self, index: int) -> None:
-        """Note a request."""
+    def ask(self, index: int, orders: Mapping[int, tuple[int, ...]]) -> None:
+        """Note a request, and expect the others in the order learned for what was saved, or else the last saved first.
+
+        Args:
+            index: of the payload.
+            orders: learned before, by signature.
+        """
+        if self._expected != self._count:  # the first request since something was saved
+            self._expect(orders.get(self.signature, ()))
         if index in self._asked:
             self._asked.clear()
             self._cursors = [0, 0]

@@ -7,7 +7,6 @@ from operator import call
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
-from tensorstash.engine.budget import ByteBudget, Lease
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.pipeline import Stored
 from tensorstash.engine.payloads.route import PayloadRoute
@@ -22,6 +21,7 @@ from tensorstash.errors import (
     TensorStashError,
 )
 from tensorstash.host.arrays import borrowed
+from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
 from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
@@ -80,17 +80,18 @@ class Payload:
         "_prefetch_budget",
         "_probe",
         "_rebuilt",
-        "_source",
         "_stored",
         "_timeouts",
         "_uses",
         "_version",
+        "alias",
         "demand",
         "index",
         "interleaved",
         "is_kept_exact",
         "is_private",
         "known_readers",
+        "nbytes",
         "place",
         "route",
         "spec",
@@ -113,8 +114,11 @@ class Payload:
         timeouts: Timeouts,
     ) -> None:
         self.route = route
-        self._source = source
+        self.alias = source
+        """The source, whatever its version is; None once the bytes are captured."""
         self.spec = spec
+        self.nbytes = route.spec.nbytes
+        """Bytes of the content, before encoding."""
         self._version = version
         self._probe = probe
         self.is_private = probe is not None
@@ -143,11 +147,6 @@ class Payload:
         self._uses = 0
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the content, before encoding."""
-        return self.route.spec.nbytes
-
-    @property
     def kind(self) -> Hashable:
         """The name of contents that the same operations read in other steps; None where that is not asked."""
         return None if self.place is None else self.place[0].kind(self.place[1])
@@ -158,11 +157,6 @@ class Payload:
         return self.known_readers >= self.users
 
     # Into the store
-
-    @property
-    def needs_worker(self) -> bool:
-        """Whether :meth:`run` has anything to do."""
-        return True
 
     def launch(self) -> None:
         """Begin with what has to be done on the thread that saved the tensor; nothing here."""
@@ -175,7 +169,7 @@ class Payload:
         Args:
             ask: how a store is asked that may not answer.
         """
-        source, route = self._source, self.route
+        source, route = self.alias, self.route
         try:
             probe = self._probe if self.is_private else route.backend.version_probe(source)
             stored = route.encode(source, self.spec, ask, private=self.is_private)
@@ -190,7 +184,7 @@ class Payload:
         except Exception as error:
             self._error = self._unreadable(source, error).again()
         # Last: a reader that sees no source takes the slot or the error.
-        self._source = None
+        self.alias = None
 
     def _unreadable(self, source: Any, error: Exception) -> StashError:
         described = self.route.backend.describe(source)
@@ -201,18 +195,13 @@ class Payload:
         stored.counted = self.route.ledger.stored(self.route.tier, stored.nbytes)
 
     @property
-    def alias(self) -> Any:
-        """The source, whatever its version is; None once the bytes are captured."""
-        return self._source
-
-    @property
     def source(self) -> Any:
         """The source; None once the bytes are captured.
 
         Raises:
             SavedTensorModifiedError: the saved tensor was modified in place since it was saved.
         """
-        source = self._source
+        source = self.alias
         if source is not None:
             self.check(self._probe if self.is_private else source)
         return source

@@ -8,7 +8,7 @@ thread and stored on the host, what stays on its device, and what is transferred
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from operator import call
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorstash.abilities import SupportsKernels, SupportsSharedMemory
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
@@ -25,22 +25,26 @@ from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
 
 
-class PayloadRoute(ABC):
-    """Takes saved tensors of one spec to their payloads, and rebuilds them. Thread-safe, holds no payload.
+class RouteParts(NamedTuple):
+    """What every route is made of; as for :func:`route_for`, and the kernels that run where the tensor is."""
 
-    Args:
-        plan: codecs to run, and a store.
-        spec: the tensor's spec.
-        backend: the framework's adapter.
-        kernels: the codecs that run where the tensor is.
-        ledger: where payloads are counted.
-        store_place: what messages call the store.
-        transfers: what orders the work of a device with streams; None where the program does it itself.
-    """
+    plan: Plan
+    spec: TensorSpec
+    backend: Backend[Any]
+    kernels: Stages
+    ledger: Ledger
+    store_place: str
+    transfers: Transfers | None
+
+
+class PayloadRoute(ABC):
+    """Takes saved tensors of one spec to their payloads, and rebuilds them. Thread-safe, holds no payload."""
 
     tier: str
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
+    needs_worker = True
+    """Whether there is work behind what is launched, or all of it."""
     may_wait = False
     """Whether nothing is lost if the tensor stays where it is for a while."""
     is_at_hand = False
@@ -48,25 +52,11 @@ class PayloadRoute(ABC):
     shared_memory: SupportsSharedMemory[Any] | None = None
     """What puts rebuilt tensors into one memory, where they are on the host and backward does not write."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        spec: TensorSpec,
-        backend: Backend[Any],
-        kernels: Stages,
-        ledger: Ledger,
-        store_place: str,
-        transfers: Transfers | None,
-    ) -> None:
-        self.plan = plan
+    def __init__(self, parts: RouteParts) -> None:
+        self.plan, spec, self.backend, self.kernels, self.ledger, self.store_place, self.transfers = parts
         self.spec = spec.dense()
-        self.backend = backend
-        self.kernels = kernels
-        self.ledger = ledger
-        self.store_place = store_place
-        self.transfers = transfers
-        self.is_lossless = plan.is_lossless
-        self._device: SupportsKernels[Any] | None = backend if isinstance(backend, SupportsKernels) else None
+        self.is_lossless = self.plan.is_lossless
+        self._device: SupportsKernels[Any] | None = self.backend if isinstance(self.backend, SupportsKernels) else None
         self._twin: PayloadRoute | None = None
 
     @abstractmethod
@@ -114,9 +104,12 @@ class PayloadRoute(ABC):
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
 
-    @abstractmethod
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
-        """Return a private copy of a tensor, and a checksum of its content if that is on the host."""
+        """Return a private copy of a tensor, and a checksum of its content unless that is on a device with streams."""
+        if self.transfers is not None:
+            return self.copy(self.transfers.used_here(tensor, spec.device), spec, spec), None
+        source = self.copy(tensor, spec, spec)
+        return source, checksum(as_bytes(self.backend.to_host(source, spec)))
 
     def launch(self, source: Any, spec: TensorSpec) -> Any:
         """Return the dense elements, or the last kernel's payload, where the tensor is.
@@ -180,8 +173,8 @@ class HostRoute(PayloadRoute):
         pipeline: what runs on the host.
     """
 
-    def __init__(self, *args: Any, pipeline: Pipeline) -> None:
-        super().__init__(*args)
+    def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
+        super().__init__(parts)
         self._pipeline = pipeline
         self.tier = pipeline.tier
         self.is_costly = pipeline.is_costly
@@ -214,19 +207,17 @@ class HostRoute(PayloadRoute):
         assert self._device is not None
         return self.assemble(self._device.payload(data, self.launched_spec(data.nbytes)), spec, adopt=True)
 
-    def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
-        """Return a private copy of a tensor and a checksum of its content."""
-        source = self.copy(tensor, spec, spec)
-        return source, checksum(as_bytes(self.backend.to_host(source, spec)))
-
 
 class DeviceRoute(PayloadRoute):
     """For tensors whose payload never leaves their device."""
 
     tier = "device"
     is_at_hand = True
-    needs_worker = False
     shares_source = False
+
+    def __init__(self, parts: RouteParts) -> None:
+        super().__init__(parts)
+        self.needs_worker = self.transfers is None  # else all that there is to do is launched
 
     def encode(self, source: Any, spec: TensorSpec, _: Ask = call, *, private: bool = False) -> Stored:
         """Run the kernels; see :meth:`PayloadRoute.encode`."""
@@ -239,11 +230,6 @@ class DeviceRoute(PayloadRoute):
     def rebuild(self, data: Any, spec: TensorSpec, interleaved: InterleavedPlace | None = None) -> Any:
         """Return a fresh tensor; see :meth:`PayloadRoute.rebuild`."""
         return self.assemble(data, spec, adopt=False)
-
-    def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, None]:
-        """Return a private copy of a tensor; on a device its content is not looked at."""
-        here = tensor if self.transfers is None else self.transfers.used_here(tensor, spec.device)
-        return self.copy(here, spec, spec), None
 
     def send(self, launched: Any, source: Any) -> None:
         """Leave it where it is."""
@@ -262,17 +248,12 @@ class TransferRoute(HostRoute):
 
     transfers: Transfers
 
-    def __init__(self, *args: Any, pipeline: Pipeline, shares_source: bool) -> None:
-        super().__init__(*args, pipeline=pipeline)
+    def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
+        super().__init__(parts, pipeline)
         self.may_wait = False
-        self.shares_source = shares_source
+        self.shares_source = not self.kernels and parts.spec.order.is_dense
         """Whether what is transferred is the tensor's own memory."""
         self.needs_worker = pipeline.looks_at_bytes
-        """Whether there is work for the host behind the transfer."""
-
-    def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, None]:
-        """Return a private copy of a tensor; on a device its content is not looked at."""
-        return self.copy(self.transfers.used_here(tensor, spec.device), spec, spec), None
 
     def send(self, launched: Any, source: Any) -> Transfer:
         """Start the transfer to the host."""
@@ -333,12 +314,10 @@ def route_for(
     places = stage_places(plan.codecs, config, spec)
     kernels = device_stages(backend, plan.codecs, spec.dense(), places[:-1], ledger)
     streams = transfers if transfers is not None and transfers.has_streams(spec.device) else None
-    common = plan, spec, backend, kernels, ledger, places[-1], streams
+    parts = RouteParts(plan, spec, backend, kernels, ledger, places[-1], streams)
     if plan.store is None and len(kernels) == len(plan.codecs) > 0 and spec.device != "cpu":
-        return DeviceRoute(*common)
+        return DeviceRoute(parts)
     ran = len(kernels)
     stages = host_stages(plan.codecs[ran:], kernels.result, places[ran:-1], ledger)
     pipeline = Pipeline(stages, config, store, ledger, places[-1])
-    if streams is None:
-        return HostRoute(*common, pipeline=pipeline)
-    return TransferRoute(*common, pipeline=pipeline, shares_source=not kernels and spec.order.is_dense)
+    return HostRoute(parts, pipeline) if streams is None else TransferRoute(parts, pipeline)

@@ -45,18 +45,13 @@ class StreamPayload(Payload):
 
     # Into the store
 
-    @property
-    def needs_worker(self) -> bool:
-        """Whether there is work for the host behind the transfer."""
-        return self.route.needs_worker
-
     def launch(self) -> None:
         """Launch the kernels and the transfer, in the current stream, after what the one that saved it was given.
 
         Raises:
             StashError: the tensor cannot be read, a kernel failed, or the store has no room.
         """
-        source = self._source
+        source = self.alias
         try:
             self._launch(source)
         except TensorStashError as error:
@@ -66,7 +61,7 @@ class StreamPayload(Payload):
             unreadable = self._unreadable(source, error)
             self._fail(unreadable)
             raise unreadable from error
-        self._source = None
+        self.alias = None
 
     def _launch(self, source: Any) -> None:
         route = self.route
@@ -108,7 +103,7 @@ class StreamPayload(Payload):
         Raises:
             SavedTensorModifiedError: it was modified in place since it was saved.
         """
-        source = self._source
+        source = self.alias
         if source is None and self.route.shares_source:
             source = self._on_device
         if source is not None:
@@ -155,7 +150,7 @@ class StreamPayload(Payload):
 
     def prefetch_to_device(self) -> bool:
         """Start bringing it back, if it is not on its device; return False to look no further ahead for now."""
-        has_left = self._source is None and self._on_device is None
+        has_left = self.alias is None and self._on_device is None
         if self._arrival is not None or self._failure is not None or not has_left:
             return True
         if not self._is_on_host and not self._is_read:
