@@ -109,10 +109,9 @@ class Stashed:
     def _forward(self, source: Any) -> Any:
         payload, state = self._payload, self._state
         route = payload.route
-        # What somebody else holds anyway is not encoded, so that nothing of it is lost.
+        # What waits, as somebody else held it when that was last looked at, is not encoded: nothing of it is lost.
         is_exact = route.is_lossless or payload.is_kept_exact
-        if state.held is not None and not is_exact:
-            is_exact = not payload.knows_readers or state.held.holds(payload)
+        is_exact = is_exact or (state.held is not None and state.held.waits(payload))
         if not is_exact:
             tensor = route.round_trip(source, payload.spec, self._spec)
         elif self._spec == payload.spec and state.held is not None and state.held.may_give(payload):

@@ -135,6 +135,20 @@ def test_a_tensor_with_two_readers_is_as_good_as_the_stricter_needs(start):
     assert torch.equal(gradient(program, start, ts.Quantize(8)), gradient(program, start))
 
 
+@pytest.mark.parametrize("policy", LOSSY.values(), ids=LOSSY)
+def test_what_compares_gets_the_exact_tensor_when_the_user_lets_go_of_it_after_the_block(policy, start):
+    def gradient(scope):
+        with scope:
+            held = start * 1.1
+            loss = held.amax(-1).square().sum()
+        del held
+        return torch.autograd.grad(loss, start)[0]
+
+    stash = ts.stash(policy, framework="torch", min_bytes=0)
+    for _ in range(2):
+        assert torch.equal(gradient(stash), gradient(nullcontext()))
+
+
 def test_a_second_derivative_compares_with_the_exact_tensor_too(start):
     def second(policy):
         with ts.stash(policy, framework="torch", min_bytes=0):
