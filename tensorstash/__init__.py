@@ -5,7 +5,7 @@
 Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.1)))
 """
 
-from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, wrap
+from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, unwrap, wrap, wrapped
 from tensorstash.config import from_dict, load, parse, to_dict
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
@@ -61,5 +61,7 @@ __all__ = [
     "saved_tensors_hooks",
     "stash",
     "to_dict",
+    "unwrap",
     "wrap",
+    "wrapped",
 ]

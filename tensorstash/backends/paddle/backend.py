@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from paddle import Tensor
 from paddle.nn import Layer
 
-from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
 from tensorstash.backends.paddle.layout import CopiedArray, dtype_name, elements, place_name, rebuilt
@@ -22,6 +22,7 @@ from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
 from tensorstash.backends.paddle.repairs.static import static_patches
 from tensorstash.backends.paddle.storage import same_memory, token_of
 from tensorstash.backends.paddle.streams import gpu_streams, lend_streams
+from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Demand, PendingArray, Undo
@@ -170,8 +171,14 @@ class PaddleBackend:
         return layers
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
-        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
-        return replace_forward(model, scope)
+        """Run every call of ``model`` inside ``scope()`` until the returned function is called.
+
+        Raises:
+            ConfigError: it is no layer.
+        """
+        if not isinstance(model, Layer):
+            raise ConfigError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
+        return scope_calls(model, scope)
 
 
 def _spec(

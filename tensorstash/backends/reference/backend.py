@@ -8,7 +8,7 @@ from weakref import ref
 import numpy as np
 
 from tensorstash.abilities import Kernel
-from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.forward import replace_method
 from tensorstash.backends.reference import kernels as reference_kernels
 from tensorstash.backends.reference import streams as reference_streams
 from tensorstash.errors import BackendError
@@ -170,7 +170,7 @@ class ReferenceBackend:
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
-        return replace_forward(model, scope)
+        return replace_method(model, scope)
 
 
 class _Elements:

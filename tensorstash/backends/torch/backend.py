@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 
 from tensorstash.abilities import Kernel
-from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.torch.calls import scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running
 from tensorstash.backends.torch.hooks import HookScope
@@ -39,6 +39,7 @@ from tensorstash.backends.torch.layout import (
 )
 from tensorstash.backends.torch.readers import demand
 from tensorstash.backends.torch.streams import CudaStream, CudaStreams
+from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec, Demand, PendingArray, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
@@ -250,8 +251,14 @@ class TorchBackend:
         return modules
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
-        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
-        return replace_forward(model, scope)
+        """Run every call of ``model`` inside ``scope()`` until the returned function is called.
+
+        Raises:
+            ConfigError: it is no module.
+        """
+        if not isinstance(model, Module):
+            raise ConfigError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
+        return scope_calls(model, scope)
 
 
 class _Demands:
