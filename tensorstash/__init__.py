@@ -9,7 +9,7 @@ from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, st
 from tensorstash.config import from_dict, load, parse, to_dict
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
-from tensorstash.errors import TensorStashError
+from tensorstash.errors import TensorStashError, TensorStashWarning
 from tensorstash.host import allocator
 from tensorstash.policies import (
     Cast,
@@ -51,6 +51,7 @@ __all__ = [
     "Stats",
     "StoreIn",
     "TensorStashError",
+    "TensorStashWarning",
     "Wrapped",
     "allocator",
     "from_dict",

@@ -12,6 +12,7 @@ from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
+from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
@@ -125,6 +126,7 @@ class Wrapped:
         """Give the model its own forward back; idempotent. What is stashed stays usable for backward."""
         while self._undos:
             self._undos.pop()()
+        self._session.adviser.removed()
 
     def stats(self) -> Stats:
         """Return what has been done so far; also after :meth:`remove`."""
@@ -176,7 +178,7 @@ def wrap(
     model: object,
     policy: HookPolicy | str,
     *,
-    methods: str | tuple[str, ...] = ("forward",),
+    methods: str | tuple[str, ...] | None = None,
     min_bytes: int | str = DEFAULT_MIN_BYTES,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Wrapped:
@@ -192,8 +194,8 @@ def wrap(
     Args:
         model: a ``torch.nn.Module``, ``paddle.nn.Layer`` or module of another registered backend.
         policy: what becomes of each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
-        methods: what runs under the policy: ``"forward"`` for a call of the model, any other for itself, such as
-            Lightning's ``"training_step"``.
+        methods: what runs under the policy: ``"forward"`` for a call of the model, any other for itself; by default
+            ``"forward"``, and Lightning's ``"training_step"`` where the model has one.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
         limits: byte budgets of what is under way, and patience.
 
@@ -207,13 +209,18 @@ def wrap(
     if isinstance(model, type):
         raise ConfigError(f"wrap: got the class {model.__qualname__}, expected a model; make an instance of it")
     backend = backend_of(model)
-    names = (methods,) if isinstance(methods, str) else methods
+    names = _default_methods(model) if methods is None else (methods,) if isinstance(methods, str) else methods
     for method in names:
         if not callable(getattr(model, method, None)):
             raise ConfigError(f"wrap.methods: the model has no method {method!r}; {_near_methods(method, model)}")
     modules = dict(backend.named_modules(model))
     patterns = _module_patterns(policy)
     named = named_for(patterns, modules) if patterns else {}
+    if any(method.scope is not None and _session_of(method.scope) for method in scoped_methods(model)):
+        say(
+            "the model is wrapped already, and the policy that it was wrapped with first takes the place of this one; "
+            "call tensorstash.unwrap(model) first, or chain and route the policies"
+        )
     session = _session(policy, backend, min_bytes, limits, "wrap")
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
     scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
@@ -226,6 +233,7 @@ def wrap(
                 undos.append(replace_method(module, scope, method))
             undo_all.callback(undos[-1])
         undo_all.pop_all()
+    session.adviser.expect_entry(session)
     return Wrapped(session, undos)
 
 
@@ -241,6 +249,7 @@ def wrapped(model: object) -> tuple[Wrapped, ...]:
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> model = ref.nn.GELU()
     >>> _ = ts.wrap(model, "compress")
+    >>> _ = model(ref.tensor([1.0], requires_grad=True))
     >>> len(ts.wrapped(model))
     1
     >>> ts.unwrap(model)
@@ -318,6 +327,10 @@ def _policy(policy: HookPolicy | str, caller: str) -> HookPolicy:
             f"or text such as 'compress | disk_spill'"
         )
     return policy
+
+
+def _default_methods(model: object) -> tuple[str, ...]:
+    return ("forward", "training_step") if callable(getattr(model, "training_step", None)) else ("forward",)
 
 
 def _module_patterns(policy: HookPolicy) -> list[str]:

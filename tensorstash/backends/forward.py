@@ -161,7 +161,7 @@ class ScopedMethod:
 
 def scoped_methods(model: object) -> Iterator[ScopedMethod]:
     """Yield what of a model's methods runs inside a scope, that put last first."""
-    for method in list(vars(model).values()):
+    for method in list(getattr(model, "__dict__", {}).values()):
         while isinstance(method, ScopedMethod):
             yield method
             method = method._previous

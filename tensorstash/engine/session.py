@@ -8,7 +8,15 @@ from functools import partial
 from typing import Generic, TypeVar
 from weakref import ref
 
-from tensorstash.abilities import Readers, SupportsDemand, SupportsHolders, SupportsReaders, SupportsStreams
+from tensorstash.abilities import (
+    Readers,
+    SupportsDemand,
+    SupportsHolders,
+    SupportsReaders,
+    SupportsRecording,
+    SupportsStreams,
+)
+from tensorstash.engine.advice import Adviser, directories_in_memory
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.handle import Handle, Stashed, restore
@@ -83,7 +91,10 @@ class Session(Generic[T]):
         readers = Workers("tensorstash-reader", limits.readers, patience_s=limits.timeout_s)
         ahead = ReadAhead(ByteBudget(limits.ahead_bytes), readers, NEAR_BYTES * limits.readers)
         held = Held(backend) if isinstance(backend, SupportsHolders) else None
-        self._state = SessionState(backend, Ledger(), ahead, held)
+        alternatives = policy.alternatives()
+        self._only_keeps = all(plan.keeps for plan in alternatives)
+        self.adviser = Adviser(limits, only_keeps=self._only_keeps)
+        self._state = SessionState(backend, Ledger(), ahead, held, self.adviser)
         self._copies: Copies[T] | None = None
         if isinstance(backend, SupportsStreams):
             pinned = PinnedMemory(backend.lock_pages, limits.pinned_bytes)
@@ -99,11 +110,9 @@ class Session(Generic[T]):
         self._tape = Tape()
         self.calibration = Calibration()
         self._thread = Thread()
-        alternatives = policy.alternatives()
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
         # Looked up once: to ask whether a backend has a protocol takes longer than what it does.
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
-        self._only_keeps = all(plan.keeps for plan in alternatives)
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
         self._stores: dict[StoreConfig, Store] = {}
@@ -120,10 +129,17 @@ class Session(Generic[T]):
 
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
+        self.adviser.entries += 1
         with self._lock:
             self._tape.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
-        return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._start_all_freed)
+        return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
+
+    def _entry_ended(self) -> None:
+        self._start_all_freed()
+        is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
+        if is_recording and self.adviser.entry_ended():
+            self.adviser.judge(self._state.ledger.snapshot())
 
     def _start_all_freed(self) -> None:
         if self._state.held is not None:
@@ -150,7 +166,8 @@ class Session(Generic[T]):
             stats = replace(stats, held=self._state.held.tally())
         if self._copies is not None:
             stats = replace(stats, pinned_bytes=self._copies.pinned_bytes)
-        return replace(stats, advice=_ADVICE) if self._frees_host_memory and not returns_memory() else stats
+        keeps_freed = self._frees_host_memory and not returns_memory()
+        return replace(stats, advice="\n".join([*self.adviser.said, *([_ADVICE] if keeps_freed else [])]))
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -311,6 +328,7 @@ class Session(Generic[T]):
     def _current_tape(self) -> Tape:
         if self._state.was_asked:
             self._state.was_asked = False
+            self.adviser.step_ended(self._state.ledger.stashed_bytes)
             self._state.ahead.learn(self._tape)
             self._tape.close()
             self._tape = Tape()
@@ -371,12 +389,19 @@ class Session(Generic[T]):
             return plan.reason or _POLICY
         config = plan.store or Memory()
         self._frees_host_memory |= spec.device == "cpu"
+        self.adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
         return Passage(plan, spec, self.backend, config, self._store(config), self._state.ledger)
 
     def _store(self, config: StoreConfig) -> Store:
         store = self._stores.get(config)
         if store is None:
             store = self._stores[config] = config.open()
+            in_memory = directories_in_memory(getattr(config, "directories", ()))
+            if in_memory:
+                self.adviser.say(
+                    f"{', '.join(in_memory)} is kept in memory (tmpfs), so that spilling to it saves nothing; pass a "
+                    f"directory on a disk: DiskSpill(directory)"
+                )
         return store
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from typing import Any
 
+from tensorstash.engine.advice import Adviser
 from tensorstash.engine.payloads.held import Held
 from tensorstash.engine.prefetch import ReadAhead
 from tensorstash.engine.stats import Ledger
@@ -17,12 +18,16 @@ class SessionState:
         ledger: where everything is counted.
         ahead: what reads ahead of backward.
         held: what waits for others to let go of its memory; None where the framework does not tell who holds it.
+        adviser: what says so where the session has no effect.
     """
 
-    __slots__ = ("ahead", "backend", "held", "learned", "ledger", "version", "was_asked")
+    __slots__ = ("adviser", "ahead", "backend", "held", "learned", "ledger", "version", "was_asked")
 
-    def __init__(self, backend: Backend[Any], ledger: Ledger, ahead: ReadAhead, held: Held | None) -> None:
+    def __init__(
+        self, backend: Backend[Any], ledger: Ledger, ahead: ReadAhead, held: Held | None, adviser: Adviser
+    ) -> None:
         self.backend = backend
+        self.adviser = adviser
         self.ledger = ledger
         self.ahead = ahead
         self.held = held

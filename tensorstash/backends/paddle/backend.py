@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar
 
-from paddle import Tensor
+from paddle import Tensor, is_grad_enabled
 from paddle.nn import Layer
 
 from tensorstash.backends.paddle.calls import scope_calls
@@ -136,6 +136,9 @@ class PaddleBackend:
         spec = self.spec(tensor)
         start = self._order(spec.shape, spec.strides).lowest(spec)
         return (object() if scope is None else token_of(tensor, scope.recent)), start
+
+    is_recording: Callable[[], bool] = staticmethod(is_grad_enabled)
+    """Return whether gradients are recorded on this thread."""
 
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty for leaves."""

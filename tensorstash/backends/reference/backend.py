@@ -14,7 +14,15 @@ from tensorstash.backends.reference import streams as reference_streams
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, borrowed
 from tensorstash.protocols import Codec, Undo
-from tensorstash.reference import HookError, Parameter, Tensor, from_buffer, saved_tensors_hooks, streams
+from tensorstash.reference import (
+    HookError,
+    Parameter,
+    Tensor,
+    from_buffer,
+    is_grad_enabled,
+    saved_tensors_hooks,
+    streams,
+)
 from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
@@ -87,6 +95,9 @@ class ReferenceBackend:
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
         """Return a weak reference of the live storage, equal to itself alone, and the lowest element's byte offset."""
         return ref(tensor.storage), tensor.layout.begin
+
+    is_recording: Callable[[], bool] = staticmethod(is_grad_enabled)
+    """Return whether gradients are recorded on this thread."""
 
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty for leaves."""

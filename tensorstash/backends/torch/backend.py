@@ -24,7 +24,7 @@ from torch.nn import Module, Parameter
 from tensorstash.abilities import Kernel
 from tensorstash.backends.torch.calls import scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
-from tensorstash.backends.torch.graph import Readers, running
+from tensorstash.backends.torch.graph import Readers, running, running_compiled
 from tensorstash.backends.torch.hooks import HookScope
 from tensorstash.backends.torch.kernels import kernel
 from tensorstash.backends.torch.layout import (
@@ -144,6 +144,13 @@ class TorchBackend:
     def running_demand(self, handle: object, /) -> Demand | None:
         """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
         return strictest(demand(reader) for reader in running(handle))
+
+    is_recording: Callable[[], bool] = staticmethod(torch.is_grad_enabled)
+    """Return whether gradients are recorded on this thread."""
+
+    def compiled_graph(self) -> int | None:
+        """Return the number of the node of a compiled graph whose backward runs on this thread; None if none does."""
+        return running_compiled()
 
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty if there is none."""
