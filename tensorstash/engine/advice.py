@@ -11,6 +11,7 @@ from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashWarning
 from tensorstash.host import native
+from tensorstash.host.allocator import returns_memory
 from tensorstash.sizes import format_bytes
 
 logger = logging.getLogger("tensorstash")
@@ -31,6 +32,11 @@ _ALL = 0.9
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _BLOCKS = ("contextlib.py", "weakref.py", "functools.py")
+
+_FREED = (
+    "freed activations may stay with the process: glibc keeps what lies in the middle of its heap; start the program "
+    "with `python -m tensorstash SCRIPT`, or call tensorstash.allocator.return_freed_memory() first"
+)
 
 _CURES = {
     "smaller than min_bytes": "lower min_bytes",
@@ -75,6 +81,20 @@ class Adviser:
         if message not in self.said:
             self.said.append(message)
             say(message)
+
+    def text(self, frees_host_memory: bool) -> str:
+        """Return what was said, a line each, and what to do so that freed memory leaves the process."""
+        freed = [_FREED] if frees_host_memory and not returns_memory() else []
+        return "\n".join([*self.said, *freed])
+
+    def judge_directories(self, directories: Iterable[str]) -> None:
+        """Say so if one of the directories that are spilled to is kept in memory."""
+        in_memory = directories_in_memory(directories)
+        if in_memory:
+            self.say(
+                f"{', '.join(in_memory)} is kept in memory (tmpfs), so that spilling to it saves nothing; pass a "
+                f"directory on a disk: DiskSpill(directory)"
+            )
 
     def expect_entry(self, session: object) -> None:
         """Say so where ``session`` goes, or the process ends, and its scope was never entered."""

@@ -16,7 +16,7 @@ from tensorstash.abilities import (
     SupportsRecording,
     SupportsStreams,
 )
-from tensorstash.engine.advice import Adviser, directories_in_memory
+from tensorstash.engine.advice import Adviser
 from tensorstash.engine.budget import ByteBudget
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.handle import Handle, Stashed, restore
@@ -38,7 +38,6 @@ from tensorstash.engine.timeouts import Patience
 from tensorstash.engine.transfers import Copies
 from tensorstash.errors import StoreError
 from tensorstash.host import native
-from tensorstash.host.allocator import returns_memory
 from tensorstash.host.arrays import as_bytes
 from tensorstash.host.checksum import checksum
 from tensorstash.host.forks import renew_after_fork
@@ -55,11 +54,6 @@ _REMEMBERED_SPECS = 4096
 
 _SMALL = "smaller than min_bytes"
 _POLICY = "policy"
-
-_ADVICE = (
-    "freed activations may stay with the process: glibc keeps what lies in the middle of its heap; start the program "
-    "with `python -m tensorstash SCRIPT`, or call tensorstash.allocator.return_freed_memory() first"
-)
 
 
 class Session(Generic[T]):
@@ -166,8 +160,7 @@ class Session(Generic[T]):
             stats = replace(stats, held=self._state.held.tally())
         if self._copies is not None:
             stats = replace(stats, pinned_bytes=self._copies.pinned_bytes)
-        keeps_freed = self._frees_host_memory and not returns_memory()
-        return replace(stats, advice="\n".join([*self.adviser.said, *([_ADVICE] if keeps_freed else [])]))
+        return replace(stats, advice=self.adviser.text(self._frees_host_memory))
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -396,12 +389,7 @@ class Session(Generic[T]):
         store = self._stores.get(config)
         if store is None:
             store = self._stores[config] = config.open()
-            in_memory = directories_in_memory(getattr(config, "directories", ()))
-            if in_memory:
-                self.adviser.say(
-                    f"{', '.join(in_memory)} is kept in memory (tmpfs), so that spilling to it saves nothing; pass a "
-                    f"directory on a disk: DiskSpill(directory)"
-                )
+            self.adviser.judge_directories(getattr(config, "directories", ()))
         return store
 
 

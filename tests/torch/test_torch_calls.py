@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 from contextlib import contextmanager
 from types import MethodType
@@ -163,7 +164,9 @@ def test_a_pickle_is_not_wrapped(x):
 
 def test_a_replica_runs_its_own_weights_under_the_policy():
     model = nn.Linear(2, 2, bias=False)
-    inner, outer = wrapped(model, ts.Keep()), wrapped(model)
+    inner = wrapped(model, ts.Keep())
+    with pytest.warns(ts.TensorStashWarning, match="wrapped already"):
+        outer = wrapped(model)
     replica = model._replicate_for_data_parallel()
     replica._parameters = {"weight": torch.full((2, 2), 3.0), "bias": None}
     out = replica(torch.ones(1, 2, requires_grad=True))
@@ -291,6 +294,7 @@ def test_a_compilation_on_top_survives_the_removal(x):
     handle = wrapped(model)
     model.compile(backend="eager")
     compiled = model._compiled_call_impl
+    assert_stashes(handle, model, x)
     handle.remove()
     assert model._compiled_call_impl is compiled
     assert "_call_impl" not in vars(model)
@@ -313,3 +317,22 @@ def test_no_cycle_keeps_model_or_session_alive(x):
 def test_what_is_no_module_is_refused():
     with pytest.raises(ConfigError, match=r"expected a torch\.nn\.Module"):
         TorchBackend().wrap_forward(abs, lambda: None)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("whole", [True, False], ids=["whole graph", "a graph for each block"])
+def test_a_whole_compiled_graph_says_that_it_asks_for_everything_at_once(whole):
+    torch.compiler.reset()
+    model, x = network(), torch.randn(2**13, 16)
+    if whole:
+        model = torch.compile(model, backend="aot_eager")
+    else:
+        for block in model:
+            block.compile(backend="aot_eager")
+    handle = wrapped(model, limits=ts.Limits(in_flight=0, ahead=0))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", ts.TensorStashWarning)
+        for _ in range(4):
+            model(x).square().sum().backward()
+    assert handle.stats().stashed.nbytes > 2**20
+    assert [("Compile the blocks" in str(one.message)) for one in said] == [True] * whole
