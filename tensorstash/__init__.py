@@ -5,11 +5,11 @@
 Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.1)))
 """
 
-from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, wrap
+from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, unwrap, wrap, wrapped
 from tensorstash.config import from_dict, load, parse, to_dict
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
-from tensorstash.errors import TensorStashError
+from tensorstash.errors import TensorStashError, TensorStashWarning
 from tensorstash.host import allocator
 from tensorstash.policies import (
     Cast,
@@ -51,6 +51,7 @@ __all__ = [
     "Stats",
     "StoreIn",
     "TensorStashError",
+    "TensorStashWarning",
     "Wrapped",
     "allocator",
     "from_dict",
@@ -61,5 +62,7 @@ __all__ = [
     "saved_tensors_hooks",
     "stash",
     "to_dict",
+    "unwrap",
     "wrap",
+    "wrapped",
 ]

@@ -37,6 +37,24 @@ class SupportsHolders(Protocol[T_contra]):
 
 
 @runtime_checkable
+class SupportsRecording(Protocol):
+    """A backend whose framework can be told to record no gradients, as for evaluation."""
+
+    def is_recording(self) -> bool:
+        """Whether this thread records what it computes, so that autograd saves tensors."""
+        ...
+
+
+@runtime_checkable
+class SupportsCompiledGraphs(Protocol):
+    """A backend whose framework compiles functions to graphs whose backward asks for all that they saved at once."""
+
+    def compiled_graph(self) -> int | None:
+        """Return a number of the compiled graph whose backward runs on this thread; None if none does."""
+        ...
+
+
+@runtime_checkable
 class SupportsDemand(Protocol):
     """A backend whose framework tells inside ``pack`` which operation saves."""
 

@@ -9,16 +9,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tensorstash.backends import backend_loaded, backend_named, backend_of
+from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
+from tensorstash.config.reading import read_policy
+from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
 from tensorstash.policies import CpuOffload
+from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.selectors import ModuleNames
 from tensorstash.protocols import Backend, Undo
+from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
 
 DEFAULT_LIMITS = Limits()
@@ -107,9 +112,10 @@ class _Scopes(threading.local):
 
 
 class Wrapped:
-    """A model whose forward runs under a policy, until :meth:`remove`.
+    """A model whose calls run under a policy, until :meth:`remove`.
 
-    Made by :func:`wrap`. Also a context manager that removes at the end of the block.
+    Made by :func:`wrap`, and found again by :func:`wrapped`. Also a context manager that removes at the end of the
+    block.
     """
 
     def __init__(self, session: Session[Any], undos: list[Undo]) -> None:
@@ -120,6 +126,7 @@ class Wrapped:
         """Give the model its own forward back; idempotent. What is stashed stays usable for backward."""
         while self._undos:
             self._undos.pop()()
+        self._session.adviser.removed()
 
     def stats(self) -> Stats:
         """Return what has been done so far; also after :meth:`remove`."""
@@ -133,7 +140,7 @@ class Wrapped:
 
 
 def stash(
-    policy: HookPolicy,
+    policy: HookPolicy | str,
     *,
     framework: str | None = None,
     min_bytes: int | str = DEFAULT_MIN_BYTES,
@@ -142,7 +149,7 @@ def stash(
     """Return a context manager and decorator under which saved tensors follow ``policy``.
 
     Args:
-        policy: what becomes of each saved tensor.
+        policy: what becomes of each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
         framework: ``"torch"``, ``"paddle"``, ``"reference"`` or a plug-in's; by default the one that is imported.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
         limits: byte budgets of what is under way, and the timeout.
@@ -160,8 +167,8 @@ def stash(
     >>> session.stats().stashed.tensors
     1
     """
-    _require_policy(policy, "stash")
-    if _selects_modules(policy):
+    policy = _policy(policy, "stash")
+    if _module_patterns(policy):
         raise ConfigError("stash: the policy selects by module name, which only wrap(model, policy) knows; use wrap")
     backend = backend_named(framework) if framework is not None else backend_loaded()
     return Stash(_session(policy, backend, min_bytes, limits, "stash"))
@@ -169,40 +176,107 @@ def stash(
 
 def wrap(
     model: object,
-    policy: HookPolicy,
+    policy: HookPolicy | str,
     *,
+    methods: str | tuple[str, ...] | None = None,
     min_bytes: int | str = DEFAULT_MIN_BYTES,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Wrapped:
-    """Run every forward of ``model`` under ``policy`` and return the handle that undoes it.
+    """Run every call of ``model`` under ``policy`` and return the handle that undoes it.
 
-    The model's class, parameters, buffers and ``state_dict`` are untouched; a copy of a wrapped model is wrapped, a
-    pickled one is not. Selectors by module name see the names of ``model.named_modules()``.
+    What replaces ``model.forward``, as trainers and compilers do, replaces nothing of this. The model's class,
+    parameters, buffers and ``state_dict`` are untouched; a copy of a wrapped model is wrapped, a pickled one is not.
+    The model stays wrapped when the handle is dropped; :func:`wrapped` finds it again.
+
+    Selectors by module name see the names of ``model.named_modules()``, without what compilers, sharding, data
+    parallelism and adapters put around models (``_orig_mod``, ``module.``, ``base_model.model.``).
 
     Args:
         model: a ``torch.nn.Module``, ``paddle.nn.Layer`` or module of another registered backend.
-        policy: what becomes of each saved tensor.
+        policy: what becomes of each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
+        methods: what runs under the policy: ``"forward"`` for a call of the model, any other for itself; by default
+            ``"forward"``, and Lightning's ``"training_step"`` where the model has one.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
         limits: byte budgets of what is under way, and the timeout.
 
     Raises:
-        ConfigError: something that is no policy, or a bad size.
+        ConfigError: something that is no policy, a bad size, a method that the model lacks, or a pattern of module
+            names that matches no module of it.
         BackendError: a model of no known framework.
         StoreError: a store the policy may use cannot be opened.
     """
-    _require_policy(policy, "wrap")
+    policy = _policy(policy, "wrap")
+    if isinstance(model, type):
+        raise ConfigError(f"wrap: got the class {model.__qualname__}, expected a model; make an instance of it")
     backend = backend_of(model)
+    names = _default_methods(model) if methods is None else (methods,) if isinstance(methods, str) else methods
+    for method in names:
+        if not callable(getattr(model, method, None)):
+            raise ConfigError(f"wrap.methods: the model has no method {method!r}; {_near_methods(method, model)}")
+    modules = dict(backend.named_modules(model))
+    patterns = _module_patterns(policy)
+    named = named_for(patterns, modules) if patterns else {}
+    if any(method.scope is not None and _session_of(method.scope) for method in scoped_methods(model)):
+        say(
+            "the model is wrapped already, and the policy that it was wrapped with first takes the place of this one; "
+            "call tensorstash.unwrap(model) first, or chain and route the policies"
+        )
     session = _session(policy, backend, min_bytes, limits, "wrap")
+    scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
+    scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
     with ExitStack() as undo_all:
-        undos = [backend.wrap_forward(model, session.scope)]
-        undo_all.callback(undos[0])
-        if _selects_modules(policy):
-            for name, module in backend.named_modules(model):
-                if name:
-                    undos.append(backend.wrap_forward(module, partial(session.module, name)))
-                    undo_all.callback(undos[-1])
+        undos = []
+        for module, scope, method in scopes:
+            if method == "forward":
+                undos.append(backend.wrap_forward(module, scope))
+            else:
+                undos.append(replace_method(module, scope, method))
+            undo_all.callback(undos[-1])
         undo_all.pop_all()
+    session.adviser.expect_entry(session)
     return Wrapped(session, undos)
+
+
+def wrapped(model: object) -> tuple[Wrapped, ...]:
+    """Return a handle for each wrap that is in force on a model or on modules inside of it, innermost first.
+
+    Args:
+        model: as for :func:`wrap`; also what a trainer has made of it, such as ``DistributedDataParallel(model)``.
+
+    Raises:
+        BackendError: a model of no known framework.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> _ = ts.wrap(model, "compress")
+    >>> _ = model(ref.tensor([1.0], requires_grad=True))
+    >>> len(ts.wrapped(model))
+    1
+    >>> ts.unwrap(model)
+    >>> ts.wrapped(model)
+    ()
+    """
+    undos: dict[Session[Any], list[Undo]] = {}
+    for _, module in backend_of(model).named_modules(model):
+        for method in reversed(list(scoped_methods(module))):
+            if method.scope is not None:
+                session = _session_of(method.scope)
+                if session is not None:
+                    undos.setdefault(session, []).append(method.take_out)
+    return tuple(Wrapped(session, taking_out) for session, taking_out in undos.items())
+
+
+def unwrap(model: object) -> None:
+    """Undo every wrap of a model and of the modules inside of it, and none of its copies; idempotent.
+
+    Args:
+        model: as for :func:`wrapped`.
+
+    Raises:
+        BackendError: a model of no known framework.
+    """
+    for handle in wrapped(model):
+        handle.remove()
 
 
 def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framework: str | None = None) -> Stash:
@@ -244,12 +318,30 @@ def _session(
     return Session(policy, backend, min_bytes=parse_bytes(min_bytes, path=f"{caller}.min_bytes"), limits=limits)
 
 
-def _require_policy(policy: object, caller: str) -> None:
+def _policy(policy: HookPolicy | str, caller: str) -> HookPolicy:
+    if isinstance(policy, str):
+        return read_policy(policy, f"{caller}.policy")
     if isinstance(policy, type) or not isinstance(policy, HookPolicy):
         raise ConfigError(
-            f"{caller}: got {policy!r}, expected a policy such as CpuOffload() or Compress() | DiskSpill('/scratch')"
+            f"{caller}: got {policy!r}, expected a policy such as CpuOffload() or Compress() | DiskSpill('/scratch'), "
+            f"or text such as 'compress | disk_spill'"
         )
+    return policy
 
 
-def _selects_modules(policy: HookPolicy) -> bool:
-    return any(isinstance(part, ModuleNames) for part in walk(policy))
+def _default_methods(model: object) -> tuple[str, ...]:
+    return ("forward", "training_step") if callable(getattr(model, "training_step", None)) else ("forward",)
+
+
+def _module_patterns(policy: HookPolicy) -> list[str]:
+    return [text for part in walk(policy) if isinstance(part, ModuleNames) for text in part.texts]
+
+
+def _near_methods(name: str, model: object) -> str:
+    return did_you_mean(name, {each for each in dir(type(model)) if each.endswith(("forward", "_step"))})
+
+
+def _session_of(scope: Any) -> Session[Any] | None:
+    function = scope.func if isinstance(scope, partial) else scope
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, Session) else None

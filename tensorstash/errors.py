@@ -14,6 +14,8 @@
             ├── StoreFullError                    no room: the budget is used up, or the device is full
             ├── SlotGoneError                     the slot was deleted, or its store is closed
             └── CorruptDataError                  the bytes that came back are not the bytes that were put
+
+    TensorStashWarning (UserWarning)              something has no effect; what to do about it
 """
 
 import traceback
@@ -33,6 +35,10 @@ class TensorStashError(Exception):
         for note in notes:
             fresh.add_note(note)
         return fresh
+
+
+class TensorStashWarning(UserWarning):
+    """Something has no effect, or costs more than it saves; the message says what to do."""
 
 
 class ConfigError(TensorStashError, ValueError):

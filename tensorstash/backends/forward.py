@@ -1,10 +1,10 @@
-"""Replacing the forward of one model, in any framework, so that the replacement can be undone and copied."""
+"""Replacing a method of one model, in any framework, so that the replacement can be undone and copied."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from operator import itemgetter
-from typing import Any
+from typing import Any, Self
 from weakref import ref
 
 from tensorstash.errors import BackendError, ConfigError
@@ -13,30 +13,31 @@ from tensorstash.protocols import Undo
 Scope = Callable[[], AbstractContextManager[Any]]
 
 
-def replace_forward(model: object, scope: Scope) -> Undo:
-    """Run every forward of ``model`` inside ``scope()`` until the returned function is called.
+def replace_method(model: object, scope: Scope, name: str = "forward") -> Undo:
+    """Run every call of a method of ``model`` inside ``scope()`` until the returned function is called.
 
-    Only ``vars(model)["forward"]`` changes: class, parameters and ``state_dict`` do not, and neither does the
-    signature of ``model.forward``. Replacements nest, and each can be undone on its own, in any order, any number of
+    Only ``vars(model)[name]`` changes: class, parameters and ``state_dict`` do not, and neither does the
+    signature of the method. Replacements nest, and each can be undone on its own, in any order, any number of
     times. A deep copy of the model runs the copy's own weights inside the same scope, until the undo; a pickle of it
-    holds the forward that was replaced. The model is referenced weakly, so that it dies by reference counting.
+    holds the method that was replaced. The model is referenced weakly, so that it dies by reference counting.
 
     A shallow copy of the model (as ``torch.nn.DataParallel`` makes for its replicas) shares the attribute and would
-    run the forward of the original.
+    run the method of the original.
 
     Args:
-        model: an object with a ``forward`` method and a ``__dict__``.
+        model: an object with such a method and a ``__dict__``.
         scope: makes a fresh context manager for each call; called from any thread.
+        name: of the method.
 
     Raises:
-        ConfigError: the model has no forward that could be replaced.
+        ConfigError: the model has no such method that could be replaced.
 
     >>> from contextlib import nullcontext
     >>> class Twice:
     ...     def forward(self, x):
     ...         return 2 * x
     >>> model = Twice()
-    >>> undo = replace_forward(model, lambda: nullcontext(print("inside")))
+    >>> undo = replace_method(model, lambda: nullcontext(print("inside")))
     >>> model.forward(4)
     inside
     8
@@ -44,17 +45,14 @@ def replace_forward(model: object, scope: Scope) -> Undo:
     >>> model.forward(4)
     8
     """
-    if not hasattr(model, "__dict__") or not callable(getattr(model, "forward", None)):
+    if not hasattr(model, "__dict__") or not callable(getattr(model, name, None)):
         raise ConfigError(
-            f"got a {type(model).__qualname__}, expected a model: an object with attributes and a forward method"
+            f"got a {type(model).__qualname__}, expected a model: an object with attributes and a {name} method"
         )
-    attributes = vars(model)
-    forward = ScopedForward(model, attributes.get("forward"), _Replacement(scope))
-    attributes["forward"] = forward
-    return forward.undo
+    return ScopedMethod(model, name, Replacement(scope)).put()
 
 
-class _Replacement:
+class Replacement:
     """What a model and its copies share: the scope, or None once it is undone."""
 
     __slots__ = ("scope",)
@@ -63,25 +61,38 @@ class _Replacement:
         self.scope: Scope | None = scope
 
 
-class ScopedForward:
-    """The forward of one model inside a scope; stands in the model's ``__dict__``.
+class ScopedMethod:
+    """A method of one model inside a scope; stands in the model's ``__dict__``.
+
+    It has attributes of its own and can be referenced weakly, as what frameworks take for a function must.
 
     Args:
         model: referenced weakly.
-        previous: the instance's own ``forward`` before, or None where the class's was in force.
+        name: of the method.
         replacement: shared among copies.
     """
 
-    __slots__ = ("_model", "_previous", "_replacement")
-
-    def __init__(self, model: object, previous: Callable[..., Any] | None, replacement: _Replacement) -> None:
+    def __init__(self, model: object, name: str, replacement: Replacement) -> None:
         self._model = ref(model)
-        self._previous = previous
+        self._name = name
         self._replacement = replacement
+        self._is_out = False
+        # The instance's own before, or None where the class's was in force.
+        self._previous: Callable[..., Any] | None = vars(model).get(name)
+
+    @property
+    def scope(self) -> Scope | None:
+        """What the calls run inside of, or None if they no longer do."""
+        return None if self._is_out else self._replacement.scope
+
+    def put(self) -> Undo:
+        """Put it into the model, and return what takes it out."""
+        vars(self._alive())[self._name] = self
+        return self.undo
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward that was replaced, inside a fresh scope."""
-        scope = self._replacement.scope
+        """Run the method that was replaced, inside a fresh scope."""
+        scope = self.scope
         if scope is None:
             return self.__wrapped__(*args, **kwargs)
         with scope():
@@ -90,11 +101,12 @@ class ScopedForward:
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         # Inspection follows this name to the signature. A stored bound method would be a cycle through the model.
-        if self._previous is not None:
-            return self._previous
+        return self._previous if self._previous is not None else self._of_class(self._name)
+
+    def _of_class(self, name: str) -> Callable[..., Any]:
         model = self._alive()
         kind = type(model)
-        found = next(vars(cls)["forward"] for cls in kind.__mro__ if "forward" in vars(cls))
+        found = next(vars(cls)[name] for cls in kind.__mro__ if name in vars(cls))
         bound: Callable[..., Any] = found.__get__(model, kind) if hasattr(found, "__get__") else found
         return bound
 
@@ -105,31 +117,51 @@ class ScopedForward:
         model = self._alive()
         copied = memo.get(id(model))
         if copied is None:
-            return vars(copy.deepcopy(model, memo))["forward"]
-        return ScopedForward(copied, copy.deepcopy(self._previous, memo), self._replacement)
+            return vars(copy.deepcopy(model, memo))[self._name]
+        return self._copied_to(copied, memo)
+
+    def _copied_to(self, model: object, memo: dict[int, Any]) -> Self:
+        twin = type(self)(model, self._name, self._replacement)
+        twin._previous = copy.deepcopy(self._previous, memo)
+        return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Like a bound method, and in names of the standard library alone: the pickle loads without this package.
         if self._previous is None:
-            return getattr, (self._alive(), "forward")
+            return getattr, (self._alive(), self._name)
         return itemgetter(0), ((self._previous,),)
 
     def undo(self) -> None:
-        """Give the model its previous forward back; where something else has replaced this one, only step aside."""
+        """Take it out of the model, and step aside in all copies of the model."""
         self._replacement.scope = None
+        self.take_out()
+
+    def take_out(self) -> None:
+        """Give this model its previous method back; where something else has replaced this one, only step aside."""
+        self._is_out = True
         model = self._model()
-        if model is None or vars(model).get("forward") is not self:
+        if model is None or vars(model).get(self._name) is not self:
             return
         previous = self._previous
-        while isinstance(previous, ScopedForward) and previous._replacement.scope is None:
+        while isinstance(previous, ScopedMethod) and previous.scope is None:
             previous = previous._previous
         if previous is None:
-            del vars(model)["forward"]
+            del vars(model)[self._name]
         else:
-            vars(model)["forward"] = previous
+            vars(model)[self._name] = previous
 
     def _alive(self) -> object:
         model = self._model()
         if model is None:
-            raise BackendError("the forward of a wrapped model was used after the model was gone; keep the model alive")
+            raise BackendError(
+                f"the {self._name} of a wrapped model was used after the model was gone; keep the model alive"
+            )
         return model
+
+
+def scoped_methods(model: object) -> Iterator[ScopedMethod]:
+    """Yield what of a model's methods runs inside a scope, that put last first."""
+    for method in list(getattr(model, "__dict__", {}).values()):
+        while isinstance(method, ScopedMethod):
+            yield method
+            method = method._previous

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tensorstash.abilities import SupportsReaders
+from tensorstash.abilities import SupportsCompiledGraphs, SupportsReaders
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.payload import Payload, modified
 from tensorstash.engine.state import SessionState
@@ -75,6 +75,10 @@ class Stashed:
         state.was_asked = True
         state.ledger.unpacked()
         state.prefetcher.asked(self._dedup, self._payload.index)
+        if state.adviser.watches and isinstance(state.backend, SupportsCompiledGraphs):
+            graph = state.backend.compiled_graph()
+            if graph is not None:
+                state.adviser.asked(graph, self._spec.nbytes)
         if self._is_read_by is None and self._payload.kind is not None:
             self._learn()
         tensor = self._restore()

@@ -8,7 +8,15 @@ from functools import partial
 from typing import Generic, TypeVar
 from weakref import ref
 
-from tensorstash.abilities import Readers, SupportsDemand, SupportsHolders, SupportsReaders, SupportsStreams
+from tensorstash.abilities import (
+    Readers,
+    SupportsDemand,
+    SupportsHolders,
+    SupportsReaders,
+    SupportsRecording,
+    SupportsStreams,
+)
+from tensorstash.engine.advice import Adviser
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.limits import Limits
@@ -27,7 +35,6 @@ from tensorstash.engine.timeouts import Timeouts
 from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import StoreError
 from tensorstash.host import native
-from tensorstash.host.allocator import returns_memory
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
@@ -43,11 +50,6 @@ _REMEMBERED_SPECS = 4096
 
 _SMALL = "smaller than min_bytes"
 _POLICY = "policy"
-
-_ADVICE = (
-    "freed activations may stay with the process: glibc keeps what lies in the middle of its heap; start the program "
-    "with `python -m tensorstash SCRIPT`, or call tensorstash.allocator.return_freed_memory() first"
-)
 
 
 class Session(Generic[T]):
@@ -79,7 +81,10 @@ class Session(Generic[T]):
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
         prefetcher = Prefetcher(ByteBudget(limits.ahead_bytes), readers, QUICK_BYTES * limits.readers)
         held = Held(backend) if isinstance(backend, SupportsHolders) else None
-        self._state = SessionState(backend, Ledger(), prefetcher, held)
+        alternatives = policy.alternatives()
+        self._only_keeps = all(plan.keeps for plan in alternatives)
+        self.adviser = Adviser(limits, only_keeps=self._only_keeps)
+        self._state = SessionState(backend, Ledger(), prefetcher, held, self.adviser)
         self._transfers: Transfers | None = None
         if isinstance(backend, SupportsStreams):
             pinned = PinnedMemory(backend.lock_pages, limits.pinned_bytes)
@@ -97,11 +102,9 @@ class Session(Generic[T]):
         self._dedup = DedupIndex()
         self.calibration = Calibration()
         self._thread = Thread()
-        alternatives = policy.alternatives()
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
         # Looked up once: to ask whether a backend has a protocol takes longer than what it does.
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
-        self._only_keeps = all(plan.keeps for plan in alternatives)
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
         self._stores: dict[StoreConfig, Store] = {}
@@ -118,10 +121,17 @@ class Session(Generic[T]):
 
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
+        self.adviser.entries += 1
         with self._lock:
             self._dedup.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
-        return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._start_all_freed)
+        return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
+
+    def _entry_ended(self) -> None:
+        self._start_all_freed()
+        is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
+        if is_recording and self.adviser.entry_ended():
+            self.adviser.judge(self._state.ledger.snapshot())
 
     def _start_all_freed(self) -> None:
         if self._state.held is not None:
@@ -148,7 +158,7 @@ class Session(Generic[T]):
             stats = replace(stats, held=self._state.held.tally())
         if self._transfers is not None:
             stats = replace(stats, pinned_bytes=self._transfers.pinned_bytes)
-        return replace(stats, advice=_ADVICE) if self._frees_host_memory and not returns_memory() else stats
+        return replace(stats, advice=self.adviser.text(self._frees_host_memory))
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -299,6 +309,7 @@ class Session(Generic[T]):
     def _current_dedup(self) -> DedupIndex:
         if self._state.was_asked:
             self._state.was_asked = False
+            self.adviser.step_ended(self._state.ledger.stashed_bytes)
             self._state.prefetcher.learn(self._dedup)
             self._dedup.close()
             self._dedup = DedupIndex()
@@ -358,6 +369,7 @@ class Session(Generic[T]):
             return plan.reason or _POLICY
         config = plan.store or Memory()
         self._frees_host_memory |= spec.device == "cpu"
+        self.adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
         store, ledger = self._store(config), self._state.ledger
         return route_for(plan, spec, self.backend, config, store, ledger, self._transfers)
 
@@ -365,6 +377,7 @@ class Session(Generic[T]):
         store = self._stores.get(config)
         if store is None:
             store = self._stores[config] = config.open()
+            self.adviser.judge_directories(getattr(config, "directories", ()))
         return store
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from typing import Any
 
+from tensorstash.engine.advice import Adviser
 from tensorstash.engine.payloads.held import Held
 from tensorstash.engine.prefetch import Prefetcher
 from tensorstash.engine.stats import Ledger
@@ -17,12 +18,16 @@ class SessionState:
         ledger: where everything is counted.
         prefetcher: what reads ahead of backward.
         held: what waits for others to let go of its memory; None where the framework does not tell who holds it.
+        adviser: what says so where the session has no effect.
     """
 
-    __slots__ = ("backend", "held", "learned", "ledger", "prefetcher", "version", "was_asked")
+    __slots__ = ("adviser", "backend", "held", "learned", "ledger", "prefetcher", "version", "was_asked")
 
-    def __init__(self, backend: Backend[Any], ledger: Ledger, prefetcher: Prefetcher, held: Held | None) -> None:
+    def __init__(
+        self, backend: Backend[Any], ledger: Ledger, prefetcher: Prefetcher, held: Held | None, adviser: Adviser
+    ) -> None:
         self.backend = backend
+        self.adviser = adviser
         self.ledger = ledger
         self.prefetcher = prefetcher
         self.held = held

@@ -71,7 +71,7 @@ class Stats:
         unpacked: times a stashed tensor was asked for.
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
         pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
-        advice: what to do so that freed memory leaves the process; empty if it does.
+        advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
     """
 
     seen: Tally = Tally()
@@ -193,6 +193,11 @@ class Ledger:
         """Count a tensor that shares a payload."""
         with self._lock:
             self._deduplicated = self._deduplicated.plus(nbytes)
+
+    @property
+    def stashed_bytes(self) -> int:
+        """Bytes of all tensors whose content went through the plan so far."""
+        return self._stashed.nbytes
 
     def stashed(self, nbytes: int) -> None:
         """Count a tensor whose content goes through the plan."""

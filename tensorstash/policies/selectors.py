@@ -151,6 +151,11 @@ class ModuleNames(Predicate):
     def __post_init__(self) -> None:
         object.__setattr__(self, "patterns", _texts(self.patterns, path="module_names.patterns"))
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The patterns, also where there is one."""
+        return _texts(self.patterns, path="module_names.patterns")
+
     def accepts(self, spec: TensorSpec, /) -> bool:
         if not spec.module:
             return False

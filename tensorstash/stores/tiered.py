@@ -38,6 +38,11 @@ class Tiered:
                 raise ConfigError(f"tiered.{field}: got {value!r}, expected a store such as Memory(budget='1GiB')")
         require_shallow((self.first, self.then), path="tiered")
 
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The directories of both stores, as far as they have any."""
+        return tuple(place for store in (self.first, self.then) for place in getattr(store, "directories", ()))
+
     def open(self) -> "TieredStore":
         """Open both stores; the caller closes the result, which closes them.
 

@@ -3,6 +3,7 @@
 from tensorstash.testing.contract.budgets import Bounded
 from tensorstash.testing.contract.cleanup import NothingLeftBehind
 from tensorstash.testing.contract.dedup import OneCopy
+from tensorstash.testing.contract.effects import SaysWhenNothing
 from tensorstash.testing.contract.failures import NothingLostQuietly
 from tensorstash.testing.contract.in_place import InPlaceSafety
 from tensorstash.testing.contract.kept import NeverStashed
@@ -25,6 +26,7 @@ class BackendSuite(
     Bounded,
     NothingLeftBehind,
     FailClosed,
+    SaysWhenNothing,
 ):
     """Every line of the contract, on every device of a lab.
 

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import broken_codecs
+import broken_effects
 import broken_failures
 import broken_ownership
 import broken_stores
@@ -12,7 +13,7 @@ from planted import NOTICED, Fault, checks_of, failure_of
 
 from tensorstash.testing import BackendSuite, CodecSuite, StoreSuite
 
-OF_BACKENDS = [*broken_training.FAULTS, *broken_ownership.FAULTS, *broken_failures.FAULTS]
+OF_BACKENDS = [*broken_training.FAULTS, *broken_ownership.FAULTS, *broken_failures.FAULTS, *broken_effects.FAULTS]
 KITS = ((BackendSuite, OF_BACKENDS), (CodecSuite, broken_codecs.FAULTS), (StoreSuite, broken_stores.FAULTS))
 PLANTED = [
     pytest.param(fault, check, id=f"{fault.suite.__name__}-{check.removeprefix('test_')}")
@@ -42,7 +43,7 @@ def test_every_check_has_a_planted_fault(suite: type, faults: list[Fault]) -> No
 
 def test_every_contract_line_has_a_planted_fault() -> None:
     lines = {check.split("_")[1] for fault in OF_BACKENDS for check in fault.checks}
-    assert {f"line{number:02}" for number in range(1, 12)} <= lines
+    assert {f"line{number:02}" for number in range(1, 13)} <= lines
 
 
 GAPS = """

@@ -252,14 +252,14 @@ MUTANTS = [
         TIERED,
     ),
     (
-        "host/checksum.py",
+        "stores/disk/checksum.py",
         "dropped call",
         "            np.copyto(copy[start : start + CHECKSUM_BLOCK], block)\n",
         "            pass\n",
         SUMS,
     ),
     (
-        "host/checksum.py",
+        "stores/disk/checksum.py",
         "wrong value",
         "checksums.append(checksum(block))",
         "checksums.append(checksum(block[:-1]))",

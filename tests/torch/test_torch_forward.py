@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.forward import replace_method
 from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.errors import BackendError, ConfigError
 
@@ -81,7 +81,7 @@ def set_weight(model, value):
 
 def test_forward_runs_inside_the_scope_until_the_undo(model, scopes):
     before = dict(vars(model))
-    undo = replace_forward(model, scopes.named("a"))
+    undo = replace_method(model, scopes.named("a"))
     assert model.forward(3, shift=1) == 7
     assert scopes.entered == ["a"]
     undo()
@@ -91,7 +91,7 @@ def test_forward_runs_inside_the_scope_until_the_undo(model, scopes):
 
 
 def test_an_exception_leaves_no_scope_open(model, scopes):
-    replace_forward(model, scopes.named("a"))
+    replace_method(model, scopes.named("a"))
     with pytest.raises(ArithmeticError):
         model.forward(-1)
     assert scopes.open == 0
@@ -103,7 +103,7 @@ def test_no_cycle_keeps_the_model_alive(kind, scopes):
     gc.disable()
     try:
         model = kind()
-        undo = replace_forward(model, scopes.named("a"))
+        undo = replace_method(model, scopes.named("a"))
         model.forward(1)
         gone, forward = weakref.ref(model), model.forward
         del model
@@ -116,7 +116,7 @@ def test_no_cycle_keeps_the_model_alive(kind, scopes):
 
 
 def test_a_deep_copy_runs_its_own_weights_inside_the_scope(model, scopes):
-    undo = replace_forward(model, scopes.named("a"))
+    undo = replace_method(model, scopes.named("a"))
     twin = copy.deepcopy(model)
     set_weight(twin, 10)
     assert twin.forward(3) == 30
@@ -129,7 +129,7 @@ def test_a_deep_copy_runs_its_own_weights_inside_the_scope(model, scopes):
 
 def test_a_deep_copy_of_the_forward_alone_brings_its_own_model(scopes):
     holder = {"model": Plain()}
-    replace_forward(holder["model"], scopes.named("a"))
+    replace_method(holder["model"], scopes.named("a"))
     twin = copy.deepcopy({"forward": holder["model"].forward, **holder})
     twin["model"].weight = 10
     assert twin["forward"](3) == 30
@@ -137,8 +137,8 @@ def test_a_deep_copy_of_the_forward_alone_brings_its_own_model(scopes):
 
 
 def test_a_deep_copy_of_nested_replacements_stays_nested(model, scopes):
-    replace_forward(model, scopes.named("a"))
-    replace_forward(model, scopes.named("b"))
+    replace_method(model, scopes.named("a"))
+    replace_method(model, scopes.named("b"))
     twin = copy.deepcopy(model)
     set_weight(twin, 10)
     assert twin.forward(3) == 30
@@ -146,7 +146,7 @@ def test_a_deep_copy_of_nested_replacements_stays_nested(model, scopes):
 
 
 def test_a_pickle_is_unwrapped(model, scopes):
-    replace_forward(model, scopes.named("a"))
+    replace_method(model, scopes.named("a"))
     data = pickle.dumps(model)
     assert b"tensorstash" not in data
     twin = pickle.loads(data)
@@ -158,20 +158,20 @@ def test_a_pickle_is_unwrapped(model, scopes):
 def test_a_pickle_keeps_an_instance_forward_that_was_replaced(scopes):
     model = Plain()
     model.forward = abs
-    replace_forward(model, scopes.named("a"))
+    replace_method(model, scopes.named("a"))
     twin = pickle.loads(pickle.dumps(model))
     assert twin.forward is abs
 
 
 def test_a_pickle_of_the_forward_alone_brings_its_own_model(model, scopes):
-    replace_forward(model, scopes.named("a"))
+    replace_method(model, scopes.named("a"))
     assert pickle.loads(pickle.dumps(model.forward))(3) == 6
     assert scopes.entered == []
 
 
 def test_torch_save_of_a_wrapped_model_gives_an_unwrapped_one(scopes):
     model = Net()
-    replace_forward(model, scopes.named("a"))
+    replace_method(model, scopes.named("a"))
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -184,8 +184,8 @@ def test_torch_save_of_a_wrapped_model_gives_an_unwrapped_one(scopes):
 def test_signature_name_and_documentation_lookups_see_the_model_s_own_forward(model, scopes):
     signature, name = inspect.signature(model.forward), model.forward.__name__
     code, function = model.forward.__code__, model.forward.__func__
-    replace_forward(model, scopes.named("a"))
-    replace_forward(model, scopes.named("b"))
+    replace_method(model, scopes.named("a"))
+    replace_method(model, scopes.named("b"))
     assert inspect.signature(model.forward) == signature
     assert model.forward.__name__ == name
     assert model.forward.__code__ is code
@@ -198,7 +198,7 @@ def test_signature_name_and_documentation_lookups_see_the_model_s_own_forward(mo
 def test_class_parameters_and_state_dict_are_unchanged(scopes):
     model = Net()
     before = (type(model), list(model.parameters()), list(model.state_dict()), repr(model), list(model.modules()))
-    replace_forward(model, scopes.named("a"))
+    replace_method(model, scopes.named("a"))
     after = (type(model), list(model.parameters()), list(model.state_dict()), repr(model), list(model.modules()))
     assert all(a is b for a, b in zip(before[1], after[1], strict=True))
     assert before == after
@@ -209,7 +209,7 @@ def test_an_instance_forward_is_called_and_put_back(model, scopes):
         return 100 * x
 
     vars(model)["forward"] = patched
-    undo = replace_forward(model, scopes.named("a"))
+    undo = replace_method(model, scopes.named("a"))
     assert model.forward(3) == 300
     undo()
     assert vars(model)["forward"] is patched
@@ -217,9 +217,9 @@ def test_an_instance_forward_is_called_and_put_back(model, scopes):
 
 
 def test_undo_is_idempotent(model, scopes):
-    undo = replace_forward(model, scopes.named("a"))
+    undo = replace_method(model, scopes.named("a"))
     undo()
-    again = replace_forward(model, scopes.named("b"))
+    again = replace_method(model, scopes.named("b"))
     undo()
     assert model.forward(1) == 2
     assert scopes.entered == ["b"]
@@ -229,7 +229,7 @@ def test_undo_is_idempotent(model, scopes):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
 def test_nested_replacements_are_undone_in_any_order(model, scopes, order):
-    undos = {i: replace_forward(model, scopes.named(i)) for i in range(3)}
+    undos = {i: replace_method(model, scopes.named(i)) for i in range(3)}
     active = [2, 1, 0]
     for i in order:
         scopes.entered.clear()
@@ -241,7 +241,7 @@ def test_nested_replacements_are_undone_in_any_order(model, scopes, order):
 
 
 def test_a_patch_of_somebody_else_on_top_survives_the_undo(model, scopes):
-    undo = replace_forward(model, scopes.named("a"))
+    undo = replace_method(model, scopes.named("a"))
     ours = model.forward
     vars(model)["forward"] = theirs = lambda x: ours(x) + 1000
     assert model.forward(1) == 1002
@@ -259,7 +259,7 @@ def test_the_scope_is_released_by_the_undo(model):
 
     session = Session()
     gone = weakref.ref(session)
-    undo = replace_forward(model, session.scope)
+    undo = replace_method(model, session.scope)
     model.forward(1)
     undo()
     del session
@@ -273,7 +273,7 @@ def test_a_scope_is_made_for_each_call_so_that_forward_may_recurse(scopes):
             return 0 if n == 0 else self.forward(n - 1)
 
     model = Countdown()
-    replace_forward(model, scopes.named("a"))
+    replace_method(model, scopes.named("a"))
     assert model.forward(3) == 0
     assert scopes.open == 0
 
@@ -281,7 +281,7 @@ def test_a_scope_is_made_for_each_call_so_that_forward_may_recurse(scopes):
 @pytest.mark.parametrize("bad", [3, object(), type("Slotted", (), {"__slots__": (), "forward": abs})()])
 def test_what_has_no_forward_to_replace_is_refused(bad, scopes):
     with pytest.raises(ConfigError, match="expected a model"):
-        replace_forward(bad, scopes.named("a"))
+        replace_method(bad, scopes.named("a"))
 
 
 def test_static_and_inherited_forwards_are_found(scopes):
@@ -294,8 +294,8 @@ def test_static_and_inherited_forwards_are_found(scopes):
         pass
 
     static, child = Static(), Child()
-    replace_forward(static, scopes.named("a"))
-    replace_forward(child, scopes.named("b"))
+    replace_method(static, scopes.named("a"))
+    replace_method(child, scopes.named("b"))
     assert static.forward(3) == -3
     assert child.forward(3) == 6
     assert scopes.entered == ["a", "b"]
@@ -307,7 +307,7 @@ def test_scripted_and_traced_modules_are_wrapped(scopes):
     with pytest.warns(DeprecationWarning, match="script"):
         scripted = torch.jit.script(linear)
     for model in (scripted, torch.fx.symbolic_trace(linear)):
-        undo = replace_forward(model, scopes.named("a"))
+        undo = replace_method(model, scopes.named("a"))
         assert torch.equal(model(x), linear(x))
         undo()
         assert torch.equal(model(x), linear(x))

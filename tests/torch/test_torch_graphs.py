@@ -261,6 +261,7 @@ def test_compiled_models(backend, pair, same_bits, name, wrapped):
     assert {"parameter", "view of a parameter"} & set(pair.kept)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_wrapped_model_that_is_compiled_afterwards(backend, pair, same_bits):
     torch._dynamo.reset()
     model, x = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)), torch.randn(3, 8)

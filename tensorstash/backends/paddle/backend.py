@@ -6,10 +6,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar
 
-from paddle import Tensor
+from paddle import Tensor, is_grad_enabled
 from paddle.nn import Layer
 
-from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
 from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
@@ -22,6 +22,7 @@ from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
 from tensorstash.backends.paddle.repairs.static import static_patches
 from tensorstash.backends.paddle.storage import same_memory, token_of
 from tensorstash.backends.paddle.streams import gpu_streams, lend_streams
+from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Demand, Undo
@@ -135,6 +136,9 @@ class PaddleBackend:
         start = spec.order.lowest(spec)
         return (object() if scope is None else token_of(tensor, scope.recent)), start
 
+    is_recording: Callable[[], bool] = staticmethod(is_grad_enabled)
+    """Return whether gradients are recorded on this thread."""
+
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty for leaves."""
         return "" if tensor.is_leaf else tensor.grad_fn.name()
@@ -169,8 +173,14 @@ class PaddleBackend:
         return layers
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
-        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
-        return replace_forward(model, scope)
+        """Run every call of ``model`` inside ``scope()`` until the returned function is called.
+
+        Raises:
+            ConfigError: it is no layer.
+        """
+        if not isinstance(model, Layer):
+            raise ConfigError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
+        return scope_calls(model, scope)
 
 
 def _spec(

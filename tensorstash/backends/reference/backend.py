@@ -8,13 +8,21 @@ from weakref import ref
 import numpy as np
 
 from tensorstash.abilities import Kernel
-from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.forward import replace_method
 from tensorstash.backends.reference import kernels as reference_kernels
 from tensorstash.backends.reference import streams as reference_streams
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, borrowed
 from tensorstash.protocols import Codec, Undo
-from tensorstash.reference import HookError, Parameter, Tensor, from_buffer, saved_tensors_hooks, streams
+from tensorstash.reference import (
+    HookError,
+    Parameter,
+    Tensor,
+    from_buffer,
+    is_grad_enabled,
+    saved_tensors_hooks,
+    streams,
+)
 from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
@@ -87,6 +95,9 @@ class ReferenceBackend:
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
         """Return a weak reference of the live storage, equal to itself alone, and the lowest element's byte offset."""
         return ref(tensor.storage), tensor.layout.begin
+
+    is_recording: Callable[[], bool] = staticmethod(is_grad_enabled)
+    """Return whether gradients are recorded on this thread."""
 
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty for leaves."""
@@ -170,7 +181,7 @@ class ReferenceBackend:
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
-        return replace_forward(model, scope)
+        return replace_method(model, scope)
 
 
 def _elements(tensor: Tensor, spec: TensorSpec) -> Array:

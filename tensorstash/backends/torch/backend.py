@@ -22,9 +22,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 
 from tensorstash.abilities import Kernel
-from tensorstash.backends.forward import replace_forward
+from tensorstash.backends.torch.calls import scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
-from tensorstash.backends.torch.graph import Readers, running
+from tensorstash.backends.torch.graph import Readers, running, running_compiled
 from tensorstash.backends.torch.hooks import HookScope
 from tensorstash.backends.torch.kernels import kernel
 from tensorstash.backends.torch.layout import (
@@ -38,6 +38,7 @@ from tensorstash.backends.torch.layout import (
 )
 from tensorstash.backends.torch.readers import demand
 from tensorstash.backends.torch.streams import CudaStream, CudaStreams
+from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec, Demand, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec
@@ -141,6 +142,13 @@ class TorchBackend:
     def running_demand(self, handle: object, /) -> Demand | None:
         """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
         return strictest(demand(reader) for reader in running(handle))
+
+    is_recording: Callable[[], bool] = staticmethod(torch.is_grad_enabled)
+    """Return whether gradients are recorded on this thread."""
+
+    def compiled_graph(self) -> int | None:
+        """Return the number of the node of a compiled graph whose backward runs on this thread; None if none does."""
+        return running_compiled()
 
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty if there is none."""
@@ -248,8 +256,14 @@ class TorchBackend:
         return modules
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
-        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
-        return replace_forward(model, scope)
+        """Run every call of ``model`` inside ``scope()`` until the returned function is called.
+
+        Raises:
+            ConfigError: it is no module.
+        """
+        if not isinstance(model, Module):
+            raise ConfigError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
+        return scope_calls(model, scope)
 
 
 class _Demands:

@@ -107,6 +107,14 @@ def running(handle: object) -> list[str]:
     return [] if node is None else [found.reader for found in _shown(node) if found.handle is handle]
 
 
+def running_compiled() -> int | None:
+    """Return the number of the node whose backward runs on this thread if it is a compiled graph's, else None."""
+    node = torch._C._current_autograd_node()
+    if node is None or not type(node).__name__.startswith("CompiledFunction"):
+        return None
+    return int(node._sequence_nr())
+
+
 def _shown(node: Any) -> Iterator[Found]:
     for name, reader in _saves(node):
         try:

@@ -14,9 +14,9 @@ from tensorstash.engine.stats import Counted, Ledger
 from tensorstash.engine.timeouts import Ask
 from tensorstash.errors import CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
-from tensorstash.host.checksum import checksum
 from tensorstash.protocols import Slot, Store, StoreConfig
 from tensorstash.spec import TensorSpec
+from tensorstash.stores.disk.checksum import checksum
 
 R = TypeVar("R")
 

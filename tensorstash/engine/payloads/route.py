@@ -18,10 +18,10 @@ from tensorstash.engine.stats import Ledger
 from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
-from tensorstash.host.checksum import checksum
 from tensorstash.policies.plan import Plan
 from tensorstash.protocols import Backend, Store, StoreConfig
 from tensorstash.spec import TensorSpec
+from tensorstash.stores.disk.checksum import checksum
 from tensorstash.stores.memory import Memory
 
 

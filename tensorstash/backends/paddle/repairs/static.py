@@ -9,9 +9,10 @@ from paddle.jit.dy2static.pir_partial_program import PartialProgramLayer
 
 from tensorstash.backends.paddle.hooks import HookStack
 from tensorstash.backends.paddle.repairs.patches import Patch
+from tensorstash.errors import TensorStashWarning
 
 
-class StaticGraphWarning(UserWarning):
+class StaticGraphWarning(TensorStashWarning):
     """A compiled program ran inside hooks; what it saves for backward stays where it is."""
 
 

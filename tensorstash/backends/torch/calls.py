@@ -1,0 +1,110 @@
+"""The call of one module of PyTorch inside a scope."""
+
+from collections.abc import Callable
+from sys import _getframe
+from types import MethodType
+from typing import Any, Self
+
+from torch import is_grad_enabled
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.nn import Module
+
+from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
+from tensorstash.errors import BackendError
+from tensorstash.protocols import Undo
+
+_CALL, _FIRST = "_call_impl", "_compiled_call_impl"
+
+
+def scope_calls(module: Module, scope: Scope) -> Undo:
+    """Run every call of ``module`` inside ``scope()`` until the returned function is called.
+
+    ``forward`` stays what it is: Accelerate, TRL and others replace it, and drop what was put there. Hooks of the
+    module are no place either: what ends a scope would not run after an interrupt, nor after any exception where the
+    module is compiled; and ``torch.jit.script`` compiles them. What ``__call__`` calls is looked up in the instance:
+
+    - ``_compiled_call_impl`` first, which is what ``module.compile()`` sets. The compiler looks there too, when it
+      compiles what calls the module; its graph breaks there, so that each such module has a graph of its own.
+    - ``_call_impl`` otherwise. It is what ``module.compile()`` compiles, and it is part of copies.
+
+    Raises:
+        BackendError: this version of PyTorch has no such attributes.
+    """
+    missing = [name for name in (_CALL, _FIRST) if not hasattr(type(module), name)]
+    if missing:
+        raise BackendError(
+            f"wrap: torch.nn.Module has no {' and no '.join(missing)} in this version of PyTorch; wrap with "
+            f"`with tensorstash.stash(policy)` around the call of the model instead"
+        )
+    replacement = Replacement(scope)
+    undos = [kind(module, name, replacement).put() for name, kind in ((_FIRST, _ScopedFirst), (_CALL, _ScopedCall))]
+
+    def undo() -> None:
+        for each in undos:
+            each()
+
+    return undo
+
+
+class _OpaqueCall(ScopedMethod):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # nn.DataParallel runs replicas that share their attributes, and this one, with the module they are made of.
+        caller = _getframe(1).f_locals.get("self")
+        is_replica = isinstance(caller, Module) and vars(caller).get(self._name) is self
+        return self.run(caller if is_replica else self._alive(), args, kwargs)
+
+    def run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the call of a module that was replaced, inside a fresh scope."""
+        scope = self.scope
+        if scope is None or not is_grad_enabled():  # nothing is saved
+            return self._replaced(module)(*args, **kwargs)
+        with scope():
+            return self._replaced(module)(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self._replaced(self._alive())
+
+    def _replaced(self, module: Any) -> Callable[..., Any]:
+        return _call_of(module, self._previous)
+
+
+class _ScopedCall(_OpaqueCall):
+    def _copied_to(self, model: object, memo: dict[int, Any]) -> Self:
+        twin = super()._copied_to(model, memo)
+        # What a module gives to pickles and copies leaves this one out.
+        if isinstance(vars(self._alive()).get(_FIRST), _ScopedFirst):
+            _ScopedFirst(model, _FIRST, self._replacement).put()
+        return twin
+
+
+class _ScopedFirst(_OpaqueCall):
+    def _replaced(self, module: Any) -> Callable[..., Any]:
+        if self._previous is not None:
+            return _call_of(module, self._previous)
+        call = vars(module).get(_CALL)
+        while isinstance(call, ScopedMethod):
+            call = call._previous
+        return _call_of(module, call)
+
+
+def _call_of(module: Any, previous: Callable[..., Any] | None) -> Callable[..., Any]:
+    if isinstance(previous, _OpaqueCall):
+        return lambda *args, **kwargs: previous.run(module, args, kwargs)
+    return previous if previous is not None else MethodType(getattr(type(module), _CALL), module)
+
+
+def _break_graph_at(function: Any) -> None:
+    # What torch.compiler.disable(recursive=False) does, without importing the compiler: the scope is not compiled, and
+    # what is called inside of it is.
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = (
+        "the module is wrapped by tensorstash.wrap, whose hooks are no part of a graph; with fullgraph=True, compile "
+        "first and wrap what torch.compile returns, or, which saves more memory, compile the blocks inside: "
+        "`for block in model.layers: block.compile(fullgraph=True)`"
+    )
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
+_break_graph_at(_OpaqueCall.__call__)
+_break_graph_at(_OpaqueCall.run)

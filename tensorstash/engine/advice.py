@@ -1,0 +1,232 @@
+"""What a session says when it has no effect: one warning each, with what to do."""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from weakref import finalize
+
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.stats import Stats
+from tensorstash.errors import TensorStashWarning
+from tensorstash.host import native
+from tensorstash.host.allocator import returns_memory
+from tensorstash.sizes import format_bytes
+
+logger = logging.getLogger("tensorstash")
+logger.addHandler(logging.NullHandler())
+
+_ENTRIES = 3
+"""Entries of a scope after which it is judged: the first may be a trial, and what happens in three happens in all."""
+
+_STEPS = 3
+
+_MANY = 1000
+"""Saved tensors that are enough to judge by in the first entry, which may be a whole training."""
+
+_LARGE = 2**20
+"""Bytes saved in a step below which nobody looks for gains."""
+
+_ALL = 0.9
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_BLOCKS = ("contextlib.py", "weakref.py", "functools.py")
+
+_FREED = (
+    "freed activations may stay with the process: glibc keeps what lies in the middle of its heap; start the program "
+    "with `python -m tensorstash SCRIPT`, or call tensorstash.allocator.return_freed_memory() first"
+)
+
+_CURES = {
+    "smaller than min_bytes": "lower min_bytes",
+    "already in host memory": (
+        "CpuOffload moves tensors of accelerators only; for tensors in host memory use DiskSpill(directory) or "
+        "Compress()"
+    ),
+    "policy": (
+        "no rule of the policy selects them (ModuleNames sees modules that were wrapped before they were compiled)"
+    ),
+    "tracing": "enter the stash where the model runs, not where it is traced",
+}
+
+
+class Adviser:
+    """Judges what a session does, and says each thing once: as a warning, to the logger, in ``stats().advice``.
+
+    Args:
+        limits: of the session.
+        only_keeps: whether that is all its policy does.
+    """
+
+    def __init__(self, limits: Limits, *, only_keeps: bool) -> None:
+        self.said: list[str] = []
+        self.entries = 0
+        """How often the scope was entered."""
+        self.watches = True
+        """Whether :meth:`asked` is still wanted."""
+        self.may_gain = False
+        """Whether anything was to leave its memory, or to shrink."""
+        self._limits = limits
+        self._only_keeps = only_keeps
+        self._ended = 0
+        self._steps = 0
+        self._before = 0
+        self._step_bytes = 0
+        self._asked: dict[int, int] = {}
+        self._most_at_once = 0
+
+    def say(self, message: str) -> None:
+        """Say it, unless it was said."""
+        if message not in self.said:
+            self.said.append(message)
+            say(message)
+
+    def text(self, frees_host_memory: bool) -> str:
+        """Return what was said, a line each, and what to do so that freed memory leaves the process."""
+        freed = [_FREED] if frees_host_memory and not returns_memory() else []
+        return "\n".join([*self.said, *freed])
+
+    def judge_directories(self, directories: Iterable[str]) -> None:
+        """Say so if one of the directories that are spilled to is kept in memory."""
+        in_memory = directories_in_memory(directories)
+        if in_memory:
+            self.say(
+                f"{', '.join(in_memory)} is kept in memory (tmpfs), so that spilling to it saves nothing; pass a "
+                f"directory on a disk: DiskSpill(directory)"
+            )
+
+    def expect_entry(self, session: object) -> None:
+        """Say so where ``session`` goes, or the process ends, and its scope was never entered."""
+        finalize(session, self.removed)
+
+    def removed(self) -> None:
+        """Say so if the scope of a wrap was never entered."""
+        if self.entries == 0:
+            self.say(
+                "nothing was seen: a wrapped model was never called while gradients were recorded. Whoever trains it "
+                "replaces what was wrapped, or calls another method or a copy that went through a pickle: wrap what is "
+                "called, pass methods=('forward', 'training_step'), or use `with tensorstash.stash(policy)`"
+            )
+
+    def asked(self, graph: int, nbytes: int) -> None:
+        """Note that a saved tensor was asked for by a compiled graph."""
+        self._asked[graph] = self._asked.get(graph, 0) + nbytes
+
+    def step_ended(self, stashed_bytes: int) -> None:
+        """Note the end of a step, and what was stashed since the session began."""
+        self._steps += 1
+        self._step_bytes = max(self._step_bytes, stashed_bytes - self._before)
+        self._before = stashed_bytes
+        self._most_at_once = max(self._most_at_once, *self._asked.values(), 0)
+        self._asked.clear()
+
+    def entry_ended(self) -> bool:
+        """Note the end of an entry in which gradients were recorded; return whether :meth:`judge` is wanted."""
+        self._ended += 1
+        return self._ended in (1, _ENTRIES) or (self.watches and self._steps >= _STEPS)
+
+    def judge(self, stats: Stats) -> None:
+        """Say what is certain by now.
+
+        Args:
+            stats: of the session.
+        """
+        if self._ended >= _ENTRIES or stats.seen.tensors >= _MANY:
+            self._judge_effect(stats)
+        if self.watches and self._steps >= _STEPS:
+            self.watches = False
+            if self._step_bytes >= _LARGE:
+                self._judge_gain(stats)
+
+    def _judge_effect(self, stats: Stats) -> None:
+        if not stats.seen.tensors:
+            self.say(
+                f"nothing was seen in {self._ended} entries of a scope: autograd saved no tensor on this thread. The "
+                "forward pass has to run inside, on the same thread, and with gradients being recorded; and the "
+                "innermost of several stashes, wraps and other saved-tensor hooks takes the place of all around it"
+            )
+        elif not self._only_keeps and not stats.stashed.tensors and not stats.deduplicated.tensors:
+            kept = sorted(stats.kept.items(), key=lambda item: item[1].nbytes, reverse=True)
+            why = "; ".join(f"{tally.tensors} of {format_bytes(tally.nbytes)}: {reason}" for reason, tally in kept)
+            cures = ". ".join(_CURES[reason] for reason, _ in kept if reason in _CURES)
+            self.say(
+                f"nothing was stashed of {stats.seen.tensors} saved tensors ({why}). "
+                f"{cures or 'Only activations can be stashed: does the model compute any that need gradients?'}"
+            )
+
+    def _judge_gain(self, stats: Stats) -> None:
+        saved = self._step_bytes
+        held = self._limits.in_flight_bytes + self._limits.ahead_bytes
+        if stats.declined.nbytes >= _ALL * stats.stashed.nbytes:
+            self.say(
+                f"the policy shrinks nothing: {format_bytes(stats.declined.nbytes)} of "
+                f"{format_bytes(stats.stashed.nbytes)} are kept after all, since their content does not shrink or "
+                "backward needs it exactly. Use DiskSpill(directory), or recompute what is cheap"
+            )
+        elif not self.may_gain:
+            self.say(
+                "the policy shrinks nothing: what is in host memory is copied to host memory as it is. Put a codec in "
+                "front, such as Compress(), or use DiskSpill(directory)"
+            )
+        elif held > saved:
+            part = format_bytes(max(saved // 8, 1))
+            self.say(
+                f"limits are larger than what there is to gain: a step stashes {format_bytes(saved)}, and up to "
+                f"{format_bytes(self._limits.in_flight_bytes)} may wait to leave (in_flight) and "
+                f"{format_bytes(self._limits.ahead_bytes)} be brought back early (ahead), so that the peak may not "
+                f"fall. Pass limits=Limits(in_flight='{part}', ahead='{part}')"
+            )
+        if self._most_at_once >= _ALL * saved:
+            self.say(
+                "one compiled graph asks for everything at once: its backward holds all that was stashed at the same "
+                "time, and the peak does not fall. Compile the blocks instead of the whole model "
+                "(`for block in model.layers: block.compile()`)"
+            )
+        if native.functions is None:
+            self.say(
+                "the compiled part of tensorstash is missing, so that NumPy does its work, several times slower: "
+                "install a C compiler and reinstall, or install a wheel"
+            )
+
+
+def say(message: str) -> None:
+    """Warn, as from the first line that is not of this package, and tell the logger ``tensorstash``."""
+    logger.warning("%s", message)
+    warnings.warn(TensorStashWarning(message), stacklevel=_level_of_user())
+
+
+def _level_of_user() -> int:
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_inside(filename: str) -> bool:
+    return filename.startswith(_PACKAGE) or os.path.basename(filename) in _BLOCKS
+
+
+def directories_in_memory(directories: Iterable[str], mounts: str = "/proc/self/mounts") -> list[str]:
+    """Return those directories that lie on a file system which is kept in memory.
+
+    Args:
+        directories: paths.
+        mounts: where the system lists its file systems; without it none is known.
+    """
+    try:
+        with open(mounts, encoding="utf-8", errors="replace") as file:
+            rows = [line.split()[1:3] for line in file if len(line.split()) > 2]
+    except OSError:  # not Linux
+        return []
+    kinds = {place.replace("\\040", " "): kind for place, kind in rows}  # a later one covers an earlier one
+    return [each for each in directories if _kind_of(os.path.realpath(each), kinds) in ("tmpfs", "ramfs")]
+
+
+def _kind_of(path: str, kinds: dict[str, str]) -> str:
+    while path not in kinds:
+        above = os.path.dirname(path)
+        if above == path:
+            return ""
+        path = above
+    return kinds[path]

@@ -1,0 +1,120 @@
+"""Contract line 12: it says when it does nothing."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tensorstash.api import Stash, Wrapped
+from tensorstash.engine.limits import Limits
+from tensorstash.errors import ConfigError, TensorStashWarning
+from tensorstash.host.arrays import Array
+from tensorstash.policies import Compress, Keep, Route, Rule, StoreIn
+from tensorstash.policies.selectors import ModuleNames
+from tensorstash.stores.memory import Memory
+from tensorstash.testing.harness import AT_ONCE, Harness
+from tensorstash.testing.layouts import floats
+from tensorstash.testing.programs import save_one
+
+STEPS = 4
+"""More than it takes to be sure."""
+
+ROOMY = Limits(in_flight="64 MiB", ahead="64 MiB")
+
+
+class SaysWhenNothing(Harness):
+    """Contract line 12."""
+
+    def test_line12_a_scope_that_sees_nothing_says_so_once(self, device: str) -> None:
+        stash = self.stash(StoreIn(Memory()))
+        said = self._said(lambda: self._enter(stash, lambda: None))
+        assert len(said) == 1, said
+        assert "nothing was seen" in said[0]
+        assert said[0] in stash.stats().advice
+        assert not self._said(lambda: self._enter(stash, lambda: None)), "said twice"
+
+    def test_line12_a_policy_that_stashes_nothing_says_why(self, device: str) -> None:
+        stash = self.stash(StoreIn(Memory()), min_bytes=2**40)
+        said = self._said(lambda: self._enter(stash, lambda: save_one(self.lab, device)))
+        assert len(said) == 1, said
+        assert "nothing was stashed" in said[0]
+        assert "lower min_bytes" in said[0]
+        assert said[0] in stash.stats().advice
+
+    def test_line12_what_only_measures_or_works_says_nothing(self, device: str) -> None:
+        for policy in (Keep(), StoreIn(Memory())):
+            stash = self.stash(policy)
+            said = self._said(lambda stash=stash: self._enter(stash, lambda: save_one(self.lab, device)))  # type: ignore[misc]
+            assert not said, said
+        working = self.stash(Compress(), limits=AT_ONCE)
+        said = self._said(lambda: self._train(working, device, floats(64, 4096) * 0))
+        assert not said, said
+
+    def test_line12_a_policy_that_shrinks_nothing_says_so(self) -> None:
+        stash = self.stash(StoreIn(Memory()), limits=AT_ONCE)
+        said = self._said(lambda: self._train(stash, "cpu", floats(64, 4096)))
+        assert len(said) == 1, said
+        assert "shrinks nothing" in said[0]
+
+    def test_line12_limits_larger_than_what_there_is_to_gain_are_told(self, device: str) -> None:
+        stash = self.stash(Compress(), limits=ROOMY)
+        said = self._said(lambda: self._train(stash, device, floats(64, 4096) * 0))
+        assert len(said) == 1, said
+        assert "limits are larger" in said[0]
+        assert "Limits(in_flight=" in said[0]
+
+    def test_line12_a_wrap_that_is_never_called_says_so(self, device: str) -> None:
+        wrapped = self.wrap(self.lab.model(device=device), StoreIn(Memory()))
+        said = self._said(wrapped.remove)
+        assert len(said) == 1, said
+        assert "never called" in said[0]
+
+    def test_line12_a_forward_that_is_replaced_drops_no_wrap_in_silence(self, device: str) -> None:
+        lab = self.lab
+        model: Any = lab.model(device=device)
+        own = type(model).forward
+        wrapped = self.wrap(model, StoreIn(Memory()))
+        model.forward = lambda x: own(model, x)
+
+        def train() -> None:
+            lab.backward(lab.sum(model(lab.tensor(floats(5, 8), device=device))))
+            wrapped.remove()
+
+        said = self._said(train)
+        assert said or wrapped.stats().stashed.tensors, "the wrap was dropped, and nothing was said"
+
+    def test_line12_a_model_that_is_wrapped_already_says_so(self, device: str) -> None:
+        model = self.lab.model(device=device)
+        wraps: list[Wrapped] = []
+        first = self._said(lambda: wraps.append(self.wrap(model, Keep())))
+        second = self._said(lambda: wraps.append(self.wrap(model, StoreIn(Memory()))))
+        model(self.lab.tensor(floats(5, 8), device=device))
+        assert not first, first
+        assert len(second) == 1, second
+        assert "wrapped already" in second[0]
+
+    def test_line12_a_pattern_without_a_module_is_refused(self, device: str) -> None:
+        policy = Route((Rule(ModuleNames("frist"), StoreIn(Memory())),))
+        with pytest.raises(ConfigError, match=r"'frist' matches no module.*did you mean 'first'"):
+            self.wrap(self.lab.model(device=device), policy)
+
+    def _said(self, program: Callable[[], object]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", TensorStashWarning)
+            program()
+        said = [str(one.message) for one in caught if isinstance(one.message, TensorStashWarning)]
+        return [message for message in said if "compiled part" not in message]  # as it is installed here
+
+    def _enter(self, stash: Stash, body: Callable[[], object]) -> None:
+        for _ in range(STEPS):
+            with stash:
+                body()
+
+    def _train(self, stash: Stash, device: str, values: Array) -> None:
+        lab = self.lab
+        for _ in range(STEPS):
+            weight = lab.parameter(values, device=device)
+            with stash:
+                loss = lab.sum(lab.exp(lab.tanh(lab.mul(weight, 1.0))))
+            lab.backward(loss)

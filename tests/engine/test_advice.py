@@ -1,0 +1,159 @@
+"""What a session says where it has no effect, from where, and when it holds its tongue."""
+
+import logging
+import warnings
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import tensorstash as ts
+from tensorstash import reference as ref
+from tensorstash.engine.advice import directories_in_memory
+from tensorstash.engine.limits import Limits
+from tensorstash.errors import TensorStashWarning
+from tensorstash.host import native
+from tensorstash.stores.memory import Memory
+
+AT_ONCE = Limits(in_flight=0, ahead=0)
+LARGE = np.zeros((512, 1024), np.float32)
+
+
+def stash(policy="compress", **options):
+    return ts.stash(policy, framework="reference", min_bytes=0, **options)
+
+
+@contextmanager
+def heard():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+def train(session, steps=4, values=LARGE):
+    for _ in range(steps):
+        weight = ref.tensor(values, requires_grad=True)
+        with session:
+            loss = weight.exp().tanh().sum()
+        loss.backward()
+
+
+def test_the_first_entries_are_not_judged():
+    for _ in range(2):
+        with stash():
+            pass
+
+
+def test_evaluation_is_not_judged():
+    session = stash()
+    for _ in range(5):
+        with ref.no_grad(), session:
+            ref.tensor([1.0], requires_grad=True).exp()
+
+
+def test_a_long_first_entry_is_judged_at_its_end():
+    session = stash("cpu_offload")
+    x = ref.tensor([1.0], requires_grad=True)
+
+    def enter():
+        with session:
+            for _ in range(1000):
+                x.exp()
+
+    with pytest.warns(TensorStashWarning, match=r"nothing was stashed of 1000 .*DiskSpill"):
+        enter()
+
+
+def test_measuring_with_keep_says_nothing():
+    train(stash(ts.Keep()))
+
+
+def test_reasons_and_cures_are_those_of_what_was_kept():
+    session = stash("cpu_offload")
+    with pytest.warns(TensorStashWarning, match=r"6 of 12 MiB: already in host memory.*accelerators only"):
+        train(session)
+
+
+def test_limits_of_a_small_model_are_told_and_those_of_what_fits_are_not():
+    with pytest.warns(TensorStashWarning, match=r"a step stashes 4 MiB.*in_flight='512 KiB'"):
+        train(stash("compress", limits=Limits()))
+    train(stash("compress", limits=Limits(in_flight="512 KiB", ahead="512 KiB")))
+
+
+def test_a_policy_whose_content_does_not_shrink_says_so():
+    # Every bit of the mantissa is random, and so is the exponent.
+    noise = np.random.default_rng(0).integers(2**23, 254 * 2**23, LARGE.shape, np.uint32).view(np.float32)
+
+    class Noise(ref.nn.Module):
+        """Saves noise."""
+
+        def forward(self, x):
+            return (x * ref.tensor(noise)).sum()
+
+    session = stash("compress", limits=AT_ONCE)
+
+    def steps():
+        for _ in range(4):
+            with session:
+                loss = Noise()(ref.tensor(LARGE, requires_grad=True) * 1.0)
+            loss.backward()
+
+    with pytest.warns(TensorStashWarning, match=r"shrinks nothing.*kept after all"):
+        steps()
+
+
+def test_small_tensors_are_not_judged_for_gains():
+    train(stash(ts.StoreIn(Memory())), values=np.zeros(4, np.float32))
+
+
+@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+def test_where_nothing_is_compiled_it_says_so(nothing_is_compiled):
+    with pytest.warns(TensorStashWarning, match="install a C compiler"):
+        train(stash("compress", limits=AT_ONCE))
+
+
+def test_a_directory_in_memory_is_told_when_it_is_opened(monkeypatch, tmp_path):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"disk / ext4 rw\nshm {tmp_path} tmpfs rw\n")
+    assert directories_in_memory([str(tmp_path / "deep" / "er"), "/"], str(mounts)) == [str(tmp_path / "deep" / "er")]
+    mounts.write_text(f"disk / ext4 rw\nshm {tmp_path} tmpfs rw\ndisk {tmp_path} xfs rw\n")
+    assert directories_in_memory([str(tmp_path)], str(mounts)) == []
+    assert directories_in_memory([str(tmp_path)], str(tmp_path / "none")) == []
+
+
+@pytest.mark.skipif(directories_in_memory(["/dev/shm"]) == [], reason="/dev/shm is not kept in memory here")
+@pytest.mark.parametrize("policy", ["disk_spill:directory=/dev/shm", "compress | disk_spill:directory=/dev/shm"])
+def test_spilling_to_memory_is_told_at_once(policy):
+    with pytest.warns(TensorStashWarning, match="/dev/shm is kept in memory"):
+        stash(policy)
+
+
+def test_a_wrap_that_dies_uncalled_says_so():
+    with heard() as said:
+        ts.wrap(ref.nn.GELU(), "compress")
+    assert [type(one.message) for one in said] == [TensorStashWarning]
+    assert "never called" in str(said[0].message)
+
+
+def test_the_warning_points_at_the_line_of_the_user_and_reaches_the_logger(caplog):
+    session = stash()
+    with heard() as said, caplog.at_level(logging.WARNING, "tensorstash"):
+        for _ in range(3):
+            with session:
+                pass
+    assert said[0].filename == __file__
+    assert caplog.messages == [str(said[0].message)] == [session.stats().advice]
+
+
+def test_advice_of_several_kinds_is_a_line_each(nothing_is_compiled):
+    with heard():
+        train(session := stash("compress"))
+    lines = session.stats().advice.splitlines()
+    assert [("limits" in line, "compiler" in line) for line in lines][:2] == [(True, False), (False, True)]
+
+
+def test_an_interrupted_entry_is_not_judged():
+    session = stash()
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt), session:
+            raise KeyboardInterrupt

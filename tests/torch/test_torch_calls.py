@@ -1,0 +1,338 @@
+"""A wrapped module of PyTorch stays wrapped, whatever trainers, compilers and copies do to it."""
+
+import copy
+import gc
+import pickle
+import warnings
+import weakref
+from contextlib import contextmanager
+from types import MethodType
+
+import pytest
+import torch
+from torch import nn
+
+import tensorstash as ts
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.errors import ConfigError
+from tensorstash.policies.selectors import ModuleNames
+
+NAMES = ("_compiled_call_impl", "_call_impl")
+
+
+def network(depth=3):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(depth)))
+
+
+@pytest.fixture
+def x():
+    return torch.randn(8, 16)
+
+
+def wrapped(model, policy="compress", **options):
+    return ts.wrap(model, policy, min_bytes=0, **options)
+
+
+def train(model, x):
+    """Do one step and return the gradients, bit by bit."""
+    torch.compiler.reset()
+    loss = model(x).square().sum()
+    loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    return gradients
+
+
+def assert_stashes(handle, model, x):
+    before = handle.stats()
+    train(model, x)
+    after = handle.stats()
+    assert after.seen.tensors > before.seen.tensors, "the wrap was dropped"
+    assert after.stashed.tensors > before.stashed.tensors
+
+
+def accelerate_forward(model):
+    """Replace forward as Accelerate does for mixed precision: by way of the plain function."""
+    function = model.forward.__func__
+
+    def autocast(self, *args, **kwargs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return function(self, *args, **kwargs).float()
+
+    model.forward = MethodType(autocast, model)
+
+
+@pytest.mark.parametrize("wrap_first", [True, False])
+def test_a_forward_that_a_trainer_replaces_drops_nothing(x, wrap_first):
+    model = network()
+    if not wrap_first:
+        accelerate_forward(model)
+    handle = wrapped(model)
+    if wrap_first:
+        accelerate_forward(model)
+    replaced = vars(model)["forward"]
+    assert_stashes(handle, model, x)
+    handle.remove()
+    assert vars(model)["forward"] is replaced
+
+
+def test_a_wrapped_model_trains_as_without(x):
+    model = network()
+    plain = train(model, x)
+    wrapped(model)
+    assert all(map(torch.equal, plain, train(model, x)))
+
+
+# The compiler looks at .grad of its inputs, which are no leaves between blocks, and PyTorch warns of that.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("wrap_first", [True, False])
+@pytest.mark.parametrize("in_place", [True, False], ids=["model.compile()", "torch.compile(model)"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_before_and_after(x, wrap_first, in_place, backend):
+    torch.compiler.reset()
+    model = network()
+    handle = wrapped(model) if wrap_first else None
+    if in_place:
+        model.compile(backend=backend)
+        compiled = model
+    else:
+        compiled = torch.compile(model, backend=backend)
+    handle = handle or wrapped(compiled)
+    assert_stashes(handle, compiled, x)
+    handle.remove()
+    assert_stands_aside(handle, compiled, x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("wrap_compiled", [True, False])
+def test_rules_by_module_name_see_through_a_compiled_model(x, wrap_compiled):
+    torch.compiler.reset()
+    model = network()
+    by_name = ts.Route((ts.Rule(ModuleNames("1"), ts.Compress()),))
+    handle = None if wrap_compiled else wrapped(model, by_name)
+    compiled = torch.compile(model, backend="eager")
+    handle = handle or wrapped(compiled, by_name)
+    train(compiled, x)
+    stats = handle.stats()
+    assert 0 < stats.stashed.tensors < stats.seen.tensors
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_function_that_calls_a_wrapped_model_breaks_there(x):
+    torch.compiler.reset()
+    model = network()
+    handle = wrapped(model)
+    step = torch.compile(lambda x: 2 * model(x), backend="eager")
+    step(x).sum().backward()
+    assert handle.stats().stashed.tensors > 0
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"compile first and wrap.*block\.compile"):
+        torch.compile(lambda x: 3 * model(x), backend="eager", fullgraph=True)(x)
+
+
+def test_a_deep_copy_is_wrapped_until_it_or_the_original_is_unwrapped(x):
+    model = network()
+    handle = wrapped(model)
+    twin = copy.deepcopy(model)
+    third = copy.deepcopy(twin)
+    with torch.no_grad():
+        next(twin.parameters()).zero_()
+    assert not torch.equal(twin(x), model(x)), "the copy runs the weights of the original"
+    assert_stashes(handle, twin, x)
+    ts.unwrap(twin)
+    assert_stands_aside(handle, twin, x)
+    assert_stashes(handle, model, x)
+    handle.remove()
+    assert_stands_aside(handle, third, x)
+    assert_stands_aside(handle, model, x)
+
+
+def assert_stands_aside(handle, model, x):
+    before = handle.stats().seen
+    train(model, x)
+    assert handle.stats().seen == before
+
+
+def test_a_pickle_is_not_wrapped(x):
+    model = network()
+    handle = wrapped(model)
+    data = pickle.dumps(model)
+    assert b"tensorstash" not in data
+    assert_stands_aside(handle, pickle.loads(data), x)
+    assert_stashes(handle, model, x)
+
+
+def test_a_replica_runs_its_own_weights_under_the_policy():
+    model = nn.Linear(2, 2, bias=False)
+    inner = wrapped(model, ts.Keep())
+    with pytest.warns(ts.TensorStashWarning, match="wrapped already"):
+        outer = wrapped(model)
+    replica = model._replicate_for_data_parallel()
+    replica._parameters = {"weight": torch.full((2, 2), 3.0), "bias": None}
+    out = replica(torch.ones(1, 2, requires_grad=True))
+    assert out.tolist() == [[6.0, 6.0]]
+    assert (inner.stats().seen.tensors, outer.stats().seen.tensors) == (1, 0)
+    with torch.no_grad():
+        assert replica(torch.ones(1, 2)).tolist() == [[6.0, 6.0]]
+    inner.remove()
+    assert replica(torch.ones(1, 2, requires_grad=True)).tolist() == [[6.0, 6.0]]
+    assert (inner.stats().seen.tensors, outer.stats().seen.tensors) == (1, 1)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_scripted_traced_and_exported_while_wrapped(x):
+    model = network()
+    expected = model(x)
+    wrapped(model)
+    for made in (
+        torch.jit.script(model),
+        torch.jit.trace(model, x),
+        torch.fx.symbolic_trace(model),
+        torch.export.export(model, (x,)).module(),
+    ):
+        assert torch.equal(made(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_modules_and_graph_modules_are_wrapped(x):
+    for model in (torch.jit.script(network()), torch.fx.symbolic_trace(network())):
+        handle = wrapped(model)
+        assert_stashes(handle, model, x)
+        handle.remove()
+        assert_stands_aside(handle, model, x)
+
+
+class Countdown(nn.Module):
+    """Calls itself, and raises at the end if told so."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.error = error
+
+    def forward(self, x, n=2):
+        if n == 0 and self.error is not None:
+            raise self.error
+        return self(torch.tanh(self.linear(x)), n - 1) if n else x
+
+
+def test_a_module_that_calls_itself(x):
+    plain = train(model := Countdown(), x)
+    handle = wrapped(model)
+    assert all(map(torch.equal, plain, train(model, x)))
+    assert_stashes(handle, model, x)
+
+
+@pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
+def test_no_hooks_are_left_whatever_is_raised(x, error):
+    model = Countdown(error)
+    handle = wrapped(model)
+    with pytest.raises(error):
+        model(x)
+    before = handle.stats().seen
+    x.clone().requires_grad_().exp().sum()
+    assert handle.stats().seen == before
+
+
+def test_without_gradients_no_scope_is_entered(x):
+    entered = []
+
+    @contextmanager
+    def scope():
+        entered.append(1)
+        yield
+
+    model = network()
+    TorchBackend().wrap_forward(model, scope)
+    with torch.no_grad():
+        model(x)
+    with torch.inference_mode():
+        model(x)
+    assert entered == []
+    model(x)
+    assert entered == [1]
+
+
+def test_hooks_of_the_user_keep_their_order(x):
+    order = []
+    model = network(1)
+    model.register_forward_pre_hook(lambda *_: order.append("before"))
+    handle = wrapped(model)
+    model.register_forward_hook(lambda *_: order.append("after"))
+    assert_stashes(handle, model, x)
+    assert order == ["before", "after"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_nested_wraps_are_removed_in_any_order_and_leave_nothing(x, order):
+    model = network(1)
+    before = dict(vars(model))
+    backend, entered = TorchBackend(), []
+
+    def scope(number):
+        @contextmanager
+        def entering():
+            entered.append(number)
+            yield
+
+        return entering
+
+    undos = [backend.wrap_forward(model, scope(number)) for number in range(3)]
+    active = [2, 1, 0]
+    for number in order:
+        entered.clear()
+        model(x)
+        assert entered == active
+        undos[number]()
+        active.remove(number)
+    assert vars(model) == before
+
+
+def test_a_compilation_on_top_survives_the_removal(x):
+    model = network()
+    handle = wrapped(model)
+    model.compile(backend="eager")
+    compiled = model._compiled_call_impl
+    assert_stashes(handle, model, x)
+    handle.remove()
+    assert model._compiled_call_impl is compiled
+    assert "_call_impl" not in vars(model)
+    assert_stands_aside(handle, model, x)
+
+
+def test_no_cycle_keeps_model_or_session_alive(x):
+    gc.disable()
+    try:
+        model = network()
+        handle = wrapped(model)
+        train(model, x)
+        gone = weakref.ref(model), weakref.ref(handle._session)
+        del model, handle
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ConfigError, match=r"expected a torch\.nn\.Module"):
+        TorchBackend().wrap_forward(abs, lambda: None)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("whole", [True, False], ids=["whole graph", "a graph for each block"])
+def test_a_whole_compiled_graph_says_that_it_asks_for_everything_at_once(whole):
+    torch.compiler.reset()
+    model, x = network(), torch.randn(2**13, 16)
+    if whole:
+        model = torch.compile(model, backend="aot_eager")
+    else:
+        for block in model:
+            block.compile(backend="aot_eager")
+    handle = wrapped(model, limits=ts.Limits(in_flight=0, ahead=0))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", ts.TensorStashWarning)
+        for _ in range(4):
+            model(x).square().sum().backward()
+    assert handle.stats().stashed.nbytes > 2**20
+    assert [("Compile the blocks" in str(one.message)) for one in said] == [True] * whole
