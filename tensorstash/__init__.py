@@ -6,7 +6,7 @@ Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.1)))
 """
 
 from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, unwrap, wrap, wrapped
-from tensorstash.config import from_dict, load, parse, to_dict
+from tensorstash.config import format, from_dict, load, parse, to_dict  # noqa: A004  (only inside of this namespace)
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning
@@ -54,6 +54,7 @@ __all__ = [
     "TensorStashWarning",
     "Wrapped",
     "allocator",
+    "format",
     "from_dict",
     "load",
     "parse",

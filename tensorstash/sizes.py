@@ -7,6 +7,10 @@ from tensorstash.errors import ConfigError
 _UNITS = {
     "": 1,
     "b": 1,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
     "kb": 10**3,
     "mb": 10**6,
     "gb": 10**9,
@@ -23,14 +27,15 @@ def parse_bytes(size: int | str, *, path: str) -> int:
     """Return a number of bytes from an int or from text such as ``"40GiB"``.
 
     Args:
-        size: bytes, or a number with a unit (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB; case does not matter).
+        size: bytes, or a number with a unit (B, kB, MB, GB, TB; KiB, MiB, GiB, TiB, also written K, M, G, T; case
+            does not matter).
         path: what the value is, for the message, such as ``"disk_spill.budget"``.
 
     Raises:
         ConfigError: neither, or negative.
 
-    >>> parse_bytes("1.5 KiB", path="x")
-    1536
+    >>> parse_bytes("1.5 KiB", path="x"), parse_bytes("6G", path="x") == 6 * 2**30
+    (1536, True)
     """
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size

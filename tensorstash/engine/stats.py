@@ -2,11 +2,11 @@
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import count
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 from tensorstash.host.forks import renew_after_fork
@@ -24,6 +24,9 @@ class Tally:
 
     tensors: int = 0
     nbytes: int = 0
+
+    def __sub__(self, earlier: "Tally") -> "Tally":
+        return Tally(self.tensors - earlier.tensors, self.nbytes - earlier.nbytes)
 
     def plus(self, nbytes: int) -> "Tally":
         """Return the tally with one more tensor."""
@@ -50,10 +53,14 @@ class StageStats:
     loads: int = 0
     seconds_back: float = 0.0
 
+    def __sub__(self, earlier: "StageStats") -> "StageStats":
+        both = zip(astuple(self), astuple(earlier), strict=True)
+        return StageStats(*(after - before for after, before in both))
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a session has done so far; a snapshot.
+    """What a session has done so far; a snapshot. Later minus earlier is what was done in between.
 
     Args:
         seen: every tensor autograd saved inside the scope.
@@ -89,6 +96,36 @@ class Stats:
     forwarded: int = 0
     pinned_bytes: int = 0
     advice: str = ""
+
+    def __sub__(self, earlier: "Stats") -> "Stats":
+        """Return what was done since an earlier snapshot; what exists now, peaks and advice stay those of this one."""
+        return replace(
+            self,
+            seen=self.seen - earlier.seen,
+            kept=_since(self.kept, earlier.kept, Tally()),
+            deduplicated=self.deduplicated - earlier.deduplicated,
+            stashed=self.stashed - earlier.stashed,
+            declined=self.declined - earlier.declined,
+            stages=_since(self.stages, earlier.stages, StageStats()),
+            stored=_since(self.stored, earlier.stored, Tally()),
+            unpacked=self.unpacked - earlier.unpacked,
+            forwarded=self.forwarded - earlier.forwarded,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = (getattr(self, each.name) for each in fields(self))
+        return Stats, tuple(dict(value) if isinstance(value, Mapping) else value for value in values)
+
+    def scalars(self, prefix: str = "tensorstash/") -> dict[str, float]:
+        """Return every number under a flat name, as TensorBoard, W&B and trainers log them.
+
+        Args:
+            prefix: in front of each name.
+
+        >>> Stats(seen=Tally(2, 64)).scalars("stash/")["stash/seen/nbytes"]
+        64.0
+        """
+        return dict(_flat(self.to_dict(), prefix))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, numbers and strings, ready for JSON."""
@@ -136,6 +173,22 @@ class Stats:
         if self.advice:
             lines.append(self.advice)
         return "\n".join(lines)
+
+
+S = TypeVar("S", Tally, StageStats)
+
+
+def _since(now: Mapping[str, S], earlier: Mapping[str, S], none: S) -> Mapping[str, S]:
+    changes = {name: value - earlier.get(name, none) for name, value in now.items()}
+    return MappingProxyType({name: value for name, value in changes.items() if value != none})
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        elif not isinstance(value, str):
+            yield prefix + name, float(value)
 
 
 class Counted:

@@ -13,7 +13,7 @@ from policy_strategies import policies, texts
 
 import tensorstash.codecs
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.config import from_dict, load, parse, to_dict, walk
+from tensorstash.config import format, from_dict, load, parse, to_dict, walk  # noqa: A004  (only in this module)
 from tensorstash.errors import ConfigError
 from tensorstash.policies import (
     Cast,
@@ -40,6 +40,17 @@ EVERYTHING = Route(
     ),
     otherwise=Encode(Zstd(level=9)) | StoreIn(Disk(directory="/x", direct=False)),
 )
+
+
+@given(policies)
+def test_parse_undoes_format_where_there_is_a_line(policy):
+    try:
+        line = format(policy)
+    except ConfigError:
+        return
+    again = parse(line)
+    assert again == policy or (isinstance(policy, Chain) and len(policy.steps) < 2)
+    assert format(again) == line
 
 
 @given(policies)

@@ -6,7 +6,10 @@ from tensorstash.errors import ConfigError
 from tensorstash.sizes import parse_bytes
 
 
-@pytest.mark.parametrize(("text", "nbytes"), [("0", 0), (" 4 KiB ", 4096), ("1.5kb", 1500), ("2 TiB", 2 * 2**40)])
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("0", 0), (" 4 KiB ", 4096), ("1.5kb", 1500), ("2 TiB", 2 * 2**40), ("6G", 6 * 2**30), ("6GB", 6 * 10**9)],
+)
 def test_a_number_with_a_unit_is_a_number_of_bytes(text, nbytes):
     assert parse_bytes(text, path="x") == nbytes
 
