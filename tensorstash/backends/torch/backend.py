@@ -173,7 +173,10 @@ class TorchBackend:
         with DisableTorchFunction(), _DisableTorchDispatch():
             probe = tensor.detach()
             # By way of bytes: PyTorch warns of every tensor that is made as complex32.
-            probe.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
+            bare = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
+            # Not every device takes memory for one that differs in a lazy flag.
+            bare = bare.conj() if tensor.is_conj() else bare
+            probe.data = torch._neg_view(bare) if tensor.is_neg() else bare
             return probe
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:

@@ -102,7 +102,11 @@ class DeviceStreams:
 
     def use_in(self, tensor: Tensor, stream: DeviceStream) -> None:
         """Tell the allocator of a stream that uses the memory; nothing happens for the stream that it belongs to."""
-        tensor.record_stream(stream.raw)
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            # PyTorch would resolve a lazy flag first, and tell of the copy that it makes for that.
+            plain = tensor.conj() if tensor.is_conj() else tensor
+            plain = torch._neg_view(plain) if plain.is_neg() else plain
+            plain.record_stream(stream.raw)
 
     def locked_pages(self, nbytes: int) -> Array:
         """Return page-locked host memory.
