@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tensorstash.host.arrays import Array
-from tensorstash.protocols import Codec, Demand, Undo
+from tensorstash.protocols import Codec, Demand
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
@@ -206,6 +206,10 @@ class SupportsStreams(SupportsKernels[T], Protocol[T]):
         """
         ...
 
+    def why_copies_wait(self, device: str, /) -> str | None:
+        """Say why copies of a device make the program wait; None if they run beside it."""
+        ...
+
     def new_stream(self, device: str, /) -> Stream:
         """Return a stream of its own for copies of that device."""
         ...
@@ -237,11 +241,11 @@ class SupportsStreams(SupportsKernels[T], Protocol[T]):
         """
         ...
 
-    def lock_pages(self, memory: Array, /) -> Undo:
-        """Page-lock host memory, so that devices copy it on their own; return what unlocks it again.
+    def locked_pages(self, nbytes: int, /) -> Array:
+        """Return page-locked host memory, which devices copy on their own; unlocked when the last view of it goes.
 
         Args:
-            memory: whole pages, one-dimensional ``uint8``.
+            nbytes: how many; whole pages where that matters.
 
         Raises:
             OSError: the system or the device refuses.

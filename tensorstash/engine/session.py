@@ -87,7 +87,7 @@ class Session(Generic[T]):
         self._state = SessionState(backend, Ledger(), prefetcher, held, self.adviser)
         self._transfers: Transfers | None = None
         if isinstance(backend, SupportsStreams):
-            pinned = PinnedMemory(backend.lock_pages, limits.pinned_bytes)
+            pinned = PinnedMemory(backend.locked_pages, limits.pinned_bytes)
             self._transfers = Transfers(
                 backend, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes
             )
@@ -371,7 +371,11 @@ class Session(Generic[T]):
         self._frees_host_memory |= spec.device == "cpu"
         self.adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
         store, ledger = self._store(config), self._state.ledger
-        return route_for(plan, spec, self.backend, config, store, ledger, self._transfers)
+        route = route_for(plan, spec, self.backend, config, store, ledger, self._transfers)
+        if spec.device != "cpu" and route.transfers is None and route.tier != "device":
+            why = "its backend has no streams" if self._transfers is None else self._transfers.why_wait(spec.device)
+            ledger.copies_wait(spec.device, why or "")
+        return route
 
     def _store(self, config: StoreConfig) -> Store:
         store = self._stores.get(config)

@@ -78,6 +78,7 @@ class Stats:
         unpacked: times a stashed tensor was asked for.
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
         pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
+        waits: devices whose copies make the program wait, and what they lack.
         advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
     """
 
@@ -95,6 +96,7 @@ class Stats:
     unpacked: int = 0
     forwarded: int = 0
     pinned_bytes: int = 0
+    waits: Mapping[str, str] = field(default_factory=dict)
     advice: str = ""
 
     def __sub__(self, earlier: "Stats") -> "Stats":
@@ -144,6 +146,7 @@ class Stats:
             "unpacked": self.unpacked,
             "forwarded": self.forwarded,
             "pinned_bytes": self.pinned_bytes,
+            "waits": dict(self.waits),
             "advice": self.advice,
         }
 
@@ -162,6 +165,7 @@ class Stats:
         lines.append(f"unpacked {self.unpacked} times, {self.forwarded} of them before the bytes had left")
         if self.pinned_bytes:
             lines.append(f"page-locked host memory {format_bytes(self.pinned_bytes)}")
+        lines += [f"the program waits for copies of {device}: {why}" for device, why in self.waits.items()]
         if self.stages:
             width = max(len(name) for name in self.stages)
             lines.append(f"{'stage':{max(width, 5)}}  {'in':>9}  {'out':>9}  {'ratio':>6}  {'in s':>7}  {'back s':>7}")
@@ -228,6 +232,7 @@ class Ledger:
         self._live: dict[str, Tally] = {}
         self._peaks: dict[str, int] = {}
         self._peak = 0
+        self._waits: dict[str, str] = {}
         self._forwardings = 0
         self._unpackings = count()
         self._snapshots = 0
@@ -261,6 +266,11 @@ class Ledger:
         """Count a stashed tensor that is kept after all, since its content does not shrink."""
         with self._lock:
             self._declined = self._declined.plus(nbytes)
+
+    def copies_wait(self, device: str, why: str) -> None:
+        """Note that copies of a device make the program wait."""
+        with self._lock:
+            self._waits[device] = why
 
     def forwarded(self) -> None:
         """Count a request that was answered with the source, before its bytes were captured."""
@@ -323,6 +333,7 @@ class Ledger:
                 peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),
                 unpacked=unpacked,
                 forwarded=self._forwardings,
+                waits=MappingProxyType(dict(self._waits)),
             )
 
     def _tally(self, reason: str) -> Tally:

@@ -175,6 +175,10 @@ class Transfers:
         """Whether a device works behind the program."""
         return self._backend.current_stream(device) is not None
 
+    def why_wait(self, device: str) -> str | None:
+        """Say why copies of a device make the program wait; None if they do not."""
+        return self._backend.why_copies_wait(device)
+
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
         return self._back_budget.used + nbytes <= self._back_budget.limit

@@ -25,25 +25,48 @@ _SHARED_PAGES = 2 * 2**20
 _STEPS_UNUSED = 2
 
 
+def registered_pages(lock: Callable[[Array], Undo], nbytes: int) -> Array:
+    """Return pages that are locked in place, and unlocked when the last array in them goes.
+
+    Args:
+        lock: page-locks whole pages and returns what unlocks them; raises OSError where it cannot.
+        nbytes: how many.
+
+    Raises:
+        OSError: they cannot be locked.
+    """
+    memory = mapped_pages(nbytes)
+    try:
+        weakref.finalize(lender(memory), lock(memory)).atexit = False
+    except OSError:
+        raise
+    except BaseException:  # an interrupt: they may be locked, and nobody can unlock them
+        never_unmap(memory)
+        raise
+    return memory
+
+
 class PinnedMemory:
     """Arrays in page-locked memory that come back by themselves when the last view of them goes. Thread-safe.
 
     Args:
-        lock_pages: page-locks whole pages and returns what unlocks them; raises OSError where it cannot.
+        locked_pages: returns so many page-locked bytes, unlocked when the last view of them goes; raises OSError where
+            there are none.
         budget_bytes: most bytes to lock.
 
+    >>> from functools import partial
     >>> locked = []
-    >>> def lock_pages(memory):
+    >>> def lock(memory):
     ...     locked.append(memory.nbytes)
     ...     return locked.clear
-    >>> pinned = PinnedMemory(lock_pages, 2**20)
+    >>> pinned = PinnedMemory(partial(registered_pages, lock), 2**20)
     >>> array = pinned.take(300_000)
     >>> array.nbytes, locked
     (300000, [303104])
     """
 
-    def __init__(self, lock_pages: Callable[[Array], Undo], budget_bytes: int) -> None:
-        self._lock_pages = lock_pages
+    def __init__(self, locked_pages: Callable[[int], Array], budget_bytes: int) -> None:
+        self._locked_pages = locked_pages
         self._budget = budget_bytes
         self._slabs: set[_Slab] = set()
         self._open: _Slab | None = None
@@ -125,10 +148,8 @@ class PinnedMemory:
             self._drop(list(self._slabs))
         if self.locked_bytes + nbytes > self._budget:
             return None
-        memory = mapped_pages(nbytes)
         try:
-            # Unlocked when the last array in it goes, even if that is after this object.
-            weakref.finalize(lender(memory), self._lock_pages(memory)).atexit = False
+            memory = self._locked_pages(nbytes)
         except OSError as error:
             self._budget = self.locked_bytes
             warn(
@@ -138,9 +159,6 @@ class PinnedMemory:
                 stacklevel=2,
             )
             return None
-        except BaseException:  # an interrupt: they may be locked, and nobody can unlock them
-            never_unmap(memory)
-            raise
         slab = _Slab(memory)
         self._slabs.add(slab)
         return slab

@@ -116,7 +116,7 @@ def session(
 ) -> Session[Any]:
     """Return a session whose threads are the schedule's."""
     one = Session(policy, backend(), min_bytes=0, limits=limits)
-    pinned = PinnedMemory(one.backend.lock_pages, limits.pinned_bytes)  # type: ignore[attr-defined]
+    pinned = PinnedMemory(one.backend.locked_pages, limits.pinned_bytes)  # type: ignore[attr-defined]
     out_bytes, back_bytes = limits.in_flight_bytes, limits.ahead_bytes
     one._transfers = copies(one.backend, pinned, out_bytes=out_bytes, back_bytes=back_bytes)  # type: ignore[arg-type]
     one._writers = Queue(host)  # type: ignore[assignment]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorstash.host.arrays import Array, borrowed
-from tensorstash.host.pinned import PinnedMemory
+from tensorstash.host.pinned import PinnedMemory, registered_pages
 from tensorstash.protocols import Undo
 
 MIB = 2**20
@@ -34,6 +34,9 @@ class Registrar:
         self.locked[address] = memory.nbytes
         return lambda: self.locked.pop(address)
 
+    def pages(self, nbytes: int) -> Array:
+        return registered_pages(self.lock, nbytes)
+
     @property
     def nbytes(self) -> int:
         return sum(self.locked.values())
@@ -44,7 +47,7 @@ class Registrar:
 
 def test_locked_bytes_are_those_of_the_payloads_to_a_twentieth() -> None:
     registrar = Registrar()
-    pinned = PinnedMemory(registrar.lock, 2**40)
+    pinned = PinnedMemory(registrar.pages, 2**40)
     sizes = [3 * MIB + 5, 5 * MIB // 3, 700_001, 300_000, 1_000_001] * 4 + [70_000, 17_000, 4_100] * 200
     arrays = [pinned.take(nbytes) for nbytes in sizes]
     assert [array.nbytes for array in arrays] == sizes
@@ -53,7 +56,7 @@ def test_locked_bytes_are_those_of_the_payloads_to_a_twentieth() -> None:
 
 
 def test_arrays_do_not_overlap_and_keep_what_is_written() -> None:
-    pinned = PinnedMemory(Registrar().lock, 2**40)
+    pinned = PinnedMemory(Registrar().pages, 2**40)
     arrays = [pinned.take(nbytes) for nbytes in [1, 63, 64, 65, 4096, 300_000, 100_000] * 30]
     for value, array in enumerate(arrays):
         array[:] = value % 251
@@ -63,7 +66,7 @@ def test_arrays_do_not_overlap_and_keep_what_is_written() -> None:
 def test_memory_comes_back_with_the_last_view_and_is_used_again() -> None:
     gc.disable()
     registrar = Registrar()
-    pinned = PinnedMemory(registrar.lock, 2**40)
+    pinned = PinnedMemory(registrar.pages, 2**40)
     array = pinned.take(MIB)
     address = array.ctypes.data
     view = borrowed(array.view(np.float32).reshape(512, 512))[3:]
@@ -78,7 +81,7 @@ def test_memory_comes_back_with_the_last_view_and_is_used_again() -> None:
 
 def test_a_training_loop_locks_its_pages_once() -> None:
     registrar = Registrar()
-    pinned = PinnedMemory(registrar.lock, 2**40)
+    pinned = PinnedMemory(registrar.pages, 2**40)
     for _ in range(5):
         arrays = [pinned.take(nbytes) for nbytes in [MIB, 2 * MIB, MIB, 5000, 5000]]
         pinned.end_step()
@@ -88,7 +91,7 @@ def test_a_training_loop_locks_its_pages_once() -> None:
 
 def test_pages_that_two_steps_did_not_need_are_given_up() -> None:
     registrar = Registrar()
-    pinned = PinnedMemory(registrar.lock, 2**40)
+    pinned = PinnedMemory(registrar.pages, 2**40)
     kept = pinned.take(MIB)
     pinned.take(3 * MIB)
     for _ in range(2):
@@ -101,7 +104,7 @@ def test_pages_that_two_steps_did_not_need_are_given_up() -> None:
 
 def test_the_budget_holds_and_idle_pages_make_room() -> None:
     registrar = Registrar()
-    pinned = PinnedMemory(registrar.lock, 4 * MIB)
+    pinned = PinnedMemory(registrar.pages, 4 * MIB)
     first = [pinned.take(MIB) for _ in range(4)]
     assert pinned.take_locked(MIB) is None
     beyond = pinned.take(MIB)
@@ -115,7 +118,7 @@ def test_the_budget_holds_and_idle_pages_make_room() -> None:
 
 def test_a_system_that_refuses_ends_in_ordinary_memory_and_one_warning() -> None:
     registrar = Registrar(most=MIB)
-    pinned = PinnedMemory(registrar.lock, 2**40)
+    pinned = PinnedMemory(registrar.pages, 2**40)
     first = pinned.take(MIB)
     with pytest.warns(RuntimeWarning, match=r"no more than 1 MiB .*page-locked: .*Cannot allocate memory.*ulimit -l"):
         second = pinned.take(MIB)
@@ -130,7 +133,7 @@ def test_a_system_that_refuses_ends_in_ordinary_memory_and_one_warning() -> None
 
 def test_pages_are_unlocked_with_the_last_array_and_the_pool() -> None:
     registrar = Registrar()
-    pinned = PinnedMemory(registrar.lock, 2**40)
+    pinned = PinnedMemory(registrar.pages, 2**40)
     array = pinned.take(MIB)
     small = pinned.take(100)
     pinned.take(2 * MIB)

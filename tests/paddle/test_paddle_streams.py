@@ -164,7 +164,7 @@ def test_refused_pages_and_copies_are_errors_that_leave_none_behind() -> None:
     runtime = Runtime(refusal=2)
     streams = GpuStreams(Device(), runtime)
     with pytest.raises(OSError, match="cudaHostRegister: error 2"):
-        streams.lock_pages(aligned_empty(4096))
+        streams.locked_pages(4096)
     assert not runtime.has_error
     with pytest.raises(RuntimeError, match="cudaMemcpyAsync of 16 bytes: error 2"):
         streams.copy_out(paddle.ones([4]), aligned_empty(16), streams.new_stream("gpu:0"))

@@ -1,4 +1,4 @@
-"""What is asked of CUDA, and with which tensors and memory: on a stand-in, since it needs no device."""
+"""What is asked of a device, and with which tensors and memory: on a stand-in for CUDA, since it needs no device."""
 
 from contextlib import contextmanager
 from typing import Any
@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from tensorstash.backends.torch.accelerator import asked
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.backends.torch.streams import CudaStreams
+from tensorstash.backends.torch.streams import DeviceStreams
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import aligned_empty, borrowed
 from tensorstash.spec import TensorSpec, contiguous_strides
@@ -76,18 +77,24 @@ def cuda() -> Recorder:
 
 
 @pytest.fixture
-def streams(cuda: Recorder) -> CudaStreams:
-    return CudaStreams(cuda)
+def streams(cuda: Recorder) -> DeviceStreams:
+    found = asked("cuda", cuda)
+    cuda.calls.clear()
+    return DeviceStreams(lambda: found)
 
 
-def test_only_cuda_devices_have_streams(streams: CudaStreams, cuda: Recorder) -> None:
+def test_only_the_accelerator_of_the_process_has_streams(streams: DeviceStreams, cuda: Recorder) -> None:
     assert streams.current_stream("cpu") is None
     assert streams.current_stream("xpu:0") is None
+    assert streams.why_copies_wait("xpu:0") == "PyTorch's accelerator in this process is cuda"
+    assert streams.why_copies_wait("cuda:0") is None
     assert not cuda.calls
     assert TorchBackend().current_stream("cpu") is None
 
 
-def test_the_current_stream_of_the_tensors_device_is_asked_for_each_time(streams: CudaStreams, cuda: Recorder) -> None:
+def test_the_current_stream_of_the_tensors_device_is_asked_for_each_time(
+    streams: DeviceStreams, cuda: Recorder
+) -> None:
     first = streams.current_stream("cuda:1")
     assert first == streams.current_stream("cuda:1")
     assert hash(first) == hash(streams.current_stream("cuda:1"))
@@ -96,13 +103,13 @@ def test_the_current_stream_of_the_tensors_device_is_asked_for_each_time(streams
     assert cuda.calls == [("current_stream", "cuda:1")] * 4
 
 
-def test_a_graph_that_is_being_captured_is_refused(streams: CudaStreams, cuda: Recorder) -> None:
+def test_a_graph_that_is_being_captured_is_refused(streams: DeviceStreams, cuda: Recorder) -> None:
     cuda.is_capturing = True
     with pytest.raises(BackendError, match=r"cuda:0 cannot be stashed.*CUDA graph.*Capture outside of the stash"):
         streams.current_stream("cuda:0")
 
 
-def test_events_let_waiting_threads_sleep(streams: CudaStreams) -> None:
+def test_events_let_waiting_threads_sleep(streams: DeviceStreams) -> None:
     one, other = streams.new_stream("cuda:0"), streams.new_stream("cuda:0")
     event = one.record()
     other.wait(event)
@@ -114,7 +121,7 @@ def test_events_let_waiting_threads_sleep(streams: CudaStreams) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
 def test_copies_move_every_byte_inside_of_their_stream_alone(
-    streams: CudaStreams, cuda: Recorder, dtype: torch.dtype
+    streams: DeviceStreams, cuda: Recorder, dtype: torch.dtype
 ) -> None:
     source = torch.randn(3, 5).to(dtype)
     stream = streams.new_stream("cuda:0")
@@ -126,7 +133,7 @@ def test_copies_move_every_byte_inside_of_their_stream_alone(
     assert cuda.calls == [("enter", stream.raw), ("leave", stream.raw)] * 2
 
 
-def test_copies_are_unseen_by_dispatch_modes(streams: CudaStreams) -> None:
+def test_copies_are_unseen_by_dispatch_modes(streams: DeviceStreams) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Refuse(TorchDispatchMode):
@@ -140,7 +147,7 @@ def test_copies_are_unseen_by_dispatch_modes(streams: CudaStreams) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (), (0, 5)])
-def test_an_empty_tensor_is_what_the_spec_says(streams: CudaStreams, shape: tuple[int, ...]) -> None:
+def test_an_empty_tensor_is_what_the_spec_says(streams: DeviceStreams, shape: tuple[int, ...]) -> None:
     for name in ("float32", "bool", "complex32", "bfloat16"):
         tensor = streams.empty(TensorSpec(shape, contiguous_strides(shape), 0, name, "cpu"))
         assert (tuple(tensor.shape), tensor.dtype) == (shape, getattr(torch, name))
@@ -148,18 +155,17 @@ def test_an_empty_tensor_is_what_the_spec_says(streams: CudaStreams, shape: tupl
 
 
 def test_pages_are_locked_for_all_devices_and_unlocked_while_they_are_there(
-    streams: CudaStreams, cuda: Recorder
+    streams: DeviceStreams, cuda: Recorder
 ) -> None:
-    memory = aligned_empty(8192)
+    memory = streams.locked_pages(8192)
     address = memory.ctypes.data
-    unlock = streams.lock_pages(memory)
-    unlock()
+    del memory
     assert cuda.calls == [("register", address, 8192, 1), ("unregister", address)]
 
 
-def test_a_refusal_says_why_and_leaves_no_error_behind(streams: CudaStreams, cuda: Recorder) -> None:
+def test_a_refusal_says_why_and_leaves_no_error_behind(streams: DeviceStreams, cuda: Recorder) -> None:
     cuda.refusal = 2
     with pytest.raises(OSError, match="cudaHostRegister: error 2"):
-        streams.lock_pages(aligned_empty(4096))
+        streams.locked_pages(4096)
     # A launch takes the error, which the next one would have raised otherwise.
     assert cuda.calls[-1] == "launch"

@@ -17,6 +17,7 @@ from tensorstash.abilities import Event
 from tensorstash.backends.paddle.layout import dense_run, laid_out, uninitialised
 from tensorstash.errors import graph_is_captured
 from tensorstash.host.arrays import Array
+from tensorstash.host.pinned import registered_pages
 from tensorstash.protocols import Codec, Undo
 from tensorstash.spec import TensorSpec
 
@@ -93,6 +94,10 @@ class GpuStreams:
             raise graph_is_captured(device)
         return GpuStream(self._device.current_stream(device), self._device)
 
+    def why_copies_wait(self, device: str, /) -> str | None:
+        """Say why copies of a device make the program wait; None if they do not."""
+        return None if device.startswith("gpu") else "streams of CUDA devices alone are known"
+
     def new_stream(self, device: str, /) -> GpuStream:
         """Return a stream of its own for copies of that device."""
         return GpuStream(self._device.Stream(device=device), self._device)
@@ -113,12 +118,15 @@ class GpuStreams:
         """Tell the allocator that the current stream, which ``stream`` is, uses the memory."""
         tensor._record_stream()
 
-    def lock_pages(self, memory: Array, /) -> Undo:
-        """Page-lock host memory in place.
+    def locked_pages(self, nbytes: int, /) -> Array:
+        """Return host memory that is page-locked in place.
 
         Raises:
             OSError: the system or the device refuses.
         """
+        return registered_pages(self._register, nbytes)
+
+    def _register(self, memory: Array) -> Undo:
         runtime, address = self._runtime, ctypes.c_void_p(memory.ctypes.data)
         refused = runtime.cudaHostRegister(address, ctypes.c_size_t(memory.nbytes), _PORTABLE)
         if refused:

@@ -149,6 +149,10 @@ class ReferenceBackend:
         """Return the stream that this thread submits the device's work to; the host has none."""
         return reference_streams.current_stream(device)
 
+    def why_copies_wait(self, device: str, /) -> str | None:
+        """Return None: copies of the simulated accelerators never do."""
+        return None
+
     def new_stream(self, device: str, /) -> streams.Stream:
         """Return a stream of its own for copies of that device."""
         return streams.Stream(device)
@@ -169,9 +173,9 @@ class ReferenceBackend:
         """Let the tensor's memory, once it is freed, wait for what ``stream`` has been given until then."""
         reference_streams.use_in(tensor, stream)
 
-    def lock_pages(self, memory: Array, /) -> Undo:
-        """Do nothing: the simulated accelerators reach all host memory."""
-        return reference_streams.lock_pages(memory)
+    def locked_pages(self, nbytes: int, /) -> Array:
+        """Return memory as it is: the simulated accelerators reach all of the host's."""
+        return reference_streams.locked_pages(nbytes)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

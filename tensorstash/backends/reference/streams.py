@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 
 from tensorstash.host.arrays import Array, lender
-from tensorstash.protocols import Undo
+from tensorstash.host.pages import mapped_pages
 from tensorstash.reference import Tensor, streams
 
 
@@ -29,9 +29,9 @@ def use_in(tensor: Tensor, stream: streams.Stream) -> None:
     tensor.storage.use_in(stream)
 
 
-def lock_pages(memory: Array) -> Undo:
-    """Do nothing: the simulated accelerators reach all host memory."""
-    return lambda: None
+def locked_pages(nbytes: int) -> Array:
+    """Return memory as it is: the simulated accelerators reach all of the host's."""
+    return mapped_pages(nbytes)
 
 
 def _bytes(tensor: Tensor) -> Array:

@@ -37,7 +37,7 @@ from tensorstash.backends.torch.layout import (
     restored,
 )
 from tensorstash.backends.torch.readers import demand
-from tensorstash.backends.torch.streams import CudaStream, CudaStreams
+from tensorstash.backends.torch.streams import DeviceStream, DeviceStreams
 from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec, Demand, Undo, strictest
@@ -47,7 +47,7 @@ _REMEMBERED_LAYOUTS = 4096
 
 
 class TorchBackend:
-    """PyTorch tensors and modules, on the CPU and on CUDA and XPU devices. Thread-safe.
+    """PyTorch tensors and modules, on the CPU and on every accelerator of PyTorch. Thread-safe.
 
     What it cannot help: ``F.rrelu(training=True)`` saves a buffer before the kernel fills it, so that every hook that
     copies gets undefined values (pytorch#193671); ``torch.func.grad`` and relatives refuse to run under any hooks.
@@ -57,7 +57,7 @@ class TorchBackend:
     backward_writes: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._streams = CudaStreams()
+        self._streams = DeviceStreams()
         # What asking adds differs by version: a storage may own the object that stands for it in Python, or not.
         self._own_holders = _holders(torch.empty(1)) - 1
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
@@ -181,7 +181,10 @@ class TorchBackend:
         with DisableTorchFunction(), _DisableTorchDispatch():
             probe = tensor.detach()
             # By way of bytes: PyTorch warns of every tensor that is made as complex32.
-            probe.data = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
+            bare = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
+            # Not every device takes memory for one that differs in a lazy flag.
+            bare = bare.conj() if tensor.is_conj() else bare
+            probe.data = torch._neg_view(bare) if tensor.is_neg() else bare
             return probe
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
@@ -212,15 +215,19 @@ class TorchBackend:
         """Return a contiguous tensor of ``spec``; on the CPU it shares the memory of ``data``."""
         return payload(data, spec)
 
-    def current_stream(self, device: str, /) -> CudaStream | None:
-        """Return the stream that this thread submits the device's work to, or None for anything but CUDA devices.
+    def current_stream(self, device: str, /) -> DeviceStream | None:
+        """Return the stream that this thread submits the device's work to, or None if copies make it wait.
 
         Raises:
-            BackendError: a CUDA graph is being captured.
+            BackendError: the work is being recorded.
         """
         return self._streams.current_stream(device)
 
-    def new_stream(self, device: str, /) -> CudaStream:
+    def why_copies_wait(self, device: str, /) -> str | None:
+        """Say why copies of a device make the program wait; None if they do not."""
+        return self._streams.why_copies_wait(device)
+
+    def new_stream(self, device: str, /) -> DeviceStream:
         """Return a stream of its own for copies of that device."""
         return self._streams.new_stream(device)
 
@@ -228,25 +235,25 @@ class TorchBackend:
         """Return an uninitialised, contiguous tensor for work of the device's current stream."""
         return self._streams.empty(spec)
 
-    def copy_out(self, source: Tensor, target: Array, stream: CudaStream, /) -> None:
+    def copy_out(self, source: Tensor, target: Array, stream: DeviceStream, /) -> None:
         """Submit a copy of a contiguous tensor into host memory."""
         self._streams.copy_out(source, target, stream)
 
-    def copy_in(self, source: Array, target: Tensor, stream: CudaStream, /) -> None:
+    def copy_in(self, source: Array, target: Tensor, stream: DeviceStream, /) -> None:
         """Submit a copy of host memory into a contiguous tensor."""
         self._streams.copy_in(source, target, stream)
 
-    def use_in(self, tensor: Tensor, stream: CudaStream, /) -> None:
+    def use_in(self, tensor: Tensor, stream: DeviceStream, /) -> None:
         """Let the memory, once it is freed, wait for what ``stream`` has been given until then."""
         self._streams.use_in(tensor, stream)
 
-    def lock_pages(self, memory: Array, /) -> Undo:
-        """Page-lock host memory.
+    def locked_pages(self, nbytes: int, /) -> Array:
+        """Return page-locked host memory.
 
         Raises:
             OSError: the system or the device refuses.
         """
-        return self._streams.lock_pages(memory)
+        return self._streams.locked_pages(nbytes)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

@@ -1,4 +1,4 @@
-"""Codecs that run on CUDA and XPU devices.
+"""Codecs that run on devices.
 
 A kernel never waits for the device, so the size of its payload must follow from the spec, as that of
 :class:`~tensorstash.codecs.affine.Affine` and :class:`~tensorstash.codecs.astype.AsType` does. A boolean whose byte is
@@ -37,18 +37,17 @@ from tensorstash.spec import TensorSpec
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-BEST = torch_triton if torch_triton.AVAILABLE else torch_operators
-"""What kernels run on a device."""
-
-
-def device_kernel(codec: Codec, spec: TensorSpec, operators: Any = BEST) -> Kernel[Tensor] | None:
+def device_kernel(codec: Codec, spec: TensorSpec, operators: Any = None) -> Kernel[Tensor] | None:
     """Return the kernel of a codec, or None for a codec or a spec that has none.
 
     Args:
         codec: it accepts ``spec``.
         spec: of the dense elements, on any device that ``operators`` run on.
-        operators: :mod:`~tensorstash.backends.torch.triton` or :mod:`~tensorstash.backends.torch.operators`.
+        operators: :mod:`~tensorstash.backends.torch.triton` or :mod:`~tensorstash.backends.torch.operators`; by default
+            the former where it runs.
     """
+    if operators is None:
+        operators = torch_triton if torch_triton.runs_on(spec.device.partition(":")[0]) else torch_operators
     for kind, maker in _MAKERS:
         if isinstance(codec, kind):
             return maker(codec, spec, operators)
@@ -92,9 +91,9 @@ class _DeviceKernel(ABC):
 
     def _current(self) -> AbstractContextManager[Any]:
         # Triton launches on the current device, whatever the tensors are on.
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" or self._operators is not torch_triton:
             return nullcontext()
-        current: AbstractContextManager[Any] = getattr(torch, self._device.type).device(self._device)
+        current: AbstractContextManager[Any] = torch.get_device_module(self._device).device(self._device)
         return current
 
 

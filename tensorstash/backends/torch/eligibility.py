@@ -7,18 +7,29 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
 
-_PLAIN_KEYS = frozenset({"CPU", "CUDA", "XPU", "Conjugate", "Negative", "ADInplaceOrView"})
+_DEFERRED = "deferred computation"
+_OPAQUE = "opaque layout"
+
 _REASONS = (
     ("Nested", "nested"),
     ("Sparse", "sparse layout"),
-    ("Mkldnn", "opaque layout"),
+    ("Mkldnn", _OPAQUE),
     ("Quantized", "quantized"),
     ("Meta", "no real memory"),
     ("ZeroTensor", "no real memory"),
     ("Functionalize", "tracing"),
     ("FuncTorch", "function transform"),
     ("Python", "subclass"),
+    ("XLA", _DEFERRED),
+    ("Lazy", _DEFERRED),
+    ("Vulkan", _OPAQUE),
 )
+"""Why tensors with a key whose name begins like that are kept."""
+
+_FLAGS = ("Conjugate", "Negative", "ADInplaceOrView")
+# PyTorch's own list of the keys of strided tensors, one for each type of device, and the type that is not in it.
+_DEVICES = (*(key.name for key in torch._C._functionality_to_backend_keys(torch._C.DispatchKey.Dense)), "FPGA")
+_PLAIN_KEYS = frozenset((*_FLAGS, *_DEVICES)).difference(start for start, _ in _REASONS)
 
 
 def subclass_reason(tensor: Tensor) -> str:

@@ -1,11 +1,10 @@
-"""Streams, copies beside the computation and page-locked memory of PyTorch on CUDA, as the engine asks for them.
+"""Streams, copies beside the computation and page-locked memory of PyTorch's accelerators, as the engine asks for them.
 
-Only how things are done; in which order is the engine's affair. All calls go through one ``cuda`` module, so that what
-is asked of a device can be tested without one.
+Only how things are done; in which order is the engine's affair.
 """
 
-import errno
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,29 +12,25 @@ from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.abilities import Event
+from tensorstash.backends.torch.accelerator import Accelerator, found_accelerator
 from tensorstash.backends.torch.layout import Unrecorded, payload
 from tensorstash.errors import graph_is_captured
 from tensorstash.host.arrays import Array
-from tensorstash.protocols import Undo
 from tensorstash.spec import TensorSpec
 
-_PORTABLE = 1
-"""Page-locked for all devices of the process, not for the current one alone."""
 
+class DeviceStream:
+    """A stream of a device; equal to other objects for the same queue."""
 
-class CudaStream:
-    """A CUDA stream; equal to other objects for the same queue."""
+    __slots__ = ("_accelerator", "raw")
 
-    __slots__ = ("_cuda", "raw")
-
-    def __init__(self, raw: Any, cuda: Any) -> None:
+    def __init__(self, raw: Any, accelerator: Accelerator) -> None:
         self.raw = raw
-        self._cuda = cuda
+        self._accelerator = accelerator
 
     def record(self) -> Event:
         """Return the point after all work that was submitted so far."""
-        # A thread that waits for it sleeps, instead of taking a core from the program.
-        event: Event = self._cuda.Event(blocking=True)
+        event: Event = self._accelerator.new_event(self.raw.device)
         self.raw.record_event(event)
         return event
 
@@ -43,39 +38,52 @@ class CudaStream:
         """Let what is submitted from now on begin only after ``event``."""
         self.raw.wait_event(event)
 
+    def block(self) -> AbstractContextManager[Any]:
+        """Return what lets a block of this thread submit to the stream."""
+        return self._accelerator.inside(self.raw)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, CudaStream) and bool(self.raw == other.raw)
+        return isinstance(other, DeviceStream) and bool(self.raw == other.raw)
 
     def __hash__(self) -> int:
         return hash(self.raw)
 
 
-class CudaStreams:
-    """What PyTorch's CUDA devices can do beside the computation. Thread-safe, without state.
+class DeviceStreams:
+    """What PyTorch's devices can do beside the computation. Thread-safe.
 
     Args:
-        cuda: ``torch.cuda``.
+        find: returns the accelerator of the process, or why there is none to copy beside; asked once, when the first
+            tensor of a device comes.
     """
 
-    def __init__(self, cuda: Any = torch.cuda) -> None:
-        self._cuda = cuda
+    def __init__(self, find: Callable[[], Accelerator | str] = found_accelerator) -> None:
+        self._find = find
+        self._found: Accelerator | str | None = None
 
-    def current_stream(self, device: str) -> CudaStream | None:
-        """Return the stream that this thread submits the device's work to, or None for anything but CUDA devices.
+    def current_stream(self, device: str) -> DeviceStream | None:
+        """Return the stream that this thread submits the device's work to, or None if copies make it wait.
 
         Raises:
-            BackendError: a CUDA graph is being captured.
+            BackendError: the work is being recorded.
         """
-        place = torch.device(device)
-        if place.type != "cuda":
+        accelerator = self._accelerator(device)
+        if isinstance(accelerator, str):
             return None
-        if self._cuda.is_current_stream_capturing():
+        if accelerator.is_capturing():
             raise graph_is_captured(device)
-        return CudaStream(self._cuda.current_stream(place), self._cuda)
+        return DeviceStream(accelerator.current_stream(torch.device(device)), accelerator)
 
-    def new_stream(self, device: str) -> CudaStream:
+    def why_copies_wait(self, device: str) -> str | None:
+        """Say why copies of a device make the program wait; None if they do not."""
+        accelerator = self._accelerator(device)
+        return accelerator if isinstance(accelerator, str) else None
+
+    def new_stream(self, device: str) -> DeviceStream:
         """Return a stream of its own for copies of that device."""
-        return CudaStream(self._cuda.Stream(device=torch.device(device)), self._cuda)
+        accelerator = self._accelerator(device)
+        assert not isinstance(accelerator, str), f"{device}: {accelerator}"
+        return DeviceStream(accelerator.new_stream(torch.device(device)), accelerator)
 
     def empty(self, spec: TensorSpec) -> Tensor:
         """Return an uninitialised, contiguous tensor for work of the device's current stream."""
@@ -84,46 +92,49 @@ class CudaStreams:
             raw = torch.empty(spec.nbytes, dtype=torch.uint8, device=spec.device)
             return raw.view(getattr(torch, spec.dtype)).view(spec.shape)
 
-    def copy_out(self, source: Tensor, target: Array, stream: CudaStream) -> None:
+    def copy_out(self, source: Tensor, target: Array, stream: DeviceStream) -> None:
         """Submit a copy of a contiguous tensor into host memory."""
         self._copy(_bytes(source), payload(target, _BYTES), stream)
 
-    def copy_in(self, source: Array, target: Tensor, stream: CudaStream) -> None:
+    def copy_in(self, source: Array, target: Tensor, stream: DeviceStream) -> None:
         """Submit a copy of host memory into a contiguous tensor."""
         self._copy(payload(source, _BYTES), _bytes(target), stream)
 
-    def use_in(self, tensor: Tensor, stream: CudaStream) -> None:
+    def use_in(self, tensor: Tensor, stream: DeviceStream) -> None:
         """Tell the allocator of a stream that uses the memory; nothing happens for the stream that it belongs to."""
-        tensor.record_stream(stream.raw)
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            # PyTorch would resolve a lazy flag first, and tell of the copy that it makes for that.
+            plain = tensor.conj() if tensor.is_conj() else tensor
+            plain = torch._neg_view(plain) if plain.is_neg() else plain
+            plain.record_stream(stream.raw)
 
-    def lock_pages(self, memory: Array) -> Undo:
-        """Page-lock host memory in place, since PyTorch's own allocator rounds up to powers of two.
+    def locked_pages(self, nbytes: int) -> Array:
+        """Return page-locked host memory.
 
         Raises:
             OSError: the system or the device refuses.
         """
-        runtime = self._cuda.cudart()
-        address = memory.ctypes.data
-        refused = runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE)
-        if int(refused):
-            self._forget_error()
-            raise OSError(errno.ENOMEM, f"cudaHostRegister: {runtime.cudaGetErrorString(refused)}")
+        accelerator = self._ask()
+        assert not isinstance(accelerator, str), accelerator
+        return accelerator.locked_pages(nbytes)
 
-        def unlock() -> None:  # must not keep the memory: it is called when that goes
-            runtime.cudaHostUnregister(address)
+    def _accelerator(self, device: str) -> Accelerator | str:
+        kind = device.partition(":")[0]
+        if kind == "cpu":
+            return "it is the host"
+        found = self._ask()
+        if isinstance(found, Accelerator) and found.kind != kind:
+            return f"PyTorch's accelerator in this process is {found.kind}"
+        return found
 
-        return unlock
+    def _ask(self) -> Accelerator | str:
+        found = self._found
+        if found is None:  # two threads find the same
+            found = self._found = self._find()
+        return found
 
-    def _forget_error(self) -> None:
-        """Take the error of a refused call back: the next kernel launch of this thread would raise it (vllm#50070).
-
-        PyTorch does not expose ``cudaGetLastError``; a launch that raises has called it.
-        """
-        with suppress(RuntimeError):
-            torch.zeros(1, device=f"cuda:{self._cuda.current_device()}")
-
-    def _copy(self, source: Tensor, target: Tensor, stream: CudaStream) -> None:
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded(), self._cuda.stream(stream.raw):
+    def _copy(self, source: Tensor, target: Tensor, stream: DeviceStream) -> None:
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded(), stream.block():
             target.copy_(source, non_blocking=True)
 
 

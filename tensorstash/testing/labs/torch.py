@@ -13,7 +13,7 @@ from tensorstash.testing.layouts import floats
 
 
 class TorchLab(Lab):
-    """PyTorch on the CPU and, where there is one, on the first CUDA device.
+    """PyTorch on the CPU and, where there is one, on the first device of an accelerator.
 
     Args:
         devices: others than these two.
@@ -24,16 +24,17 @@ class TorchLab(Lab):
     reverses = False
 
     def __init__(self, devices: tuple[str, ...] | None = None) -> None:
-        self.devices = devices or (("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",))
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        self.devices = devices or (("cpu",) if accelerator is None else ("cpu", f"{accelerator.type}:0"))
         self.dtypes = tuple(name for name in DTYPES if hasattr(torch, name))
         self.float_dtypes = ("float16", "bfloat16", "float32", "float64")
 
     def tensor(
         self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
     ) -> torch.Tensor:
-        carrier = torch.from_numpy(bits.copy(order="C")).clone()  # in memory of PyTorch's own
+        carrier = torch.from_numpy(bits.copy(order="C")).clone().to(device)  # in memory of PyTorch's own
         tensor = carrier.view(getattr(torch, dtype)) if dtype not in (None, bits.dtype.name) else carrier
-        return tensor.to(device).requires_grad_(requires_grad)
+        return tensor.requires_grad_(requires_grad)
 
     def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> torch.Tensor:
         return torch.nn.Parameter(self.tensor(values, device=device), requires_grad=trainable)

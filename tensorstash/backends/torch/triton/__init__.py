@@ -8,7 +8,7 @@ arithmetic. The functions are those of :mod:`~tensorstash.backends.torch.operato
 from tensorstash.backends.torch.triton.affine import dequantize, fits, quantize
 from tensorstash.backends.torch.triton.convert import convert
 from tensorstash.backends.torch.triton.flags import choose, mark_others, pack_flags, unpack_flags
-from tensorstash.backends.torch.triton.language import AVAILABLE
+from tensorstash.backends.torch.triton.language import AVAILABLE, runs_on
 
 __all__ = [
     "AVAILABLE",
@@ -19,5 +19,6 @@ __all__ = [
     "mark_others",
     "pack_flags",
     "quantize",
+    "runs_on",
     "unpack_flags",
 ]

@@ -9,6 +9,7 @@ The modules can be imported without Triton, which has no build for some platform
 # Triton has to see annotations as text, so that they can be read where it is not installed.
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 
 from tensorstash.codecs.wire.format import HEADER_NBYTES
@@ -24,6 +25,18 @@ if AVAILABLE:
 else:
     tl = cdiv = next_power_of_2 = None
     constexpr = float
+
+
+@cache
+def runs_on(kind):
+    """Whether Triton has a driver for devices of a type, by PyTorch's name of it."""
+    if not AVAILABLE:
+        return False
+    try:
+        return triton.runtime.driver.active.get_active_torch_device().type == kind
+    except RuntimeError:  # which is how it says that there is no driver
+        return False
+
 
 TILE = 4096
 """Elements that a program works on."""

@@ -1,0 +1,146 @@
+"""What the accelerator of a process can do beside the computation, found out once by asking PyTorch for it.
+
+PyTorch has one accelerator in a process, of whatever maker. What all of them may offer (streams, events, page-locked
+memory) is asked of its device module, and of PyTorch's generic classes where that has none; what only some have
+(registering memory in place, events that let a waiting thread sleep, captured graphs) is used where it is found.
+"""
+
+import errno
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from tensorstash.host.arrays import Array
+from tensorstash.host.pinned import registered_pages
+from tensorstash.protocols import Undo
+
+_PORTABLE = 1
+"""Page-locked for all devices of the process, not for the current one alone."""
+
+_OWN = ("Event", "Stream", "current_stream", "stream")
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A type of device whose copies can run beside the computation.
+
+    Args:
+        kind: the type's name.
+        current_stream: returns the stream that this thread submits a device's work to.
+        new_stream: returns a stream of a device.
+        new_event: returns an event of a device; a thread that waits for it sleeps where that can be had.
+        inside: returns what lets a block submit to a stream.
+        is_capturing: whether work is being recorded, to be replayed later.
+        locked_pages: returns so many bytes of page-locked host memory; raises OSError where it is refused.
+    """
+
+    kind: str
+    current_stream: Callable[[torch.device], Any]
+    new_stream: Callable[[torch.device], Any]
+    new_event: Callable[[torch.device], Any]
+    inside: Callable[[Any], AbstractContextManager[Any]]
+    is_capturing: Callable[[], bool]
+    locked_pages: Callable[[int], Array]
+
+
+def found_accelerator() -> Accelerator | str:
+    """Return the accelerator of this process, or say why copies of its devices make the program wait."""
+    device = torch.accelerator.current_accelerator()
+    if device is None:
+        return "PyTorch knows no accelerator in this process"
+    key = torch._C._dispatch_key_for_device(device.type)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::record_stream", key):
+        return "its memory cannot be told of the streams that use it"
+    return asked(device.type, getattr(torch, device.type, None))
+
+
+def asked(kind: str, module: Any) -> Accelerator | str:
+    """Return what devices of a type can do, or say what they lack.
+
+    Args:
+        kind: the type's name.
+        module: the device module of it, such as ``torch.cuda``; None if it has none.
+    """
+    if all(hasattr(module, name) for name in _OWN):
+        current, stream, event, inside = module.current_stream, module.Stream, module.Event, module.stream
+    else:
+        current, stream, event, inside = torch.accelerator.current_stream, torch.Stream, torch.Event, _generic_block
+    new_stream, new_event = partial(_on_device, stream), _event_maker(event)
+    here = torch.device(kind, 0)
+    try:
+        new_stream(here).record_event(new_event(here))
+        current(here)
+    except (RuntimeError, ValueError) as refusal:  # which is how PyTorch says that a device has none
+        return f"it has no streams ({_first_line(refusal)})"
+    locked_pages = _pinned_pages
+    if hasattr(module, "cudart"):
+        locked_pages = partial(registered_pages, partial(_register, module))
+    else:
+        try:
+            locked_pages(1)
+        except OSError as refusal:
+            return f"it has no page-locked memory ({refusal.strerror})"
+    is_capturing = getattr(module, "is_current_stream_capturing", _never)
+    return Accelerator(kind, current, new_stream, new_event, inside, is_capturing, locked_pages)
+
+
+def _on_device(stream: Callable[..., Any], device: torch.device) -> Any:
+    return stream(device=device)
+
+
+def _generic_block(stream: torch.Stream) -> AbstractContextManager[Any]:
+    block: AbstractContextManager[Any] = stream
+    return block
+
+
+def _event_maker(event: Any) -> Callable[[torch.device], Any]:
+    if event is torch.Event:  # of the device that it is told
+        return partial(_on_device, event)
+    blocking = {"blocking": True} if "blocking" in inspect.signature(event).parameters else {}
+    return lambda device: event(**blocking)
+
+
+def _never() -> bool:
+    return False
+
+
+def _pinned_pages(nbytes: int) -> Array:
+    """Return memory of PyTorch's own, which rounds up to powers of two: where pages cannot be locked in place."""
+    try:
+        pages = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    except RuntimeError as refusal:
+        raise OSError(errno.ENOMEM, _first_line(refusal)) from refusal
+    array: Array = pages.numpy()
+    return array
+
+
+def _register(module: Any, memory: Array) -> Undo:
+    runtime = module.cudart()
+    address = memory.ctypes.data
+    refused = runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE)
+    if int(refused):
+        _forget_error(module)
+        raise OSError(errno.ENOMEM, f"cudaHostRegister: {runtime.cudaGetErrorString(refused)}")
+
+    def unlock() -> None:  # must not keep the memory: it is called when that goes
+        runtime.cudaHostUnregister(address)
+
+    return unlock
+
+
+def _forget_error(module: Any) -> None:
+    """Take the error of a refused call back: the next kernel launch of this thread would raise it (vllm#50070).
+
+    PyTorch does not expose ``cudaGetLastError``; a launch that raises has called it.
+    """
+    with suppress(RuntimeError):
+        torch.zeros(1, device=f"cuda:{module.current_device()}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

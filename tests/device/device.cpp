@@ -1,0 +1,498 @@
+// A device of PyTorch whose memory is memory of the host, and whose work is done late, by threads: one for each stream.
+//
+// What a stream is given is done in order, after a random delay now and then, and across streams only as ordered by events. The
+// results of an operation appear in device memory when its stream comes to it; copies take as long as a link of a given
+// bandwidth would need. Memory that is freed is poisoned in the order of its stream and handed out again to that stream
+// at once, as by the caching allocator of CUDA devices: a copy that lacks an order sees it change. Where nothing says
+// otherwise, sizes are in bytes and times in seconds. Nothing static is ever destroyed, since threads may still run.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+constexpr auto KIND = c10::DeviceType::PrivateUse1;
+constexpr int DEVICES = 2;
+constexpr int POISON = 0xFF;  // not a number, in every floating format
+constexpr size_t ALIGNMENT = 64;
+
+double now() { return Seconds(Clock::now().time_since_epoch()).count(); }
+void sleep_until(double when) { std::this_thread::sleep_until(Clock::time_point(std::chrono::duration_cast<Clock::duration>(Seconds(when)))); }
+
+// What the program sets.
+
+std::atomic<double> longest_delay{0};
+std::atomic<unsigned> seed{0};
+std::atomic<bool> has_record_stream{true};  // false: a fault to be found
+
+struct Link {  // from or to one device; one copy after the other
+  std::atomic<double> bandwidth{0}, latency{0};
+  std::mutex lock;
+  double free_at = 0;
+
+  double cross(size_t nbytes) {  // wait as long as it takes; return when it began
+    double begun, ended;
+    {
+      std::lock_guard<std::mutex> held(lock);
+      begun = std::max(now(), free_at);
+      ended = free_at = begun + (bandwidth > 0 ? double(nbytes) / bandwidth : 0.0);
+    }
+    sleep_until(ended + latency);
+    return begun;
+  }
+};
+enum Direction { TO_HOST, TO_DEVICE };
+auto& links = *new std::array<std::array<Link, 2>, DEVICES>;
+
+struct Record { int32_t device; int32_t direction; int64_t stream; int64_t nbytes; double submitted, begun, ended; };
+auto& records = *new std::vector<Record>;
+auto& records_lock = *new std::mutex;
+
+// Streams and events.
+
+struct Event {
+  std::mutex lock;
+  std::condition_variable changed;
+  bool done = true;
+
+  void set(bool value) {
+    { std::lock_guard<std::mutex> held(lock); done = value; }
+    changed.notify_all();
+  }
+  void wait() { std::unique_lock<std::mutex> held(lock); changed.wait(held, [&] { return done; }); }
+  bool query() { std::lock_guard<std::mutex> held(lock); return done; }
+};
+using EventPointer = std::shared_ptr<Event>;
+
+struct Queue {
+  std::mutex lock;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> waiting;
+  bool busy = false;
+  std::mt19937 chance;
+
+  explicit Queue(unsigned number) : chance(seed + 1000 * number) { std::thread([this] { work(); }).detach(); }
+
+  void work() {
+    for (;;) {
+      std::function<void()> next;
+      {
+        std::unique_lock<std::mutex> held(lock);
+        changed.wait(held, [&] { return !waiting.empty(); });
+        next = std::move(waiting.front());
+        waiting.pop_front();
+        busy = true;
+      }
+      double most = longest_delay;
+      if (most > 0 && chance() % 4 == 0)
+        std::this_thread::sleep_for(Seconds(std::uniform_real_distribution<double>(0, most)(chance)));
+      next();
+      next = nullptr;
+      { std::lock_guard<std::mutex> held(lock); busy = false; }
+      changed.notify_all();
+    }
+  }
+  void put(std::function<void()> work) {
+    { std::lock_guard<std::mutex> held(lock); waiting.push_back(std::move(work)); }
+    changed.notify_all();
+  }
+  void drain() { std::unique_lock<std::mutex> held(lock); changed.wait(held, [&] { return waiting.empty() && !busy; }); }
+  bool idle() { std::lock_guard<std::mutex> held(lock); return waiting.empty() && !busy; }
+};
+
+using Place = std::pair<int, c10::StreamId>;  // a stream of a device; 0 is the default one
+auto& queues = *new std::map<Place, Queue*>;
+auto& queues_lock = *new std::mutex;
+std::atomic<c10::StreamId> next_stream{1};
+
+Queue& queue(Place place) {
+  std::lock_guard<std::mutex> held(queues_lock);
+  auto& found = queues[place];
+  if (!found) found = new Queue(unsigned(queues.size()));
+  return *found;
+}
+
+thread_local int current_device = 0;
+thread_local std::array<c10::StreamId, DEVICES> current_streams{};
+thread_local bool in_operation = false;
+
+Place current(int device) { return {device, current_streams[device]}; }
+
+// Memory of the devices.
+
+struct Block { size_t nbytes; int device; c10::StreamId stream; std::set<c10::StreamId> users; };
+
+struct Memory {
+  std::mutex lock;
+  std::map<void*, Block> blocks;                                          // in use
+  std::map<std::tuple<int, c10::StreamId, size_t>, std::vector<void*>> freed;  // to be handed out again
+  std::array<int64_t, DEVICES> live{}, peak{}, limit{};
+
+  void* take(size_t nbytes, int device) {
+    std::lock_guard<std::mutex> held(lock);
+    int64_t after = live[device] + int64_t(nbytes);
+    TORCH_CHECK_WITH(OutOfMemoryError, !limit[device] || after <= limit[device], "simulated device ", device,
+                     " is out of memory: ", nbytes, " bytes asked for, ", live[device], " of ", limit[device], " in use");
+    live[device] = after;
+    peak[device] = std::max(peak[device], after);
+    c10::StreamId stream = current_streams[device];
+    auto& kept = freed[{device, stream, nbytes}];
+    void* memory = nullptr;
+    if (!kept.empty()) {
+      memory = kept.back();
+      kept.pop_back();
+    } else {
+      TORCH_CHECK(!posix_memalign(&memory, ALIGNMENT, std::max(nbytes, ALIGNMENT)), "the host is out of memory");
+      memset(memory, POISON, nbytes);
+    }
+    blocks[memory] = {nbytes, device, stream, {}};
+    return memory;
+  }
+
+  void give(void* memory) {
+    std::lock_guard<std::mutex> held(lock);
+    auto found = blocks.find(memory);
+    Block block = found->second;
+    blocks.erase(found);
+    block.users.erase(block.stream);
+    if (block.users.empty()) return settle(memory, block);
+    auto left = std::make_shared<std::atomic<int>>(int(block.users.size()));
+    for (auto user : block.users)
+      queue({block.device, user}).put([this, memory, block, left] {
+        if (--*left) return;
+        std::lock_guard<std::mutex> later(lock);
+        settle(memory, block);
+      });
+  }
+
+  void settle(void* memory, const Block& block) {
+    size_t nbytes = block.nbytes;
+    queue({block.device, block.stream}).put([memory, nbytes] { memset(memory, POISON, nbytes); });
+    freed[{block.device, block.stream, nbytes}].push_back(memory);
+    live[block.device] -= int64_t(nbytes);
+  }
+
+  void use(void* memory, c10::StreamId stream) {
+    std::lock_guard<std::mutex> held(lock);
+    auto found = blocks.find(memory);
+    if (has_record_stream && found != blocks.end()) found->second.users.insert(stream);
+  }
+};
+auto& memory = *new Memory;
+
+struct DeviceAllocator final : c10::Allocator {
+  static void give(void* data) { if (data) memory.give(data); }
+  c10::DataPtr allocate(size_t nbytes) override {
+    auto device = c10::Device(KIND, c10::DeviceIndex(current_device));
+    void* data = nbytes ? memory.take(nbytes, current_device) : nullptr;
+    return {data, data, &give, device};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give; }
+  void copy_data(void* target, const void* source, size_t nbytes) const override { memcpy(target, source, nbytes); }
+};
+auto& device_allocator = *new DeviceAllocator;
+
+// Page-locked memory of the host.
+
+struct PinnedAllocator final : c10::Allocator {
+  std::mutex lock;
+  std::map<const char*, size_t> ranges;
+  int64_t live = 0, peak = 0;
+
+  static void give(void* data);
+  c10::DataPtr allocate(size_t nbytes) override {
+    void* data = nullptr;
+    TORCH_CHECK(!posix_memalign(&data, 4096, std::max<size_t>(nbytes, 1)), "the host is out of memory");
+    std::lock_guard<std::mutex> held(lock);
+    ranges[static_cast<const char*>(data)] = nbytes;
+    peak = std::max(peak, live += int64_t(nbytes));
+    return {data, data, &give, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give; }
+  void copy_data(void* target, const void* source, size_t nbytes) const override { memcpy(target, source, nbytes); }
+  bool has(const void* data) {
+    std::lock_guard<std::mutex> held(lock);
+    auto after = ranges.upper_bound(static_cast<const char*>(data));
+    return after != ranges.begin() && (--after)->first + after->second > static_cast<const char*>(data);
+  }
+};
+auto& pinned = *new PinnedAllocator;
+
+void PinnedAllocator::give(void* data) {
+  std::lock_guard<std::mutex> held(pinned.lock);
+  auto found = pinned.ranges.find(static_cast<const char*>(data));
+  memset(data, POISON, found->second);
+  pinned.live -= int64_t(found->second);
+  pinned.ranges.erase(found);
+  free(data);
+}
+
+// What PyTorch asks of a device.
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  Guard() = default;
+  explicit Guard(c10::DeviceType) {}
+  static c10::Device device(int index) { return {KIND, c10::DeviceIndex(index)}; }
+  static c10::Stream stream(int index, c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, device(index), id); }
+  static Queue& of(const c10::Stream& stream) { return queue({stream.device_index(), stream.id()}); }
+  static EventPointer& event(void* raw) { return *static_cast<EventPointer*>(raw); }
+
+  c10::DeviceType type() const override { return KIND; }
+  c10::DeviceIndex deviceCount() const noexcept override { return DEVICES; }
+  c10::Device getDevice() const override { return device(current_device); }
+  void setDevice(c10::Device wanted) const override { current_device = std::max<int>(wanted.index(), 0); }
+  void uncheckedSetDevice(c10::Device wanted) const noexcept override { setDevice(wanted); }
+  c10::Device exchangeDevice(c10::Device wanted) const override {
+    auto before = getDevice();
+    setDevice(wanted);
+    return before;
+  }
+  c10::Stream getStream(c10::Device of) const override {
+    int index = of.has_index() ? of.index() : current_device;
+    return stream(index, current_streams[index]);
+  }
+  c10::Stream getDefaultStream(c10::Device of) const override { return stream(std::max<int>(of.index(), 0), 0); }
+  c10::Stream getNewStream(c10::Device of, int) const override {
+    return stream(of.has_index() ? of.index() : current_device, next_stream++);
+  }
+  c10::Stream exchangeStream(c10::Stream wanted) const override {
+    auto& current = current_streams[wanted.device_index()];
+    auto before = current;
+    current = wanted.id();
+    return stream(wanted.device_index(), before);
+  }
+  bool queryStream(const c10::Stream& stream) const override { return of(stream).idle(); }
+  void synchronizeStream(const c10::Stream& stream) const override { of(stream).drain(); }
+  void synchronizeDevice(c10::DeviceIndex index) const override {
+    std::vector<Queue*> all;
+    {
+      std::lock_guard<std::mutex> held(queues_lock);
+      for (auto& [place, one] : queues) if (place.first == index) all.push_back(one);
+    }
+    for (auto one : all) one->drain();
+  }
+  void record(void** raw, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+    if (!*raw) *raw = new EventPointer(new Event);
+    event(*raw) = std::make_shared<Event>();  // who waits for the last one waits for that
+    auto point = event(*raw);
+    point->set(false);
+    of(stream).put([point] { point->set(true); });
+  }
+  void block(void* raw, const c10::Stream& stream) const override {
+    auto point = event(raw);
+    of(stream).put([point] { point->wait(); });
+  }
+  bool queryEvent(void* raw) const override { return event(raw)->query(); }
+  void synchronizeEvent(void* raw) const override { EventPointer(event(raw))->wait(); }
+  void destroyEvent(void* raw, c10::DeviceIndex) const noexcept override { delete static_cast<EventPointer*>(raw); }
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return DEVICES; }
+  bool isPinnedPtr(const void* data) const override { return pinned.has(data); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned; }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
+    c10::DeviceGuard guard(storage.device());
+    queue(current(current_device)).drain();
+    at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), nbytes);
+  }
+};
+
+// Operations: those of the CPU. Their results are written when the stream comes to it.
+
+at::Tensor seen_by_host(const at::Tensor& tensor) {  // keeps no memory alive: a device does not
+  auto seen = at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+  seen._set_conj(tensor.is_conj());
+  seen._set_neg(tensor.is_neg());
+  return seen;
+}
+
+void copy_bits(const at::Tensor& source, const at::Tensor& target) {
+  c10::impl::ExcludeDispatchKeyGuard no_recording(c10::autograd_dispatch_keyset);
+  target.copy_(source);
+}
+
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
+  if (!target.numel()) return target;
+  bool outward = source.is_privateuseone(), inward = target.is_privateuseone();
+  auto device = (outward ? source : target).device().index();
+  Place place = current(device);
+  auto from = seen_by_host(source), to = seen_by_host(target);
+  auto& work = queue(place);
+  if (in_operation && inward) {  // a result; its memory is that of the operation until it is written
+    auto result = source;
+    work.put([result, to] { copy_bits(result, to); });
+    return target;
+  }
+  if (in_operation) {
+    work.drain();
+    copy_bits(from, to);
+    return target;
+  }
+  if (outward && inward && source.device() != target.device()) {
+    queue(current(target.device().index())).drain();
+    non_blocking = false;
+  }
+  if (outward && inward && source.device() == target.device()) {
+    work.put([from, to] { copy_bits(from, to); });
+    return target;
+  }
+  Direction direction = outward ? TO_HOST : TO_DEVICE;
+  double submitted = now();
+  work.put([=] {
+    double begun = links[device][direction].cross(from.nbytes());
+    copy_bits(from, to);
+    std::lock_guard<std::mutex> held(records_lock);
+    records.push_back({device, direction, place.second, int64_t(from.nbytes()), submitted, begun, now()});
+  });
+  bool runs_on_its_own = non_blocking && pinned.has((outward ? target : source).data_ptr());
+  if (!runs_on_its_own) work.drain();
+  return target;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& target) {
+  at::native::resize_(target, source.sizes());
+  return copy_from(source, target, false);
+}
+
+at::Scalar local_scalar(const at::Tensor& tensor) {
+  queue(current(tensor.device().index())).drain();
+  return seen_by_host(tensor).item();
+}
+
+void fallback(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  for (auto& value : *stack)
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_privateuseone()) {
+      queue(current(value.toTensor().device().index())).drain();
+    }
+  bool before = in_operation;
+  in_operation = true;
+  try {
+    at::native::cpu_fallback(operation, stack);
+  } catch (...) {
+    in_operation = before;
+    throw;
+  }
+  in_operation = before;
+}
+
+at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
+  c10::DeviceGuard guard(device.value_or(at::Device(KIND)));
+  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &device_allocator,
+                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype.value_or(at::kFloat));
+}
+
+at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  c10::DeviceGuard guard(device.value_or(at::Device(KIND)));
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &device_allocator,
+                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype.value_or(at::kFloat), format);
+}
+
+at::Tensor as_strided(const at::Tensor& tensor, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
+  auto start = offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt;
+  return at::native::as_strided_tensorimpl(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), start);
+}
+
+at::Tensor& set_source(at::Tensor& tensor, at::Storage storage, c10::SymInt offset, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(storage));
+  impl->set_sizes_and_strides(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), offset.expect_int());
+  return tensor;
+}
+
+const at::Tensor& resize(const at::Tensor& tensor, c10::SymIntArrayRef size, std::optional<at::MemoryFormat> format) {
+  c10::DeviceGuard guard(tensor.device());
+  queue(current(current_device)).drain();
+  return at::native::resize_(tensor, C10_AS_INTARRAYREF_SLOW(size), format);
+}
+
+void record_stream(at::Tensor& tensor, at::Stream stream) { memory.use(tensor.storage().mutable_data(), stream.id()); }
+
+at::Tensor view(const at::Tensor& tensor, c10::SymIntArrayRef size) { return at::native::view(tensor, C10_AS_INTARRAYREF_SLOW(size)); }
+
+at::Tensor reshape_alias(const at::Tensor& tensor, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  return at::native::_reshape_alias(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+}
+
+}  // namespace
+
+REGISTER_ALLOCATOR(KIND, &device_allocator);
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
+static bool is_registered = (at::RegisterPrivateUse1HooksInterface(new Hooks), true);
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &local_scalar);
+  library.impl("record_stream", &record_stream);
+  library.impl("as_strided", &as_strided);
+  library.impl("view", &view);
+  library.impl("view.dtype", &at::native::view_dtype);
+  library.impl("_reshape_alias", &reshape_alias);
+  library.impl("set_.source_Storage_storage_offset", &set_source);
+  library.impl("resize_", &resize);
+}
+
+// What tests set and read.
+
+extern "C" {
+int64_t live_bytes(int device) { std::lock_guard<std::mutex> held(memory.lock); return memory.live[device]; }
+int64_t peak_bytes(int device) { std::lock_guard<std::mutex> held(memory.lock); return memory.peak[device]; }
+void reset_peak(int device) { std::lock_guard<std::mutex> held(memory.lock); memory.peak[device] = memory.live[device]; }
+void set_limit(int device, int64_t nbytes) { std::lock_guard<std::mutex> held(memory.lock); memory.limit[device] = nbytes; }
+int64_t pinned_bytes() { std::lock_guard<std::mutex> held(pinned.lock); return pinned.live; }
+int64_t pinned_peak_bytes() { std::lock_guard<std::mutex> held(pinned.lock); return pinned.peak; }
+void set_link(int device, int direction, double bandwidth, double latency) {
+  links[device][direction].bandwidth = bandwidth;
+  links[device][direction].latency = latency;
+}
+void set_delays(double longest, unsigned chance) {
+  longest_delay = longest;
+  seed = chance;
+  std::lock_guard<std::mutex> held(queues_lock);
+  unsigned number = 0;
+  for (auto& [place, one] : queues) {
+    std::lock_guard<std::mutex> also(one->lock);
+    one->chance.seed(chance + 1000 * ++number);
+  }
+}
+void set_record_stream(bool works) { has_record_stream = works; }
+int64_t count_records() { std::lock_guard<std::mutex> held(records_lock); return int64_t(records.size()); }
+void take_records(Record* target) {
+  std::lock_guard<std::mutex> held(records_lock);
+  std::copy(records.begin(), records.end(), target);
+  records.clear();
+}
+}

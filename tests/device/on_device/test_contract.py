@@ -1,0 +1,34 @@
+"""The contract on a device of PyTorch: what every backend has to do."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tensorstash.engine.limits import Limits
+from tensorstash.testing import BackendSuite
+from tensorstash.testing.labs.torch import TorchLab
+from tensorstash.testing.layouts import floats
+
+
+class Tagged(Tensor):
+    """A subclass that no backend can know how to rebuild."""
+
+
+class OnADevice(TorchLab):
+    """The simulated device, which has no sparse tensors."""
+
+    def unstashable(self, device: str) -> Mapping[str, Tensor]:
+        return {
+            "subclass": self.tensor(floats(4, 4), device=device).as_subclass(Tagged),
+            "without memory": torch.empty(4, 4, device="meta"),
+        }
+
+
+class TestTorchOnADevice(BackendSuite):
+    lab = OnADevice(("sim:0",))
+
+
+class TestTorchOnADeviceWithoutLimits(BackendSuite):
+    lab = OnADevice(("sim:0",))
+    limits = Limits(in_flight=0, ahead=0)

@@ -1,0 +1,67 @@
+"""No gradient depends on when a device comes to its work, when copies end, and when workers are done.
+
+Run ``TENSORSTASH_SCHEDULES=2000`` for the long search; a failure names its seed, and ``TENSORSTASH_SCHEDULES_FROM``
+starts there.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from delays import NBYTES, Dice, delays
+from torch import Tensor, nn
+
+import tensorstash as ts
+from tensorstash.policies.plan import HookPolicy
+from tests.device.models import MODELS, gradients, made
+from tests.device.simulated import Simulated
+
+RUNS = int(os.environ.get("TENSORSTASH_SCHEDULES", "8"))
+FIRST = int(os.environ.get("TENSORSTASH_SCHEDULES_FROM", "0"))
+
+
+@cache
+def plain(name: str) -> tuple[nn.Module, Tensor, list[bytes]]:
+    model, x = made(name)
+    return model, x, gradients(model, x, steps=2)
+
+
+def policy(dice: Dice, folder: Path) -> HookPolicy:
+    return dice.choice(
+        [
+            ts.CpuOffload(),
+            ts.Compress(),
+            ts.DiskSpill(folder),
+            ts.CpuOffload() | ts.Compress(),
+            ts.Compress() | ts.DiskSpill(folder),
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_without_hooks_and_no_byte_is_left(name: str, device: Simulated, tmp_path: Path) -> None:
+    model, x, expected = plain(name)
+    torch.accelerator.synchronize("sim:0")
+    before, pinned = device.live(), device.pinned()
+    for seed in range(FIRST, FIRST + RUNS):
+        dice = Dice(seed)
+        device.delays(dice.choice([0.0, 0.0002, 0.001, 0.003]), seed)
+        device.link(bandwidth=dice.choice([0.0, 1e7, 1e9]), latency=dice.choice([0.0, 0.0005]))
+        limits = ts.Limits(
+            in_flight=dice.choice(NBYTES),
+            ahead=dice.choice(NBYTES),
+            pinned=dice.choice([0, "1MiB", "1GiB"]),
+            writers=dice.choice([1, 2]),
+            readers=dice.choice([1, 2]),
+        )
+        stash = ts.stash(policy(dice, tmp_path), framework="torch", min_bytes=dice.choice([0, 300]), limits=limits)
+        with delays(dice):
+            got = gradients(model, x, lambda stash=stash: stash, steps=2)
+        assert got == expected, f"seed {seed}: {stash.policy!r}"
+        assert stash.stats().stashed.tensors
+        stash.drain()
+        del stash
+        torch.accelerator.synchronize("sim:0")
+        assert (device.live(), device.pinned()) == (before, pinned), f"seed {seed}: bytes are left"

@@ -1,0 +1,179 @@
+"""A device of PyTorch that is simulated: built once, registered as ``sim``, and what tests set and read of it.
+
+One process has one accelerator, and autograd counts devices once: so it is registered before anything else, in
+processes that run nothing but its tests.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+NAME = "sim"
+DEVICES = 2
+SOURCE = Path(__file__).with_name("device.cpp")
+TO_HOST, TO_DEVICE = 0, 1
+
+FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC")
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler, or None if there is none."""
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
+def library() -> Path:
+    """Return the built device; build it if this source was never built for this PyTorch.
+
+    Raises:
+        subprocess.CalledProcessError: it does not build.
+    """
+    root = Path(torch.__file__).parent
+    flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    key = hashlib.sha256(repr((SOURCE.read_bytes(), torch.__version__, str(root), sys.platform, flags)).encode())
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    built = caches / "tensorstash-tests" / f"device-{key.hexdigest()[:16]}.so"
+    if not built.exists():
+        built.parent.mkdir(parents=True, exist_ok=True)
+        fresh = built.with_suffix(f".{os.getpid()}")
+        folders = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
+        links = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]
+        subprocess.run([compiler() or "c++", *flags, *folders, str(SOURCE), "-o", str(fresh), *links], check=True)
+        fresh.replace(built)  # whole, whoever else builds it meanwhile
+    return built
+
+
+class Record(ctypes.Structure):
+    """A copy between a device and the host that has ended.
+
+    Attributes:
+        device: its index.
+        direction: :data:`TO_HOST` or :data:`TO_DEVICE`.
+        stream: where it was submitted; 0 is the default stream.
+        nbytes: how much.
+        submitted: when, in seconds of a clock that all records share.
+        begun: when it had the link.
+        ended: when it was done.
+    """
+
+    _fields_ = (
+        ("device", ctypes.c_int32),
+        ("direction", ctypes.c_int32),
+        ("stream", ctypes.c_int64),
+        ("nbytes", ctypes.c_int64),
+        ("submitted", ctypes.c_double),
+        ("begun", ctypes.c_double),
+        ("ended", ctypes.c_double),
+    )
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What tests set and read of the device.
+
+    Args:
+        functions: the library's.
+    """
+
+    functions: Any
+
+    def live(self, device: int = 0) -> int:
+        """Return the bytes that are in use, those included that another stream may still use."""
+        nbytes: int = self.functions.live_bytes(device)
+        return nbytes
+
+    def peak(self, device: int = 0) -> int:
+        """Return the most bytes that were in use since :meth:`reset_peak`."""
+        nbytes: int = self.functions.peak_bytes(device)
+        return nbytes
+
+    def reset_peak(self, device: int = 0) -> None:
+        """Begin anew with what is in use now."""
+        self.functions.reset_peak(device)
+
+    def pinned(self) -> int:
+        """Return the bytes of page-locked memory."""
+        nbytes: int = self.functions.pinned_bytes()
+        return nbytes
+
+    def link(self, *, bandwidth: float = 0.0, latency: float = 0.0) -> None:
+        """Set how long copies take, each way and for all devices.
+
+        Args:
+            bandwidth: bytes in a second; 0 for no limit.
+            latency: seconds from the last byte to the end.
+        """
+        for device in range(DEVICES):
+            for direction in (TO_HOST, TO_DEVICE):
+                self.functions.set_link(device, direction, bandwidth, latency)
+
+    def delays(self, longest: float, seed: int = 0) -> None:
+        """Let streams pause before some of what they do, for at most so many seconds."""
+        self.functions.set_delays(longest, seed)
+
+    def records(self) -> Sequence[Record]:
+        """Return the copies that have ended since this was last called."""
+        found = (Record * self.functions.count_records())()
+        self.functions.take_records(found)
+        return list(found)
+
+    @contextmanager
+    def limited(self, nbytes: int, device: int = 0) -> Iterator[None]:
+        """Let a device have no more memory than that."""
+        self.functions.set_limit(device, nbytes)
+        try:
+            yield
+        finally:
+            self.functions.set_limit(device, 0)
+
+    @contextmanager
+    def without_record_stream(self) -> Iterator[None]:
+        """Let the allocator forget which streams use a memory, which is a fault."""
+        self.functions.set_record_stream(False)
+        try:
+            yield
+        finally:
+            self.functions.set_record_stream(True)
+
+
+@cache
+def simulated() -> Simulated:
+    """Register the device with PyTorch, once in a process, and return what is set and read of it."""
+    path = str(library())
+    torch.ops.load_library(path)
+    torch.utils.rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, _module())
+    torch.utils.generate_methods_for_privateuse1_backend()
+    functions = ctypes.CDLL(path)
+    for name in ("live_bytes", "peak_bytes", "pinned_bytes", "pinned_peak_bytes", "count_records"):
+        getattr(functions, name).restype = ctypes.c_int64
+    functions.set_limit.argtypes = [ctypes.c_int, ctypes.c_int64]
+    functions.set_link.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_double]
+    functions.set_delays.argtypes = [ctypes.c_double, ctypes.c_uint]
+    functions.set_record_stream.argtypes = [ctypes.c_bool]
+    return Simulated(functions)
+
+
+def _module() -> ModuleType:
+    """Return what PyTorch asks a device of another maker for; random numbers are those of the CPU."""
+    module: Any = ModuleType(f"torch.{NAME}")
+    module.is_available = lambda: True
+    module.device_count = lambda: DEVICES
+    module.current_device = torch.accelerator.current_device_index
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    module.manual_seed_all = lambda seed: None
+    module.get_rng_state = lambda device=None: torch.get_rng_state()
+    module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+    module._is_in_bad_fork = lambda: False
+    return module

@@ -1,0 +1,144 @@
+"""Every type of device that PyTorch knows is stashed, or kept for a reason; what it can do is found out by asking."""
+
+import re
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tensorstash.backends.torch import accelerator
+from tensorstash.backends.torch.accelerator import Accelerator, asked, found_accelerator
+from tensorstash.backends.torch.eligibility import dispatch_reason
+from tensorstash.backends.torch.kernels import kernel
+from tensorstash.backends.torch.streams import DeviceStreams
+from tensorstash.codecs import Affine
+from tensorstash.errors import BackendError
+from tensorstash.host.arrays import Array
+from tensorstash.spec import TensorSpec
+
+WITHOUT_TENSORS = {"mkldnn", "opengl", "opencl", "ideep"}
+"""Types that have a name and no key: no tensor can be made on them."""
+
+REASONS = {
+    "xla": "deferred computation",
+    "lazy": "deferred computation",
+    "vulkan": "opaque layout",
+    "meta": "no real memory",
+}
+
+
+def kinds() -> list[str]:
+    with pytest.raises(RuntimeError) as caught:
+        torch.device("bogus")
+    found = re.search(r"one of (.*) device type", str(caught.value))
+    assert found is not None
+    return found[1].split(", ")
+
+
+@pytest.mark.parametrize("kind", sorted(set(kinds()) - WITHOUT_TENSORS))
+def test_strided_tensors_of_every_type_of_device_are_stashed_or_kept_for_a_reason(kind: str) -> None:
+    key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(kind))
+    keys = torch._C.DispatchKeySet(key) | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    assert dispatch_reason(keys.raw_repr()) == REASONS.get(kind)
+
+
+@pytest.mark.parametrize("kind", sorted(set(kinds()) - WITHOUT_TENSORS - {"cpu"}))
+def test_codecs_run_where_the_tensor_is_on_every_type_of_device(kind: str) -> None:
+    assert kernel(Affine(), TensorSpec((4096,), (1,), 0, "float32", f"{kind}:0")) is not None
+
+
+@pytest.mark.parametrize("kind", sorted(WITHOUT_TENSORS))
+def test_a_type_without_a_key_has_no_tensors(kind: str) -> None:
+    with pytest.raises(RuntimeError):
+        torch._C._dispatch_key_for_device(kind)
+
+
+class Event:
+    """As generic as one can be."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.enable_timing = enable_timing
+
+
+class Stream:
+    """A stream of a stand-in.
+
+    Args:
+        device: whose it is.
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
+
+    def record_event(self, event: Any) -> None: ...
+
+
+def queues(**more: Any) -> SimpleNamespace:
+    """Return a device module with streams of its own, and whatever else."""
+    return SimpleNamespace(Stream=Stream, Event=Event, stream=nullcontext, current_stream=Stream, **more)
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let PyTorch have page-locked memory; return what was asked of it."""
+    sizes: list[int] = []
+
+    def pages(nbytes: int) -> Array:
+        sizes.append(nbytes)
+        return np.empty(nbytes, np.uint8)
+
+    monkeypatch.setattr(accelerator, "_pinned_pages", pages)
+    return sizes
+
+
+@pytest.mark.parametrize("kind", ["xpu", "npu", "mtia", "hpu", "mlu"])
+def test_a_device_with_streams_and_page_locked_memory_of_pytorchs_own(kind: str, pinned: list[int]) -> None:
+    found = asked("privateuseone" if kind in ("npu", "mlu") else kind, queues())
+    assert isinstance(found, Accelerator)
+    assert not found.is_capturing()
+    assert found.locked_pages(4096).nbytes == 4096
+    assert pinned == [1, 4096]
+    assert not found.new_event(torch.device("cpu")).enable_timing
+
+
+def test_where_pages_can_be_locked_in_place_no_memory_of_pytorchs_is_used(pinned: list[int]) -> None:
+    assert isinstance(asked("cuda", queues(cudart=None)), Accelerator)
+    assert pinned == []
+
+
+def test_work_that_is_recorded_is_refused_where_a_device_says_so(pinned: list[int]) -> None:
+    found = asked("xpu", queues(is_current_stream_capturing=lambda: True))
+    with pytest.raises(BackendError, match=r"xpu:0 cannot be stashed"):
+        DeviceStreams(lambda: found).current_stream("xpu:0")
+
+
+@pytest.mark.parametrize(
+    ("module", "lacks"),
+    [
+        (queues(), "it has no page-locked memory (pin_memory"),
+        (SimpleNamespace(Event=Event), "it has no streams ("),
+        (None, "it has no streams ("),
+    ],
+    ids=["no page-locked memory", "no streams", "no device module"],
+)
+def test_a_device_that_lacks_something_has_copies_that_wait(module: Any, lacks: str) -> None:
+    found = asked("mps", module)
+    assert str(found).startswith(lacks)
+    streams = DeviceStreams(lambda: found)
+    assert streams.current_stream("mps:0") is None
+    assert streams.why_copies_wait("mps:0") == found
+
+
+def test_a_device_whose_memory_knows_no_streams_has_copies_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("maia"))
+    assert found_accelerator() == "its memory cannot be told of the streams that use it"
+
+
+def test_a_process_without_an_accelerator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    streams = DeviceStreams()
+    assert streams.why_copies_wait("cuda:0") == "PyTorch knows no accelerator in this process"
+    assert streams.current_stream("cuda:0") is None
