@@ -187,8 +187,8 @@ def _since(now: Mapping[str, S], earlier: Mapping[str, S], none: S) -> Mapping[s
     return MappingProxyType({name: value for name, value in changes.items() if value != none})
 
 
-def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    for name, value in table.items():
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}/")
         elif not isinstance(value, str):
