@@ -117,6 +117,7 @@ def test_a_pickle_is_not_wrapped(x):
     assert b"tensorstash" not in data
     pickle.loads(data)(x).sum().backward()
     assert handle.stats().seen.tensors == 0
+    assert_stashes(handle, model, x)
 
 
 class Countdown(nn.Layer):

@@ -42,6 +42,9 @@ def as_without_hooks(tmp_path, submissions, same_bits):
     return check
 
 
+# One layer alone saves less than the default limits let be under way, and a copy in memory gains nothing.
+@pytest.mark.filterwarnings("ignore:limits are larger than:tensorstash.TensorStashWarning")
+@pytest.mark.filterwarnings("ignore:the policy shrinks nothing:tensorstash.TensorStashWarning")
 @pytest.mark.timeout(0 if STEPS > 500 else 300)
 @pytest.mark.parametrize("limits", ["default", "synchronous"])
 @pytest.mark.parametrize("policy", POLICIES)
@@ -97,6 +100,8 @@ def reused(host):
     return torch.empty(host.shape).copy_(torch.from_numpy(host))
 
 
+# Memory of NumPy is kept, and nothing else is saved here.
+@pytest.mark.filterwarnings("ignore:nothing was stashed:tensorstash.TensorStashWarning")
 @pytest.mark.parametrize("keeps_loss", [True, False], ids=["the loss is held", "the loss is dropped"])
 @pytest.mark.parametrize("kind", [staged, reused])
 def test_a_staging_buffer_refilled_for_each_batch(kind, keeps_loss, as_without_hooks):

@@ -19,7 +19,7 @@ class FailClosed(Harness):
 
     def test_line11_what_is_no_policy_is_refused(self) -> None:
         model = self.lab.model()
-        for wrong in (None, "compress", Compress, Memory(), object()):
+        for wrong in (None, "compres", Compress, Memory(), object()):
             with pytest.raises(ConfigError):
                 self.stash(wrong)  # type: ignore[arg-type]
             with pytest.raises(ConfigError):
