@@ -7,6 +7,7 @@
 // otherwise, sizes are in bytes and times in seconds. Nothing static is ever destroyed, since threads may still run.
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
@@ -221,7 +222,7 @@ struct DeviceAllocator final : c10::Allocator {
 };
 auto& device_allocator = *new DeviceAllocator;
 
-// Page-locked memory of the host.
+// Page-locked memory of the host. Copies under way do not keep it: who frees it too early finds it poisoned.
 
 struct PinnedAllocator final : c10::Allocator {
   std::mutex lock;
@@ -540,6 +541,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
 }
 
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(softmax, int, fp32)
+}
+
 // What tests set and read.
 
 extern "C" {
@@ -565,9 +573,9 @@ void set_delays(double longest, unsigned chance) {
 }
 void set_record_stream(bool works) { has_record_stream = works; }
 int64_t count_records() { std::lock_guard<std::mutex> held(records_lock); return int64_t(records.size()); }
-void take_records(Record* target) {
+void take_records(Record* target, int64_t count) {
   std::lock_guard<std::mutex> held(records_lock);
-  std::copy(records.begin(), records.end(), target);
-  records.clear();
+  std::copy(records.begin(), records.begin() + count, target);
+  records.erase(records.begin(), records.begin() + count);
 }
 }
