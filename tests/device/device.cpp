@@ -6,14 +6,20 @@
 // at once, as by the caching allocator of CUDA devices: a copy that lacks an order sees it change. Where nothing says
 // otherwise, sizes are in bytes and times in seconds. Nothing static is ever destroyed, since threads may still run.
 #include <ATen/EmptyTensor.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -216,7 +222,7 @@ struct DeviceAllocator final : c10::Allocator {
 };
 auto& device_allocator = *new DeviceAllocator;
 
-// Page-locked memory of the host.
+// Page-locked memory of the host. Copies under way do not keep it: who frees it too early finds it poisoned.
 
 struct PinnedAllocator final : c10::Allocator {
   std::mutex lock;
@@ -403,6 +409,72 @@ void fallback(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::
   in_operation = before;
 }
 
+// Operations that PyTorch leaves to each device, composed of those of the CPU.
+
+struct Operation {  // what is made of host memory inside it appears on the device late, as results do
+  c10::Device device;
+  bool before = in_operation;
+  c10::impl::ExcludeDispatchKeyGuard no_recording{c10::autograd_dispatch_keyset};
+
+  explicit Operation(c10::Device device) : device(device) {
+    queue(current(device.index())).drain();
+    in_operation = true;
+  }
+  ~Operation() { in_operation = before; }
+  at::Tensor result(const at::Tensor& made) const { return made.defined() ? made.to(device) : made; }
+};
+
+using Optional = const std::optional<at::Tensor>&;
+
+std::optional<at::Tensor> maybe_seen(Optional tensor) {
+  return tensor && tensor->defined() ? std::optional(seen_by_host(*tensor)) : std::nullopt;
+}
+
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, Optional bias, c10::SymIntArrayRef stride,
+                       c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
+  Operation operation(input.device());
+  return operation.result(at::convolution_symint(seen_by_host(input), seen_by_host(weight), maybe_seen(bias), stride, padding,
+                                                 dilation, transposed, output_padding, groups));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
+    c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> mask) {
+  Operation operation(input.device());
+  auto bias = mask[2] ? std::optional(std::vector<c10::SymInt>{gradient.sym_size(1)}) : std::nullopt;
+  auto [first, second, third] = at::convolution_backward_symint(
+      seen_by_host(gradient), seen_by_host(input), seen_by_host(weight), bias ? at::OptionalSymIntArrayRef(*bias) : std::nullopt, stride,
+      padding, dilation, transposed, output_padding, groups, mask);
+  return {operation.result(first), operation.result(second), operation.result(third)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& from_input, const at::Tensor& from_hidden,
+                                                         const at::Tensor& cell, Optional input_bias, Optional hidden_bias) {
+  Operation operation(cell.device());
+  auto gates = seen_by_host(from_input) + seen_by_host(from_hidden);
+  if (auto bias = maybe_seen(input_bias)) gates += *bias;
+  if (auto bias = maybe_seen(hidden_bias)) gates += *bias;
+  auto parts = gates.chunk(4, 1);
+  auto enter = parts[0].sigmoid(), forget = parts[1].sigmoid(), fresh = parts[2].tanh(), leave = parts[3].sigmoid();
+  auto next = forget * seen_by_host(cell) + enter * fresh;
+  auto saved = at::cat({enter, forget, fresh, leave}, 1);
+  return {operation.result(leave * next.tanh()), operation.result(next), operation.result(saved)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(Optional of_hidden, Optional of_cell, const at::Tensor& cell,
+                                                                  const at::Tensor& next, const at::Tensor& saved, bool has_bias) {
+  Operation operation(cell.device());
+  auto parts = seen_by_host(saved).chunk(4, 1);
+  auto enter = parts[0], forget = parts[1], fresh = parts[2], leave = parts[3];
+  auto squashed = seen_by_host(next).tanh(), hidden = maybe_seen(of_hidden).value_or(at::zeros_like(squashed));
+  auto of_next = hidden * leave * (1 - squashed * squashed);
+  if (auto more = maybe_seen(of_cell)) of_next += *more;
+  auto gates = at::cat({of_next * fresh * enter * (1 - enter), of_next * seen_by_host(cell) * forget * (1 - forget),
+                        of_next * enter * (1 - fresh * fresh), hidden * squashed * leave * (1 - leave)}, 1);
+  auto bias = has_bias ? gates.sum(0) : at::Tensor();
+  return {operation.result(gates), operation.result(of_next * forget), operation.result(bias)};
+}
+
 at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
                          std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
   c10::DeviceGuard guard(device.value_or(at::Device(KIND)));
@@ -463,6 +535,17 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_reshape_alias", &reshape_alias);
   library.impl("set_.source_Storage_storage_offset", &set_source);
   library.impl("resize_", &resize);
+  library.impl("convolution_overrideable", &convolution);
+  library.impl("convolution_backward_overrideable", &convolution_backward);
+  library.impl("_thnn_fused_lstm_cell", &lstm_cell);
+  library.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
+}
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(softmax, int, fp32)
 }
 
 // What tests set and read.
@@ -490,9 +573,9 @@ void set_delays(double longest, unsigned chance) {
 }
 void set_record_stream(bool works) { has_record_stream = works; }
 int64_t count_records() { std::lock_guard<std::mutex> held(records_lock); return int64_t(records.size()); }
-void take_records(Record* target) {
+void take_records(Record* target, int64_t count) {
   std::lock_guard<std::mutex> held(records_lock);
-  std::copy(records.begin(), records.end(), target);
-  records.clear();
+  std::copy(records.begin(), records.begin() + count, target);
+  records.erase(records.begin(), records.begin() + count);
 }
 }

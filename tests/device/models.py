@@ -62,7 +62,7 @@ class Sequences(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(8, 12, num_layers=2, bidirectional=True, batch_first=True)
+        self.lstm = nn.LSTM(8, 12, bidirectional=True, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.lstm(x)[0].square().mean()
@@ -71,7 +71,7 @@ class Sequences(nn.Module):
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "language": (Language, lambda: torch.randint(0, 50, (2, 12))),
     "images": (Images, lambda: torch.randn(2, 3, 8, 8)),
-    "sequences": (Sequences, lambda: torch.randn(2, 6, 8)),
+    "sequences": (Sequences, lambda: torch.randn(2, 4, 8)),
 }
 
 

@@ -125,7 +125,7 @@ class Simulated:
     def records(self) -> Sequence[Record]:
         """Return the copies that have ended since this was last called."""
         found = (Record * self.functions.count_records())()
-        self.functions.take_records(found)
+        self.functions.take_records(found, ctypes.c_int64(len(found)))
         return list(found)
 
     @contextmanager

@@ -128,6 +128,15 @@ class TorchLab(Lab):
     def draw(self) -> float:
         return torch.rand(()).item()
 
+    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
+        try:
+            super().backward(loss, retain_graph=retain_graph)
+        except BaseException:
+            # Autograd's thread of a device lets go of a graph that failed before it takes the next one.
+            leaf = torch.ones((), device=loss.device, requires_grad=True)
+            leaf.mul(1.0).backward()  # type: ignore[no-untyped-call]
+            raise
+
     def grad(
         self, output: torch.Tensor, inputs: Sequence[torch.Tensor], *, create_graph: bool = False
     ) -> list[torch.Tensor]:

@@ -1,0 +1,275 @@
+"""What programs do with devices, under policies that move what they save: the same training, in less memory."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import tensorstash as ts
+from tensorstash.backends import backend_named
+from tensorstash.errors import SavedTensorModifiedError
+from tensorstash.policies.plan import HookPolicy
+from tests.device.models import MODELS, Attention, gradients, made
+from tests.device.simulated import Simulated
+
+KIB = 2**10
+TIGHT = ts.Limits(in_flight=20 * KIB, ahead=20 * KIB)
+AT_ONCE = ts.Limits(in_flight=0, ahead=0)
+WITHOUT_PAGES = ts.Limits(pinned=0)
+
+POLICIES: dict[str, Callable[[Path], HookPolicy]] = {
+    "offloaded": lambda folder: ts.CpuOffload(),
+    "compressed": lambda folder: ts.Compress(),
+    "spilled": lambda folder: ts.DiskSpill(folder),
+    "offloaded and compressed": lambda folder: ts.CpuOffload() | ts.Compress(),
+    "compressed and spilled": lambda folder: ts.Compress() | ts.DiskSpill(folder),
+}
+
+
+def stash(policy: HookPolicy | None = None, limits: ts.Limits = TIGHT) -> ts.Stash:
+    return ts.stash(policy or ts.CpuOffload(), framework="torch", limits=limits, min_bytes=0)
+
+
+def both(program: Callable[[Callable[[], Any]], list[Tensor]], limits: ts.Limits = TIGHT) -> None:
+    """Assert that a program gives the same bits without a policy and with one."""
+    results = []
+    for scope in (nullcontext, lambda one=stash(limits=limits): one):
+        torch.manual_seed(0)
+        results.append([tensor.detach().cpu().numpy().tobytes() for tensor in program(scope)])
+    assert results[0] == results[1]
+    assert results[0]
+
+
+def of(net: nn.Module) -> list[Tensor]:
+    found = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    net.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Attention(), Attention()).to("sim")
+
+
+def x(seed: int = 1, device: str = "sim:0") -> Tensor:
+    return torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@pytest.mark.parametrize(
+    "limits", [ts.Limits(), TIGHT, AT_ONCE, WITHOUT_PAGES], ids=["default", "tight", "at once", "no pages"]
+)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", MODELS)
+def test_models_train_the_same(name: str, policy: str, limits: ts.Limits, device: Simulated, tmp_path: Path) -> None:
+    model, batch = made(name)
+    expected = gradients(model, batch, steps=2)
+    one = stash(POLICIES[policy](tmp_path), limits)
+    assert gradients(model, batch, lambda: one, steps=2) == expected
+    stats = one.stats()
+    assert stats.stashed.tensors
+    assert not stats.live.tensors
+    assert not stats.waits
+    assert set(stats.kept) <= {"parameter", "view of a parameter", "leaf that requires grad"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_device_without_streams_trains_the_same_with_copies_that_wait(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_named("torch")._streams, "_found", "it has no streams")
+    model, batch = made("language")
+    expected = gradients(model, batch, steps=2)
+    one = stash(POLICIES[policy](tmp_path))
+    assert gradients(model, batch, lambda: one, steps=2) == expected
+    assert one.stats().stashed.tensors
+    assert one.stats().waits == {"sim:0": "it has no streams"}
+    assert "the program waits for copies of sim:0: it has no streams" in str(one.stats())
+
+
+def peak(device: Simulated, scope: Callable[[], Any]) -> int:
+    """Return the most bytes that a step takes beyond its model and gradients."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(8))).to("sim")
+    batch = torch.randn(512, 64).to("sim")
+    net(batch).sum().backward()
+    torch.accelerator.synchronize("sim")
+    floor = device.live()
+    device.reset_peak()
+    with scope():
+        loss = net(batch).square().mean()
+    loss.backward()
+    torch.accelerator.synchronize("sim")
+    return device.peak() - floor
+
+
+def test_a_step_takes_no_more_memory_than_with_save_on_cpu(device: Simulated) -> None:
+    budget = 256 * KIB
+    limits = ts.Limits(in_flight=budget, ahead=budget)
+    theirs = peak(device, lambda: torch.autograd.graph.save_on_cpu(device_type="sim"))
+    plain = peak(device, nullcontext)
+    at_once = peak(device, lambda: stash(limits=AT_ONCE))
+    budgeted = peak(device, lambda: stash(limits=limits))
+    assert at_once <= 1.01 * theirs < plain / 2
+    assert budgeted <= theirs + 2 * budget
+
+
+def test_payloads_are_in_page_locked_memory_that_is_given_back(device: Simulated, net: nn.Module) -> None:
+    before = device.pinned()
+    one = stash()
+    with one:
+        loss = net(x()).square().mean()
+    assert device.pinned() - before == one.stats().pinned_bytes > 0
+    loss.backward()
+    del one, loss
+    assert device.pinned() == before
+
+
+def test_autocast(net: nn.Module) -> None:
+    def program(scope: Callable[[], Any]) -> list[Tensor]:
+        with torch.autocast("sim", torch.bfloat16), scope():
+            loss = net(x()).float().square().mean()
+        loss.backward()
+        return of(net)
+
+    both(program)
+
+
+def test_a_second_backward_and_a_double_backward(net: nn.Module) -> None:
+    def program(scope: Callable[[], Any]) -> list[Tensor]:
+        batch = x().requires_grad_()
+        with scope():
+            loss = net(batch).square().mean()
+        loss.backward(retain_graph=True)
+        (slope,) = torch.autograd.grad(loss, batch, create_graph=True)
+        slope.square().sum().backward()
+        return of(net)
+
+    both(program)
+
+
+@pytest.mark.parametrize("is_inside", [True, False], ids=["inside", "around"])
+def test_checkpoints(net: nn.Module, is_inside: bool) -> None:
+    def program(scope: Callable[[], Any]) -> list[Tensor]:
+        def block(value: Tensor) -> Tensor:
+            if is_inside:
+                return net[0](value)
+            with scope():
+                return net[0](value)
+
+        with scope() if is_inside else nullcontext():
+            loss = net[1](checkpoint(block, x().requires_grad_(), use_reentrant=False)).square().mean()
+        loss.backward()
+        return of(net)
+
+    both(program)
+
+
+def test_gradients_accumulate_over_live_graphs(net: nn.Module) -> None:
+    def program(scope: Callable[[], Any]) -> list[Tensor]:
+        losses = []
+        for seed in range(3):
+            with scope():
+                losses.append(net(x(seed)).square().mean())
+        for loss in (losses[1], losses[0], losses[2]):
+            loss.backward()
+        return of(net)
+
+    both(program)
+
+
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")  # which is what programs do
+@pytest.mark.parametrize("limits", [TIGHT, AT_ONCE], ids=["tight", "at once"])
+def test_programs_may_run_under_streams_of_their_own(net: nn.Module, device: Simulated, limits: ts.Limits) -> None:
+    device.delays(0.001, seed=3)
+
+    def program(scope: Callable[[], Any]) -> list[Tensor]:
+        main = torch.accelerator.current_stream()
+        streams = [torch.Stream(device="sim"), torch.Stream(device="sim")]
+        for attempt in range(4):
+            stream, batch = streams[attempt % 2], x(attempt)
+            stream.wait_event(main.record_event())
+            with stream:
+                with scope():
+                    loss = net(batch).square().mean()
+                loss.backward()
+            main.wait_event(stream.record_event())
+            batch.record_stream(stream)
+        return of(net)
+
+    both(program, limits)
+
+
+def test_two_devices_in_one_process() -> None:
+    nets = [nn.Sequential(Attention()).to(f"sim:{index}") for index in range(2)]
+
+    def program(scope: Callable[[], Any]) -> list[Tensor]:
+        losses = []
+        for index, net in enumerate(nets):
+            with scope():
+                losses.append(net(x(device=f"sim:{index}")).square().mean())
+        torch.autograd.backward(losses)
+        return [gradient for net in nets for gradient in of(net)]
+
+    both(program)
+
+
+def test_a_step_that_runs_out_of_memory_leaves_nothing_and_the_next_one_works(
+    device: Simulated, net: nn.Module
+) -> None:
+    net(x()).square().mean().backward()
+    expected = [gradient.cpu() for gradient in of(net)]
+    one, before = stash(), device.live()
+    with device.limited(before + 30 * KIB), pytest.raises(torch.OutOfMemoryError), one:
+        net(x()).square().mean()
+    torch.accelerator.synchronize("sim")
+    assert device.live() == before
+    assert not one.stats().live.tensors
+    torch.manual_seed(0)
+    with one:
+        loss = net.eval()(x()).square().mean()
+    loss.backward()
+    assert len(of(net)) == len(expected)
+
+
+def test_an_exception_with_copies_under_way_leaves_nothing(device: Simulated, net: nn.Module) -> None:
+    x()
+    one, before, pinned = stash(limits=ts.Limits()), device.live(), device.pinned()
+    device.link(bandwidth=1e6)
+    with pytest.raises(ZeroDivisionError), one:
+        raise ZeroDivisionError(net(x()).sum().item() and "deliberate")
+    device.link()
+    del one
+    torch.accelerator.synchronize("sim")
+    assert (device.live(), device.pinned()) == (before, pinned)
+
+
+def test_what_is_modified_before_its_copy_is_refused(device: Simulated) -> None:
+    device.link(bandwidth=1e6)
+    leaf = torch.randn(1000).to("sim").requires_grad_()
+    with stash(limits=ts.Limits()):
+        y = (leaf * 1.0).exp()
+        loss = y.sum()
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(SavedTensorModifiedError):
+        loss.backward()
+
+
+def test_quantized_payloads_cross_small(device: Simulated, net: nn.Module) -> None:
+    plain, small = stash(), stash(ts.Quantize(bits=8) | ts.CpuOffload())
+    moved = []
+    for one in (plain, small):
+        torch.manual_seed(0)
+        device.records()
+        with one:
+            loss = net(x()).square().mean()
+        loss.backward()
+        torch.accelerator.synchronize("sim")
+        moved.append(sum(record.nbytes for record in device.records() if record.stream))
+    assert moved[1] < 0.7 * moved[0]
