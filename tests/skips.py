@@ -40,7 +40,7 @@ ALLOWED = {
             "there is nothing to advise elsewhere",
             "there is nothing to see elsewhere",
         ),
-        "C compiler": ("no C compiler, or no headers of Python", "nothing is compiled here"),
+        "C compiler": ("no C compiler, or no headers of Python", "nothing is compiled here", "no C++ compiler"),
         "build of the framework": (
             "a build with CUDA",
             "this build has no oneDNN",

@@ -336,3 +336,13 @@ def test_a_whole_compiled_graph_says_that_it_asks_for_everything_at_once(whole):
             model(x).square().sum().backward()
     assert handle.stats().stashed.nbytes > 2**20
     assert [("Compile the blocks" in str(one.message)) for one in said] == [True] * whole
+
+
+def test_an_unwrapped_copy_that_was_compiled_steps_aside_alone(x):
+    model = network()
+    handle = wrapped(model)
+    twin = copy.deepcopy(model)
+    twin.compile(backend="eager")
+    ts.unwrap(twin)
+    assert_stands_aside(handle, twin, x)
+    assert_stashes(handle, model, x)

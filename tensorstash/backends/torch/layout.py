@@ -141,7 +141,10 @@ def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     """
     with DisableTorchFunction(), _DisableTorchDispatch():
         run = _plain(tensor, spec).as_strided(order.shape, order.strides)
-        return run if order.is_dense else run.clone(memory_format=torch.contiguous_format)
+        if order.is_dense:
+            return run
+        # By way of bits: PyTorch warns of every tensor that is made as complex32.
+        return run.view(_CARRIERS[spec.dtype]).clone(memory_format=torch.contiguous_format).view(run.dtype)
 
 
 def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool) -> Tensor:

@@ -37,8 +37,8 @@ def stash(policy: HookPolicy | None = None, limits: ts.Limits = TIGHT) -> ts.Sta
 
 def both(program: Callable[[Callable[[], Any]], list[Tensor]], limits: ts.Limits = TIGHT) -> None:
     """Assert that a program gives the same bits without a policy and with one."""
-    results = []
-    for scope in (nullcontext, lambda one=stash(limits=limits): one):
+    one, results = stash(limits=limits), []
+    for scope in (nullcontext, lambda: one):
         torch.manual_seed(0)
         results.append([tensor.detach().cpu().numpy().tobytes() for tensor in program(scope)])
     assert results[0] == results[1]
