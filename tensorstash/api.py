@@ -126,7 +126,6 @@ class Wrapped:
         """Give the model its own forward back; idempotent. What is stashed stays usable for backward."""
         while self._undos:
             self._undos.pop()()
-        self._session.adviser.removed()
 
     def stats(self) -> Stats:
         """Return what has been done so far; also after :meth:`remove`."""
@@ -225,7 +224,7 @@ def wrap(
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
     scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
     with ExitStack() as undo_all:
-        undos = []
+        undos: list[Undo] = [session.adviser.removed]  # at last; a copy that is unwrapped says nothing of the model
         for module, scope, method in scopes:
             if method == "forward":
                 undos.append(backend.wrap_forward(module, scope))
