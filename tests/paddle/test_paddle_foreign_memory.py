@@ -84,6 +84,7 @@ def test_a_buffer_that_is_refilled_between_two_saves_is_two_contents(tmp_path, l
         assert bits(x.grad) in ((captured, live) if "compress" in name else (captured,)), name
 
 
+@pytest.mark.filterwarnings("ignore:nothing was stashed:tensorstash.TensorStashWarning")  # offload, on the host
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 def test_a_staging_buffer_may_be_refilled_while_an_older_loss_lives(tmp_path, limits, write):
     values = [noise(64, seed=seed) for seed in range(4)]

@@ -20,6 +20,7 @@ def without_stride_kernels():
     paddle.set_flags({"FLAGS_use_stride_kernel": True})
 
 
+@pytest.mark.filterwarnings("ignore:nothing was stashed:tensorstash.TensorStashWarning")  # offload, on the host
 @pytest.mark.parametrize("program", [attention, training])
 def test_training_is_bitwise_as_without_hooks(without_stride_kernels, tmp_path, program):
     expected = program(LAB, "cpu")
