@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tensorstash.engine.limits import Limits
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.torch import TorchLab
 from tensorstash.testing.layouts import floats
@@ -27,8 +26,3 @@ class OnADevice(TorchLab):
 
 class TestTorchOnADevice(BackendSuite):
     lab = OnADevice(("sim:0",))
-
-
-class TestTorchOnADeviceWithoutLimits(BackendSuite):
-    lab = OnADevice(("sim:0",))
-    limits = Limits(in_flight=0, ahead=0)
