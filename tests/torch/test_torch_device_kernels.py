@@ -24,7 +24,7 @@ from tensorstash.backends.torch.device_kernels import device_kernel
 from tensorstash.backends.torch.kernels import kernel
 from tensorstash.backends.torch.layout import DTYPE_NAMES
 from tensorstash.backends.torch.triton import affine as torch_triton_affine
-from tensorstash.backends.torch.triton import convert as torch_triton_convert
+from tensorstash.backends.torch.triton import conversion as torch_triton_convert
 from tensorstash.backends.torch.triton import flags as torch_triton_flags
 from tensorstash.backends.torch.triton import language as torch_triton_language
 from tensorstash.codecs import Affine, AsType, Lossless, PackBits, TwoValued

@@ -6,7 +6,7 @@ arithmetic. The functions are those of :mod:`~tensorstash.backends.torch.operato
 """
 
 from tensorstash.backends.torch.triton.affine import dequantize, fits, quantize
-from tensorstash.backends.torch.triton.convert import convert
+from tensorstash.backends.torch.triton.conversion import convert
 from tensorstash.backends.torch.triton.flags import choose, mark_others, pack_flags, unpack_flags
 from tensorstash.backends.torch.triton.language import AVAILABLE, runs_on
 
