@@ -142,7 +142,7 @@ def test_missing_library_says_what_to_install():
 
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_missing_framework_says_what_to_install(framework, monkeypatch):
-    monkeypatch.setitem(sys.modules, f"tensorstash.backends.{framework}", None)
+    monkeypatch.setitem(sys.modules, f"tensorstash.backends.{framework}.backend", None)
     rows = registry._TABLE["backends"]
     rows[framework] = replace(rows[framework], loaded=None)
     with pytest.raises(MissingDependencyError, match=rf"pip install tensorstash\[{framework}\]"):
