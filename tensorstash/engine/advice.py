@@ -44,6 +44,7 @@ _CURES = {
         "CpuOffload moves tensors of accelerators only; for tensors in host memory use DiskSpill(directory) or "
         "Compress()"
     ),
+    "kept by policy": "the steps of the policy do not apply to what is saved: check dtypes and rules",
     "policy": (
         "no rule of the policy selects them (ModuleNames sees modules that were wrapped before they were compiled)"
     ),

@@ -23,6 +23,8 @@ from torch import nn
 import tensorstash as ts
 from tensorstash.testing.programs import attention, training
 
+pytestmark = pytest.mark.filterwarnings("ignore::tensorstash.TensorStashWarning")  # a random policy may have no effect
+
 RUNS = int(os.environ.get("TENSORSTASH_DELAYS", "32"))
 FIRST = int(os.environ.get("TENSORSTASH_DELAYS_FROM", "0"))
 

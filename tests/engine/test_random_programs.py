@@ -25,6 +25,8 @@ from tensorstash.policies import StoreIn
 from tensorstash.testing.faults import FaultyCodec, FaultyStore
 from tensorstash.testing.lab import Lab
 
+pytestmark = pytest.mark.filterwarnings("ignore::tensorstash.TensorStashWarning")  # a random policy may have no effect
+
 MOVING = ["memory", "compress", "disk", "compress | disk"]
 
 FAULTS = ["full", "put_error", "get_error", "gone", "corrupt", "short_read"]
