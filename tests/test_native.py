@@ -162,6 +162,6 @@ print(native.load())
     run = [sys.executable, "-c", program]
     without = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert without.stdout == "None\n", without.stderr
-    (package / "_native.py").write_text("raise ImportError('of another Python')\n")
+    (package / "host" / "_native.py").write_text("raise ImportError('of another Python')\n")
     broken = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "of another Python" in broken.stderr
