@@ -20,6 +20,7 @@ RETIRED = {
     "crew": "thread pool",
     "shelf": "free list",
     "echo": "round trip",
+    "lane": "side stream",
 }
 """Words that are nowhere, neither in names nor in prose, and what is said instead."""
 

@@ -30,7 +30,7 @@ _SMALL_ENOUGH_SHARE = 0.13
 _COPIES_OF_4_BYTES = {"frame_of_reference": 3, "sparse": 5, "float_split": 12, "sparse and split": 13, "zstd, fast": 11}
 _COPIES_OF_2_BYTES = {"frame_of_reference": 3, "sparse": 9, "float_split": 19, "sparse and split": 21, "zstd, fast": 20}
 """How many plain copies of a tensor encoding it takes as long as, of elements of 4 bytes and more, and of fewer: the
-inverse of the column "encode" of ``tests/bench/codec_table.py``."""
+inverse of the column "encode" of ``python -m benchmarks codecs``."""
 _COPIES_OF_INTEGERS_FAST = 60
 _COPIES_ZSTD = 80
 

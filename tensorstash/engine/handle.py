@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from tensorstash.abilities import SupportsCompiledGraphs, SupportsReaders
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.payload import Payload, modified
 from tensorstash.engine.state import SessionState
@@ -75,8 +74,8 @@ class Stashed:
         state.was_asked = True
         state.ledger.unpacked()
         state.prefetcher.asked(self._dedup, self._payload.index)
-        if state.adviser.watches and isinstance(state.backend, SupportsCompiledGraphs):
-            graph = state.backend.compiled_graph()
+        if state.adviser.watches and state.compiled_graph is not None:
+            graph = state.compiled_graph()
             if graph is not None:
                 state.adviser.asked(graph, self._spec.nbytes)
         if self._is_read_by is None and self._payload.kind is not None:
@@ -88,8 +87,8 @@ class Stashed:
 
     def _learn(self) -> None:
         """Learn from the operation that asks what it needs, for the next content of this kind."""
-        state, payload, backend = self._state, self._payload, self._state.backend
-        demand = backend.running_demand(self) if isinstance(backend, SupportsReaders) else None
+        state, payload = self._state, self._payload
+        demand = None if state.running_demand is None else state.running_demand(self)
         if demand is None:
             return
         if len(state.learned) >= _REMEMBERED_KINDS:
@@ -111,16 +110,12 @@ class Stashed:
         return self._payload.restore(self._spec)
 
     def _forward(self, source: Any) -> Any:
-        payload, state = self._payload, self._state
-        route = payload.route
-        # What waits, as somebody else held it when that was last looked at, is not encoded: nothing of it is lost.
-        is_exact = route.is_lossless or payload.is_kept_exact
-        is_exact = is_exact or (state.held is not None and state.held.waits(payload))
-        if not is_exact:
-            tensor = route.round_trip(source, payload.spec, self._spec)
-        elif self._spec == payload.spec and state.held is not None and state.held.may_give(payload):
+        payload, held = self._payload, self._state.held
+        if payload.loses:
+            tensor = payload.route.round_trip(source, payload.spec, self._spec)
+        elif self._spec == payload.spec and held is not None and held.may_give(payload):
             return source
         else:
-            tensor = route.copy(source, payload.spec, self._spec)
+            tensor = payload.route.copy(source, payload.spec, self._spec)
         payload.raise_failure()
         return tensor

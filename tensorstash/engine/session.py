@@ -299,11 +299,11 @@ class Session(Generic[T]):
             payload.known_readers = payload.users
         route = self._route(payload.spec, demand) if demand != "any" else payload.route
         if isinstance(route, str):
-            payload.is_kept_exact = True
             self._state.ledger.declined(payload.spec.nbytes)
             return False
         payload.route = route
-        payload.trusts_learned = is_guess and not route.is_lossless
+        payload.loses = not route.is_lossless  # last: who asks meanwhile, on another thread, gets the source
+        payload.trusts_learned = is_guess and payload.loses
         return True
 
     def _current_dedup(self) -> DedupIndex:

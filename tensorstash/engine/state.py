@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from typing import Any
 
+from tensorstash.abilities import SupportsCompiledGraphs, SupportsReaders
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.payloads.held import Held
 from tensorstash.engine.prefetch import Prefetcher
@@ -21,7 +22,18 @@ class SessionState:
         adviser: what says so where the session has no effect.
     """
 
-    __slots__ = ("adviser", "backend", "held", "learned", "ledger", "prefetcher", "version", "was_asked")
+    __slots__ = (
+        "adviser",
+        "backend",
+        "compiled_graph",
+        "held",
+        "learned",
+        "ledger",
+        "prefetcher",
+        "running_demand",
+        "version",
+        "was_asked",
+    )
 
     def __init__(
         self, backend: Backend[Any], ledger: Ledger, prefetcher: Prefetcher, held: Held | None, adviser: Adviser
@@ -31,8 +43,10 @@ class SessionState:
         self.ledger = ledger
         self.prefetcher = prefetcher
         self.held = held
-        # Looked up once: it runs for every tensor that is kept.
+        # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.
         self.version = backend.version
+        self.compiled_graph = backend.compiled_graph if isinstance(backend, SupportsCompiledGraphs) else None
+        self.running_demand = backend.running_demand if isinstance(backend, SupportsReaders) else None
         self.learned: dict[Hashable, Demand] = {}
         """What readers have needed of a kind of content that were found only when they asked."""
         self.was_asked = False

@@ -44,17 +44,17 @@ class Transfer:
         array: its host memory.
         held: what keeps its device memory: the source, or the tensor that is copied into.
         stream: the compute stream that the device memory is used in.
-        lane: the copy stream.
+        side: the stream that copies.
         lease: of the device memory, in the budget where it is counted; None if it is not.
     """
 
-    __slots__ = ("__weakref__", "_end", "_lane", "_lease", "array", "held", "stream")
+    __slots__ = ("__weakref__", "_end", "_lease", "_side_stream", "array", "held", "stream")
 
-    def __init__(self, array: Array, held: Any, stream: Stream, lane: Stream, lease: Lease | None) -> None:
+    def __init__(self, array: Array, held: Any, stream: Stream, side: Stream, lease: Lease | None) -> None:
         self.array = array
         self.held: Any = held
         self.stream = stream
-        self._lane = lane
+        self._side_stream = side
         self._end: Event | None = None
         self._lease = lease
 
@@ -62,7 +62,7 @@ class Transfer:
     def end(self) -> Event:
         """A point of the copy stream after it; for the first time once it has begun, or never will."""
         if self._end is None:
-            self._end = self._lane.record()
+            self._end = self._side_stream.record()
         return self._end
 
     def start(self, launch: Callable[[], object], under_way: "deque[Transfer]") -> None:
@@ -115,7 +115,7 @@ class Transfers:
         self._pinned = pinned
         self._out_budget = ByteBudget(out_bytes)
         self._back_budget = ByteBudget(back_bytes)
-        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._side_streams: dict[tuple[str, str], _SideStream] = {}
         self._pid = os.getpid()
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -136,12 +136,12 @@ class Transfers:
         compute = self.compute(spec.device)
         array = self._pinned.take(spec.nbytes)
         with self._lock:
-            lane = self._lane(spec.device, "out")
-            lease = self._make_room(lane, spec.nbytes)
+            side = self._side_stream(spec.device, "out")
+            lease = self._make_room(side, spec.nbytes)
             backend.use_in(held, compute)
-            lane.stream.wait(compute.record())
-            transfer = Transfer(array, held, compute, lane.stream, lease)
-            transfer.start(partial(backend.copy_out, source, array, lane.stream), lane.transfers)
+            side.stream.wait(compute.record())
+            transfer = Transfer(array, held, compute, side.stream, lease)
+            transfer.start(partial(backend.copy_out, source, array, side.stream), side.transfers)
         if lease is None:
             transfer.release()
         return transfer
@@ -161,14 +161,14 @@ class Transfers:
             return None
         compute = self.compute(spec.device)
         with self._lock:
-            lane = self._lane(spec.device, "back")
-            lane.forget_ended()
+            side = self._side_stream(spec.device, "back")
+            side.forget_ended()
             target = backend.empty(spec)
-            lane.stream.wait(compute.record())
+            side.stream.wait(compute.record())
             if after is not None:
-                lane.stream.wait(after)
-            transfer = Transfer(data, target, compute, lane.stream, lease)
-            transfer.start(partial(backend.copy_in, data, target, lane.stream), lane.transfers)
+                side.stream.wait(after)
+            transfer = Transfer(data, target, compute, side.stream, lease)
+            transfer.start(partial(backend.copy_in, data, target, side.stream), side.transfers)
         return transfer
 
     def has_streams(self, device: str) -> bool:
@@ -230,39 +230,39 @@ class Transfers:
     def drain(self) -> None:
         """Wait for the end of all copies."""
         with self._lock:
-            under_way = [transfer for lane in self._lanes.values() for transfer in lane.transfers]
+            under_way = [transfer for side in self._side_streams.values() for transfer in side.transfers]
         for transfer in under_way:
             transfer.end.synchronize()
         with self._lock:
-            for lane in self._lanes.values():
-                lane.forget_ended()
+            for side in self._side_streams.values():
+                side.forget_ended()
 
-    def _make_room(self, lane: "_Lane", nbytes: int) -> Lease | None:
+    def _make_room(self, side: "_SideStream", nbytes: int) -> Lease | None:
         """Count bytes of a source; return None if the budget is smaller than that."""
-        lane.forget_ended()
+        side.forget_ended()
         if nbytes > self._out_budget.limit:
             return None
         while (lease := self._out_budget.try_acquire(nbytes)) is None:
-            for other in self._lanes.values():
+            for other in self._side_streams.values():
                 other.release_oldest()
         return lease
 
-    def _lane(self, device: str, direction: str) -> "_Lane":
+    def _side_stream(self, device: str, direction: str) -> "_SideStream":
         key = device, direction
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane(self._backend.new_stream(device), is_out=direction == "out")
-        return lane
+        side = self._side_streams.get(key)
+        if side is None:
+            side = self._side_streams[key] = _SideStream(self._backend.new_stream(device), is_out=direction == "out")
+        return side
 
     def __del__(self) -> None:
         # Host memory must outlive the copies. Not while the interpreter ends: then the device may be gone already.
         # Nor in a forked child, which must not touch it.
         if not sys.is_finalizing() and os.getpid() == self._pid:
-            for lane in self._lanes.values():
-                lane.finish()
+            for side in self._side_streams.values():
+                side.finish()
 
 
-class _Lane:
+class _SideStream:
     """The copies of one device in one direction that may not have ended, in order.
 
     Args:

@@ -185,13 +185,13 @@ class CopyOutBeforeTheSourceIsWritten(Transfers):
     """Rule 1: a copy out begins after what compute was given before."""
 
     def out(self, source: Any, held: Any, spec: Any) -> Any:
-        lane = self._lane(spec.device, "out")
-        stream, lane.stream = lane.stream, _Blind(lane.stream, lambda event: False)  # type: ignore[assignment]
+        side = self._side_stream(spec.device, "out")
+        stream, side.stream = side.stream, _Blind(side.stream, lambda event: False)  # type: ignore[assignment]
         try:
             backend, self._backend = self._backend, _Unwrapping(self._backend)  # type: ignore[assignment]
             return super().out(source, held, spec)
         finally:
-            self._backend, lane.stream = backend, stream
+            self._backend, side.stream = backend, stream
 
 
 class _Unwrapping:
@@ -235,13 +235,13 @@ class SourceOfAnotherStreamReused(ReferenceBackend):
 
 class _BackLane(Transfers):
     def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
-        lane = self._lane(spec.device, "back")
-        stream, lane.stream = lane.stream, _Blind(lane.stream, self._hears(after))  # type: ignore[assignment]
+        side = self._side_stream(spec.device, "back")
+        stream, side.stream = side.stream, _Blind(side.stream, self._hears(after))  # type: ignore[assignment]
         try:
             backend, self._backend = self._backend, _Unwrapping(self._backend)  # type: ignore[assignment]
             return super().back(data, spec, after, is_prefetch=is_prefetch)
         finally:
-            self._backend, lane.stream = backend, stream
+            self._backend, side.stream = backend, stream
 
     def _hears(self, after: Any) -> Callable[[Any], bool]:
         raise NotImplementedError
@@ -315,7 +315,7 @@ class HostMemoryReusedBeforeItsCopyEnded(Transfers):
     def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
         copy = super().back(data, spec, after, is_prefetch=is_prefetch)
         if copy is not None:
-            self._lane(spec.device, "back").transfers.pop()
+            self._side_stream(spec.device, "back").transfers.pop()
             copy.array = None
         return copy
 

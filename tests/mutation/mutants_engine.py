@@ -63,7 +63,7 @@ MUTANTS = [
         "        return tensor",
         CONTRACT,
     ),
-    ("engine/handle.py", "wrong value", "        if not is_exact:\n", "        if False:\n", CONTRACT),
+    ("engine/handle.py", "wrong value", "        if payload.loses:\n", "        if False:\n", CONTRACT),
     ("engine/payloads/resident.py", "boundary", "nbytes = max(payload.nbytes, 1)", "nbytes = payload.nbytes", RESIDENT),
     ("engine/payloads/resident.py", "wrong value", "return self._due(0)", "return self._due(self.limit)", RESIDENT),
     ("engine/payloads/dedup.py", "dropped call", "        self._contents.clear()\n", "", CONTRACT),
@@ -384,7 +384,13 @@ MUTANTS = [
         'self._state.learned.get(payload.kind, "any")',
         READERS,
     ),
-    ("engine/session.py", "dropped call", "            payload.is_kept_exact = True\n", "", READERS),
+    (
+        "engine/payloads/payload.py",
+        "wrong value",
+        "self.loses = self.is_private and not route.is_lossless",
+        "self.loses = not route.is_lossless",
+        READERS,
+    ),
     (
         "engine/session.py",
         "dropped call",

@@ -12,7 +12,7 @@ import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.backends.paddle.layout import _DTYPES, Layout, dense_run, fitted, laid_out
 from tensorstash.host.arrays import borrowed
-from tensorstash.spec import DTYPES, memory_order
+from tensorstash.spec import DTYPES
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.harness import settled
 from tensorstash.testing.programs import lossless_policies
@@ -107,10 +107,9 @@ def test_every_layout_goes_by_way_of_its_device(layout):
     tensor = strided("float32", *layout)
     backend = PaddleBackend()
     spec = backend.spec(tensor)
-    order = memory_order(spec.shape, spec.strides)
-    dense = dense_run(tensor, spec, order)
+    dense = dense_run(tensor, spec)
     assert dense.numpy().tobytes() == backend.to_host(tensor, spec).tobytes()
-    back = laid_out(dense, spec, order)
+    back = laid_out(dense, spec)
     assert layout_of(back)[:4] == layout_of(tensor)[:4]
     assert bits(back) == bits(tensor)
 

@@ -159,11 +159,11 @@ class PaddleBackend:
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
-        return elements(tensor, spec, spec.order)
+        return elements(tensor, spec)
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
-        return rebuilt(data, spec, spec.order)
+        return rebuilt(data, spec)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every layer below it, with dotted names; the model's own is empty."""

@@ -18,7 +18,7 @@ from paddle import Tensor
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes, borrowed
-from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec, contiguous_strides
+from tensorstash.spec import ALIGNMENT, DTYPES, TensorSpec, contiguous_strides
 
 _DTYPES: Mapping[str, Any] = MappingProxyType(
     # Paddle's uint16 is another name of bfloat16, and its uint32 and uint64 have no operations.
@@ -73,7 +73,7 @@ def is_out_of_reach(tensor: Tensor) -> bool:
     return not flags["FLAGS_use_stride_kernel"]
 
 
-def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
+def elements(tensor: Tensor, spec: TensorSpec) -> Array:
     """Return the distinct elements of a tensor in memory order, as carrier bits.
 
     Neither the tensor nor its storage is changed: ``Tensor.contiguous()``, which would rearrange the user's own
@@ -82,11 +82,11 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     Args:
         tensor: any dense tensor with memory.
         spec: its spec.
-        order: ``spec.order``.
 
     Returns:
         A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
     """
+    order = spec.order
     if order.span == 0:
         return np.empty(order.shape, spec.carrier)
     on_host = spec.device == "cpu"
@@ -104,23 +104,23 @@ def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
     return np.ndarray(order.shape, flat.dtype, flat, strides=strides).copy()
 
 
-def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     """Return a fresh, detached tensor with the exact layout of ``spec``, in private writable memory.
 
     Args:
         data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
         spec: the layout.
-        order: ``spec.order``.
     """
+    order = spec.order
     if order.span == 0:
         return uninitialised(spec.shape, spec)
     if spec.device == "cpu":
-        return _on_host(_host_memory(data, spec, order), spec, order)
+        return _on_host(_host_memory(data, spec), spec)
     run = TensorSpec((order.span,), (1,), 0, spec.dtype, "cpu")
-    whole = _allocation(spec, order)
+    whole = _allocation(spec)
     # Not by paddle.assign(output=view): where a device has no kernel for it, the host's makes a new tensor, which takes
     # the place of the view, and the memory behind it stays as it was (Paddle 3.3.1).
-    memory = _on_host(_host_memory(data, spec, order), run, run.order)
+    memory = _on_host(_host_memory(data, spec), run)
     target = paddle.as_strided(whole, [order.span], [1], order.lowest(spec)).copy_(memory, True)
     if not target._is_shared_buffer_with(whole):
         raise BackendError(
@@ -170,18 +170,18 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
     spec = layout.spec()
     order = spec.order
     if spec.device == "cpu":
-        on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
+        on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec)
         paddle.assign(tensor.detach(), output=on_host)
         return on_host
-    whole = _allocation(spec, order)
+    whole = _allocation(spec)
     exact: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
     paddle.assign(tensor.detach(), output=exact)
     if exact._is_shared_buffer_with(whole):
         return exact
     # There the result has taken the view's place: it is contiguous, and not where it was to be.
-    on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec, order)
+    on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec)
     paddle.assign(exact._copy_to(paddle.CPUPlace(), True), output=on_host)
-    return rebuilt(elements(on_host, replace(spec, device="cpu"), order), spec, order)
+    return rebuilt(elements(on_host, replace(spec, device="cpu")), spec)
 
 
 def private_copy(tensor: Tensor) -> Tensor:
@@ -193,11 +193,10 @@ def private_copy(tensor: Tensor) -> Tensor:
     if tensor.is_dist() or dtype_name(tensor.dtype) is None:
         return tensor.detach().clone()
     spec = Layout(tensor).spec()
-    order = spec.order
     if tensor.place.is_gpu_place():
-        return laid_out(dense_run(tensor, spec, order), spec, order)
+        return laid_out(dense_run(tensor, spec), spec)
     # Through the host, also on a custom device, which may have no kernels for what is not contiguous.
-    return rebuilt(borrowed(elements(tensor, spec, order)), spec, order)
+    return rebuilt(borrowed(elements(tensor, spec)), spec)
 
 
 class _Shifted:
@@ -224,7 +223,8 @@ class _Shifted:
         }
 
 
-def _on_host(memory: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def _on_host(memory: Array, spec: TensorSpec) -> Tensor:
+    order = spec.order
     exchanged = _EXCHANGED.get(spec.dtype, spec.carrier)
     plain = is_plain(spec)
     if plain:
@@ -243,7 +243,8 @@ def _on_host(memory: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
     return view
 
 
-def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
+def _host_memory(data: Array, spec: TensorSpec) -> Array:
+    order = spec.order
     if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == order.alignment(spec):
         return as_bytes(data)
     memory = aligned_empty(order.span * spec.itemsize, order.alignment(spec))
@@ -252,40 +253,41 @@ def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
     return memory
 
 
-def _allocation(spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def _allocation(spec: TensorSpec) -> Tensor:
+    order = spec.order
     # Device allocations are aligned alike, so that the same offset is the same alignment.
     return uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
 
 
-def dense_run(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def dense_run(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """Return the distinct elements of a tensor in memory order, contiguous, on its device.
 
     Args:
         tensor: any dense tensor with memory.
         spec: its spec.
-        order: ``spec.order``.
 
     Returns:
         A view of the tensor's live memory where that is one run, else a private copy.
     """
+    order = spec.order
     if order.span == 0:
         return uninitialised(order.shape, spec)
     run: Tensor = paddle.as_strided(tensor.detach(), list(order.shape), list(order.strides), order.lowest(spec))
     return run if order.is_dense else paddle.assign(run, uninitialised(order.shape, spec))
 
 
-def laid_out(dense: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def laid_out(dense: Tensor, spec: TensorSpec) -> Tensor:
     """Return a tensor in private memory with the exact layout of ``spec``, made by the kernels of its device.
 
     Args:
         dense: distinct elements in memory order, contiguous, of any shape.
         spec: the layout.
-        order: ``spec.order``.
     """
+    order = spec.order
     if order.span == 0:
         return uninitialised(spec.shape, spec)
     with Unrecorded():
-        whole = _allocation(spec, order)
+        whole = _allocation(spec)
         run = paddle.as_strided(whole, list(order.shape), list(order.strides), order.lowest(spec))
         paddle.assign(paddle.reshape(dense, list(order.shape)), output=run)
         view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)

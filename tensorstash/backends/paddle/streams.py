@@ -71,11 +71,11 @@ class GpuStreams:
 
     def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return the distinct elements in memory order, on the tensor's device."""
-        return dense_run(tensor, spec, spec.order)
+        return dense_run(tensor, spec)
 
     def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
         """Return a detached tensor in private memory with the exact layout of ``spec``, byte offset included."""
-        return laid_out(dense, spec, spec.order)
+        return laid_out(dense, spec)
 
     def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Refuse: there are no kernels to make a payload for."""

@@ -135,11 +135,11 @@ class ReferenceBackend:
 
     def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return the distinct elements in memory order, on the tensor's device."""
-        return reference_kernels.dense(tensor, spec, spec.order)
+        return reference_kernels.dense(tensor, spec)
 
     def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
         """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
-        return reference_kernels.restored(dense, spec, spec.order, adopt=adopt)
+        return reference_kernels.restored(dense, spec, adopt=adopt)
 
     def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a contiguous tensor of ``spec``, a copy of ``data``."""

@@ -7,7 +7,7 @@ import numpy as np
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.protocols import Codec
 from tensorstash.reference import DTYPES, Layout, Storage, Tensor, as_dtype, memory, streams
-from tensorstash.spec import MemoryOrder, TensorSpec
+from tensorstash.spec import TensorSpec
 
 CODECS = frozenset({"affine", "astype", "pack_bits"})
 """Names of the codecs that accelerators run; byte codecs, such as compression, are left to the host."""
@@ -63,23 +63,25 @@ def contiguous(data: Array, spec: TensorSpec) -> Tensor:
     return tensor
 
 
-def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def dense(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """Return the distinct elements in memory order; shares the tensor's memory where they are one run of it."""
+    order = spec.order
     if order.is_dense:
         return Tensor(tensor.storage, Layout.contiguous(order.shape, spec.itemsize, tensor.layout.begin), tensor.dtype)
     packed = empty(order.shape, spec)
-    window = tensor.storage.window(_layout(order, tensor.layout.begin, spec), tensor.dtype)
+    window = tensor.storage.window(_layout(tensor.layout.begin, spec), tensor.dtype)
     packed.storage.write(packed.layout, packed.dtype, window)
     return packed
 
 
-def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool) -> Tensor:
+def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
     """Return a tensor with the exact layout of ``spec``, in the memory of ``dense`` where that may be and fits."""
+    order = spec.order
     storage, start = dense.storage, dense.offset
     if not (adopt and order.is_dense and dense.data_ptr() % 64 == order.alignment(spec)):
         start = 0
         storage = Storage.allocate(order.span * spec.itemsize, memory(spec.device), phase=order.alignment(spec))
-        storage.write(_layout(order, start, spec), dense.dtype, dense.carriers().reshape(order.shape))
+        storage.write(_layout(start, spec), dense.dtype, dense.carriers().reshape(order.shape))
     first = start + order.lead * spec.itemsize
     return Tensor(storage, Layout(spec.shape, spec.strides, first, spec.itemsize), dense.dtype)
 
@@ -91,5 +93,6 @@ def empty(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
     return Tensor(Storage.allocate(layout.numel * dtype.itemsize, memory(spec.device)), layout, dtype)
 
 
-def _layout(order: MemoryOrder, start: int, spec: TensorSpec) -> Layout:
+def _layout(start: int, spec: TensorSpec) -> Layout:
+    order = spec.order
     return Layout(order.shape, order.strides, start, spec.itemsize)

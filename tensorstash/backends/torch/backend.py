@@ -189,15 +189,15 @@ class TorchBackend:
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
-        return elements(tensor, spec, spec.order)
+        return elements(tensor, spec)
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
-        return rebuilt(data, spec, spec.order)
+        return rebuilt(data, spec)
 
     def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> Tensor:
         """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
-        return placed(data, spec, spec.order, memory, start)
+        return placed(data, spec, memory, start)
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
         """Return what runs ``codec`` on the device of ``spec``, or None."""
@@ -205,11 +205,11 @@ class TorchBackend:
 
     def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return the distinct elements in memory order, on the tensor's device."""
-        return dense(tensor, spec, spec.order)
+        return dense(tensor, spec)
 
     def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
         """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
-        return restored(dense, spec, spec.order, adopt=adopt)
+        return restored(dense, spec, adopt=adopt)
 
     def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a contiguous tensor of ``spec``; on the CPU it shares the memory of ``data``."""

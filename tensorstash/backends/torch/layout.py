@@ -11,7 +11,7 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch, _set_grad_enab
 
 from tensorstash.host.arrays import Array, adopted, aligned_empty, as_bytes, borrowed
 from tensorstash.host.blocks import Block
-from tensorstash.spec import ALIGNMENT, DTYPES, MemoryOrder, TensorSpec
+from tensorstash.spec import ALIGNMENT, DTYPES, TensorSpec
 
 DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
     {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
@@ -23,17 +23,17 @@ _CARRIERS: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 
-def elements(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Array:
+def elements(tensor: Tensor, spec: TensorSpec) -> Array:
     """Return the distinct elements of a tensor in memory order, as carrier bits.
 
     Args:
         tensor: any strided tensor with memory of its own device.
         spec: its spec.
-        order: ``spec.order``.
 
     Returns:
         A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
     """
+    order = spec.order
     with DisableTorchFunction(), _DisableTorchDispatch():  # unseen by dispatch modes and default devices
         run = _plain(tensor, spec).view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
         on_host = run.device.type == "cpu"
@@ -96,49 +96,45 @@ class Unrecorded(Block):
         _set_grad_enabled(self._recording)
 
 
-def rebuilt(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     """Return a fresh, detached tensor with the exact layout of ``spec``, in private writable memory.
 
     Args:
         data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
         spec: the layout.
-        order: ``spec.order``.
     """
     with DisableTorchFunction(), _DisableTorchDispatch():
-        if spec.device == "cpu":
-            memory = torch.from_numpy(_host_memory(data, spec, order))
-        else:
-            memory = _device_memory(data, spec, order)
+        memory = torch.from_numpy(_host_memory(data, spec)) if spec.device == "cpu" else _device_memory(data, spec)
         return _laid_out(memory, spec)
 
 
-def placed(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Array, start: int) -> Tensor:
+def placed(data: Array, spec: TensorSpec, memory: Array, start: int) -> Tensor:
     """Write elements into memory, and return a detached tensor there with the exact layout of ``spec``.
 
     Args:
         data: distinct elements in memory order, as carrier bits.
         spec: the layout.
-        order: ``spec.order``.
         memory: bytes of the host, which live as long as a tensor lies in them.
         start: the byte at which the first element goes.
     """
+    order = spec.order
     stop = start + order.span * spec.itemsize
-    _write(data, spec, order, memory[start:stop])
+    _write(data, spec, memory[start:stop])
     with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
         return _laid_out(torch.from_numpy(memory)[start:stop], spec)  # with an in-place version of its own
 
 
-def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def dense(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """Return the distinct elements of a tensor in memory order, on its device, without lazy flags.
 
     Args:
         tensor: any strided tensor with memory of its own device.
         spec: its spec.
-        order: ``spec.order``.
 
     Returns:
         A contiguous view of the tensor's live memory where that is one run, else a private copy.
     """
+    order = spec.order
     with DisableTorchFunction(), _DisableTorchDispatch():
         run = _plain(tensor, spec).as_strided(order.shape, order.strides)
         if order.is_dense:
@@ -147,19 +143,19 @@ def dense(tensor: Tensor, spec: TensorSpec, order: MemoryOrder) -> Tensor:
         return run.view(_CARRIERS[spec.dtype]).clone(memory_format=torch.contiguous_format).view(run.dtype)
 
 
-def restored(dense: Tensor, spec: TensorSpec, order: MemoryOrder, *, adopt: bool) -> Tensor:
+def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
     """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device.
 
     Args:
         dense: distinct elements in memory order, contiguous.
         spec: the layout.
-        order: ``spec.order``.
         adopt: whether the memory of ``dense`` may be used where it fits.
     """
+    order = spec.order
     with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
         run = dense.reshape(-1).view(torch.uint8)
         if not (adopt and order.is_dense and run.data_ptr() % ALIGNMENT == spec.alignment):
-            memory = _empty_on_device(spec, order)
+            memory = _empty_on_device(spec)
             target = memory.view(dense.dtype)
             target.as_strided(order.shape, order.strides, target.storage_offset()).copy_(dense.reshape(order.shape))
             run = memory
@@ -191,29 +187,33 @@ def _laid_out(memory: Tensor, spec: TensorSpec) -> Tensor:
     return tensor.detach()
 
 
-def _host_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Array:
+def _host_memory(data: Array, spec: TensorSpec) -> Array:
+    order = spec.order
     if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == spec.alignment:
         return as_bytes(data)
     memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
-    _write(data, spec, order, memory)
+    _write(data, spec, memory)
     return memory
 
 
-def _write(data: Array, spec: TensorSpec, order: MemoryOrder, memory: Array) -> None:
+def _write(data: Array, spec: TensorSpec, memory: Array) -> None:
+    order = spec.order
     strides = tuple(stride * spec.itemsize for stride in order.strides)
     np.ndarray(order.shape, spec.carrier, memory, strides=strides)[...] = data.reshape(order.shape)
 
 
-def _device_memory(data: Array, spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def _device_memory(data: Array, spec: TensorSpec) -> Tensor:
+    order = spec.order
     if not data.flags.writeable:  # PyTorch warns of arrays that it could write to
         data = data.copy()
-    memory = _empty_on_device(spec, order)
+    memory = _empty_on_device(spec)
     run = memory.view(_CARRIERS[spec.dtype])
     run.as_strided(order.shape, order.strides, run.storage_offset()).copy_(torch.from_numpy(data.reshape(order.shape)))
     return memory
 
 
-def _empty_on_device(spec: TensorSpec, order: MemoryOrder) -> Tensor:
+def _empty_on_device(spec: TensorSpec) -> Tensor:
+    order = spec.order
     nbytes = order.span * spec.itemsize
     raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
     start = (spec.alignment - raw.data_ptr()) % ALIGNMENT

@@ -87,11 +87,6 @@ class Held:
         """
         return self.holds(payload) or (payload.users == 1 and not self._backend.keeps_graph())
 
-    def waits(self, payload: Payload) -> bool:
-        """Whether a payload waits."""
-        with self._lock:
-            return ref(payload) in self._groups.get(payload.token, ())
-
     def holds(self, payload: Payload) -> bool:
         """Whether somebody besides the graph holds the memory of a payload that waits."""
         with self._lock:

@@ -88,9 +88,9 @@ class Payload:
         "demand",
         "index",
         "interleaved",
-        "is_kept_exact",
         "is_private",
         "known_readers",
+        "loses",
         "nbytes",
         "place",
         "route",
@@ -123,8 +123,8 @@ class Payload:
         self._probe = probe
         self.is_private = probe is not None
         """Whether the source is the engine's own, so that nobody may get it and it may become the payload."""
-        self.is_kept_exact = False
-        """Whether the source is what comes back, since its readers need it exactly and there is no store for it."""
+        self.loses = self.is_private and not route.is_lossless
+        """Whether what comes back has a loss. Until its readers have decided that, its source comes back as it is."""
         self._stored: Stored | None = None
         self._error: TensorStashError | None = None
         self.interleaved: InterleavedPlace | None = None

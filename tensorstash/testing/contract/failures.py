@@ -1,5 +1,7 @@
 """Contract line 8: nothing is lost quietly."""
 
+from typing import get_args
+
 import pytest
 
 from tensorstash.api import Stash
@@ -8,23 +10,14 @@ from tensorstash.errors import CodecError, StashError, StoreError
 from tensorstash.policies import Encode, StoreIn
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.testing.counting_store import Tap, Watched
-from tensorstash.testing.faults import FaultyCodec, FaultyStore
+from tensorstash.testing.faults import CodecFault, FaultyCodec, FaultyStore
 from tensorstash.testing.harness import Harness, reference_counting_only, settled
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits
 from tensorstash.testing.programs import attention, square
 
 STORE_FAULTS = ("full", "put_error", "get_error", "gone", "corrupt", "short_read", "zeros")
 
-CODEC_FAULTS = (
-    "encode_error",
-    "encode_wrong_dtype",
-    "encode_wrong_size",
-    "encode_no_array",
-    "decode_error",
-    "decode_wrong_dtype",
-    "decode_wrong_size",
-    "decode_no_array",
-)
+CODEC_FAULTS = get_args(CodecFault)
 
 
 class NothingLostQuietly(Harness):

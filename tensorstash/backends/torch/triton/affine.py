@@ -159,8 +159,8 @@ def _quantize(
         keys = _mix(_mix(_word(scale) ^ seed.to(tl.uint32)) + _word(low))
         fixed = ((held - low[:, None]) * (inverse * _NOISE_UNIT)[:, None]).to(tl.int32)
         words = _mix(keys[:, None] + (place >> 1).to(tl.uint32) * _GOLDEN)
-        noise = (words >> ((place & 1) * 16).to(tl.uint32)) & 0xFFFF
-        codes = (fixed + noise.to(tl.int32)) >> 16
+        dither = (words >> ((place & 1) * 16).to(tl.uint32)) & 0xFFFF
+        codes = (fixed + dither.to(tl.int32)) >> 16
     else:
         sums = (held - low[:, None]) * inverse[:, None] + _MAGIC
         codes = sums.to(tl.int32, bitcast=True) & 0xFF
