@@ -1,6 +1,7 @@
 """What the autograd graph holds in place of a saved tensor."""
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from tensorstash.engine.payloads.dedup import DedupIndex
@@ -73,7 +74,7 @@ class Stashed:
         state = self._state
         state.was_asked = True
         state.ledger.unpacked()
-        state.prefetcher.asked(self._dedup, self._payload.index)
+        state.prefetcher.asked(self._dedup, self._payload.index, self._foretold)
         if state.adviser.watches and state.compiled_graph is not None:
             graph = state.compiled_graph()
             if graph is not None:
@@ -84,6 +85,13 @@ class Stashed:
         if self._payload.is_streamed:
             state.prefetcher.prefetch_to_device(self._dedup)
         return tensor
+
+    def _foretold(self) -> tuple[int, ...]:
+        """Return the indices of the payloads that the running backward will ask for, in order; empty if none runs."""
+        if self._state.upcoming is None:
+            return ()
+        operations = self._state.upcoming(lambda handle: isinstance(handle, Stashed) and handle._dedup is self._dedup)
+        return tuple(dict.fromkeys(handle._payload.index for handle in chain.from_iterable(operations)))
 
     def _learn(self) -> None:
         """Learn from the operation that asks what it needs, for the next content of this kind."""
