@@ -155,6 +155,17 @@ class Producers(Protocol[T]):
         """
         ...
 
+    def narrowed(self, tensor: T, /) -> tuple[Recipe, T] | None:
+        """Return a smaller tensor with all that :meth:`whole` of a tensor holds, and how that is made of it again.
+
+        That is so for what came out of a narrower element type, which the graph tells and nobody has to look for.
+
+        Returns:
+            A recipe without inputs, which is to be given the handle of the smaller tensor; and that tensor, in fresh
+            memory and part of no graph. None for all that is as narrow as can be.
+        """
+        ...
+
     def whole(self, tensor: T, /) -> T:
         """Return the tensor itself, or the one that it is a view of; part of no graph."""
         ...

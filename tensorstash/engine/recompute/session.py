@@ -1,30 +1,38 @@
 """A session under a policy that makes tensors again."""
 
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 from weakref import ref
 
-from tensorstash.abilities import Leaf, Recipe, SupportsProducers
+import numpy as np
+
+from tensorstash.abilities import Leaf, Producers, Recipe, SupportsProducers
+from tensorstash.codecs.pack_bits import PackBits
+from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.engine.handle import Handle, Stashed
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.payloads.route import PayloadRoute, route_for
 from tensorstash.engine.recompute.inputs import KeptHandle
 from tensorstash.engine.recompute.proofs import Proofs
 from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle, Saved
 from tensorstash.engine.session import Session
 from tensorstash.errors import ConfigError
-from tensorstash.policies.plan import HookPolicy, Rebuilding
+from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
 from tensorstash.protocols import Backend
 from tensorstash.registry import lookup, names
 from tensorstash.spec import TensorSpec
+from tensorstash.stores.memory import Memory
 
 T = TypeVar("T")
 
 _REMEMBERED_SPECS = 4096
 
-_SHARED = "stored already, by another operation that saved it"
+_FIRST_ELEMENTS = 64
+"""Nearly all tensors show within so many elements that they have more than two values."""
 
 
 class RecomputingSession(Session[T]):
@@ -63,6 +71,7 @@ class RecomputingSession(Session[T]):
         self._wanted: dict[Hashable, Rebuilding | None] = {}
         self._stretch: DedupIndex | None = None
         self._contents: dict[Hashable, ref[Recomputed] | None] = {}
+        self._mask_routes: dict[Hashable, PayloadRoute] = {}
 
     def pack(self, tensor: T) -> Handle:
         """Return the handle that the graph holds in place of ``tensor``.
@@ -76,11 +85,13 @@ class RecomputingSession(Session[T]):
         if spec.nbytes < self._min_bytes:
             return super().pack(tensor)
         wanted = self._rebuilding(spec)
-        handle: Any = None if wanted is None else self._recomputed(tensor, spec, wanted)
+        handle: Any = None
+        if wanted is not None:
+            handle = self._recomputed(tensor, spec, wanted)
+            if handle is None and _uses(wanted, "masks"):
+                handle = self._bits(tensor, spec)
         if handle is None:
-            handle = super().pack(tensor)
-            if type(handle) is tuple:
-                handle = KeptHandle(handle)
+            handle = _referable(super().pack(tensor))
         self._producers.note(tensor, handle)
         return handle  # type: ignore[no-any-return]
 
@@ -128,13 +139,22 @@ class RecomputingSession(Session[T]):
         return self._contents
 
     def _new_content(self, tensor: T, wanted: Rebuilding) -> Recomputed | None:
-        producers, state = self._producers, self._state
+        producers = self._producers
         recipe = producers.recipe(tensor, wanted.ops, wanted.depth)
-        if isinstance(recipe, str):
+        if not isinstance(recipe, str):
+            inputs = tuple(KeptHandle(each) if type(each) is tuple else each for each in recipe.inputs)
+            return self._proved(tensor, replace(recipe, inputs=inputs), wanted)
+        narrowed = producers.narrowed(tensor) if _uses(wanted, "narrow") else None
+        if narrowed is None:
             return None
-        inputs = tuple(KeptHandle(each) if type(each) is tuple else each for each in recipe.inputs)
-        recipe = Recipe(recipe.rule, recipe.operation, inputs, recipe.depth)
-        handles = [each for each in inputs if not isinstance(each, Leaf)]
+        recipe, narrow = narrowed
+        # It goes the way of what cannot be made again, and nobody has it but its handle.
+        handle = super().pack(narrow)
+        return self._proved(tensor, replace(recipe, inputs=(_referable(handle),)), wanted)
+
+    def _proved(self, tensor: T, recipe: Recipe, wanted: Rebuilding) -> Recomputed | None:
+        producers, state = self._producers, self._state
+        handles = [each for each in recipe.inputs if not isinstance(each, Leaf)]
         whole = producers.whole(tensor)
         spec = self._spec(whole)
         depth = recipe.depth + max((each.depth for each in handles), default=0)
@@ -146,8 +166,8 @@ class RecomputingSession(Session[T]):
             return None
         module = self._thread.module
         version = self._version(tensor)
-        kind = recipe.operation, spec, version, module
-        fault = partial(self._fault, recipe, whole, spec)
+        kind = recipe.rule, recipe.operation, spec, version, module
+        fault = partial(_fault, producers, recipe, whole, spec)
         if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=wanted.verify == "always"):
             return None
         for each in handles:
@@ -156,22 +176,55 @@ class RecomputingSession(Session[T]):
         saved = Saved(spec.inside(module) if module else spec, version, probe, producers.sample(whole))
         return Recomputed(state, producers, recipe, saved, depth)
 
-    def _fault(self, recipe: Recipe, whole: T, spec: TensorSpec) -> str | None:
-        """Make a tensor again that is still there, and say what is wrong with the result; None if nothing is."""
-        producers = self._producers
-        before = producers.random_state(whole)
-        try:
-            values = [each.tensor if isinstance(each, Leaf) else each.peek() for each in recipe.inputs]
-            made = producers.run(recipe, values, spec)
-            equal = producers.are_equal(made, whole)
-        except Exception as error:  # what cannot be made again is stored, and the statistics say why
-            return f"raised {type(error).__name__}: {error}"
-        finally:
-            if producers.random_state(whole) != before:
-                producers.set_random_state(whole, before)
-                drew = True
-            else:
-                drew = False
-        if drew:
-            return "drew random numbers"
-        return None if equal else "came out different"
+    def _bits(self, tensor: T, spec: TensorSpec) -> Stashed | None:
+        """Return the handle of a mask at one bit per element; None if it is none.
+
+        What the graph has made is none. Floating-point numbers are looked at on the host alone.
+        """
+        if self.backend.producer(tensor):
+            return None
+        if spec.kind != "bool":
+            if spec.kind != "float" or spec.device != "cpu":
+                return None
+            few = self.backend.to_host(tensor, spec).reshape(-1)[:_FIRST_ELEMENTS]
+            if np.unique(few.view(f"u{few.itemsize}")).size > 2:
+                return None
+        return self._stash(tensor, spec, self._mask_route(spec))
+
+    def _mask_route(self, spec: TensorSpec) -> PayloadRoute:
+        key = self._thread.module, spec
+        route = self._mask_routes.get(key)
+        if route is None:
+            codec = PackBits() if spec.kind == "bool" else TwoValued()
+            store = self.policy.plan(spec).rest.store or (Memory() if spec.device == "cpu" else None)
+            config = store or Memory()
+            parts = Plan((codec,), store), spec, self.backend, config, self._store(config)
+            route = route_for(*parts, self._state.ledger, self._transfers)
+            if len(self._mask_routes) >= _REMEMBERED_SPECS:
+                self._mask_routes.clear()
+            self._mask_routes[key] = route
+        return route
+
+
+def _uses(wanted: Rebuilding, rule: str) -> bool:
+    return wanted.ops is None or rule in wanted.ops
+
+
+def _referable(handle: Any) -> Any:
+    return KeptHandle(handle) if type(handle) is tuple else handle
+
+
+def _fault(producers: Producers[Any], recipe: Recipe, whole: Any, spec: TensorSpec) -> str | None:
+    """Make a tensor again that is still there, and say what is wrong with the result; None if nothing is."""
+    before = producers.random_state(whole)
+    why = None
+    try:
+        values = [each.tensor if isinstance(each, Leaf) else each.peek() for each in recipe.inputs]
+        if not producers.are_equal(producers.run(recipe, values, spec), whole):
+            why = "came out different"
+    except Exception as error:  # what cannot be made again is stored, and the statistics say why
+        why = f"raised {type(error).__name__}: {error}"
+    if producers.random_state(whole) != before:
+        producers.set_random_state(whole, before)
+        why = "drew random numbers"
+    return why

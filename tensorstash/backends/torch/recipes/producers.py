@@ -10,11 +10,20 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.abilities import Recipe
 from tensorstash.backends.torch.graph import CAN_TELL
-from tensorstash.backends.torch.layout import Unrecorded
+from tensorstash.backends.torch.layout import Unrecorded, dense, restored
 from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.rule import Rule
-from tensorstash.backends.torch.recipes.search import NoRecipe, Note, Search, notes, rules_of, run_again
-from tensorstash.spec import TensorSpec
+from tensorstash.backends.torch.recipes.search import (
+    NoRecipe,
+    Note,
+    Search,
+    cast_to,
+    narrow_source,
+    notes,
+    rules_of,
+    run_again,
+)
+from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _SAMPLES = 16
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -72,6 +81,17 @@ class Producers:
             return str(reason)
         return Recipe(rules_of(operation), operation, tuple(search.inputs), levels)
 
+    def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
+        """Return what a wide floating-point tensor was before it was cast, and the cast."""
+        base = tensor._base
+        made = tensor if base is None else base
+        source = narrow_source(made.grad_fn, made.dtype)
+        if source is None or not _is_plain_view(tensor, made) or not _is_all_of_its_memory(made):
+            return None
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+            narrow = made.detach().to(source)
+        return Recipe("narrow", cast_to(made.dtype), (), 1), narrow
+
     def whole(self, tensor: Tensor, /) -> Tensor:
         """Return the tensor, or what it is a view of, detached."""
         base = tensor._base
@@ -94,7 +114,8 @@ class Producers:
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return another layout of the memory of ``whole``."""
         with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
-            return whole.as_strided(spec.shape, spec.strides, spec.offset // spec.itemsize).detach()
+            start = whole.storage_offset() + spec.offset // spec.itemsize
+            return whole.as_strided(spec.shape, spec.strides, start).detach()
 
     def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
         """Whether two tensors are equal to the bit."""
@@ -132,10 +153,11 @@ def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
         raise ValueError(f"made {made.dtype}{tuple(made.shape)}, expected {spec}")
     address = made.untyped_storage().data_ptr()
     is_fresh = all(value is None or value.untyped_storage().data_ptr() != address for value in values)
-    if is_fresh and made.stride() == spec.strides and not made.storage_offset():
-        return made
-    laid_out = torch.empty_strided(spec.shape, spec.strides, dtype=made.dtype, device=made.device)
-    return laid_out.copy_(made)
+    if not is_fresh or made.stride() != spec.strides or made.storage_offset():
+        made = torch.empty_strided(spec.shape, spec.strides, dtype=made.dtype, device=made.device).copy_(made)
+    if made.numel() and made.data_ptr() % ALIGNMENT != spec.alignment:
+        made = restored(dense(made, spec), spec, adopt=False)
+    return made
 
 
 def _is_plain_view(tensor: Tensor, base: Tensor) -> bool:

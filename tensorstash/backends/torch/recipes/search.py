@@ -12,11 +12,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from tensorstash.abilities import Leaf
+from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.rule import Rule
+
+_CAST = "ToCopyBackward0"
 
 _STEPS = 64
 """Nodes, views among them, that are followed for one tensor."""
@@ -167,6 +171,21 @@ class Search:
     def _input(self, value: Any) -> int:
         self.inputs.append(value)
         return len(self.inputs) - 1
+
+
+def narrow_source(node: Any, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the narrower floating-point type that a node has cast to a wider one, whose values it all holds."""
+    if type(node).__name__ != _CAST or not dtype.is_floating_point:
+        return None
+    before, number = node.next_functions[0]
+    shown = getattr(before, "_input_metadata", None)
+    source: torch.dtype | None = None if shown is None or number >= len(shown) else shown[number].dtype
+    return source if source in (torch.float16, torch.bfloat16) and dtype.itemsize > source.itemsize else None
+
+
+def cast_to(dtype: torch.dtype) -> Hashable:
+    """Return the operation that casts the only input of a recipe."""
+    return _Call(RULES[_CAST], (dtype,), (0,))
 
 
 def run_again(operation: Any, values: Sequence[Any]) -> Any:
