@@ -1,6 +1,6 @@
 """The adapter of PyTorch."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from operator import attrgetter
@@ -37,6 +37,7 @@ from tensorstash.backends.torch.layout import (
     restored,
 )
 from tensorstash.backends.torch.readers import demand
+from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.backends.torch.streams import DeviceStream, DeviceStreams
 from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
@@ -158,6 +159,10 @@ class TorchBackend:
         """Return the name of the operation that made a tensor; empty if there is none."""
         node = tensor.grad_fn
         return "" if node is None else type(node).__name__
+
+    def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
+        """Return what makes saved tensors again, for one session."""
+        return Producers(is_ours, rules)
 
     def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
         """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""
