@@ -14,6 +14,7 @@ from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits
+from tensorstash.engine.recompute.session import RecomputingSession
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
@@ -314,7 +315,8 @@ def saved_tensors_hooks(
 def _session(
     policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
 ) -> Session[Any]:
-    return Session(policy, backend, min_bytes=parse_bytes(min_bytes, path=f"{caller}.min_bytes"), limits=limits)
+    kind = RecomputingSession if any(plan.rebuilding for plan in policy.alternatives()) else Session
+    return kind(policy, backend, min_bytes=parse_bytes(min_bytes, path=f"{caller}.min_bytes"), limits=limits)
 
 
 def _policy(policy: HookPolicy | str, caller: str) -> HookPolicy:

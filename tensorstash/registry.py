@@ -46,6 +46,7 @@ _BUILT_IN = {
         "quantize": "policies.encoding:Quantize",
         "cast": "policies.encoding:Cast",
         "pack_masks": "policies.encoding:PackMasks",
+        "recompute": "policies.recompute:Recompute",
         "chain": "policies.policy:Chain",
         "route": "policies.route:Route",
     },
@@ -83,6 +84,7 @@ _BUILT_IN = {
         "paddle": "backends.paddle.backend:PaddleBackend",
         "reference": "backends.reference.backend:ReferenceBackend",
     },
+    "recipes": {},
 }
 _INSTALL_HINTS = {
     ("backends", "torch"): "pip install tensorstash[torch]",
@@ -102,7 +104,8 @@ def names(group: str) -> tuple[str, ...]:
     """Return the registered names of a group, sorted, without importing what they stand for.
 
     Args:
-        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"`` or ``"backends"``.
+        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"``, ``"backends"`` or
+            ``"recipes"``.
 
     Raises:
         ConfigError: there is no such group.

@@ -49,6 +49,7 @@ RANKS = {
     "engine.handle": 7,
     "engine.scope": 7,
     "engine.session": 8,
+    "engine.recompute": 8,
     "api": 9,
     "testing": 10,
     "cli": 10,

@@ -57,6 +57,21 @@ class StageStats:
         both = zip(astuple(self), astuple(earlier), strict=True)
         return StageStats(*(after - before for after, before in both))
 
+    def plus(self, bytes_in: int, bytes_out: int, seconds: float) -> "StageStats":
+        """Return the numbers with one more run on the way in."""
+        return StageStats(
+            self.tensors + 1,
+            self.bytes_in + bytes_in,
+            self.bytes_out + bytes_out,
+            self.seconds_in + seconds,
+            self.loads,
+            self.seconds_back,
+        )
+
+    def plus_load(self, seconds: float) -> "StageStats":
+        """Return the numbers with one more run on the way back."""
+        return replace(self, loads=self.loads + 1, seconds_back=self.seconds_back + seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -69,6 +84,9 @@ class Stats:
         stashed: tensors whose content went through the plan.
         declined: those of them that are kept after all, since their content does not shrink, or backward reads it
             exactly.
+        recomputed: tensors that are not stored but made again when they are needed, by rule: ``bytes_in`` is theirs,
+            ``seconds_in`` what finding and proving recipes took, ``loads`` how often one was made again.
+        refused: tensors that could have been made again, by rule and reason, and are not.
         held: contents that wait where they are, now, since somebody besides the graph holds their memory.
         stages: codecs and stores by name, in the order they were first used.
         stored: payloads put, by tier, as bytes after encoding.
@@ -87,6 +105,8 @@ class Stats:
     deduplicated: Tally = Tally()
     stashed: Tally = Tally()
     declined: Tally = Tally()
+    recomputed: Mapping[str, StageStats] = field(default_factory=dict)
+    refused: Mapping[str, Tally] = field(default_factory=dict)
     held: Tally = Tally()
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     stored: Mapping[str, Tally] = field(default_factory=dict)
@@ -108,6 +128,8 @@ class Stats:
             deduplicated=self.deduplicated - earlier.deduplicated,
             stashed=self.stashed - earlier.stashed,
             declined=self.declined - earlier.declined,
+            recomputed=_since(self.recomputed, earlier.recomputed, StageStats()),
+            refused=_since(self.refused, earlier.refused, Tally()),
             stages=_since(self.stages, earlier.stages, StageStats()),
             stored=_since(self.stored, earlier.stored, Tally()),
             unpacked=self.unpacked - earlier.unpacked,
@@ -137,6 +159,8 @@ class Stats:
             "deduplicated": asdict(self.deduplicated),
             "stashed": asdict(self.stashed),
             "declined": asdict(self.declined),
+            "recomputed": {rule: asdict(done) for rule, done in self.recomputed.items()},
+            "refused": {why: asdict(tally) for why, tally in self.refused.items()},
             "held": asdict(self.held),
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
             "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},
@@ -152,6 +176,7 @@ class Stats:
 
     def __str__(self) -> str:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
+        rows += [(f"recomputed: {rule}", Tally(done.tensors, done.bytes_in)) for rule, done in self.recomputed.items()]
         rows += [("kept: no gain, or read exactly", self.declined)] if self.declined.tensors else []
         rows += [(f"kept: {reason}", tally) for reason, tally in self.kept.items()]
         rows += [("held by others now", self.held)] if self.held.tensors else []
@@ -228,6 +253,8 @@ class Ledger:
         self._stashed = Tally()
         self._declined = Tally()
         self._stages: dict[str, StageStats] = {}
+        self._recomputed: dict[str, StageStats] = {}
+        self._refused: dict[str, Tally] = {}
         self._stored: dict[str, Tally] = {}
         self._live: dict[str, Tally] = {}
         self._peaks: dict[str, int] = {}
@@ -294,23 +321,27 @@ class Ledger:
     def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """Count one run of a stage on the way in."""
         with self._lock:
-            s = self._stages.get(name, StageStats())
-            self._stages[name] = StageStats(
-                s.tensors + 1,
-                s.bytes_in + bytes_in,
-                s.bytes_out + bytes_out,
-                s.seconds_in + seconds,
-                s.loads,
-                s.seconds_back,
-            )
+            self._stages[name] = self._stages.get(name, StageStats()).plus(bytes_in, bytes_out, seconds)
 
     def stage_back(self, name: str, seconds: float) -> None:
         """Count one run of a stage on the way back."""
         with self._lock:
-            s = self._stages.get(name, StageStats())
-            self._stages[name] = StageStats(
-                s.tensors, s.bytes_in, s.bytes_out, s.seconds_in, s.loads + 1, s.seconds_back + seconds
-            )
+            self._stages[name] = self._stages.get(name, StageStats()).plus_load(seconds)
+
+    def recomputed(self, rule: str, nbytes: int, seconds: float) -> None:
+        """Count a tensor that is made again when it is needed."""
+        with self._lock:
+            self._recomputed[rule] = self._recomputed.get(rule, StageStats()).plus(nbytes, 0, seconds)
+
+    def made_again(self, rule: str, seconds: float) -> None:
+        """Count one run of a recipe."""
+        with self._lock:
+            self._recomputed[rule] = self._recomputed.get(rule, StageStats()).plus_load(seconds)
+
+    def refused(self, why: str, nbytes: int) -> None:
+        """Count a tensor that is not made again though there is a recipe."""
+        with self._lock:
+            self._refused[why] = self._refused.get(why, Tally()).plus(nbytes)
 
     def snapshot(self) -> Stats:
         """Return the counters as they stand."""
@@ -319,13 +350,16 @@ class Ledger:
             kept = {reason: tally for reason in list(self.kept) if (tally := self._tally(reason)).tensors}
             unpacked = next(self._unpackings) - self._snapshots
             self._snapshots += 1
-            parts = [*kept.values(), self._deduplicated, self._stashed]
+            again = (Tally(done.tensors, done.bytes_in) for done in self._recomputed.values())
+            parts = [*kept.values(), self._deduplicated, self._stashed, *again]
             return Stats(
                 seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
                 kept=MappingProxyType(kept),
                 deduplicated=self._deduplicated,
                 stashed=self._stashed,
                 declined=self._declined,
+                recomputed=MappingProxyType(dict(self._recomputed)),
+                refused=MappingProxyType(dict(self._refused)),
                 stages=MappingProxyType(dict(self._stages)),
                 stored=MappingProxyType(dict(self._stored)),
                 live=Tally(sum(t.tensors for t in self._live.values()), sum(t.nbytes for t in self._live.values())),

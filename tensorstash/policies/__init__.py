@@ -3,6 +3,7 @@
 from tensorstash.policies.encoding import Cast, Compress, Encode, PackMasks, Quantize
 from tensorstash.policies.placement import CpuOffload, DiskSpill, Keep, StoreIn
 from tensorstash.policies.policy import Chain, Policy, append
+from tensorstash.policies.recompute import Recompute
 from tensorstash.policies.route import Route, Rule
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "PackMasks",
     "Policy",
     "Quantize",
+    "Recompute",
     "Route",
     "Rule",
     "StoreIn",

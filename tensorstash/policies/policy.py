@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any, ClassVar, TypeVar
 
@@ -150,9 +150,9 @@ def append(
     if here is not None and store is not None and here.tier == store.tier == "disk" and here != store:
         raise PlanError(f"{store!r} cannot follow {here!r}: the payload is on disk already; leave out one of the two")
     longer = plan.then(Plan(fitting, store))
-    if not longer.keeps or not reason:
+    if not longer.rest.keeps or not reason:
         return longer
-    return Plan(reason="; ".join(dict.fromkeys(filter(None, (plan.reason, reason)))))
+    return replace(longer, reason="; ".join(dict.fromkeys(filter(None, (plan.reason, reason)))))
 
 
 def _fitting(plan: Plan, spec: TensorSpec, codecs: tuple[Codec, ...]) -> Iterator[Codec]:
