@@ -40,6 +40,15 @@ class Stash(ContextDecorator, Block):
 
     Made by :func:`stash`. It can be entered any number of times, nested, and from several threads; the hooks are in
     force for the thread that entered. All entries share one session, its stores and its statistics.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> compressed = ts.stash("compress", framework="reference", min_bytes=0)
+    >>> @compressed
+    ... def forward(x):
+    ...     return x.exp().sum()
+    >>> forward(ref.tensor([1.0] * 999, requires_grad=True)).backward()
+    >>> compressed.stats().stashed.tensors
+    1
     """
 
     def __init__(self, session: Session[Any]) -> None:
@@ -117,6 +126,13 @@ class Wrapped:
 
     Made by :func:`wrap`, and found again by :func:`wrapped`. Also a context manager that removes at the end of the
     block.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> with ts.wrap(model, "compress", min_bytes=0) as handle:
+    ...     model(ref.tensor([1.0] * 999, requires_grad=True)).sum().backward()
+    >>> handle.stats().seen.tensors > 0
+    True
     """
 
     def __init__(self, session: Session[Any], undos: list[Undo]) -> None:
@@ -204,6 +220,14 @@ def wrap(
             names that matches no module of it.
         BackendError: a model of no known framework.
         StoreError: a store the policy may use cannot be opened.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> handle = ts.wrap(model, "compress", min_bytes=0)
+    >>> model(ref.tensor([1.0] * 999, requires_grad=True)).sum().backward()
+    >>> handle.stats().seen.tensors > 0
+    True
+    >>> handle.remove()
     """
     policy = _policy(policy, "wrap")
     if isinstance(model, type):
@@ -274,6 +298,12 @@ def unwrap(model: object) -> None:
 
     Raises:
         BackendError: a model of no known framework.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> _ = ts.wrap(model, "keep")
+    >>> _ = model(ref.tensor([1.0], requires_grad=True))
+    >>> ts.unwrap(model)
     """
     for handle in wrapped(model):
         handle.remove()
@@ -290,6 +320,10 @@ def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framewor
             no result.
         device_type: accepted for compatibility; tensors on any accelerator are moved.
         framework: as in :func:`stash`.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.save_on_cpu(framework="reference"):
+    ...     y = ref.tensor([1.0], device="sim:0", requires_grad=True).exp()
     """
     del pin_memory, device_type
     return stash(CpuOffload(), framework=framework, min_bytes=0)
@@ -307,6 +341,10 @@ def saved_tensors_hooks(
         pack: gets a saved tensor, returns any object; must not keep the tensor itself but a detached one.
         unpack: gets that object, returns a tensor of the same shape, dtype and device.
         framework: as in :func:`stash`.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda packed: packed, framework="reference"):
+    ...     y = ref.tensor([1.0], requires_grad=True).exp()
     """
     backend = backend_named(framework) if framework is not None else backend_loaded()
     return backend.hooks(pack, unpack)
