@@ -20,8 +20,8 @@ FRAMEWORKS = {"torch": "torch", "paddle": "paddle"}
 
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 
-COMPANIONS = {"torch": {"triton"}}
-"""What comes with a framework, and is imported only where its name stands."""
+COMPANIONS = {"torch": {"triton"}, **{name: {name} for name in ("accelerate", "lightning", "transformers")}}
+"""What comes with a framework, or trains with it, and is imported only where its name stands."""
 
 RANKS = {
     "errors": 0,
@@ -45,6 +45,7 @@ RANKS = {
     "engine.scope": 7,
     "engine.session": 8,
     "api": 9,
+    "integrations": 10,
     "testing": 10,
     "__main__": 10,
 }
