@@ -20,8 +20,8 @@ FRAMEWORKS = {"torch": "torch", "paddle": "paddle"}
 
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 
-COMPANIONS = {"torch": {"triton"}}
-"""What comes with a framework, and is imported only where its name stands."""
+COMPANIONS = {"torch": {"triton"}, **{name: {name} for name in ("accelerate", "lightning", "transformers")}}
+"""What comes with a framework, or trains with it, and is imported only where its name stands."""
 
 OPTIONAL = {"config.files": {"yaml"}}
 """What a module imports only where it is asked for."""
@@ -51,6 +51,7 @@ RANKS = {
     "engine.session": 8,
     "engine.recompute": 8,
     "api": 9,
+    "integrations": 10,
     "testing": 10,
     "cli": 10,
     "__main__": 10,
