@@ -20,7 +20,7 @@ FRAMEWORKS = {"torch": "torch", "paddle": "paddle"}
 
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 
-COMPANIONS = {"torch": {"triton"}}
+COMPANIONS = {"torch": {"triton"}, "planner.bound": {"scipy"}, "planner.plot": {"matplotlib"}}
 """What comes with a framework, and is imported only where its name stands."""
 
 RANKS = {
@@ -38,6 +38,7 @@ RANKS = {
     "policies": 3,
     "config": 4,
     "engine": 5,
+    "planner": 5,
     "engine.payloads": 6,
     "engine.state": 7,
     "engine.prefetch": 7,
