@@ -20,6 +20,7 @@ from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning
 from tensorstash.host import allocator
 from tensorstash.policies import (
+    Budget,
     Cast,
     Chain,
     Compress,
@@ -41,6 +42,7 @@ from tensorstash.registry import register
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Budget",
     "Cast",
     "Chain",
     "Compress",

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
-from tensorstash.engine.limits import Limits
+from tensorstash.engine.limits import Limits, limits_of
 from tensorstash.engine.recompute.session import RecomputingSession
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
@@ -38,16 +38,14 @@ DEFAULT_MIN_BYTES = "64KiB"
 class Stash(ContextDecorator, Block):
     """A policy in force for a block of code or for every call of a function.
 
-    Made by :func:`stash`. It can be entered any number of times, nested, and from several threads; the hooks are in
-    force for the thread that entered. All entries share one session, its stores and its statistics.
+    Made by :func:`stash`, and given by ``with`` itself. It can be entered any number of times, nested, and from several
+    threads; the hooks are in force for the thread that entered. All entries share stores, budgets and statistics.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
-    >>> compressed = ts.stash("compress", framework="reference", min_bytes=0)
-    >>> @compressed
-    ... def forward(x):
-    ...     return x.exp().sum()
-    >>> forward(ref.tensor([1.0] * 999, requires_grad=True)).backward()
-    >>> compressed.stats().stashed.tensors
+    >>> with ts.stash("compress", framework="reference", min_bytes=0) as session:
+    ...     loss = ref.ones((64,), requires_grad=True).exp().sum()
+    >>> session.drain()
+    >>> session.stats().stashed.tensors
     1
     """
 
@@ -57,15 +55,15 @@ class Stash(ContextDecorator, Block):
 
     if TYPE_CHECKING:
 
-        def __enter__(self) -> Session[Any]: ...
+        def __enter__(self) -> Self: ...
 
-    def enter(self) -> Session[Any]:
+    def enter(self) -> Self:
         """Put the policy in force for this thread."""
         this = self._entered
         this.beginning = scope = self._session.scope()
-        session: Session[Any] = scope.__enter__()
+        scope.__enter__()
         this.scopes, this.beginning = [*this.scopes, scope], None
-        return session
+        return self
 
     def undo(self) -> None:
         """End an entry that has only begun, and no other."""
@@ -113,6 +111,19 @@ class Stash(ContextDecorator, Block):
         """Return what has been done in all entries so far."""
         return self._session.stats()
 
+    def drain(self) -> None:
+        """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
+
+        For the thread that has saved them, outside of any in-place operation.
+
+        Raises:
+            StoreError: they were not within ``Limits(timeout_s)``; their tensors stay where they are.
+        """
+        self._session.drain()
+
+    def __repr__(self) -> str:
+        return f"<stash under {self._session.policy!r}>"
+
 
 class _Scopes(threading.local):
     def __init__(self) -> None:
@@ -129,10 +140,8 @@ class Wrapped:
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> model = ref.nn.GELU()
-    >>> with ts.wrap(model, "compress", min_bytes=0) as handle:
-    ...     model(ref.tensor([1.0] * 999, requires_grad=True)).sum().backward()
-    >>> handle.stats().seen.tensors > 0
-    True
+    >>> with ts.wrap(model, "compress", min_bytes=0):
+    ...     model(ref.ones((999,), requires_grad=True)).sum().backward()
     """
 
     def __init__(self, session: Session[Any], undos: list[Undo]) -> None:
@@ -148,7 +157,10 @@ class Wrapped:
         """Return what has been done so far; also after :meth:`remove`."""
         return self._session.stats()
 
-    def __enter__(self) -> "Wrapped":
+    def __repr__(self) -> str:
+        return f"<{'wrapped' if self._undos else 'no longer wrapped'} under {self._session.policy!r}>"
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -183,7 +195,7 @@ def stash(
     >>> session.stats().stashed.tensors
     1
     """
-    policy = _policy(policy, "stash")
+    policy = policy_of(policy, "stash")
     if _module_patterns(policy):
         raise ConfigError("stash: the policy selects by module name, which only wrap(model, policy) knows; use wrap")
     backend = backend_named(framework) if framework is not None else backend_loaded()
@@ -224,19 +236,18 @@ def wrap(
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> model = ref.nn.GELU()
     >>> handle = ts.wrap(model, "compress", min_bytes=0)
-    >>> model(ref.tensor([1.0] * 999, requires_grad=True)).sum().backward()
-    >>> handle.stats().seen.tensors > 0
-    True
+    >>> model(ref.ones((999,), requires_grad=True)).sum().backward()
     >>> handle.remove()
     """
-    policy = _policy(policy, "wrap")
+    policy = policy_of(policy, "wrap")
     if isinstance(model, type):
         raise ConfigError(f"wrap: got the class {model.__qualname__}, expected a model; make an instance of it")
     backend = backend_of(model)
     names = _default_methods(model) if methods is None else (methods,) if isinstance(methods, str) else methods
     for method in names:
         if not callable(getattr(model, method, None)):
-            raise ConfigError(f"wrap.methods: the model has no method {method!r}; {_near_methods(method, model)}")
+            near = {each for each in dir(type(model)) if each.endswith(("forward", "_step"))}
+            raise ConfigError(f"wrap.methods: the model has no method {method!r}; {did_you_mean(method, near)}")
     modules = dict(backend.named_modules(model))
     patterns = _module_patterns(policy)
     named = named_for(patterns, modules) if patterns else {}
@@ -300,10 +311,7 @@ def unwrap(model: object) -> None:
         BackendError: a model of no known framework.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
-    >>> model = ref.nn.GELU()
-    >>> _ = ts.wrap(model, "keep")
-    >>> _ = model(ref.tensor([1.0], requires_grad=True))
-    >>> ts.unwrap(model)
+    >>> ts.unwrap(ref.nn.GELU())  # which is not wrapped
     """
     for handle in wrapped(model):
         handle.remove()
@@ -323,7 +331,7 @@ def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framewor
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> with ts.save_on_cpu(framework="reference"):
-    ...     y = ref.tensor([1.0], device="sim:0", requires_grad=True).exp()
+    ...     y = ref.ones((1,), device="sim:0", requires_grad=True).exp()
     """
     del pin_memory, device_type
     return stash(CpuOffload(), framework=framework, min_bytes=0)
@@ -350,14 +358,16 @@ def saved_tensors_hooks(
     return backend.hooks(pack, unpack)
 
 
-def _session(
-    policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
-) -> Session[Any]:
-    kind = RecomputingSession if any(plan.rebuilding for plan in policy.alternatives()) else Session
-    return kind(policy, backend, min_bytes=parse_bytes(min_bytes, path=f"{caller}.min_bytes"), limits=limits)
+def policy_of(policy: object, caller: str) -> HookPolicy:
+    """Return a policy, given as one or as a line of text.
 
+    Args:
+        policy: what a user has passed.
+        caller: who takes it, for the message.
 
-def _policy(policy: HookPolicy | str, caller: str) -> HookPolicy:
+    Raises:
+        ConfigError: it is neither.
+    """
     if isinstance(policy, str):
         return read_policy(policy, f"{caller}.policy")
     if isinstance(policy, type) or not isinstance(policy, HookPolicy):
@@ -368,16 +378,20 @@ def _policy(policy: HookPolicy | str, caller: str) -> HookPolicy:
     return policy
 
 
+def _session(
+    policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
+) -> Session[Any]:
+    nbytes = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
+    kind = RecomputingSession if any(plan.rebuilding for plan in policy.alternatives()) else Session
+    return kind(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
+
+
 def _default_methods(model: object) -> tuple[str, ...]:
     return ("forward", "training_step") if callable(getattr(model, "training_step", None)) else ("forward",)
 
 
 def _module_patterns(policy: HookPolicy) -> list[str]:
     return [text for part in walk(policy) if isinstance(part, ModuleNames) for text in part.texts]
-
-
-def _near_methods(name: str, model: object) -> str:
-    return did_you_mean(name, {each for each in dir(type(model)) if each.endswith(("forward", "_step"))})
 
 
 def _session_of(scope: Any) -> Session[Any] | None:

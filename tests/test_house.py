@@ -20,10 +20,10 @@ FRAMEWORKS = {"torch": "torch", "paddle": "paddle"}
 
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 
-COMPANIONS = {"torch": {"triton"}}
-"""What comes with a framework, and is imported only where its name stands."""
+COMPANIONS = {"torch": {"triton"}, **{name: {name} for name in ("accelerate", "lightning", "transformers")}}
+"""What comes with a framework, or trains with it, and is imported only where its name stands."""
 
-OPTIONAL = {"config.files": {"yaml"}}
+OPTIONAL = {"config.files": {"yaml"}, "planner.bound": {"scipy"}, "planner.plot": {"matplotlib"}}
 """What a module imports only where it is asked for."""
 
 RANKS = {
@@ -43,6 +43,7 @@ RANKS = {
     "config.settings": 4,
     "engine.limits": 4,
     "engine": 5,
+    "planner": 5,
     "engine.payloads": 6,
     "engine.state": 7,
     "engine.prefetch": 7,
@@ -51,6 +52,7 @@ RANKS = {
     "engine.session": 8,
     "engine.recompute": 8,
     "api": 9,
+    "integrations": 10,
     "testing": 10,
     "cli": 10,
     "__main__": 10,

@@ -73,6 +73,25 @@ class Limits:
         return _half_of_memory() if self.pinned is None else parse_bytes(self.pinned, path="limits.pinned")
 
 
+def limits_of(limits: object, caller: str) -> Limits:
+    """Return limits that a user has passed.
+
+    Args:
+        limits: what was passed.
+        caller: who takes it, for the message.
+
+    Raises:
+        ConfigError: it is something else.
+
+    >>> limits_of("64 MiB", "wrap")
+    Traceback (most recent call last):
+    tensorstash.errors.ConfigError: wrap.limits: got '64 MiB', expected Limits, such as Limits(in_flight='64 MiB')
+    """
+    if not isinstance(limits, Limits):
+        raise ConfigError(f"{caller}.limits: got {limits!r}, expected Limits, such as Limits(in_flight='64 MiB')")
+    return limits
+
+
 def _half_of_memory() -> int:
     if not hasattr(os, "sysconf"):  # Windows
         return 8 * 2**30

@@ -5,9 +5,9 @@ from typing import Any
 
 from tensorstash.abilities import SupportsCompiledGraphs, SupportsOrder, SupportsReaders
 from tensorstash.engine.advice import Adviser
+from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.held import Held
 from tensorstash.engine.prefetch import Prefetcher
-from tensorstash.engine.stats import Ledger
 from tensorstash.protocols import Backend, Demand
 
 
