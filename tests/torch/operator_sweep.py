@@ -156,7 +156,8 @@ class ModuleCase:
 
     def forward(self, scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
         made, given = self.sample.constructor_input, self.sample.forward_input
-        module = self.module(*made.args, **made.kwargs).to(self.dtype).train(self.training)
+        where = next((leaf.device for leaf in tree_leaves((given.args, given.kwargs)) if is_plain(leaf)), None)
+        module = self.module(*made.args, **made.kwargs).to(where, self.dtype).train(self.training)
 
         def enter(value: Any) -> Any:
             return value.detach().clone().requires_grad_(value.requires_grad) if is_plain(value) else value
@@ -215,7 +216,7 @@ def operator_cases(operator: Any, number: int, sample: Any, layouts: Sequence[st
         yield OperatorCase(f"{name}, in place", "in place", False, inplace, start, "contiguous")
 
 
-def module_cases(dtype: torch.dtype, samples: int) -> Iterator[ModuleCase]:
+def module_cases(dtype: torch.dtype, samples: int, device: str = "cpu") -> Iterator[ModuleCase]:
     """Yield every module that PyTorch lists for a dtype, in training and not, on so many of its inputs."""
     from torch.testing._internal.common_modules import module_db
 
@@ -224,7 +225,7 @@ def module_cases(dtype: torch.dtype, samples: int) -> Iterator[ModuleCase]:
             continue
         for training in (True, False):
             torch.manual_seed(0)
-            inputs = info.module_inputs_func(info, "cpu", dtype, requires_grad=True, training=training)
+            inputs = info.module_inputs_func(info, device, dtype, requires_grad=True, training=training)
             inputs = [sample for sample in inputs if sample.forward_input is not None]
             mode = "training" if training else "evaluation"
             for number in spread(len(inputs), samples):
@@ -278,14 +279,17 @@ def weighed(tensors: list[Tensor]) -> Tensor | None:
     if not tensors or not all(map(is_plain, tensors)):
         return None
     generator = torch.Generator().manual_seed(1)
-    sums = [(tensor * torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)).sum() for tensor in tensors]
+    noises = [
+        torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator).to(tensor.device) for tensor in tensors
+    ]
+    sums = [(tensor * noise).sum() for tensor, noise in zip(tensors, noises, strict=True)]
     return sum((total.real if total.is_complex() else total).double() for total in sums)
 
 
 def bits(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor's elements in the order of its indices."""
     run = dense(tensor).detach().resolve_conj().resolve_neg().reshape(-1).clone(memory_format=torch.contiguous_format)
-    return bytes(run.view(torch.uint8).numpy())
+    return bytes(run.view(torch.uint8).cpu().numpy())
 
 
 def dense(tensor: Tensor) -> Tensor:
