@@ -137,6 +137,11 @@ class Wrapped:
 
     Made by :func:`wrap`, and found again by :func:`wrapped`. Also a context manager that removes at the end of the
     block.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> with ts.wrap(model, "compress", min_bytes=0):
+    ...     model(ref.ones((999,), requires_grad=True)).sum().backward()
     """
 
     def __init__(self, session: Session[Any], undos: list[Undo]) -> None:
@@ -227,6 +232,12 @@ def wrap(
             names that matches no module of it.
         BackendError: a model of no known framework.
         StoreError: a store the policy may use cannot be opened.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> handle = ts.wrap(model, "compress", min_bytes=0)
+    >>> model(ref.ones((999,), requires_grad=True)).sum().backward()
+    >>> handle.remove()
     """
     policy = policy_of(policy, "wrap")
     if isinstance(model, type):
@@ -235,7 +246,8 @@ def wrap(
     names = _default_methods(model) if methods is None else (methods,) if isinstance(methods, str) else methods
     for method in names:
         if not callable(getattr(model, method, None)):
-            raise ConfigError(f"wrap.methods: the model has no method {method!r}; {_near_methods(method, model)}")
+            near = {each for each in dir(type(model)) if each.endswith(("forward", "_step"))}
+            raise ConfigError(f"wrap.methods: the model has no method {method!r}; {did_you_mean(method, near)}")
     modules = dict(backend.named_modules(model))
     patterns = _module_patterns(policy)
     named = named_for(patterns, modules) if patterns else {}
@@ -297,6 +309,9 @@ def unwrap(model: object) -> None:
 
     Raises:
         BackendError: a model of no known framework.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> ts.unwrap(ref.nn.GELU())  # which is not wrapped
     """
     for handle in wrapped(model):
         handle.remove()
@@ -313,6 +328,10 @@ def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framewor
             no result.
         device_type: accepted for compatibility; tensors on any accelerator are moved.
         framework: as in :func:`stash`.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.save_on_cpu(framework="reference"):
+    ...     y = ref.ones((1,), device="sim:0", requires_grad=True).exp()
     """
     del pin_memory, device_type
     return stash(CpuOffload(), framework=framework, min_bytes=0)
@@ -330,6 +349,10 @@ def saved_tensors_hooks(
         pack: gets a saved tensor, returns any object; must not keep the tensor itself but a detached one.
         unpack: gets that object, returns a tensor of the same shape, dtype and device.
         framework: as in :func:`stash`.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda packed: packed, framework="reference"):
+    ...     y = ref.tensor([1.0], requires_grad=True).exp()
     """
     backend = backend_named(framework) if framework is not None else backend_loaded()
     return backend.hooks(pack, unpack)
@@ -369,10 +392,6 @@ def _default_methods(model: object) -> tuple[str, ...]:
 
 def _module_patterns(policy: HookPolicy) -> list[str]:
     return [text for part in walk(policy) if isinstance(part, ModuleNames) for text in part.texts]
-
-
-def _near_methods(name: str, model: object) -> str:
-    return did_you_mean(name, {each for each in dir(type(model)) if each.endswith(("forward", "_step"))})
 
 
 def _session_of(scope: Any) -> Session[Any] | None:
