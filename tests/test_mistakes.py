@@ -167,7 +167,7 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     "a unit that there is not": (lambda: stash(ts.DiskSpill(budget="40 GO")), ConfigError, "40 GO.*expected"),
     "a framework's object as a dtype": (lambda: ts.Cast(torch.bfloat16), ConfigError, "expected.*bfloat16"),  # type: ignore[arg-type]
     "the store before the codec": (lambda: ts.DiskSpill() | ts.Compress(), PlanError, "before the payload is stored"),
-    "two steps of one kind": (lambda: ts.Quantize(8) | ts.Cast("float16"), PlanError, "."),
+    "two steps of one kind": (lambda: ts.Quantize(8) | ts.Cast("float16"), PlanError, "encoded already; swap the two"),
     "a directory that is not there": (lambda: stash(ts.DiskSpill("/no/such")), StoreError, "/no/such"),
     "limits as text": (lambda: stash(limits="64 MiB"), ConfigError, r"Limits\(in_flight='64 MiB'\)"),
     "min_bytes with a typing error": (lambda: stash(min_bytes="64 KO"), ConfigError, "min_bytes.*64 KO"),
@@ -182,7 +182,11 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
         "did you mean 'forward'",
     ),
     "a generator decorated": (decorated_generator, ConfigError, "use `with stash"),
-    "a saved tensor changed in place": (changed_in_place, SavedTensorModifiedError, "modified by an inplace.*Clone it before"),
+    "a saved tensor changed in place": (
+        changed_in_place,
+        SavedTensorModifiedError,
+        "by an inplace.*Clone it before",
+    ),
     "left on another thread": (left_on_another_thread, BackendError, "enter and leave on one thread"),
     "a budget that is too small": (too_large_for_its_budget, StoreFullError, "budget"),
     "one graph around a wrap": (
