@@ -14,6 +14,7 @@ from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits, limits_of
+from tensorstash.engine.recompute.session import RecomputingSession
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
@@ -372,7 +373,8 @@ def _session(
     policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
 ) -> Session[Any]:
     nbytes = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
-    return Session(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
+    kind = RecomputingSession if any(plan.rebuilding for plan in policy.alternatives()) else Session
+    return kind(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
 
 
 def _default_methods(model: object) -> tuple[str, ...]:

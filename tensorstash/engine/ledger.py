@@ -88,6 +88,8 @@ class Ledger:
         self._stashed = Tally()
         self._declined = Tally()
         self._stages: dict[str, StageStats] = {}
+        self._recomputed: dict[str, StageStats] = {}
+        self._refused: dict[str, Tally] = {}
         self._stored: dict[str, Tally] = {}
         self._saved = 0
         self._modules: dict[str, Tally] = {}
@@ -171,23 +173,27 @@ class Ledger:
     def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """Count one run of a stage on the way in."""
         with self._lock:
-            s = self._stages.get(name, StageStats())
-            self._stages[name] = StageStats(
-                s.tensors + 1,
-                s.bytes_in + bytes_in,
-                s.bytes_out + bytes_out,
-                s.seconds_in + seconds,
-                s.loads,
-                s.seconds_back,
-            )
+            self._stages[name] = self._stages.get(name, StageStats()).plus(bytes_in, bytes_out, seconds)
 
     def stage_back(self, name: str, seconds: float) -> None:
         """Count one run of a stage on the way back."""
         with self._lock:
-            s = self._stages.get(name, StageStats())
-            self._stages[name] = StageStats(
-                s.tensors, s.bytes_in, s.bytes_out, s.seconds_in, s.loads + 1, s.seconds_back + seconds
-            )
+            self._stages[name] = self._stages.get(name, StageStats()).plus_load(seconds)
+
+    def recomputed(self, rule: str, nbytes: int, seconds: float) -> None:
+        """Count a tensor that is made again when it is needed."""
+        with self._lock:
+            self._recomputed[rule] = self._recomputed.get(rule, StageStats()).plus(nbytes, 0, seconds)
+
+    def made_again(self, rule: str, seconds: float) -> None:
+        """Count one run of a recipe."""
+        with self._lock:
+            self._recomputed[rule] = self._recomputed.get(rule, StageStats()).plus_load(seconds)
+
+    def refused(self, why: str, nbytes: int) -> None:
+        """Count a tensor that is not made again though there is a recipe."""
+        with self._lock:
+            self._refused[why] = self._refused.get(why, Tally()).plus(nbytes)
 
     def snapshot(self) -> Stats:
         """Return the counters as they stand."""
@@ -196,13 +202,16 @@ class Ledger:
             kept = {reason: tally for reason in list(self.kept) if (tally := self._tally(reason)).tensors}
             unpacked = next(self._unpackings) - self._snapshots
             self._snapshots += 1
-            parts = [*kept.values(), self._deduplicated, self._stashed]
+            again = (Tally(done.tensors, done.bytes_in) for done in self._recomputed.values())
+            parts = [*kept.values(), self._deduplicated, self._stashed, *again]
             return Stats(
                 seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
                 kept=MappingProxyType(kept),
                 deduplicated=self._deduplicated,
                 stashed=self._stashed,
                 declined=self._declined,
+                recomputed=MappingProxyType(dict(self._recomputed)),
+                refused=MappingProxyType(dict(self._refused)),
                 stages=MappingProxyType(dict(self._stages)),
                 stored=MappingProxyType(dict(self._stored)),
                 saved_bytes=self._saved,

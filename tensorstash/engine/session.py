@@ -82,7 +82,7 @@ class Session(Generic[T]):
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
         prefetcher = Prefetcher(ByteBudget(limits.ahead_bytes), readers, QUICK_BYTES * limits.readers)
         held = Held(backend) if isinstance(backend, SupportsHolders) else None
-        alternatives = policy.alternatives()
+        alternatives = [plan.rest for plan in policy.alternatives()]
         self._only_keeps = all(plan.keeps for plan in alternatives)
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=self._only_keeps)
@@ -370,7 +370,7 @@ class Session(Generic[T]):
         return known
 
     def _plan(self, spec: TensorSpec, demand: Demand) -> PayloadRoute | str:
-        plan = self.calibration.applied(self.policy.plan(spec).within(demand), spec.dense())
+        plan = self.calibration.applied(self.policy.plan(spec).rest.within(demand), spec.dense())
         if plan.keeps:
             return plan.reason or _POLICY
         config = plan.store or Memory()

@@ -53,6 +53,21 @@ class StageStats:
         both = zip(astuple(self), astuple(earlier), strict=True)
         return StageStats(*(after - before for after, before in both))
 
+    def plus(self, bytes_in: int, bytes_out: int, seconds: float) -> "StageStats":
+        """Return the numbers with one more run on the way in."""
+        return StageStats(
+            self.tensors + 1,
+            self.bytes_in + bytes_in,
+            self.bytes_out + bytes_out,
+            self.seconds_in + seconds,
+            self.loads,
+            self.seconds_back,
+        )
+
+    def plus_load(self, seconds: float) -> "StageStats":
+        """Return the numbers with one more run on the way back."""
+        return replace(self, loads=self.loads + 1, seconds_back=self.seconds_back + seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -65,6 +80,9 @@ class Stats:
         stashed: tensors whose content went through the plan.
         declined: those of them that are kept after all, since their content does not shrink, or backward reads it
             exactly.
+        recomputed: tensors that are not stored but made again when they are needed, by rule: ``bytes_in`` is theirs,
+            ``seconds_in`` what finding and proving recipes took, ``loads`` how often one was made again.
+        refused: tensors that could have been made again, by rule and reason, and are not.
         held: contents that wait where they are, now, since somebody besides the graph holds their memory.
         stages: codecs and stores by name, in the order they were first used.
         stored: payloads put, by tier, as bytes after encoding.
@@ -87,6 +105,8 @@ class Stats:
     deduplicated: Tally = Tally()
     stashed: Tally = Tally()
     declined: Tally = Tally()
+    recomputed: Mapping[str, StageStats] = field(default_factory=dict)
+    refused: Mapping[str, Tally] = field(default_factory=dict)
     held: Tally = Tally()
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     stored: Mapping[str, Tally] = field(default_factory=dict)
@@ -111,6 +131,8 @@ class Stats:
             deduplicated=self.deduplicated - earlier.deduplicated,
             stashed=self.stashed - earlier.stashed,
             declined=self.declined - earlier.declined,
+            recomputed=_since(self.recomputed, earlier.recomputed, StageStats()),
+            refused=_since(self.refused, earlier.refused, Tally()),
             stages=_since(self.stages, earlier.stages, StageStats()),
             stored=_since(self.stored, earlier.stored, Tally()),
             saved_bytes=self.saved_bytes - earlier.saved_bytes,
@@ -142,6 +164,8 @@ class Stats:
             "deduplicated": asdict(self.deduplicated),
             "stashed": asdict(self.stashed),
             "declined": asdict(self.declined),
+            "recomputed": {rule: asdict(done) for rule, done in self.recomputed.items()},
+            "refused": {why: asdict(tally) for why, tally in self.refused.items()},
             "held": asdict(self.held),
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
             "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},
@@ -172,6 +196,7 @@ class Stats:
 
     def _counted(self) -> list[tuple[str, ...]]:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
+        rows += [(f"recomputed: {rule}", Tally(done.tensors, done.bytes_in)) for rule, done in self.recomputed.items()]
         rows += [("kept: no gain, or read exactly", self.declined)] if self.declined.tensors else []
         rows += [(f"kept: {reason}", tally) for reason, tally in self.kept.items()]
         rows += [("held by others now", self.held)] if self.held.tensors else []

@@ -30,7 +30,7 @@ MUTANTS = [
     (
         "engine/payloads/dedup.py",
         "wrong value",
-        "self._expect(orders.get(self.signature, ()))",
+        "self._expect(order)",
         "self._expect(())",
         PREFETCH,
     ),
