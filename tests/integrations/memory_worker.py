@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import tensorstash as ts
-from benchmarks.harness.memory import peak_bytes
+from tensorstash.cli.memory import peak_bytes
 
 STEPS = 3
 LIMITS = ts.Limits(in_flight="8 MiB", ahead="8 MiB")
