@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from functools import partial
 from types import TracebackType
@@ -29,6 +29,16 @@ from tensorstash.sizes import parse_bytes
 
 DEFAULT_LIMITS = Limits()
 
+NEVER_ENTERED = (
+    "a stash was made and never entered, so that it had no effect: run the forward pass inside "
+    "`with tensorstash.stash(policy):`, or decorate a function with it"
+)
+NEVER_CALLED = (
+    "nothing was seen: a wrapped model was never called while gradients were recorded. Whoever trains it replaces what "
+    "was wrapped, or calls another method or a copy that went through a pickle: wrap what is called, pass "
+    "methods=('forward', 'training_step'), or use `with tensorstash.stash(policy)`"
+)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_MIN_BYTES = "64KiB"
@@ -52,6 +62,7 @@ class Stash(ContextDecorator, Block):
     def __init__(self, session: Session[Any]) -> None:
         self._session = session
         self._entered = _Scopes()
+        session.adviser.expect_entry(self, NEVER_ENTERED)
 
     if TYPE_CHECKING:
 
@@ -260,7 +271,8 @@ def wrap(
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
     scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
     with ExitStack() as undo_all:
-        undos: list[Undo] = [session.adviser.removed]  # at last; a copy that is unwrapped says nothing of the model
+        # At last; a copy that is unwrapped says nothing of the model.
+        undos: list[Undo] = [partial(session.adviser.gone, NEVER_CALLED)]
         for module, scope, method in scopes:
             if method == "forward":
                 undos.append(backend.wrap_forward(module, scope))
@@ -268,7 +280,7 @@ def wrap(
                 undos.append(replace_method(module, scope, method))
             undo_all.callback(undos[-1])
         undo_all.pop_all()
-    session.adviser.expect_entry(session)
+    session.adviser.expect_entry(session, NEVER_CALLED)
     return Wrapped(session, undos)
 
 
@@ -370,6 +382,8 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
     """
     if isinstance(policy, str):
         return read_policy(policy, f"{caller}.policy")
+    if isinstance(policy, Mapping):
+        raise ConfigError(f"{caller}: got a dictionary, expected a policy; pass tensorstash.from_dict(...) of it")
     if isinstance(policy, type) or not isinstance(policy, HookPolicy):
         raise ConfigError(
             f"{caller}: got {policy!r}, expected a policy such as CpuOffload() or Compress() | DiskSpill('/scratch'), "
