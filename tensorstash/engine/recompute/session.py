@@ -100,7 +100,10 @@ class RecomputingSession(Session[T]):
         super().drain()
         self._producers.forget()  # what is captured comes back as it was, whatever is written to it from now on
         with self._lock:
-            self._contents.clear()
+            contents, self._contents = self._contents, {}
+        for known in contents.values():
+            if known is not None and (content := known()) is not None:
+                content.settle()
 
     def _rebuilding(self, spec: TensorSpec) -> Rebuilding | None:
         module = self._thread.module
