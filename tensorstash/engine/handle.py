@@ -1,6 +1,7 @@
 """What the autograd graph holds in place of a saved tensor."""
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from tensorstash.engine.payloads.dedup import DedupIndex
@@ -76,7 +77,7 @@ class Stashed:
         state = self.state
         state.was_asked = True
         state.ledger.unpacked()
-        state.prefetcher.asked(self._dedup, self._payload.index)
+        state.prefetcher.asked(self._dedup, self._payload.index, self._foretold)
         if state.adviser.watches and state.compiled_graph is not None:
             graph = state.compiled_graph()
             if graph is not None:
@@ -87,6 +88,13 @@ class Stashed:
         if self._payload.is_streamed:
             state.prefetcher.prefetch_to_device(self._dedup)
         return tensor
+
+    def _foretold(self) -> tuple[int, ...]:
+        """Return the indices of the payloads that the running backward will ask for, in order; empty if none runs."""
+        if self.state.upcoming is None:
+            return ()
+        operations = self.state.upcoming(lambda handle: isinstance(handle, Stashed) and handle._dedup is self._dedup)
+        return tuple(dict.fromkeys(handle._payload.index for handle in chain.from_iterable(operations)))
 
     @property
     def is_exact(self) -> bool:

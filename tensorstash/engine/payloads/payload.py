@@ -192,7 +192,10 @@ class Payload:
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
-        stored.counted = self.route.ledger.stored(self.route.tier, stored.nbytes)
+        route, nbytes = self.route, self.spec.nbytes
+        stays = route.tier == ("memory" if self.spec.device == "cpu" else "device")
+        saved = nbytes - stored.nbytes if stays else nbytes
+        stored.counted = route.ledger.stored(route.tier, stored.nbytes, saved)
 
     @property
     def source(self) -> Any:

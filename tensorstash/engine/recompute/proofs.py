@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
-from tensorstash.engine.stats import Ledger
+from tensorstash.engine.ledger import Ledger
 from tensorstash.host.forks import renew_after_fork
 
 V = TypeVar("V")
