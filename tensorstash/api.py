@@ -14,11 +14,12 @@ from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits
+from tensorstash.engine.planned.session import BudgetSession
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
-from tensorstash.policies import CpuOffload
+from tensorstash.policies import Budget, CpuOffload
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.selectors import ModuleNames
@@ -314,7 +315,10 @@ def saved_tensors_hooks(
 def _session(
     policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
 ) -> Session[Any]:
-    return Session(policy, backend, min_bytes=parse_bytes(min_bytes, path=f"{caller}.min_bytes"), limits=limits)
+    smallest = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
+    if isinstance(policy, Budget):
+        return BudgetSession(policy, backend, min_bytes=smallest, limits=limits)
+    return Session(policy, backend, min_bytes=smallest, limits=limits)
 
 
 def _policy(policy: HookPolicy | str, caller: str) -> HookPolicy:

@@ -45,6 +45,7 @@ RANKS = {
     "engine.handle": 7,
     "engine.scope": 7,
     "engine.session": 8,
+    "engine.planned": 8,
     "api": 9,
     "testing": 10,
     "__main__": 10,

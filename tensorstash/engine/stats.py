@@ -79,6 +79,8 @@ class Stats:
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
         pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
         waits: devices whose copies make the program wait, and what they lack.
+        plan: what a budget has become, in a few lines; empty without one.
+        peak_held: most bytes that saved tensors and the engine held at one time, under a budget.
         advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
     """
 
@@ -97,6 +99,8 @@ class Stats:
     forwarded: int = 0
     pinned_bytes: int = 0
     waits: Mapping[str, str] = field(default_factory=dict)
+    plan: str = ""
+    peak_held: int = 0
     advice: str = ""
 
     def __sub__(self, earlier: "Stats") -> "Stats":
@@ -147,6 +151,8 @@ class Stats:
             "forwarded": self.forwarded,
             "pinned_bytes": self.pinned_bytes,
             "waits": dict(self.waits),
+            "plan": self.plan,
+            "peak_held": self.peak_held,
             "advice": self.advice,
         }
 
@@ -174,6 +180,8 @@ class Stats:
                 f"{s.bytes_in / max(s.bytes_out, 1):>6.2f}  {s.seconds_in:>7.3f}  {s.seconds_back:>7.3f}"
                 for name, s in self.stages.items()
             ]
+        if self.plan:
+            lines += [f"held at most {format_bytes(self.peak_held)}", *self.plan.splitlines()]
         if self.advice:
             lines.append(self.advice)
         return "\n".join(lines)
@@ -345,6 +353,12 @@ class Ledger:
             tensors += found
             total += found * nbytes
         return Tally(tensors, total)
+
+    def bytes_in(self, tiers: tuple[str, ...]) -> int:
+        """Return the bytes of the payloads that exist now in some tiers."""
+        with self._lock:
+            self._settle()
+            return sum(self._live[tier].nbytes for tier in tiers if tier in self._live)
 
     def _settle(self) -> None:
         while self._gone:
