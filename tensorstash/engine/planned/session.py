@@ -62,6 +62,7 @@ class BudgetSession(Session[T]):
         self._stats_before = Stats()
         self._unseen = 0  # bytes that were kept without being looked at
         self._peak = 0
+        self._due = 0  # bytes of what is being brought back
         self._counters: dict[int, Iterator[int]] = {}
         self._may_lose |= any(not plan.is_lossless for plan in policy.alternatives())
         self._classify, self._spec = self._spec, self._seen_spec
@@ -79,7 +80,7 @@ class BudgetSession(Session[T]):
 
     def _has_room(self, nbytes: int) -> bool:
         self._settle()
-        return self._meter.held() + nbytes <= self._limit()
+        return self._meter.held() + self._due + nbytes <= self._limit()
 
     def _limit(self) -> int:
         budget, background = self._room()
@@ -310,6 +311,15 @@ class BudgetSession(Session[T]):
             self._step.asked(seen, now, perf_counter())
             yield
             self._meter.look()
+
+    @contextmanager
+    def bringing(self, nbytes: int) -> Iterator[None]:
+        """Leave room for what is brought back now, while others are read ahead."""
+        self._due = nbytes
+        try:
+            yield
+        finally:
+            self._due = 0
 
     def watch_rebuilt(self, tensor: object, payload: Payload) -> None:
         """Count a tensor that was brought back, as long as it lives."""

@@ -143,10 +143,12 @@ class TrackedStashed(Stashed):
         if session is None or self.seen is None:
             return super().__call__()
         with session.asking(self.seen):
-            source = self._payload.alias
-            tensor = super().__call__()
+            payload = self._payload
+            source = payload.alias
+            with session.bringing(0 if source is not None or payload.is_leased else payload.nbytes):
+                tensor = super().__call__()
             if tensor is not source:
-                session.watch_rebuilt(tensor, self._payload)
+                session.watch_rebuilt(tensor, payload)
             return tensor
 
 
