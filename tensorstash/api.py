@@ -6,19 +6,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
-from tensorstash.engine.limits import Limits
-from tensorstash.engine.planned.session import BudgetSession
+from tensorstash.engine.limits import Limits, limits_of
+from tensorstash.engine.planned.session import BudgetSession, plan_of
+from tensorstash.engine.recompute.session import RecomputingSession
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
+from tensorstash.planner.plan import BudgetPlan
 from tensorstash.policies import Budget, CpuOffload
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
@@ -38,8 +40,15 @@ DEFAULT_MIN_BYTES = "64KiB"
 class Stash(ContextDecorator, Block):
     """A policy in force for a block of code or for every call of a function.
 
-    Made by :func:`stash`. It can be entered any number of times, nested, and from several threads; the hooks are in
-    force for the thread that entered. All entries share one session, its stores and its statistics.
+    Made by :func:`stash`, and given by ``with`` itself. It can be entered any number of times, nested, and from several
+    threads; the hooks are in force for the thread that entered. All entries share stores, budgets and statistics.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.stash("compress", framework="reference", min_bytes=0) as session:
+    ...     loss = ref.ones((64,), requires_grad=True).exp().sum()
+    >>> session.drain()
+    >>> session.stats().stashed.tensors
+    1
     """
 
     def __init__(self, session: Session[Any]) -> None:
@@ -48,15 +57,15 @@ class Stash(ContextDecorator, Block):
 
     if TYPE_CHECKING:
 
-        def __enter__(self) -> Session[Any]: ...
+        def __enter__(self) -> Self: ...
 
-    def enter(self) -> Session[Any]:
+    def enter(self) -> Self:
         """Put the policy in force for this thread."""
         this = self._entered
         this.beginning = scope = self._session.scope()
-        session: Session[Any] = scope.__enter__()
+        scope.__enter__()
         this.scopes, this.beginning = [*this.scopes, scope], None
-        return session
+        return self
 
     def undo(self) -> None:
         """End an entry that has only begun, and no other."""
@@ -104,6 +113,28 @@ class Stash(ContextDecorator, Block):
         """Return what has been done in all entries so far."""
         return self._session.stats()
 
+    def plan(self) -> BudgetPlan:
+        """Return what a budget has become: which tensors are kept, spilled or compressed, and what that costs.
+
+        Raises:
+            ConfigError: the policy is no budget.
+            StashError: no step has ended yet.
+        """
+        return plan_of(self._session)
+
+    def drain(self) -> None:
+        """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
+
+        For the thread that has saved them, outside of any in-place operation.
+
+        Raises:
+            StoreError: they were not within ``Limits(timeout_s)``; their tensors stay where they are.
+        """
+        self._session.drain()
+
+    def __repr__(self) -> str:
+        return f"<stash under {self._session.policy!r}>"
+
 
 class _Scopes(threading.local):
     def __init__(self) -> None:
@@ -132,7 +163,14 @@ class Wrapped:
         """Return what has been done so far; also after :meth:`remove`."""
         return self._session.stats()
 
-    def __enter__(self) -> "Wrapped":
+    def plan(self) -> BudgetPlan:
+        """Return what a budget has become; raises as :meth:`Stash.plan`."""
+        return plan_of(self._session)
+
+    def __repr__(self) -> str:
+        return f"<{'wrapped' if self._undos else 'no longer wrapped'} under {self._session.policy!r}>"
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,7 +205,7 @@ def stash(
     >>> session.stats().stashed.tensors
     1
     """
-    policy = _policy(policy, "stash")
+    policy = policy_of(policy, "stash")
     if _module_patterns(policy):
         raise ConfigError("stash: the policy selects by module name, which only wrap(model, policy) knows; use wrap")
     backend = backend_named(framework) if framework is not None else backend_loaded()
@@ -205,7 +243,7 @@ def wrap(
         BackendError: a model of no known framework.
         StoreError: a store the policy may use cannot be opened.
     """
-    policy = _policy(policy, "wrap")
+    policy = policy_of(policy, "wrap")
     if isinstance(model, type):
         raise ConfigError(f"wrap: got the class {model.__qualname__}, expected a model; make an instance of it")
     backend = backend_of(model)
@@ -312,16 +350,16 @@ def saved_tensors_hooks(
     return backend.hooks(pack, unpack)
 
 
-def _session(
-    policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
-) -> Session[Any]:
-    smallest = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
-    if isinstance(policy, Budget):
-        return BudgetSession(policy, backend, min_bytes=smallest, limits=limits)
-    return Session(policy, backend, min_bytes=smallest, limits=limits)
+def policy_of(policy: object, caller: str) -> HookPolicy:
+    """Return a policy, given as one or as a line of text.
 
+    Args:
+        policy: what a user has passed.
+        caller: who takes it, for the message.
 
-def _policy(policy: HookPolicy | str, caller: str) -> HookPolicy:
+    Raises:
+        ConfigError: it is neither.
+    """
     if isinstance(policy, str):
         return read_policy(policy, f"{caller}.policy")
     if isinstance(policy, type) or not isinstance(policy, HookPolicy):
@@ -330,6 +368,16 @@ def _policy(policy: HookPolicy | str, caller: str) -> HookPolicy:
             f"or text such as 'compress | disk_spill'"
         )
     return policy
+
+
+def _session(
+    policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
+) -> Session[Any]:
+    nbytes = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
+    if isinstance(policy, Budget):
+        return BudgetSession(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
+    kind = RecomputingSession if any(plan.rebuilding for plan in policy.alternatives()) else Session
+    return kind(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
 
 
 def _default_methods(model: object) -> tuple[str, ...]:

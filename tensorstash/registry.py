@@ -46,6 +46,7 @@ _BUILT_IN = {
         "quantize": "policies.encoding:Quantize",
         "cast": "policies.encoding:Cast",
         "pack_masks": "policies.encoding:PackMasks",
+        "recompute": "policies.recompute:Recompute",
         "budget": "policies.budget:Budget",
         "chain": "policies.policy:Chain",
         "route": "policies.route:Route",
@@ -85,6 +86,7 @@ _BUILT_IN = {
         "paddle": "backends.paddle.backend:PaddleBackend",
         "reference": "backends.reference.backend:ReferenceBackend",
     },
+    "recipes": {},
 }
 _INSTALL_HINTS = {
     ("backends", "torch"): "pip install tensorstash[torch]",
@@ -104,7 +106,8 @@ def names(group: str) -> tuple[str, ...]:
     """Return the registered names of a group, sorted, without importing what they stand for.
 
     Args:
-        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"`` or ``"backends"``.
+        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"``, ``"backends"`` or
+            ``"recipes"``.
 
     Raises:
         ConfigError: there is no such group.

@@ -4,6 +4,7 @@ from tensorstash.policies.budget import Budget
 from tensorstash.policies.encoding import Cast, Compress, Encode, PackMasks, Quantize
 from tensorstash.policies.placement import CpuOffload, DiskSpill, Keep, StoreIn
 from tensorstash.policies.policy import Chain, Policy, append
+from tensorstash.policies.recompute import Recompute
 from tensorstash.policies.route import Route, Rule
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "PackMasks",
     "Policy",
     "Quantize",
+    "Recompute",
     "Route",
     "Rule",
     "StoreIn",

@@ -1,7 +1,7 @@
 // A device of PyTorch whose memory is memory of the host, and whose work is done late, by threads: one for each stream.
 //
-// What a stream is given is done in order, after a random delay now and then, and across streams only as ordered by events. The
-// results of an operation appear in device memory when its stream comes to it; copies take as long as a link of a given
+// What a stream is given is done in order, after a random delay now and then, and across streams only as ordered by events. An
+// operation reads its operands and writes its results when its stream comes to it; copies take as long as a link of a given
 // bandwidth would need. Memory that is freed is poisoned in the order of its stream and handed out again to that stream
 // at once, as by the caching allocator of CUDA devices: a copy that lacks an order sees it change. Where nothing says
 // otherwise, sizes are in bytes and times in seconds. Nothing static is ever destroyed, since threads may still run.
@@ -17,7 +17,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -31,6 +34,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
@@ -96,10 +100,19 @@ struct Event {
 };
 using EventPointer = std::shared_ptr<Event>;
 
+struct Writing {  // by work that the stream has not come to
+  const char *begin, *end;
+  bool is_known;      // what will be written
+  at::Tensor result;  // of dense memory; if there is none it is poison
+};
+
+// What an operation reads is known before its stream has come to it, unless copies or other streams have a part in it.
 struct Queue {
   std::mutex lock;
   std::condition_variable changed;
   std::deque<std::function<void()>> waiting;
+  std::deque<Writing> writings;
+  int unknown = 0;  // pieces of work after which nothing is known
   bool busy = false;
   std::mt19937 chance;
 
@@ -128,6 +141,50 @@ struct Queue {
     { std::lock_guard<std::mutex> held(lock); waiting.push_back(std::move(work)); }
     changed.notify_all();
   }
+  void put_writing(Writing writing, std::function<void()> work) {
+    {
+      std::lock_guard<std::mutex> held(lock);
+      writings.push_back(std::move(writing));
+      waiting.push_back([this, work = std::move(work)] {
+        work();
+        std::lock_guard<std::mutex> ended(lock);
+        writings.pop_front();
+      });
+    }
+    changed.notify_all();
+  }
+  void put_unknown(std::function<void()> work) {
+    {
+      std::lock_guard<std::mutex> held(lock);
+      unknown++;
+      waiting.push_back([this, work = std::move(work)] {
+        work();
+        std::lock_guard<std::mutex> ended(lock);
+        unknown--;
+      });
+    }
+    changed.notify_all();
+  }
+  // Return what memory will be when the stream comes to what is submitted next; nothing if only time will tell.
+  std::optional<at::Tensor> foreseen(const at::Tensor& memory) {
+    auto begin = static_cast<const char*>(memory.const_data_ptr());
+    size_t last = 0;
+    for (int64_t i = 0; i < memory.dim(); i++) last += (memory.size(i) - 1) * memory.stride(i);
+    auto end = begin + (last + 1) * memory.itemsize();
+    std::lock_guard<std::mutex> held(lock);
+    if (unknown) return std::nullopt;
+    auto bytes = at::empty({end - begin}, at::kByte);
+    auto target = static_cast<char*>(bytes.mutable_data_ptr());
+    memcpy(target, begin, end - begin);
+    for (auto& writing : writings) {
+      auto from = std::max(begin, writing.begin), to = std::min(end, writing.end);
+      if (from >= to) continue;
+      if (!writing.is_known) return std::nullopt;
+      if (!writing.result.defined()) memset(target + (from - begin), POISON, to - from);
+      else memcpy(target + (from - begin), static_cast<const char*>(writing.result.const_data_ptr()) + (from - writing.begin), to - from);
+    }
+    return bytes.view(memory.scalar_type()).as_strided(memory.sizes(), memory.strides(), 0);
+  }
   void drain() { std::unique_lock<std::mutex> held(lock); changed.wait(held, [&] { return waiting.empty() && !busy; }); }
   bool idle() { std::lock_guard<std::mutex> held(lock); return waiting.empty() && !busy; }
 };
@@ -146,7 +203,11 @@ Queue& queue(Place place) {
 
 thread_local int current_device = 0;
 thread_local std::array<c10::StreamId, DEVICES> current_streams{};
-thread_local bool in_operation = false;
+
+// An operation is computed where it is submitted, from what its operands will be. When the stream comes to it, it would read
+// what is there then: if that is anything else, because somebody lacks an order, its results are poison.
+struct Operation { std::atomic<bool> is_spoiled{false}; };
+thread_local std::shared_ptr<Operation> operation;  // that this thread submits
 
 Place current(int device) { return {device, current_streams[device]}; }
 
@@ -199,7 +260,8 @@ struct Memory {
 
   void settle(void* memory, const Block& block) {
     size_t nbytes = block.nbytes;
-    queue({block.device, block.stream}).put([memory, nbytes] { memset(memory, POISON, nbytes); });
+    auto begin = static_cast<const char*>(memory);
+    queue({block.device, block.stream}).put_writing({begin, begin + nbytes, true, {}}, [memory, nbytes] { memset(memory, POISON, nbytes); });
     freed[{block.device, block.stream, nbytes}].push_back(memory);
     live[block.device] -= int64_t(nbytes);
   }
@@ -312,8 +374,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* raw, const c10::Stream& stream) const override {
     auto point = event(raw);
-    of(stream).put([point] { point->wait(); });
+    of(stream).put_unknown([point] { point->wait(); });
   }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override { memory.use(data.get(), stream.id()); }
   bool queryEvent(void* raw) const override { return event(raw)->query(); }
   void synchronizeEvent(void* raw) const override { EventPointer(event(raw))->wait(); }
   void destroyEvent(void* raw, c10::DeviceIndex) const noexcept override { delete static_cast<EventPointer*>(raw); }
@@ -335,17 +398,69 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 // Operations: those of the CPU. Their results are written when the stream comes to it.
 
-at::Tensor seen_by_host(const at::Tensor& tensor) {  // keeps no memory alive: a device does not
-  auto seen = at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
-  seen._set_conj(tensor.is_conj());
-  seen._set_neg(tensor.is_neg());
-  return seen;
+at::Tensor stored(const at::Tensor& tensor) {  // the memory of it, seen by the host; not kept alive: a device does not
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
 }
+
+at::Tensor flagged(at::Tensor memory, const at::Tensor& as) {
+  memory._set_conj(as.is_conj());
+  memory._set_neg(as.is_neg());
+  return memory;
+}
+
+at::Tensor seen_by_host(const at::Tensor& tensor) { return flagged(stored(tensor), tensor); }
 
 void copy_bits(const at::Tensor& source, const at::Tensor& target) {
   c10::impl::ExcludeDispatchKeyGuard no_recording(c10::autograd_dispatch_keyset);
   target.copy_(source);
 }
+
+using NoRecording = c10::impl::ExcludeDispatchKeyGuard;
+
+at::Tensor as_bytes(const at::Tensor& tensor) {  // each of its elements
+  std::vector<int64_t> sizes(tensor.sizes().vec()), strides(tensor.strides().vec());
+  for (auto& stride : strides) stride *= int64_t(tensor.itemsize());
+  sizes.push_back(int64_t(tensor.itemsize()));
+  strides.push_back(1);
+  return at::from_blob(tensor.data_ptr(), sizes, strides, [kept = tensor](void*) {}, at::TensorOptions(at::kByte));
+}
+
+at::Tensor operand(const at::Tensor& tensor) {  // of the operation that this thread submits
+  auto memory = stored(tensor);
+  if (!tensor.numel()) return memory;
+  NoRecording guard(c10::autograd_dispatch_keyset);
+  auto& work = queue(current(tensor.device().index()));
+  std::optional<at::Tensor> read;
+  while (!(read = work.foreseen(memory))) work.drain();
+  work.put([reader = operation, memory = as_bytes(memory), read = as_bytes(*read)] {
+    NoRecording guard(c10::autograd_dispatch_keyset);
+    if (!at::equal(memory, read)) reader->is_spoiled = true;
+  });
+  return flagged(read->alias(), tensor);
+}
+
+void write_result(const at::Tensor& result, const at::Tensor& target) {  // of the operation that this thread submits
+  NoRecording guard(c10::autograd_dispatch_keyset);
+  auto to = seen_by_host(target);
+  auto begin = static_cast<const char*>(target.const_data_ptr());
+  auto nbytes = target.storage().nbytes() - target.storage_offset() * target.itemsize();
+  Writing writing{begin, begin + nbytes, false, {}};
+  if (target.is_non_overlapping_and_dense() && !target.is_conj() && !target.is_neg()) {
+    auto bytes = at::empty({int64_t(target.nbytes())}, at::kByte);
+    bytes.view(to.scalar_type()).as_strided(to.sizes(), to.strides(), 0).copy_(result);
+    writing = {begin, begin + target.nbytes(), true, bytes};
+  }
+  queue(current(target.device().index())).put_writing(writing, [by = operation, result, to] {
+    if (!by->is_spoiled) return copy_bits(result, to);
+    auto bytes = at::full({int64_t(result.numel() * result.itemsize())}, POISON, at::kByte);
+    copy_bits(bytes.view(result.scalar_type()).view(result.sizes()), to);
+  });
+}
+
+struct Submission {  // of an operation, by this thread
+  std::shared_ptr<Operation> before = std::exchange(operation, std::make_shared<Operation>());
+  ~Submission() { operation = before; }
+};
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   if (!target.numel()) return target;
@@ -354,14 +469,8 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
   Place place = current(device);
   auto from = seen_by_host(source), to = seen_by_host(target);
   auto& work = queue(place);
-  if (in_operation && inward) {  // a result; its memory is that of the operation until it is written
-    auto result = source;
-    work.put([result, to] { copy_bits(result, to); });
-    return target;
-  }
-  if (in_operation) {
-    work.drain();
-    copy_bits(from, to);
+  if (operation) {
+    outward ? copy_bits(operand(source), target) : write_result(source, target);
     return target;
   }
   if (outward && inward && source.device() != target.device()) {
@@ -369,12 +478,14 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
     non_blocking = false;
   }
   if (outward && inward && source.device() == target.device()) {
-    work.put([from, to] { copy_bits(from, to); });
+    Submission submission;
+    write_result(operand(source), target);
     return target;
   }
   Direction direction = outward ? TO_HOST : TO_DEVICE;
   double submitted = now();
-  work.put([=] {
+  auto put = outward ? &Queue::put : &Queue::put_unknown;
+  (work.*put)([=] {
     // One half is read and written when the copy begins and the other one when it ends: whoever comes between is seen.
     bool has_halves = from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype() && !from.is_conj() && !from.is_neg();
     int64_t half = has_halves ? from.numel() / 2 : 0;
@@ -399,83 +510,68 @@ at::Scalar local_scalar(const at::Tensor& tensor) {
   return seen_by_host(tensor).item();
 }
 
-void fallback(const c10::OperatorHandle& operation, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  for (auto& value : *stack)
-    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_privateuseone()) {
-      queue(current(value.toTensor().device().index())).drain();
-    }
-  bool before = in_operation;
-  in_operation = true;
-  try {
-    at::native::cpu_fallback(operation, stack);
-  } catch (...) {
-    in_operation = before;
-    throw;
-  }
-  in_operation = before;
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  Submission submission;
+  at::native::cpu_fallback(op, stack);
 }
 
 // Operations that PyTorch leaves to each device, composed of those of the CPU.
 
-struct Operation {  // what is made of host memory inside it appears on the device late, as results do
+struct Composed {  // what is made of host memory inside it appears on the device late, as results do
   c10::Device device;
-  bool before = in_operation;
-  c10::impl::ExcludeDispatchKeyGuard no_recording{c10::autograd_dispatch_keyset};
+  NoRecording guard{c10::autograd_dispatch_keyset};
+  Submission submission;
 
-  explicit Operation(c10::Device device) : device(device) {
-    queue(current(device.index())).drain();
-    in_operation = true;
-  }
-  ~Operation() { in_operation = before; }
+  explicit Composed(c10::Device device) : device(device) {}
   at::Tensor result(const at::Tensor& made) const { return made.defined() ? made.to(device) : made; }
 };
 
 using Optional = const std::optional<at::Tensor>&;
 
-std::optional<at::Tensor> maybe_seen(Optional tensor) {
-  return tensor && tensor->defined() ? std::optional(seen_by_host(*tensor)) : std::nullopt;
+std::optional<at::Tensor> maybe_operand(Optional tensor) {
+  return tensor && tensor->defined() ? std::optional(operand(*tensor)) : std::nullopt;
 }
 
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, Optional bias, c10::SymIntArrayRef stride,
                        c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups) {
-  Operation operation(input.device());
-  return operation.result(at::convolution_symint(seen_by_host(input), seen_by_host(weight), maybe_seen(bias), stride, padding,
+  Composed operation(input.device());
+  return operation.result(at::convolution_symint(operand(input), operand(weight), maybe_operand(bias), stride, padding,
                                                  dilation, transposed, output_padding, groups));
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
     c10::SymIntArrayRef dilation, bool transposed, c10::SymIntArrayRef output_padding, c10::SymInt groups, std::array<bool, 3> mask) {
-  Operation operation(input.device());
+  Composed operation(input.device());
   auto bias = mask[2] ? std::optional(std::vector<c10::SymInt>{gradient.sym_size(1)}) : std::nullopt;
   auto [first, second, third] = at::convolution_backward_symint(
-      seen_by_host(gradient), seen_by_host(input), seen_by_host(weight), bias ? at::OptionalSymIntArrayRef(*bias) : std::nullopt, stride,
+      operand(gradient), operand(input), operand(weight), bias ? at::OptionalSymIntArrayRef(*bias) : std::nullopt, stride,
       padding, dilation, transposed, output_padding, groups, mask);
   return {operation.result(first), operation.result(second), operation.result(third)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor& from_input, const at::Tensor& from_hidden,
                                                          const at::Tensor& cell, Optional input_bias, Optional hidden_bias) {
-  Operation operation(cell.device());
-  auto gates = seen_by_host(from_input) + seen_by_host(from_hidden);
-  if (auto bias = maybe_seen(input_bias)) gates += *bias;
-  if (auto bias = maybe_seen(hidden_bias)) gates += *bias;
+  Composed operation(cell.device());
+  auto gates = operand(from_input) + operand(from_hidden);
+  if (auto bias = maybe_operand(input_bias)) gates += *bias;
+  if (auto bias = maybe_operand(hidden_bias)) gates += *bias;
   auto parts = gates.chunk(4, 1);
   auto enter = parts[0].sigmoid(), forget = parts[1].sigmoid(), fresh = parts[2].tanh(), leave = parts[3].sigmoid();
-  auto next = forget * seen_by_host(cell) + enter * fresh;
+  auto next = forget * operand(cell) + enter * fresh;
   auto saved = at::cat({enter, forget, fresh, leave}, 1);
   return {operation.result(leave * next.tanh()), operation.result(next), operation.result(saved)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(Optional of_hidden, Optional of_cell, const at::Tensor& cell,
                                                                   const at::Tensor& next, const at::Tensor& saved, bool has_bias) {
-  Operation operation(cell.device());
-  auto parts = seen_by_host(saved).chunk(4, 1);
+  Composed operation(cell.device());
+  auto parts = operand(saved).chunk(4, 1);
   auto enter = parts[0], forget = parts[1], fresh = parts[2], leave = parts[3];
-  auto squashed = seen_by_host(next).tanh(), hidden = maybe_seen(of_hidden).value_or(at::zeros_like(squashed));
+  auto squashed = operand(next).tanh(), hidden = maybe_operand(of_hidden).value_or(at::zeros_like(squashed));
   auto of_next = hidden * leave * (1 - squashed * squashed);
-  if (auto more = maybe_seen(of_cell)) of_next += *more;
-  auto gates = at::cat({of_next * fresh * enter * (1 - enter), of_next * seen_by_host(cell) * forget * (1 - forget),
+  if (auto more = maybe_operand(of_cell)) of_next += *more;
+  auto gates = at::cat({of_next * fresh * enter * (1 - enter), of_next * operand(cell) * forget * (1 - forget),
                         of_next * enter * (1 - fresh * fresh), hidden * squashed * leave * (1 - leave)}, 1);
   auto bias = has_bias ? gates.sum(0) : at::Tensor();
   return {operation.result(gates), operation.result(of_next * forget), operation.result(bias)};

@@ -192,7 +192,10 @@ class Payload:
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
-        stored.counted = self.route.ledger.stored(self.route.tier, stored.nbytes)
+        route, nbytes = self.route, self.spec.nbytes
+        stays = route.tier == ("memory" if self.spec.device == "cpu" else "device")
+        saved = nbytes - stored.nbytes if stays else nbytes
+        stored.counted = route.ledger.stored(route.tier, stored.nbytes, saved)
 
     @property
     def source(self) -> Any:
@@ -304,6 +307,14 @@ class Payload:
         if rebuilt.spec == spec:
             return backend.detached(rebuilt.tensor)
         return route.copy(rebuilt.tensor, rebuilt.spec, spec)
+
+    def peek(self, spec: TensorSpec) -> Any:
+        """Return what :meth:`restore` does, or the source, to be looked at and dropped; counts as no request."""
+        source = self.source
+        if source is not None:
+            return source if spec == self.spec else self.route.copy(source, self.spec, spec)
+        self.raise_failure()
+        return self.route.rebuild(self._decode(), spec)
 
     def _reuse(self) -> _Rebuilt | None:
         """Return what was rebuilt before, if it is still as it was."""

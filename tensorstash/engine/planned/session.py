@@ -19,7 +19,7 @@ from tensorstash.engine.planned.options import SAMPLE_BYTES, at_rates, options, 
 from tensorstash.engine.planned.step import Seen, Step, TrackedKept, TrackedStashed
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
-from tensorstash.errors import StashError
+from tensorstash.errors import ConfigError, StashError
 from tensorstash.host import native
 from tensorstash.host.budget import ByteBudget
 from tensorstash.planner.model import KEEP, SavedClass
@@ -363,3 +363,15 @@ class BudgetSession(Session[T]):
         latest = self._control.latest
         text = "measuring the first step" if latest is None else latest.plan.summary
         return replace(stats, plan=text, peak_held=max(self._peak, self._meter.peak))
+
+
+def plan_of(session: Session[Any]) -> BudgetPlan:
+    """Return the plan of a session.
+
+    Raises:
+        ConfigError: its policy is no budget.
+        StashError: no step has ended yet.
+    """
+    if not isinstance(session, BudgetSession):
+        raise ConfigError(f"plan: got the policy {session.policy!r}, expected a Budget: nothing else is planned")
+    return session.plan()

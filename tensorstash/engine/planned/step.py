@@ -132,7 +132,7 @@ class TrackedKept:
 class TrackedStashed(Stashed):
     """The handle of a tensor that is stashed under a budget."""
 
-    __slots__ = ("__weakref__", "seen", "session")
+    __slots__ = ("seen", "session")
 
     seen: Seen | None
     session: Any

@@ -135,3 +135,19 @@ def test_freed_memory_is_poisoned_in_the_order_of_the_streams_that_use_it(device
     assert reread(device, is_recorded=True) == 5.0
     poisoned = reread(device, is_recorded=False)
     assert poisoned != poisoned
+
+
+def test_operations_read_when_their_stream_comes_to_them(device: Simulated) -> None:
+    source, side = filled(5.0), torch.Stream(device="sim")
+    slow, fresh = (torch.full((BYTES // 4,), 1.0, pin_memory=True) for _ in range(2))
+    held = torch.empty(BYTES // 4, device="sim")
+    torch.accelerator.synchronize("sim")
+    device.link(bandwidth=BYTES / 0.1)
+    slow.copy_(held, non_blocking=True)
+    doubled = source * 2.0
+    with side:
+        source.copy_(fresh, non_blocking=True)  # on the other link, and done before
+    side.synchronize()
+    poisoned = doubled.cpu()[-1].item()
+    assert poisoned != poisoned
+    assert (source * 2.0).cpu()[-1].item() == 2.0

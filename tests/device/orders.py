@@ -1,0 +1,184 @@
+"""Programs that need one order between a copy and the computation each, and sessions that lack it."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from delays import Dice
+from order_faults import BackendFault
+from torch import Tensor
+
+import tensorstash as ts
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.backends.torch.streams import DeviceStream
+from tensorstash.engine.session import Session
+from tensorstash.engine.transfers import Transfers
+from tensorstash.host.pinned import PinnedMemory
+from tensorstash.policies.plan import HookPolicy
+
+COUNT = 1000
+"""Elements of a tensor."""
+
+Scope = Callable[[], AbstractContextManager[Any]]
+Program = Callable[[Dice, Scope], list[bytes]]
+
+
+class Late(torch.autograd.Function):
+    """Saves what the device has not written yet."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.clone())
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * ctx.saved_tensors[0]
+
+
+def full(value: float) -> Tensor:
+    """Return a result of the current stream."""
+    return torch.full((COUNT,), value, device="sim") * 1.0
+
+
+def bits(*tensors: Tensor | None) -> list[bytes]:
+    return [tensor.cpu().numpy().tobytes() for tensor in tensors if tensor is not None]
+
+
+def square(dice: Dice, scope: Scope) -> list[bytes]:
+    """Save a copy, which is the last thing that the device was given."""
+    scale = torch.full((COUNT,), 3.0).to("sim").requires_grad_()
+    with scope():
+        out = Late.apply(scale * 2.0)
+    out.sum().backward()
+    return bits(scale.grad)
+
+
+def views(dice: Dice, scope: Scope) -> list[bytes]:
+    """Save what is not one run of memory and not written yet."""
+    leaf = torch.full((20, 50), 3.0).to("sim").requires_grad_()
+    with scope():
+        x = (leaf * 2.0)[:, ::2]
+        out = x * x
+    del x
+    out.sum().backward()
+    return bits(leaf.grad)
+
+
+def trained(dice: Dice, scope: Scope) -> list[bytes]:
+    """Two steps of three layers whose results are freed early."""
+    leaf = torch.full((COUNT,), 0.5).to("sim").requires_grad_()
+    for _ in range(2):
+        with scope():
+            x = leaf
+            for _ in range(4):
+                x = (x * x).tanh()
+        x.sum().backward()
+    return bits(leaf.grad)
+
+
+def aside(dice: Dice, scope: Scope) -> list[bytes]:
+    """Save on one stream what belongs to another, which goes on without waiting."""
+    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
+    x = full(dice.choice([2.0, 3.0]))
+    side.wait_event(main.record_event())
+    with side:
+        leaf = torch.ones(COUNT, device="sim").requires_grad_()
+        with scope():
+            y = leaf * x
+            del x
+            y = y.tanh()  # and what nobody else holds any more leaves
+    for _ in range(dice.choice([1, 3, 6])):
+        full(7.0)
+    with side:
+        y.sum().backward()
+        return bits(leaf.grad)
+
+
+def stays_aside(dice: Dice, scope: Scope) -> list[bytes]:
+    """Ask on one stream for what has stayed on the device and belongs to another, which goes on without waiting."""
+    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
+    x, nodes = torch.ones(COUNT, device="sim").requires_grad_(), []
+    with scope():
+        for number in range(4):
+            x = x * full(2.0 + number)
+            nodes.append(x.grad_fn)
+        last = x.tanh()  # whose graph tells who reads what
+    side.wait_event(main.record_event())
+    with side:
+        got = [node._saved_other * 1.0 for node in nodes]
+    del x, nodes, last
+    with side:
+        return bits(*got)
+
+
+def prefetched(dice: Dice, scope: Scope) -> list[bytes]:
+    """Ask on one stream for what another has saved and goes on from, which it waits for only as far as that."""
+    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
+    with side, scope() as session:
+        handle = session.pack(full(dice.choice([2.0, 3.0])))
+        saved = side.record_event()
+        more = [session.pack(full(value)) for value in range(dice.choice([2, 4, 6]))]
+    main.wait_event(saved)
+    got = bits(session.unpack(handle))
+    del more
+    return got
+
+
+def dropped(dice: Dice, scope: Scope) -> list[bytes]:
+    """Drop tensors that were brought back ahead, and use memory at once."""
+    with scope() as session:
+        handles = [session.pack(full(value)) for value in range(dice.choice([4, 6, 8]))]
+    torch.accelerator.current_stream().synchronize()
+    got = bits(session.unpack(handles.pop()))
+    handles.clear()
+    fresh = [full(value) for value in range(dice.choice([2, 4, 8]))]
+    return got + bits(*fresh)
+
+
+def handed_over(dice: Dice, scope: Scope) -> list[bytes]:
+    """Ask on another stream for what was brought back ahead for the first."""
+    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
+    with scope() as session:
+        handles = [session.pack(full(value)) for value in range(6)]
+    side.wait_event(main.record_event())
+    got = bits(session.unpack(handles.pop()))
+    with side:
+        return got + bits(*(session.unpack(handle) for handle in reversed(handles)))
+
+
+def in_turn(dice: Dice, scope: Scope) -> list[bytes]:
+    """Save and ask on one stream after the other."""
+    main, got = torch.accelerator.current_stream(), []
+    for stream in (main, torch.Stream(device="sim")):
+        with stream, scope() as session:
+            handles = [session.pack(full(value)) for value in range(4)]
+            got += bits(*(session.unpack(handle) for handle in reversed(handles)))
+    return got
+
+
+def session(policy: HookPolicy, limits: ts.Limits, fault: type | None = None) -> Session[Any]:
+    """Return a session, with a fault of its transfers or its backend or none."""
+    is_of_backend = fault is not None and issubclass(fault, BackendFault)
+    one: Session[Any] = Session(
+        policy, faulty(fault)() if is_of_backend else TorchBackend(), min_bytes=0, limits=limits
+    )
+    if fault is not None and not is_of_backend:
+        pinned = PinnedMemory(one.backend.locked_pages, limits.pinned_bytes)
+        one._transfers = fault(one.backend, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
+        assert isinstance(one._transfers, Transfers)
+    return one
+
+
+def faulty(fault: type) -> type[TorchBackend]:
+    """Return a backend with a fault."""
+
+    class Faulty(fault, TorchBackend):
+        _stream: DeviceStream | None = None
+
+        def aside(self, device: str) -> AbstractContextManager[Any]:
+            self._stream = self._stream or self.new_stream(device)
+            return self._stream.block()
+
+    return Faulty

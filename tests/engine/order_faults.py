@@ -1,0 +1,203 @@
+"""The orders between copies and the computation, each taken away: what a session may be built of to be wrong.
+
+Faults of transfers stand for :class:`~tensorstash.engine.transfers.Transfers`; those of backends are mixed into one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tensorstash.engine.transfers import Transfer, Transfers
+
+
+class BackendFault(ABC):
+    """A fault of what a backend does for copies; comes before the backend among the bases of a class."""
+
+    @abstractmethod
+    def aside(self, device: str) -> AbstractContextManager[Any]:
+        """Let a block submit to a stream that is not the computation's."""
+
+
+class _Blind:
+    """A stream whose waits are only heard if they are for certain events."""
+
+    def __init__(self, stream: Any, hears: Callable[[Any], bool]) -> None:
+        self._stream = stream
+        self._hears = hears
+
+    def wait(self, event: Any) -> None:
+        if self._hears(event):
+            self._stream.wait(event)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class CopyOutBeforeTheSourceIsWritten(Transfers):
+    """Rule 1: a copy out begins after what compute was given before."""
+
+    def out(self, source: Any, held: Any, spec: Any) -> Any:
+        side = self._side_stream(spec.device, "out")
+        stream, side.stream = side.stream, _Blind(side.stream, lambda event: False)  # type: ignore[assignment]
+        try:
+            backend, self._backend = self._backend, _Unwrapping(self._backend)  # type: ignore[assignment]
+            return super().out(source, held, spec)
+        finally:
+            self._backend, side.stream = backend, stream
+
+
+class _Unwrapping:
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def copy_out(self, source: Any, target: Any, stream: Any) -> None:
+        self._backend.copy_out(source, target, stream._stream)
+
+    def copy_in(self, source: Any, target: Any, stream: Any) -> None:
+        self._backend.copy_in(source, target, stream._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+class _Careless(Transfer):
+    """Drops device memory without an order between the copy and what comes after it."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        self.drop()
+
+
+class SourceReusedBeforeItsCopyEnded(Transfers):
+    """Rule 2: compute waits for the end of a copy out before its source is dropped."""
+
+    def out(self, source: Any, held: Any, spec: Any) -> Any:
+        copy = super().out(source, held, spec)
+        copy.__class__ = _Careless
+        return copy
+
+
+class SourceOfAnotherStreamReused(BackendFault):
+    """Rule 2: the allocator is told that compute uses what belongs to another stream."""
+
+    def use_in(self, tensor: Any, stream: Any, /) -> None:
+        pass
+
+
+class _BackLane(Transfers):
+    def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
+        side = self._side_stream(spec.device, "back")
+        stream, side.stream = side.stream, _Blind(side.stream, self._hears(after))  # type: ignore[assignment]
+        try:
+            backend, self._backend = self._backend, _Unwrapping(self._backend)  # type: ignore[assignment]
+            return super().back(data, spec, after, is_prefetch=is_prefetch)
+        finally:
+            self._backend, side.stream = backend, stream
+
+    def _hears(self, after: Any) -> Callable[[Any], bool]:
+        raise NotImplementedError
+
+
+class ReloadIntoMemoryThatIsStillUsed(_BackLane):
+    """Rule 3: a copy back begins after what compute was given before its buffer was allocated."""
+
+    def _hears(self, after: Any) -> Callable[[Any], bool]:
+        return lambda event: event is after
+
+
+class ReloadOvertakesItsOwnOffload(_BackLane):
+    """Rule 4: a copy back begins after the copy out of the same bytes."""
+
+    def _hears(self, after: Any) -> Callable[[Any], bool]:
+        return lambda event: event is not after
+
+
+class BufferFromThePoolOfTheCopyStream(BackendFault):
+    """Rule 3: a buffer to copy back into is allocated for compute."""
+
+    def empty(self, spec: Any, /) -> Any:
+        with self.aside(spec.device):
+            return super().empty(spec)  # type: ignore[misc]
+
+
+class TensorHandedOutBeforeItArrived(Transfers):
+    """Rule 5: compute waits for the end of a copy back before the tensor is handed out."""
+
+    def arrived(self, copy: Any, device: str) -> Any:
+        stream, copy.stream = copy.stream, _Blind(copy.stream, lambda event: False)
+        try:
+            return copy.held if stream == self.compute(device) else super().arrived(copy, device)
+        finally:
+            copy.stream = stream
+
+
+class ArrivalDroppedUnderItsCopy(Transfers):
+    """Rule 5: compute waits for the end of a copy back before its memory is freed."""
+
+    def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
+        copy = super().back(data, spec, after, is_prefetch=is_prefetch)
+        if copy is not None:
+            copy.__class__ = _Careless
+        return copy
+
+
+class TensorHandedToAnotherStream(Transfers):
+    """Rule 5: what was brought back for one stream is not handed to another."""
+
+    def arrived(self, copy: Any, device: str) -> Any:
+        copy.stream.wait(copy.end)
+        return copy.held
+
+
+class StaleComputeStream(Transfers):
+    """The current stream is asked for at each use."""
+
+    def compute(self, device: str) -> Any:
+        known: dict[str, Any] = self.__dict__.setdefault("known", {})
+        return known.setdefault(device, super().compute(device))
+
+
+class HostMemoryReusedBeforeItsCopyEnded(Transfers):
+    """Host memory of a copy is held until the copy has ended."""
+
+    def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
+        copy = super().back(data, spec, after, is_prefetch=is_prefetch)
+        if copy is not None:
+            self._side_stream(spec.device, "back").transfers.pop()
+            copy.array = None
+        return copy
+
+
+class ViewPackedOnTheCopyStream(BackendFault):
+    """What is not one run of memory is packed by compute."""
+
+    def dense(self, tensor: Any, spec: Any, /) -> Any:
+        with self.aside(spec.device):
+            return super().dense(tensor, spec)  # type: ignore[misc]
+
+
+class HostReadsBeforeTheCopyEnded(Transfers):
+    """A worker waits for the copy before it looks at the bytes."""
+
+    def out(self, source: Any, held: Any, spec: Any) -> Any:
+        copy = super().out(source, held, spec)
+        copy.__class__ = _NeverWaits
+        return copy
+
+
+class _NeverWaits(Transfer):
+    __slots__ = ()
+
+    def wait(self) -> Any:
+        return self.array
+
+
+class PayloadOnDeviceReusedByItsOwnStream(Transfers):
+    """The allocator is told of the stream that uses what has stayed on the device."""
+
+    def used_here(self, tensor: Any, device: str) -> Any:
+        return tensor
