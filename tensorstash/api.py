@@ -15,6 +15,7 @@ from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits, limits_of
 from tensorstash.engine.planned.session import BudgetSession, plan_of
+from tensorstash.engine.planned.tracking import TrackingSession
 from tensorstash.engine.recompute.session import RecomputingSession
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
@@ -24,7 +25,7 @@ from tensorstash.planner.plan import BudgetPlan
 from tensorstash.policies import Budget, CpuOffload
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.policies.selectors import ModuleNames
+from tensorstash.policies.selectors import ModuleNames, Saved
 from tensorstash.protocols import Backend, Undo
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
@@ -114,7 +115,7 @@ class Stash(ContextDecorator, Block):
         return self._session.stats()
 
     def plan(self) -> BudgetPlan:
-        """Return what a budget has become: which tensors are kept, spilled or compressed, and what that costs.
+        """Return what a budget has become: what is kept, spilled or compressed, and what that costs.
 
         Raises:
             ConfigError: the policy is no budget.
@@ -376,7 +377,11 @@ def _session(
     nbytes = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
     if isinstance(policy, Budget):
         return BudgetSession(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
-    kind = RecomputingSession if any(plan.rebuilding for plan in policy.alternatives()) else Session
+    kind: type[Session[Any]] = TrackingSession if any(isinstance(part, Saved) for part in walk(policy)) else Session
+    if any(plan.rebuilding for plan in policy.alternatives()):
+        if kind is TrackingSession:
+            raise ConfigError(f"{caller}: got a policy that recomputes, and selects by Saved; expected one of the two")
+        kind = RecomputingSession
     return kind(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
 
 

@@ -68,8 +68,8 @@ class Budget(Policy):
             object.__setattr__(self, field, _bytes(getattr(self, field), f"budget.{field}"))
         if self.size is not None and self.total is not None:
             raise ConfigError(
-                f"budget: got size={self.size!r} and total={self.total!r}, expected one of them: size for what is saved "
-                f"and held, total for all memory"
+                f"budget: got size={self.size!r} and total={self.total!r}, expected one of them: size for what is "
+                f"saved and held, total for all memory"
             )
         for field in ("size", "total"):
             if getattr(self, field) == 0:

@@ -187,12 +187,8 @@ class Control:
         held.candidates = [_Candidate("plan", {**shared, **plan.tiers}, held.plan)]
 
 
-def _with(
-    problem: Problem, solution: Solution, choice: Ints, aliases: Mapping[SavedClass, SavedClass]
-) -> BudgetPlan:
+def _with(problem: Problem, solution: Solution, choice: Ints, aliases: Mapping[SavedClass, SavedClass]) -> BudgetPlan:
     outcome = pressure(problem.table, choice, problem.room)
     peak = round(min(float(np.max(outcome.held, initial=0.0)), problem.room)) + problem.background
-    changed = replace(
-        solution, choice=tuple(choice.tolist()), seconds=outcome.cost, stall_s=outcome.stall_s, peak=peak
-    )
+    changed = replace(solution, choice=tuple(choice.tolist()), seconds=outcome.cost, stall_s=outcome.stall_s, peak=peak)
     return planned(problem, changed, aliases)

@@ -24,9 +24,7 @@ _SHARE_OF_CORES = 1.0 if (os.cpu_count() or 1) <= 2 else 0.3
 """Part of what a codec takes on another thread that the computation is slower for."""
 
 
-def options(
-    tiers: Mapping[str, HookPolicy], spec: TensorSpec, sample: Array | None
-) -> tuple[Option, ...]:
+def options(tiers: Mapping[str, HookPolicy], spec: TensorSpec, sample: Array | None) -> tuple[Option, ...]:
     """Return what may become of a tensor, besides being kept.
 
     Args:

@@ -1,28 +1,23 @@
 """A session that holds a budget, or a route that goes by what made each tensor: it knows the class of each."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from time import perf_counter
 from typing import Any, TypeVar
-from weakref import ref
 
 from tensorstash.engine.handle import Handle
 from tensorstash.engine.limits import Limits
-from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.planned.control import Control
 from tensorstash.engine.planned.memory import MemoryInUse
-from tensorstash.engine.planned.meter import GatedBudget, Meter
 from tensorstash.engine.planned.options import SAMPLE_BYTES, at_rates, options, rates
-from tensorstash.engine.planned.step import Seen, Step, TrackedKept, TrackedStashed
+from tensorstash.engine.planned.step import Seen
+from tensorstash.engine.planned.tracking import TrackingSession
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import ConfigError, StashError
 from tensorstash.host import native
-from tensorstash.host.budget import ByteBudget
-from tensorstash.planner.model import KEEP, SavedClass
+from tensorstash.planner.model import KEEP
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.policies.budget import Budget
 from tensorstash.protocols import Backend, Demand
@@ -33,7 +28,7 @@ T = TypeVar("T")
 _POLICY = "policy"
 
 
-class BudgetSession(Session[T]):
+class BudgetSession(TrackingSession[T]):
     """Measures a step, plans, and holds a budget. Entered as often as needed; steps are those of one thread at a time.
 
     Args:
@@ -47,40 +42,16 @@ class BudgetSession(Session[T]):
     """
 
     policy: Budget
-    _handle = TrackedStashed
 
     def __init__(self, policy: Budget, backend: Backend[T], *, min_bytes: int, limits: Limits) -> None:
-        self._meter = Meter(self._others)
         super().__init__(policy, backend, min_bytes=min_bytes, limits=limits)
         self._tiers = policy.tiers()
         self._memory = MemoryInUse(policy, backend)
         self._control = Control(self._room, self.adviser.say)
-        self._hook_s = 0.0
-        self._step = Step(0.0, perf_counter())
-        self._payloads: dict[int, tuple[ref[Payload], Seen]] = {}
-        self._counts_host = True
         self._stats_before = Stats()
-        self._unseen = 0  # bytes that were kept without being looked at
         self._peak = 0
-        self._due = 0  # bytes of what is being brought back
         self._counters: dict[int, Iterator[int]] = {}
-        self._may_lose |= any(not plan.is_lossless for plan in policy.alternatives())
-        self._classify, self._spec = self._spec, self._seen_spec
-        self._ref = ref(self)
         self.adviser.watches = False  # what there is to gain is what the plan says
-
-    # What is held
-
-    def _others(self) -> int:
-        tiers = ("memory", "device") if self._counts_host else ("device",)
-        return self._unseen + self._state.prefetcher.budget.used + self._state.ledger.bytes_in(tiers)
-
-    def _ahead_budget(self) -> ByteBudget:
-        return GatedBudget(self.limits.ahead_bytes, self._has_room)
-
-    def _has_room(self, nbytes: int) -> bool:
-        self._settle()
-        return self._meter.held() + self._due + nbytes <= self._limit()
 
     def _limit(self) -> int:
         budget, background = self._room()
@@ -92,24 +63,6 @@ class BudgetSession(Session[T]):
     @property
     def _small_bytes(self) -> int:
         return sum(nbytes * count for nbytes, count in self._step.sizes.items() if nbytes < self._min_bytes)
-
-    def _settle(self) -> None:
-        now = self._now()
-        for seen in self._meter.settle():
-            self._step.gone(seen, now)
-
-    def _now(self) -> float:
-        """Return the seconds that the program has run, outside of hooks."""
-        return perf_counter() - self._hook_s
-
-    @contextmanager
-    def _in_hook(self) -> Iterator[float]:
-        started = perf_counter()
-        now = started - self._hook_s
-        try:
-            yield now
-        finally:
-            self._hook_s += perf_counter() - started
 
     # Packing
 
@@ -141,6 +94,8 @@ class BudgetSession(Session[T]):
 
     def _passes(self, tensor: T) -> Handle | None:
         """Return the handle of a tensor that was expected where everything fits; None if it was not."""
+        if not self._control.is_declined:
+            return None
         nbytes = self._nbytes(tensor)
         for _ in range(2):
             if next(self._counters.get(nbytes, iter(())), None) is not None:
@@ -156,71 +111,15 @@ class BudgetSession(Session[T]):
         self._new_step()
         return None
 
-    def pack(self, tensor: T) -> Handle:
-        """Return the handle that the graph holds in place of ``tensor``; see :meth:`Session.pack`.
-
-        Raises:
-            StashError: as there.
-        """
-        with self._in_hook():
-            if self._control.is_declined and (passed := self._passes(tensor)) is not None:
-                return passed
-            self._settle()
-            if self._step.is_over:
-                self._end_step()
-            thread = self._thread
-            thread.seen = None
-            handle = super().pack(tensor)
-            seen: Seen | None = thread.seen
-            thread.seen = None
-            self._count(tensor)
-            if seen is None:
-                return handle
-            if isinstance(handle, TrackedStashed):
-                handle.seen, handle.session = seen, self._ref
-                source = handle._payload.alias
-                key = seen.token if self._state.held is not None else id(handle._payload)
-                if source is not None:
-                    self._meter.watch(source, key, seen.block, seen.nbytes)
-                self._meter.watch(handle, ("handle", id(seen)), None, 0, seen)
-            else:
-                seen.tier = KEEP
-                handle = TrackedKept(handle, seen, self._ref)  # type: ignore[arg-type]
-                self._meter.watch(handle, seen.token, seen.block, seen.nbytes, seen)
-            self._meter.look()
-            self._make_room()
-            return handle
-
-    def _count(self, tensor: T) -> None:
-        try:
-            self._step.sizes[self._nbytes(tensor)] += 1
-        except RuntimeError:  # sparse tensors have no such number
-            return
-
-    def _seen_spec(self, tensor: T) -> TensorSpec:
-        spec: TensorSpec = self._classify(tensor)
-        if spec.nbytes < self._min_bytes:
-            return spec
-        thread, step = self._thread, self._step
-        kind = thread.module, self.backend.producer(tensor), spec.dtype, spec.shape
-        token, start = self.backend.storage(tensor)
-        seen = Seen(SavedClass(*kind, step.ordinal(kind)), spec.nbytes, token, (start, spec.order.block), self._now())
-        if not step.seen:
-            self._begin_step(seen, spec)
-        if self._control.current is None and token not in step.tiers:
-            seen.options = options(self._tiers, spec, self._sample(tensor, spec))
-        step.add(seen)
-        seen.tier = step.tiers.get(token) or self._tier(seen, spec)
-        step.tiers[token] = seen.tier
-        thread.seen = seen
-        return spec
-
     def _begin_step(self, first: Seen, spec: TensorSpec) -> None:
-        self._counts_host = spec.device == "cpu"
+        super()._begin_step(first, spec)
         self._memory.begin(spec.device)
-        self._step.began, self._step.wall = first.saved, perf_counter()
         self._control.begin(first.key)
         self._meter.peak = 0
+
+    def _measure(self, tensor: T, seen: Seen, spec: TensorSpec) -> None:
+        if self._control.current is None and seen.token not in self._step.tiers:
+            seen.options = options(self._tiers, spec, self._sample(tensor, spec))
 
     def _sample(self, tensor: T, spec: TensorSpec) -> Any:
         data = self.backend.to_host(tensor, spec).reshape(-1)
@@ -259,29 +158,6 @@ class BudgetSession(Session[T]):
             known = self._remembered[key] = self._plan(spec, demand, self._tiers[seen.tier])
         return known
 
-    def _suits_readers(self, payload: Payload) -> bool:
-        thread = self._thread
-        outer, thread.seen = thread.seen, self._seen_of(payload)
-        try:
-            return super()._suits_readers(payload)
-        finally:
-            thread.seen = outer
-
-    def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
-        payload = super()._payload(tensor, source, spec, version, route)
-        self._payloads[id(payload)] = ref(payload), self._thread.seen
-        return payload
-
-    def _seen_of(self, payload: Payload) -> Seen | None:
-        known, seen = self._payloads.get(id(payload), (None, None))
-        return seen if known is not None and known() is payload else None
-
-    def _start(self, payload: Payload) -> None:
-        seen = self._seen_of(payload)
-        if seen is not None and seen.freed is None:
-            seen.freed = self._now()
-        super()._start(payload)
-
     def _make_room(self) -> None:
         """Wait for what is on its way out, as long as what is saved next has no room."""
         step = self._step
@@ -293,38 +169,10 @@ class BudgetSession(Session[T]):
         excess = self._meter.held() + following - self._limit()
         if excess <= 0 or not used:
             return
-        lease = self._in_flight.acquire(
-            self._in_flight.limit - max(used - excess, 0), timeout_s=self.limits.timeout_s
-        )
+        lease = self._in_flight.acquire(self._in_flight.limit - max(used - excess, 0), timeout_s=self.limits.timeout_s)
         if lease is not None:
             lease.release()
         self._settle()
-
-    # Unpacking
-
-    @contextmanager
-    def asking(self, seen: Seen) -> Iterator[None]:
-        """Note that a saved tensor is asked for."""
-        with self._in_hook() as now:
-            self._state.was_asked = True
-            self._settle()
-            self._step.asked(seen, now, perf_counter())
-            yield
-            self._meter.look()
-
-    @contextmanager
-    def bringing(self, nbytes: int) -> Iterator[None]:
-        """Leave room for what is brought back now, while others are read ahead."""
-        self._due = nbytes
-        try:
-            yield
-        finally:
-            self._due = 0
-
-    def watch_rebuilt(self, tensor: object, payload: Payload) -> None:
-        """Count a tensor that was brought back, as long as it lives."""
-        if not payload.is_leased:  # else it is counted among what was read ahead
-            self._meter.watch(tensor, ("back", id(payload)), None, payload.nbytes)
 
     # Steps
 
@@ -338,10 +186,8 @@ class BudgetSession(Session[T]):
         self._new_step()
 
     def _new_step(self) -> None:
-        self._unseen = 0 if self._step.is_over else self._unseen
+        super()._new_step()
         self._stats_before = super().stats()
-        self._payloads = {key: known for key, known in self._payloads.items() if known[0]() is not None}
-        self._step = Step(self._now(), perf_counter())
 
     def plan(self) -> BudgetPlan:
         """Return what the budget has become: a table when printed.
