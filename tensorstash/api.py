@@ -14,15 +14,18 @@ from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits, limits_of
+from tensorstash.engine.planned.session import BudgetSession, plan_of
+from tensorstash.engine.planned.tracking import TrackingSession
 from tensorstash.engine.recompute.session import RecomputingSession
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
-from tensorstash.policies import CpuOffload
+from tensorstash.planner.plan import BudgetPlan
+from tensorstash.policies import Budget, CpuOffload
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.policies.selectors import ModuleNames
+from tensorstash.policies.selectors import ModuleNames, Saved
 from tensorstash.protocols import Backend, Undo
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
@@ -122,6 +125,15 @@ class Stash(ContextDecorator, Block):
         """Return what has been done in all entries so far."""
         return self._session.stats()
 
+    def plan(self) -> BudgetPlan:
+        """Return what a budget has become: what is kept, spilled or compressed, and what that costs.
+
+        Raises:
+            ConfigError: the policy is no budget.
+            StashError: no step has ended yet.
+        """
+        return plan_of(self._session)
+
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
 
@@ -167,6 +179,10 @@ class Wrapped:
     def stats(self) -> Stats:
         """Return what has been done so far; also after :meth:`remove`."""
         return self._session.stats()
+
+    def plan(self) -> BudgetPlan:
+        """Return what a budget has become; raises as :meth:`Stash.plan`."""
+        return plan_of(self._session)
 
     def __repr__(self) -> str:
         return f"<{'wrapped' if self._undos else 'no longer wrapped'} under {self._session.policy!r}>"
@@ -396,7 +412,13 @@ def _session(
     policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
 ) -> Session[Any]:
     nbytes = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
-    kind = RecomputingSession if any(plan.rebuilding for plan in policy.alternatives()) else Session
+    if isinstance(policy, Budget):
+        return BudgetSession(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
+    kind: type[Session[Any]] = TrackingSession if any(isinstance(part, Saved) for part in walk(policy)) else Session
+    if any(plan.rebuilding for plan in policy.alternatives()):
+        if kind is TrackingSession:
+            raise ConfigError(f"{caller}: got a policy that recomputes, and selects by Saved; expected one of the two")
+        kind = RecomputingSession
     return kind(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
 
 
