@@ -84,6 +84,11 @@ class Recomputed:
         self._lock = threading.Lock()
 
     @property
+    def version(self) -> int:
+        """The in-place version that the tensor had."""
+        return self._saved.version
+
+    @property
     def rule(self) -> str:
         """What its recipe is called."""
         return self._recipe.rule
