@@ -18,11 +18,11 @@ from tensorstash.backends.paddle.operators.readers import Readers
 from tensorstash.backends.paddle.operators.writers import writer_patches
 from tensorstash.backends.paddle.recipes.producers import Producers
 from tensorstash.backends.paddle.repairs.amp import without_autocast
-from tensorstash.backends.paddle.repairs.backward import PATCHES, Unrecorded
+from tensorstash.backends.paddle.repairs.backward import PATCHES
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_patches
 from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
 from tensorstash.backends.paddle.repairs.static import static_patches
-from tensorstash.backends.paddle.storage import same_memory, token_of
+from tensorstash.backends.paddle.storage import token_of, version_probe
 from tensorstash.backends.paddle.streams import gpu_streams, lend_streams
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
@@ -159,11 +159,8 @@ class PaddleBackend:
         return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
 
     def version_probe(self, tensor: Tensor, /) -> Tensor:
-        """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
-        with Unrecorded():
-            probe = same_memory(tensor)
-        probe._clear_data()
-        return probe
+        """Return an empty tensor that shares the version of ``tensor``."""
+        return version_probe(tensor)
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""

@@ -22,7 +22,7 @@ def node_of(tensor: Tensor) -> Any:
     node: Any = tensor.grad_fn
     if node is not None:
         for _ in range(_surplus()):
-            _let_go(node)
+            _take_back(node)
     return node
 
 
@@ -41,4 +41,4 @@ def _surplus() -> int:
     return 0 if node is None else max(sys.getrefcount(node) - 2, 0)
 
 
-_let_go: Callable[[Any], None] = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_DecRef", ctypes.pythonapi))
+_take_back: Callable[[Any], None] = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_DecRef", ctypes.pythonapi))

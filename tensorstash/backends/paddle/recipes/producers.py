@@ -15,9 +15,10 @@ from tensorstash.backends.paddle.layout import Layout, dense_run, dtype_name, el
 from tensorstash.backends.paddle.nodes import kind_of, node_of
 from tensorstash.backends.paddle.operators.readers import reader
 from tensorstash.backends.paddle.recipes.rule import Rule
-from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, WITH_STATISTICS
-from tensorstash.backends.paddle.recipes.search import MASK, Leaves, NoRecipe, Search, rules_of, run_again
+from tensorstash.backends.paddle.recipes.rules import FIRST_OF_SEVERAL, OUTPUTS, READERS, RULES
+from tensorstash.backends.paddle.recipes.search import MASK, Leaves, NoRecipe, Note, Search, rules_of, run_again
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
+from tensorstash.backends.paddle.storage import version_probe
 from tensorstash.host.arrays import borrowed
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
@@ -46,7 +47,7 @@ class Producers:
         self._is_ours = is_ours
         self._rules = {**RULES, **{rule.node: rule for rule in rules}}
         self._leaves = Leaves(parameters)
-        self._notes: dict[Hashable, ref[Any]] = {}
+        self._notes: dict[Hashable, Note] = {}
 
     def note(self, tensor: Tensor, handle: Any, /) -> None:
         """Remember which handle stands for the output of a node."""
@@ -58,23 +59,23 @@ class Producers:
             self.forget()
             return
         node = node_of(tensor)
-        if node is None or not self._is_ours(handle):
-            return
-        kind = kind_of(node)
-        key: Hashable = node.node_ptr()
-        if kind in WITH_STATISTICS and kind == name:
-            rule = self._rules.get(kind)
-            if rule is None or not rule.mask:
-                return
-            key = key, MASK
-        elif kind not in OUTPUTS:
+        key = None if node is None or not self._is_ours(handle) else _key(node, tensor)
+        if key is None:
             return
         if len(self._notes) >= _REMEMBERED:
-            self._notes = {key: noted for key, noted in list(self._notes.items()) if noted() is not None}
-        self._notes[key] = ref(handle)
+            self._notes = {key: note for key, note in list(self._notes.items()) if note.handle() is not None}
+        self._notes[key] = Note(ref(handle), tuple(tensor.shape), tensor.dtype)
+
+    def noted(self, tensor: Tensor, /) -> Any:
+        """Return the handle that was noted for a tensor; None without one."""
+        node = None if tensor.is_leaf else node_of(tensor)
+        note = None if node is None else self._notes.get(_key(node, tensor))
+        if note is None or note.dtype != tensor.dtype or note.shape != tuple(tensor.shape):
+            return None
+        return note.handle() if _is_all_of_its_memory(tensor) else None
 
     def forget(self) -> None:
-        """Take nothing that was noted so far for an input any more."""
+        """Forget the handles that were noted so far."""
         self._notes = {}
 
     def recipe(self, tensor: Tensor, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
@@ -89,7 +90,7 @@ class Producers:
         node = node_of(tensor)
         if node is None:
             return "made outside of the graph"
-        if name in WITH_STATISTICS and kind_of(node) == name:
+        if not _is_first(node, tensor):
             return f"a statistic of {name}"
         search = Search(self._notes, self._leaves, self._rules, ops, depth)
         try:
@@ -107,6 +108,10 @@ class Producers:
     def whole(self, tensor: Tensor, /) -> Tensor:
         """Return the tensor, detached; views have no base here, and only what fills its memory has a recipe."""
         return tensor.detach()
+
+    def probe(self, whole: Tensor, /) -> Tensor:
+        """Return an empty tensor that shares the version of ``whole``."""
+        return version_probe(whole)
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe; see :meth:`tensorstash.abilities.Producers.run`."""
@@ -177,6 +182,19 @@ def _generators(tensor: Tensor) -> list[Any]:
     if not place.is_gpu_place():
         return [host]
     return [host, core.default_cuda_generator(place.gpu_device_id())]
+
+
+def _key(node: Any, tensor: Tensor) -> Hashable:
+    """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
+    kind = kind_of(node)
+    if not _is_first(node, tensor):
+        return (node.node_ptr(), MASK) if kind in RULES and RULES[kind].mask else None
+    return node.node_ptr() if kind in OUTPUTS else None
+
+
+def _is_first(node: Any, tensor: Tensor) -> bool:
+    is_first = FIRST_OF_SEVERAL.get(kind_of(node))
+    return is_first is None or is_first(node, tensor)
 
 
 def _is_all_of_its_memory(tensor: Tensor) -> bool:

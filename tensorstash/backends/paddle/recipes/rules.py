@@ -1,6 +1,6 @@
 """The rules that are built in, by the nodes of Paddle's graph."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -112,6 +112,8 @@ def _dropout_of(x: Tensor, *, p: float = 0.5, length: int = _SCALED_UP) -> Tenso
     return made
 
 
+_NORMALIZED_FROM = Attribute(_LAYER_NORM, "i", (1, 3, 2, 3, 1), lambda x, axis: _layer_norm_of(x, axis=axis))
+
 _RULES = (
     Rule("mul", "MultiplyGradNode", ("type", "type"), paddle.multiply),
     Rule("add", "AddGradNode", ("type", "type"), paddle.add),
@@ -163,7 +165,7 @@ _RULES = (
         _layer_norm,
         (
             Attribute(_LAYER_NORM, "f", _SMALL_NUMBERS, lambda x, eps: _layer_norm_of(x, eps=eps)),
-            Attribute(_LAYER_NORM, "i", (1, 3, 2, 3, 1), lambda x, axis: _layer_norm_of(x, axis=axis)),
+            _NORMALIZED_FROM,
         ),
     ),
     Rule(
@@ -190,7 +192,7 @@ _RULES = (
         ("same",),
         _dropout,
         (
-            Attribute(_DROPOUT, "d", _NUMBERS[:2] + (0.71, 0.9), lambda x, p: _dropout_of(x, p=p)),
+            Attribute(_DROPOUT, "d", (*_NUMBERS[:2], 0.71, 0.9), lambda x, p: _dropout_of(x, p=p)),
             Attribute(_DROPOUT, "q", _LENGTHS, lambda x, length: _dropout_of(x, length=length)),
         ),
         mask=True,
@@ -229,5 +231,28 @@ _WITH_SEVERAL_OUTPUTS = _nodes("Split SplitWithNum Unbind")
 OUTPUTS = (READERS | frozenset(RULES)) - _WITH_SEVERAL_OUTPUTS
 """Nodes whose edges all stand for their first output."""
 
-WITH_STATISTICS = _nodes("BatchNorm Dropout GroupNorm InstanceNorm LayerNorm")
-"""Nodes that have saved other outputs of theirs, which nobody else gets, and not the first one."""
+
+def _has_axes(more_than: int) -> Callable[[Any, Tensor], bool]:
+    return lambda node, tensor: len(tensor.shape) > more_than
+
+
+def _has_normalized_axes(node: Any, tensor: Tensor) -> bool:
+    axis = _NORMALIZED_FROM.read(node)
+    return isinstance(axis, int) and len(tensor.shape) > axis
+
+
+def _is_no_mask(node: Any, tensor: Tensor) -> bool:
+    return tensor.dtype != paddle.uint8
+
+
+FIRST_OF_SEVERAL: Mapping[str, Callable[[Any, Tensor], bool]] = MappingProxyType(
+    {
+        _LAYER_NORM: _has_normalized_axes,
+        _BATCH_NORM: _has_axes(1),
+        "InstanceNormGradNode": _has_axes(1),
+        "GroupNormGradNode": _has_axes(2),
+        _DROPOUT: _is_no_mask,
+    }
+)
+"""Nodes with outputs that nobody but their own backward gets, such as statistics, and whether a tensor is the other
+one."""

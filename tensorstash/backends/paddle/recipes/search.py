@@ -23,6 +23,20 @@ _STEPS = 64
 MASK = "mask"
 
 
+class Note(NamedTuple):
+    """The handle of an output of a node.
+
+    Args:
+        handle: a weak reference.
+        shape: of the output.
+        dtype: of the output.
+    """
+
+    handle: ref[Any]
+    shape: tuple[int, ...]
+    dtype: Any
+
+
 class Call(NamedTuple):
     """One operation of a recipe; a number stands for an input, by its place."""
 
@@ -98,7 +112,7 @@ class Search:
 
     def __init__(
         self,
-        notes: Mapping[Any, ref[Any]],
+        notes: Mapping[Any, Note],
         leaves: Leaves,
         rules: Mapping[str, Rule],
         ops: frozenset[str] | None,
@@ -168,7 +182,7 @@ class Search:
 
     def _noted(self, key: Any) -> int | None:
         noted = self._notes.get(key)
-        handle = None if noted is None else noted()
+        handle = None if noted is None else noted.handle()
         return None if handle is None else self._input(handle)
 
     def _input(self, value: Any) -> int:
