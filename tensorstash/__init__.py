@@ -5,7 +5,7 @@
 Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.1)))
 """
 
-from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, unwrap, wrap, wrapped
+from tensorstash.api import Stash, Wrapped, stash, unwrap, wrap, wrapped
 from tensorstash.config import (
     format,  # noqa: A004  (only inside of this namespace)
     from_dict,
@@ -15,6 +15,7 @@ from tensorstash.config import (
     to_dict,
 )
 from tensorstash.config.settings import Settings, load_settings
+from tensorstash.drop_ins import save_on_cpu, saved_tensors_hooks
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning

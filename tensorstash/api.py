@@ -3,7 +3,7 @@
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack
+from contextlib import ContextDecorator, ExitStack
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -22,7 +22,7 @@ from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
 from tensorstash.planner.plan import BudgetPlan
-from tensorstash.policies import Budget, CpuOffload
+from tensorstash.policies import Budget
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.selectors import ModuleNames, Saved
@@ -343,47 +343,6 @@ def unwrap(model: object) -> None:
     """
     for handle in wrapped(model):
         handle.remove()
-
-
-def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framework: str | None = None) -> Stash:
-    """Drop-in for ``torch.autograd.graph.save_on_cpu``, on every framework.
-
-    Unlike PyTorch's, it keeps layouts exactly, stashes shared content once, leaves parameters alone and keeps the
-    in-place check.
-
-    Args:
-        pin_memory: accepted for compatibility; where host memory is taken from is the engine's choice and changes
-            no result.
-        device_type: accepted for compatibility; tensors on any accelerator are moved.
-        framework: as in :func:`stash`.
-
-    >>> import tensorstash as ts, tensorstash.reference as ref
-    >>> with ts.save_on_cpu(framework="reference"):
-    ...     y = ref.ones((1,), device="sim:0", requires_grad=True).exp()
-    """
-    del pin_memory, device_type
-    return stash(CpuOffload(), framework=framework, min_bytes=0)
-
-
-def saved_tensors_hooks(
-    pack: Callable[[Any], Any], unpack: Callable[[Any], Any], *, framework: str | None = None
-) -> AbstractContextManager[None]:
-    """Install a pack/unpack pair of your own, with the same meaning on every framework.
-
-    Pairs are per thread and nest: the innermost runs. On Paddle this is what makes pairs nest at all, puts exact
-    layouts back, and frees what ``pack`` returned when backward is done with it.
-
-    Args:
-        pack: gets a saved tensor, returns any object; must not keep the tensor itself but a detached one.
-        unpack: gets that object, returns a tensor of the same shape, dtype and device.
-        framework: as in :func:`stash`.
-
-    >>> import tensorstash as ts, tensorstash.reference as ref
-    >>> with ts.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda packed: packed, framework="reference"):
-    ...     y = ref.tensor([1.0], requires_grad=True).exp()
-    """
-    backend = backend_named(framework) if framework is not None else backend_loaded()
-    return backend.hooks(pack, unpack)
 
 
 def policy_of(policy: object, caller: str) -> HookPolicy:

@@ -53,6 +53,7 @@ RANKS = {
     "engine.planned": 8,
     "engine.recompute": 8,
     "api": 9,
+    "drop_ins": 9,
     "integrations": 10,
     "testing": 10,
     "cli": 10,
