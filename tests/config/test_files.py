@@ -36,7 +36,8 @@ def test_a_file_gives_the_arguments_of_a_scope(name: str, tmp_path: Path) -> Non
     path = tmp_path / name
     path.write_text(TEXTS[name])
     assert ts.load_settings(path) == SETTINGS == settings_of(str(path), "--policy")
-    ts.stash(**ts.load_settings(path), framework="reference")
+    with ts.stash(**ts.load_settings(path), framework="reference") as session:
+        assert session.stats().seen.tensors == 0
 
 
 def test_what_a_file_does_not_set_is_left_to_the_defaults() -> None:
