@@ -19,11 +19,11 @@ from typing import Any
 from tqdm import tqdm
 
 import tensorstash as ts
-from benchmarks.harness.memory import RESETS
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import Job, run
 from benchmarks.harness.training import NO_POLICY, largest_relative_difference
 from benchmarks.models import Model
+from tensorstash.cli.memory import RESETS
 from tensorstash.host.allocator import advised_environment
 
 POLICIES = (

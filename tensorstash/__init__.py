@@ -6,12 +6,21 @@ Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.1)))
 """
 
 from tensorstash.api import Stash, Wrapped, save_on_cpu, saved_tensors_hooks, stash, unwrap, wrap, wrapped
-from tensorstash.config import format, from_dict, load, parse, to_dict  # noqa: A004  (only inside of this namespace)
+from tensorstash.config import (
+    format,  # noqa: A004  (only inside of this namespace)
+    from_dict,
+    load,
+    parse,
+    policy_argument,
+    to_dict,
+)
+from tensorstash.config.settings import Settings, load_settings
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning
 from tensorstash.host import allocator
 from tensorstash.policies import (
+    Budget,
     Cast,
     Chain,
     Compress,
@@ -22,6 +31,7 @@ from tensorstash.policies import (
     PackMasks,
     Policy,
     Quantize,
+    Recompute,
     Route,
     Rule,
     StoreIn,
@@ -32,6 +42,7 @@ from tensorstash.registry import register
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Budget",
     "Cast",
     "Chain",
     "Compress",
@@ -45,8 +56,10 @@ __all__ = [
     "Plan",
     "Policy",
     "Quantize",
+    "Recompute",
     "Route",
     "Rule",
+    "Settings",
     "Stash",
     "Stats",
     "StoreIn",
@@ -57,7 +70,9 @@ __all__ = [
     "format",
     "from_dict",
     "load",
+    "load_settings",
     "parse",
+    "policy_argument",
     "register",
     "save_on_cpu",
     "saved_tensors_hooks",

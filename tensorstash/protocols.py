@@ -1,6 +1,6 @@
 """The interfaces a plug-in implements: codec, store, selector, backend."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
@@ -299,7 +299,7 @@ def _nests(value: object) -> bool:
 def _parts(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return list(value.values())
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return list(value)
     if is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)]

@@ -46,6 +46,8 @@ _BUILT_IN = {
         "quantize": "policies.encoding:Quantize",
         "cast": "policies.encoding:Cast",
         "pack_masks": "policies.encoding:PackMasks",
+        "recompute": "policies.recompute:Recompute",
+        "budget": "policies.budget:Budget",
         "chain": "policies.policy:Chain",
         "route": "policies.route:Route",
     },
@@ -55,6 +57,7 @@ _BUILT_IN = {
         "dtypes": "policies.selectors:Dtypes",
         "devices": "policies.selectors:Devices",
         "module_names": "policies.selectors:ModuleNames",
+        "saved": "policies.selectors:Saved",
         "parameters": "policies.selectors:Parameters",
         "all": "policies.selectors:All",
         "any": "policies.selectors:Any",
@@ -83,6 +86,7 @@ _BUILT_IN = {
         "paddle": "backends.paddle.backend:PaddleBackend",
         "reference": "backends.reference.backend:ReferenceBackend",
     },
+    "recipes": {},
 }
 _INSTALL_HINTS = {
     ("backends", "torch"): "pip install tensorstash[torch]",
@@ -102,7 +106,8 @@ def names(group: str) -> tuple[str, ...]:
     """Return the registered names of a group, sorted, without importing what they stand for.
 
     Args:
-        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"`` or ``"backends"``.
+        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"``, ``"backends"`` or
+            ``"recipes"``.
 
     Raises:
         ConfigError: there is no such group.
@@ -155,6 +160,8 @@ def register(group: str, name: str, target: type | str, *, install_hint: str = "
 
     Raises:
         ConfigError: the name is taken, or differs from the class's own.
+
+    >>> register("codecs", "zstd", "tensorstash.codecs.zstd:Zstd")  # the same again does nothing
     """
     rows = _rows(group)
     where = target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"

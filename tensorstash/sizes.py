@@ -1,8 +1,9 @@
 """Byte counts as people write them."""
 
 import re
+import warnings
 
-from tensorstash.errors import ConfigError
+from tensorstash.errors import ConfigError, TensorStashWarning
 
 _UNITS = {
     "": 1,
@@ -20,6 +21,9 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_PLAUSIBLE = 4096
+"""Bytes below which a budget without a unit is taken for a slip: less than one page of memory."""
+
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -42,6 +46,28 @@ def parse_bytes(size: int | str, *, path: str) -> int:
     if isinstance(size, str) and (match := _SIZE.fullmatch(size)) and match[2].lower() in _UNITS:
         return int(float(match[1]) * _UNITS[match[2].lower()])
     raise ConfigError(f"{path}: got {size!r}, expected a number of bytes, 0 or more, such as 4096 or '40GiB'")
+
+
+def parse_budget(size: int | str, *, path: str) -> int:
+    """Return :func:`parse_bytes` of a budget, and warn where a number without a unit is too small to be meant.
+
+    Args:
+        size: as for :func:`parse_bytes`.
+        path: as for :func:`parse_bytes`.
+
+    Raises:
+        ConfigError: as :func:`parse_bytes` does.
+    """
+    nbytes = parse_bytes(size, path=path)
+    if 0 < nbytes < _PLAUSIBLE and str(size).strip().isdecimal():
+        warnings.warn(
+            TensorStashWarning(
+                f"{path}: {size} without a unit is {nbytes} bytes, less than a page of memory; write "
+                f"'{nbytes}MiB' or '{nbytes}GiB' if that is meant, or '{nbytes}B'"
+            ),
+            stacklevel=4,  # past this one, __post_init__ and the __init__ of a dataclass
+        )
+    return nbytes
 
 
 def format_bytes(nbytes: int) -> str:

@@ -66,6 +66,8 @@ class TensorSpec:
         conj: whether the elements are to be read conjugated (a lazy flag of PyTorch).
         neg: whether the elements are to be read negated (a lazy flag of PyTorch).
         module: dotted name of the wrapped module whose forward saved the tensor; empty when not known.
+        producer: name of the operation that made the tensor; empty when not known.
+        ordinal: how many of the same module, producer, dtype and shape the step saved before; -1 when not known.
 
     Raises:
         ValueError: shape and strides differ in length.
@@ -86,6 +88,8 @@ class TensorSpec:
     conj: bool = False
     neg: bool = False
     module: str = ""
+    producer: str = ""
+    ordinal: int = -1
     itemsize: int = field(init=False, compare=False, repr=False)
     numel: int = field(init=False, compare=False, repr=False)
     nbytes: int = field(init=False, compare=False, repr=False)
@@ -121,6 +125,10 @@ class TensorSpec:
     def inside(self, module: str) -> "TensorSpec":
         """Return the same spec, saved by the forward of ``module``."""
         return replace(self, module=module)
+
+    def saved_as(self, producer: str, ordinal: int) -> "TensorSpec":
+        """Return the same spec, made by an operation, with its place among the tensors of its kind in a step."""
+        return replace(self, producer=producer, ordinal=ordinal)
 
     @property
     def order(self) -> "MemoryOrder":

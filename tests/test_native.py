@@ -57,7 +57,7 @@ import torch
 import tensorstash as ts
 
 with ts.stash(ts.Keep(), framework="torch") as session:
-    pack, unpack = session._hooks()
+    pack, unpack = session._session._hooks()
     handle = pack(torch.ones(3))
 print(type(handle))
 print(handle, handle == pack(torch.ones(3)), len({handle, unpack}))

@@ -91,19 +91,19 @@ def walks(lab: Lab, line: str) -> dict[str, list[Step]]:
         for _ in range(3):
             leaf = lab.tensor(np.ones((2**9, 2**9), np.float32), requires_grad=True)
             others = lab.mul(leaf, 3.0)
-            session.pack(others)  # what the first tensor of a step sets going is no part of the walk
+            session._session.pack(others)  # what the first tensor of a step sets going is no part of the walk
             walk_idle(session)
             saved = [lab.mul(leaf, 2.0)]  # that the graph made
             handles: list[Any] = []
             start = getattr(session, "_start_all_freed")  # noqa: B009 - what a scope does at its end
             found["pack to slot"] = walk.of(
-                lambda saved=saved, handles=handles: handles.append(session.pack(saved.pop())),
+                lambda saved=saved, handles=handles: handles.append(session._session.pack(saved.pop())),
                 start,
                 lambda: walk_idle(session),
             )
             tensors: list[Any] = []
             found["back"] = walk.of(
-                lambda handles=handles, tensors=tensors: tensors.append(session.unpack(handles.pop()))
+                lambda handles=handles, tensors=tensors: tensors.append(session._session.unpack(handles.pop()))
             )
             del leaf, others, tensors
     threading.setprofile(None)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def walks(lab: Lab, line: str) -> dict[str, list[Step]]:
 def walk_idle(session: Any) -> None:
     """Wait for the workers, unobserved."""
     sys.setprofile(None)
-    session._writers.submit(_nothing).result(60)
+    session._session._writers.submit(_nothing).result(60)
 
 
 def _nothing() -> None:

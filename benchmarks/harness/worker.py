@@ -13,7 +13,7 @@ from importlib import import_module
 from time import perf_counter, process_time
 from typing import Any, Self
 
-from benchmarks.harness import memory
+from tensorstash.cli import memory
 
 
 class Meter:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from tensorstash import registry
+from tensorstash.backends.features import require
 from tensorstash.errors import BackendError
 from tensorstash.protocols import Backend
 
@@ -21,8 +22,9 @@ def backend_named(name: str) -> Backend[Any]:
 
     Raises:
         ConfigError: no such backend; the message has the nearest match.
-        MissingDependencyError: its framework is not installed.
+        MissingDependencyError: its framework is not installed, or of a version that lacks something.
     """
+    require(name)
     backend: Backend[Any] = registry.lookup("backends", name)()
     return backend
 

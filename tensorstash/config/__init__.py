@@ -1,4 +1,4 @@
-"""Policies as plain data: dictionaries, TOML files, one line of text.
+"""Policies as plain data: dictionaries, TOML, JSON and YAML files, one line of text.
 
 The wire form of a component is flat: its name and its fields, as in ``{"name": "quantize", "bits": 4}``. What a field
 may hold follows from its annotation, so that plug-ins write nothing: bool, int, float, str, Literal, None, a component
@@ -15,25 +15,25 @@ no framework and opens nothing.
 """
 
 import os
-import tomllib
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from typing import BinaryIO
 
+from tensorstash.config.files import SETTINGS, read_table
 from tensorstash.config.reading import read_policy
 from tensorstash.config.text import written
 from tensorstash.config.writing import to_dict, walk
-from tensorstash.errors import ConfigError
+from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.registry import did_you_mean
 
-__all__ = ["format", "from_dict", "load", "parse", "to_dict", "walk"]
+__all__ = ["format", "from_dict", "load", "parse", "policy_argument", "to_dict", "walk"]
 
 
 def from_dict(data: Mapping[str, object]) -> HookPolicy:
     """Return the policy that :func:`to_dict` wrote, or one written by hand; fields may be left at their defaults.
 
     Args:
-        data: a name and the fields of that policy.
+        data: a name and the fields of that policy; any mappings and sequences, such as those of OmegaConf.
 
     Raises:
         ConfigError: an unknown name or key, a missing key, or a value of the wrong kind, each with its dotted path.
@@ -81,7 +81,7 @@ def format(policy: HookPolicy) -> str:  # noqa: A001  (the inverse of parse, and
 
 
 def load(source: str | os.PathLike[str] | BinaryIO) -> HookPolicy:
-    """Return the policy of a TOML file, which holds it under the key ``policy``.
+    """Return the policy of a file, which holds it under the key ``policy``: TOML, or JSON or YAML by its suffix.
 
     ::
 
@@ -94,24 +94,45 @@ def load(source: str | os.PathLike[str] | BinaryIO) -> HookPolicy:
         use = "quantize:bits=4 | disk_spill:directory=/nvme/scratch,budget=40GiB"
 
     Args:
-        source: the path of a file, or a file opened for reading bytes, which is left open.
+        source: the path of a file (``.json``, ``.yaml`` and ``.yml`` are what they say, all else is TOML), or a file
+            opened for reading bytes, which is left open.
 
     Raises:
-        ConfigError: as for :func:`from_dict`, or the file is not TOML, or holds other keys.
-        MissingDependencyError: the library behind a name is not installed.
+        ConfigError: as for :func:`from_dict`, or the file is of another format, or holds other keys; one that sets
+            limits too is for :func:`~tensorstash.load_settings`.
+        MissingDependencyError: the library behind a name is not installed, or PyYAML.
         OSError: the file cannot be read.
+
+    >>> import io
+    >>> load(io.BytesIO(b'policy = "keep"'))
+    Keep()
     """
-    if isinstance(source, str | os.PathLike):
-        with open(source, "rb") as file:
-            return load(file)
-    place = getattr(source, "name", "TOML")
-    try:
-        data = tomllib.load(source)
-    except ValueError as error:
-        raise ConfigError(f"{place}: not TOML: {error}") from error
+    place, data = read_table(source, SETTINGS)
     for key in data:
         if key != "policy":
-            raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, ['policy'])}")
-    if not data:
-        raise ConfigError(f"{place}: policy: missing; expected a table, or text such as 'quantize:bits=4 | compress'")
+            raise ConfigError(
+                f"{place}: {key}: load returns the policy alone; use stash(**load_settings(file)), or wrap, to apply "
+                f"the other settings too"
+            )
     return read_policy(data["policy"], f"{place}: policy")
+
+
+def policy_argument(text: str) -> HookPolicy:
+    """Return the policy of a command-line option: a ``type`` for :mod:`argparse` that keeps the message.
+
+    Args:
+        text: one line, as of :func:`parse`.
+
+    Raises:
+        argparse.ArgumentTypeError: as :func:`parse` says, whose text ``argparse`` would not show.
+
+    >>> import argparse
+    >>> parser = argparse.ArgumentParser()
+    >>> _ = parser.add_argument("--policy", type=policy_argument)
+    >>> parser.parse_args(["--policy", "keep"]).policy
+    Keep()
+    """
+    try:
+        return parse(text)
+    except (ConfigError, MissingDependencyError) as error:
+        raise ArgumentTypeError(str(error)) from error

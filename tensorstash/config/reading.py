@@ -1,18 +1,22 @@
 """From plain data to objects, by the annotations of dataclass fields."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
+from inspect import isabstract
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tensorstash.config.schema import GROUPS, SCALARS, SINGULAR, in_words
 from tensorstash.config.text import Text, split_steps
 from tensorstash.errors import ConfigError, MissingDependencyError
-from tensorstash.policies import Chain, Encode, StoreIn
+from tensorstash.policies import Chain, Encode, Policy, StoreIn
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec, StoreConfig, require_shallow
 from tensorstash.registry import did_you_mean, lookup, names
+
+T = TypeVar("T")
+P = TypeVar("P", bound=Policy)
 
 
 def read_policy(value: object, path: str) -> HookPolicy:
@@ -30,6 +34,44 @@ def read_policy(value: object, path: str) -> HookPolicy:
     policy = _component(value, HookPolicy, path)
     assert isinstance(policy, HookPolicy)
     return policy
+
+
+def read_as(kind: type[P], value: object, path: str) -> P:
+    """Return the policy that a value is or describes, and that is of one kind.
+
+    Args:
+        kind: a class of policies; a table for a concrete one may leave out its name.
+        value: a policy, a mapping or a text.
+        path: where it stands, for messages.
+
+    Raises:
+        ConfigError: it is and describes none of this kind.
+        MissingDependencyError: the library behind a name is not installed.
+    """
+    if isinstance(value, Mapping) and "name" not in value and not isabstract(kind):
+        return read_fields(kind, value, path)
+    made: object = value if isinstance(value, Policy) else read_policy(value, path)
+    if not isinstance(made, kind):
+        raise ConfigError(f"{path}: got {made!r}, expected a {kind.__name__}")
+    return made
+
+
+def read_fields(cls: type[T], value: object, path: str) -> T:
+    """Return the dataclass whose fields plain data gives.
+
+    Args:
+        cls: which one; fields with a default may be left out.
+        value: a mapping.
+        path: where it stands, for messages.
+
+    Raises:
+        ConfigError: it describes none.
+        MissingDependencyError: the library behind a name is not installed.
+    """
+    require_shallow(value, path=path)
+    made = _read(value, cls, path)
+    assert isinstance(made, cls)
+    return made
 
 
 def _component(value: object, protocol: Any, path: str) -> object:
@@ -93,7 +135,7 @@ def _read(value: object, annotation: Any, path: str) -> object:
                 return member
         raise ConfigError(f"{path}: got {value!r}, expected {in_words(annotation)}")
     if origin is tuple and members[1:] == (...,):
-        if isinstance(value, list | tuple):
+        if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             return tuple(_read(item, members[0], f"{path}[{place}]") for place, item in enumerate(value))
     elif annotation in SCALARS:
         converted = _scalar(value, annotation)

@@ -1,6 +1,7 @@
 """What the autograd graph holds in place of a saved tensor."""
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from tensorstash.engine.payloads.dedup import DedupIndex
@@ -47,10 +48,13 @@ class Stashed:
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("_dedup", "_is_read_by", "_payload", "_spec", "_state")
+    __slots__ = ("__weakref__", "_dedup", "_is_read_by", "_payload", "_spec", "state")
+
+    depth = 0
+    """Operations that are run for it."""
 
     def __init__(self, state: SessionState, payload: Payload, dedup: DedupIndex, spec: TensorSpec) -> None:
-        self._state = state
+        self.state = state
         self._payload = payload
         self._dedup = dedup
         self._spec = spec
@@ -70,10 +74,10 @@ class Stashed:
             SavedTensorModifiedError: it was modified in place before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
         """
-        state = self._state
+        state = self.state
         state.was_asked = True
         state.ledger.unpacked()
-        state.prefetcher.asked(self._dedup, self._payload.index)
+        state.prefetcher.asked(self._dedup, self._payload.index, self._foretold)
         if state.adviser.watches and state.compiled_graph is not None:
             graph = state.compiled_graph()
             if graph is not None:
@@ -85,9 +89,29 @@ class Stashed:
             state.prefetcher.prefetch_to_device(self._dedup)
         return tensor
 
+    def _foretold(self) -> tuple[int, ...]:
+        """Return the indices of the payloads that the running backward will ask for, in order; empty if none runs."""
+        if self.state.upcoming is None:
+            return ()
+        operations = self.state.upcoming(lambda handle: isinstance(handle, Stashed) and handle._dedup is self._dedup)
+        return tuple(dict.fromkeys(handle._payload.index for handle in chain.from_iterable(operations)))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what comes back is equal to the bit, whatever reads it."""
+        return self._payload.route.is_lossless
+
+    def add_user(self) -> None:
+        """Count somebody besides the graph who will ask, as a recipe does."""
+        self._payload.users += 1
+
+    def peek(self) -> Any:
+        """Return the tensor to look at it and drop it; nobody is told, and nothing is read ahead."""
+        return self._payload.peek(self._spec)
+
     def _learn(self) -> None:
         """Learn from the operation that asks what it needs, for the next content of this kind."""
-        state, payload = self._state, self._payload
+        state, payload = self.state, self._payload
         demand = None if state.running_demand is None else state.running_demand(self)
         if demand is None:
             return
@@ -105,12 +129,12 @@ class Stashed:
     def _restore(self) -> Any:
         source = self._payload.source
         if source is not None:
-            self._state.ledger.forwarded()
+            self.state.ledger.forwarded()
             return self._forward(source)
         return self._payload.restore(self._spec)
 
     def _forward(self, source: Any) -> Any:
-        payload, held = self._payload, self._state.held
+        payload, held = self._payload, self.state.held
         if payload.loses:
             tensor = payload.route.round_trip(source, payload.spec, self._spec)
         elif self._spec == payload.spec and held is not None and held.may_give(payload):

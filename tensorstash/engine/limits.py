@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from tensorstash.errors import ConfigError
-from tensorstash.sizes import parse_bytes
+from tensorstash.sizes import parse_budget, parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +42,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in ("in_flight", "resident", "ahead"):
-            object.__setattr__(self, field, parse_bytes(getattr(self, field), path=f"limits.{field}"))
+            object.__setattr__(self, field, parse_budget(getattr(self, field), path=f"limits.{field}"))
         if self.pinned is not None:
-            object.__setattr__(self, "pinned", parse_bytes(self.pinned, path="limits.pinned"))
+            object.__setattr__(self, "pinned", parse_budget(self.pinned, path="limits.pinned"))
         for field in ("writers", "readers"):
             count = getattr(self, field)
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -71,6 +71,25 @@ class Limits:
     def pinned_bytes(self) -> int:
         """The limit of page-locked host memory as a number."""
         return _half_of_memory() if self.pinned is None else parse_bytes(self.pinned, path="limits.pinned")
+
+
+def limits_of(limits: object, caller: str) -> Limits:
+    """Return limits that a user has passed.
+
+    Args:
+        limits: what was passed.
+        caller: who takes it, for the message.
+
+    Raises:
+        ConfigError: it is something else.
+
+    >>> limits_of("64 MiB", "wrap")
+    Traceback (most recent call last):
+    tensorstash.errors.ConfigError: wrap.limits: got '64 MiB', expected Limits, such as Limits(in_flight='64 MiB')
+    """
+    if not isinstance(limits, Limits):
+        raise ConfigError(f"{caller}.limits: got {limits!r}, expected Limits, such as Limits(in_flight='64 MiB')")
+    return limits
 
 
 def _half_of_memory() -> int:

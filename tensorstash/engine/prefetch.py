@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from weakref import ref
 
 from tensorstash.engine.payloads.dedup import DedupIndex
@@ -19,10 +20,10 @@ _TO_HOST, _TO_DEVICE = 0, 1
 
 
 class Prefetcher:
-    """Loads what followed last time, within a budget. Thread-safe.
+    """Loads what will be asked for next, within a budget. Thread-safe.
 
-    At first, payloads are expected in reverse order of packing. Afterwards the order is known by the signature of what
-    was saved, so that alternating shapes, several graphs and changing control flow each find their own.
+    The order is remembered by the signature of what was saved, so that alternating shapes, several graphs and changing
+    control flow each find their own. At first it is what the framework's graph tells, or else the reverse of packing.
 
     Args:
         budget: bytes that all payloads together may hold decoded.
@@ -45,10 +46,21 @@ class Prefetcher:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def asked(self, dedup: DedupIndex, index: int) -> None:
-        """Note that a payload was asked for, and start reading those that are expected next."""
+    def asked(self, dedup: DedupIndex, index: int, foretold: Callable[[], tuple[int, ...]]) -> None:
+        """Note that a payload was asked for, and start reading those that are expected next.
+
+        Args:
+            dedup: that it belongs to.
+            index: of the payload in it.
+            foretold: returns the order that the running backward will ask in, as far as that can be known; called
+                where none was learned.
+        """
+        order: tuple[int, ...] = ()
+        if dedup.needs_order:
+            learned = self._orders.get(dedup.signature)
+            order = foretold() if learned is None else learned  # without the lock: what it looks at may be let go
         with self._lock:
-            dedup.ask(index, self._orders)
+            dedup.ask(index, order)
             quick = [payload for known in self._quick if (payload := known()) and payload.waits_beyond(index)]
             for payload in dedup.expected_next(_TO_HOST):
                 if not payload.wants_reading:

@@ -19,6 +19,7 @@ from tensorstash.abilities import (
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.handle import Handle, Stashed, restore
+from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.held import Held
@@ -30,7 +31,7 @@ from tensorstash.engine.payloads.stream_payload import StreamPayload
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
-from tensorstash.engine.stats import Ledger, Stats
+from tensorstash.engine.stats import Stats
 from tensorstash.engine.timeouts import Timeouts
 from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import StoreError
@@ -79,12 +80,13 @@ class Session(Generic[T]):
         self._timeouts = Timeouts(limits.timeout_s)
         self._writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
-        prefetcher = Prefetcher(ByteBudget(limits.ahead_bytes), readers, QUICK_BYTES * limits.readers)
+        prefetcher = Prefetcher(self._ahead_budget(), readers, QUICK_BYTES * limits.readers)
         held = Held(backend) if isinstance(backend, SupportsHolders) else None
-        alternatives = policy.alternatives()
+        alternatives = [plan.rest for plan in policy.alternatives()]
         self._only_keeps = all(plan.keeps for plan in alternatives)
-        self.adviser = Adviser(limits, only_keeps=self._only_keeps)
-        self._state = SessionState(backend, Ledger(), prefetcher, held, self.adviser)
+        ledger = Ledger()
+        self.adviser = Adviser(ledger, limits, only_keeps=self._only_keeps)
+        self._state = SessionState(backend, ledger, prefetcher, held, self.adviser)
         self._transfers: Transfers | None = None
         if isinstance(backend, SupportsStreams):
             pinned = PinnedMemory(backend.locked_pages, limits.pinned_bytes)
@@ -94,6 +96,7 @@ class Session(Generic[T]):
         self._frees_host_memory = False
         # Looked up once: these run for every tensor that is kept.
         self._kept = self._state.ledger.kept
+        self._movable = self._state.ledger.movable
         self._small = self._kept[_SMALL]
         self._keep_reason = backend.keep_reason
         self._spec = backend.spec
@@ -119,16 +122,20 @@ class Session(Generic[T]):
         """Make the lock anew."""
         self._lock = threading.Lock()
 
+    def _ahead_budget(self) -> ByteBudget:
+        return ByteBudget(self.limits.ahead_bytes)
+
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
         self.adviser.entries += 1
         with self._lock:
             self._dedup.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
-        return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
+        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
 
     def _entry_ended(self) -> None:
         self._start_all_freed()
+        self._movable.step_ended()
         is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
         if is_recording and self.adviser.entry_ended():
             self.adviser.judge(self._state.ledger.snapshot())
@@ -141,7 +148,7 @@ class Session(Generic[T]):
         if native.functions is None or type(self).pack is not Session.pack:  # a subclass is asked for every tensor
             return self.pack, self.unpack
         # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
-        large = self._kept[_POLICY] if self._only_keeps else None
+        large = self._kept[_POLICY] if self._only_keeps and not self._movable.is_counting else None
         pack = native.functions.keeping(
             self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, self.pack
         )
@@ -185,6 +192,7 @@ class Session(Generic[T]):
             payload.settle()
 
     unpack = staticmethod(restore)
+    _handle: type[Stashed] = Stashed
 
     def pack(self, tensor: T) -> Handle:
         """Return the handle that the graph holds in place of ``tensor``.
@@ -199,6 +207,8 @@ class Session(Generic[T]):
         if 0 < nbytes < self._min_bytes:
             next(self._small[nbytes])
             return self._state, self._alias(tensor), self._version(tensor)
+        if self._movable.is_counting:
+            self._movable.look(tensor, self.backend, self._min_bytes, is_over=self._state.was_asked)
         if self._only_keeps:
             reason = _POLICY
         else:
@@ -243,13 +253,13 @@ class Session(Generic[T]):
                     payload.interleaved = dedup.interleaved_place(memory, spec, start, route.shared_memory)
                 dedup.add(content, payload)
             payload.users += 1
-        handle = Stashed(state, payload, dedup, spec)
+        handle = self._handle(state, payload, dedup, spec)
         readers = self._thread.readers
         if readers is not None and not route.is_lossless:
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
             payload.place = self._thread.trail, place
         if is_new:
-            state.ledger.stashed(spec.nbytes)
+            state.ledger.stashed(spec.nbytes, self._thread.module)
             if measured:
                 data = self.backend.to_host(tensor, spec)
                 with self._lock:
@@ -309,7 +319,7 @@ class Session(Generic[T]):
     def _current_dedup(self) -> DedupIndex:
         if self._state.was_asked:
             self._state.was_asked = False
-            self.adviser.step_ended(self._state.ledger.stashed_bytes)
+            self.adviser.step_ended()
             self._state.prefetcher.learn(self._dedup)
             self._dedup.close()
             self._dedup = DedupIndex()
@@ -363,8 +373,8 @@ class Session(Generic[T]):
             known = self._remembered[key] = self._plan(spec.inside(module) if module else spec, demand)
         return known
 
-    def _plan(self, spec: TensorSpec, demand: Demand) -> PayloadRoute | str:
-        plan = self.calibration.applied(self.policy.plan(spec).within(demand), spec.dense())
+    def _plan(self, spec: TensorSpec, demand: Demand, policy: HookPolicy | None = None) -> PayloadRoute | str:
+        plan = self.calibration.applied((policy or self.policy).plan(spec).rest.within(demand), spec.dense())
         if plan.keeps:
             return plan.reason or _POLICY
         config = plan.store or Memory()

@@ -3,11 +3,11 @@
 from collections.abc import Hashable
 from typing import Any
 
-from tensorstash.abilities import SupportsCompiledGraphs, SupportsReaders
+from tensorstash.abilities import SupportsCompiledGraphs, SupportsOrder, SupportsReaders
 from tensorstash.engine.advice import Adviser
+from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.held import Held
 from tensorstash.engine.prefetch import Prefetcher
-from tensorstash.engine.stats import Ledger
 from tensorstash.protocols import Backend, Demand
 
 
@@ -31,6 +31,7 @@ class SessionState:
         "ledger",
         "prefetcher",
         "running_demand",
+        "upcoming",
         "version",
         "was_asked",
     )
@@ -47,6 +48,7 @@ class SessionState:
         self.version = backend.version
         self.compiled_graph = backend.compiled_graph if isinstance(backend, SupportsCompiledGraphs) else None
         self.running_demand = backend.running_demand if isinstance(backend, SupportsReaders) else None
+        self.upcoming = backend.upcoming if isinstance(backend, SupportsOrder) else None
         self.learned: dict[Hashable, Demand] = {}
         """What readers have needed of a kind of content that were found only when they asked."""
         self.was_asked = False

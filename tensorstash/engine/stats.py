@@ -1,15 +1,11 @@
-"""What a session did, counted: a frozen value for the user, and the ledger it is read from."""
+"""What a session did, counted: a frozen value for the user."""
 
-import threading
-from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
-from itertools import count
+from html import escape
 from types import MappingProxyType
 from typing import Any, TypeVar
-from weakref import ref
 
-from tensorstash.host.forks import renew_after_fork
 from tensorstash.sizes import format_bytes
 
 
@@ -57,6 +53,21 @@ class StageStats:
         both = zip(astuple(self), astuple(earlier), strict=True)
         return StageStats(*(after - before for after, before in both))
 
+    def plus(self, bytes_in: int, bytes_out: int, seconds: float) -> "StageStats":
+        """Return the numbers with one more run on the way in."""
+        return StageStats(
+            self.tensors + 1,
+            self.bytes_in + bytes_in,
+            self.bytes_out + bytes_out,
+            self.seconds_in + seconds,
+            self.loads,
+            self.seconds_back,
+        )
+
+    def plus_load(self, seconds: float) -> "StageStats":
+        """Return the numbers with one more run on the way back."""
+        return replace(self, loads=self.loads + 1, seconds_back=self.seconds_back + seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -69,9 +80,16 @@ class Stats:
         stashed: tensors whose content went through the plan.
         declined: those of them that are kept after all, since their content does not shrink, or backward reads it
             exactly.
+        recomputed: tensors that are not stored but made again when they are needed, by rule: ``bytes_in`` is theirs,
+            ``seconds_in`` what finding and proving recipes took, ``loads`` how often one was made again.
+        refused: tensors that could have been made again, by rule and reason, and are not.
         held: contents that wait where they are, now, since somebody besides the graph holds their memory.
         stages: codecs and stores by name, in the order they were first used.
         stored: payloads put, by tier, as bytes after encoding.
+        saved_bytes: by how much the memory that the tensors were in got emptier, added up over all stashed so far.
+        movable: contents that a policy could move, each once: without parameters, views of them, second saves, and what
+            is below ``min_bytes``; of the first step that saved any, whatever the policy did with them.
+        modules: stashed tensors by the module they belong to, where the policy selects by module name.
         live: payloads that exist now, as bytes after encoding.
         peak_bytes: largest ``live.nbytes`` so far.
         peak_bytes_by_tier: the same for each tier.
@@ -79,6 +97,8 @@ class Stats:
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
         pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
         waits: devices whose copies make the program wait, and what they lack.
+        plan: what a budget has become, in a few lines; empty without one.
+        peak_held: most bytes that saved tensors and the engine held at one time, under a budget.
         advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
     """
 
@@ -87,9 +107,14 @@ class Stats:
     deduplicated: Tally = Tally()
     stashed: Tally = Tally()
     declined: Tally = Tally()
+    recomputed: Mapping[str, StageStats] = field(default_factory=dict)
+    refused: Mapping[str, Tally] = field(default_factory=dict)
     held: Tally = Tally()
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     stored: Mapping[str, Tally] = field(default_factory=dict)
+    saved_bytes: int = 0
+    movable: Tally = Tally()
+    modules: Mapping[str, Tally] = field(default_factory=dict)
     live: Tally = Tally()
     peak_bytes: int = 0
     peak_bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
@@ -97,6 +122,8 @@ class Stats:
     forwarded: int = 0
     pinned_bytes: int = 0
     waits: Mapping[str, str] = field(default_factory=dict)
+    plan: str = ""
+    peak_held: int = 0
     advice: str = ""
 
     def __sub__(self, earlier: "Stats") -> "Stats":
@@ -108,8 +135,12 @@ class Stats:
             deduplicated=self.deduplicated - earlier.deduplicated,
             stashed=self.stashed - earlier.stashed,
             declined=self.declined - earlier.declined,
+            recomputed=_since(self.recomputed, earlier.recomputed, StageStats()),
+            refused=_since(self.refused, earlier.refused, Tally()),
             stages=_since(self.stages, earlier.stages, StageStats()),
             stored=_since(self.stored, earlier.stored, Tally()),
+            saved_bytes=self.saved_bytes - earlier.saved_bytes,
+            modules=_since(self.modules, earlier.modules, Tally()),
             unpacked=self.unpacked - earlier.unpacked,
             forwarded=self.forwarded - earlier.forwarded,
         )
@@ -137,9 +168,14 @@ class Stats:
             "deduplicated": asdict(self.deduplicated),
             "stashed": asdict(self.stashed),
             "declined": asdict(self.declined),
+            "recomputed": {rule: asdict(done) for rule, done in self.recomputed.items()},
+            "refused": {why: asdict(tally) for why, tally in self.refused.items()},
             "held": asdict(self.held),
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
             "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},
+            "saved_bytes": self.saved_bytes,
+            "movable": asdict(self.movable),
+            "modules": {name: asdict(tally) for name, tally in self.modules.items()},
             "live": asdict(self.live),
             "peak_bytes": self.peak_bytes,
             "peak_bytes_by_tier": dict(self.peak_bytes_by_tier),
@@ -147,36 +183,75 @@ class Stats:
             "forwarded": self.forwarded,
             "pinned_bytes": self.pinned_bytes,
             "waits": dict(self.waits),
+            "plan": self.plan,
+            "peak_held": self.peak_held,
             "advice": self.advice,
         }
 
     def __str__(self) -> str:
+        """Return text for people to read."""
+        counted, stages = self._counted(), self._by_stage()
+        text = [*_aligned(counted), *self._sentences(), *(_aligned(stages) if self.stages else ()), self.advice]
+        return "\n".join(filter(None, text))
+
+    def _repr_html_(self) -> str:
+        """Return the same as HTML, which notebooks show."""
+        counted = [self._counted(), *([self._by_stage()] if self.stages else [])]
+        sentences = "".join(f"<p>{escape(line)}</p>" for line in (*self._sentences(), *self.advice.splitlines()))
+        return "".join(map(_as_html, counted)) + sentences
+
+    def _counted(self) -> list[tuple[str, ...]]:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
+        rows += [(f"recomputed: {rule}", Tally(done.tensors, done.bytes_in)) for rule, done in self.recomputed.items()]
         rows += [("kept: no gain, or read exactly", self.declined)] if self.declined.tensors else []
         rows += [(f"kept: {reason}", tally) for reason, tally in self.kept.items()]
         rows += [("held by others now", self.held)] if self.held.tensors else []
         rows += [(f"in {tier}", tally) for tier, tally in self.stored.items()]
+        rows += [(f"stashed in {name}", tally) for name, tally in self.modules.items()]
         rows += [("live now", self.live)]
-        width = max(len(label) for label, _ in rows)
-        lines = [f"{'':{width}}  {'tensors':>8}  {'bytes':>9}"]
-        lines += [f"{label:{width}}  {tally.tensors:>8}  {format_bytes(tally.nbytes):>9}" for label, tally in rows]
+        return [("", "tensors", "bytes"), *((label, str(t.tensors), format_bytes(t.nbytes)) for label, t in rows)]
+
+    def _by_stage(self) -> list[tuple[str, ...]]:
+        rows = [
+            (
+                name,
+                format_bytes(s.bytes_in),
+                format_bytes(s.bytes_out),
+                f"{s.bytes_in / max(s.bytes_out, 1):.2f}",
+                f"{s.seconds_in:.3f}",
+                f"{s.seconds_back:.3f}",
+            )
+            for name, s in self.stages.items()
+        ]
+        return [("stage", "in", "out", "ratio", "in s", "back s"), *rows]
+
+    def _sentences(self) -> Iterator[str]:
+        if self.stashed.tensors:
+            yield f"saved {format_bytes(self.saved_bytes)} of {format_bytes(self.stashed.nbytes)} that were stashed"
+        if self.movable.tensors:
+            tensors, nbytes = self.movable.tensors, format_bytes(self.movable.nbytes)
+            yield f"a policy could move {tensors} tensors of {nbytes} a step (as counted in the first)"
         by_tier = ", ".join(f"{tier} {format_bytes(peak)}" for tier, peak in self.peak_bytes_by_tier.items())
-        lines.append(f"peak payload {format_bytes(self.peak_bytes)}" + (f" ({by_tier})" if by_tier else ""))
-        lines.append(f"unpacked {self.unpacked} times, {self.forwarded} of them before the bytes had left")
+        yield f"peak payload {format_bytes(self.peak_bytes)}" + (f" ({by_tier})" if by_tier else "")
+        yield f"unpacked {self.unpacked} times, {self.forwarded} of them before the bytes had left"
         if self.pinned_bytes:
-            lines.append(f"page-locked host memory {format_bytes(self.pinned_bytes)}")
-        lines += [f"the program waits for copies of {device}: {why}" for device, why in self.waits.items()]
-        if self.stages:
-            width = max(len(name) for name in self.stages)
-            lines.append(f"{'stage':{max(width, 5)}}  {'in':>9}  {'out':>9}  {'ratio':>6}  {'in s':>7}  {'back s':>7}")
-            lines += [
-                f"{name:{max(width, 5)}}  {format_bytes(s.bytes_in):>9}  {format_bytes(s.bytes_out):>9}  "
-                f"{s.bytes_in / max(s.bytes_out, 1):>6.2f}  {s.seconds_in:>7.3f}  {s.seconds_back:>7.3f}"
-                for name, s in self.stages.items()
-            ]
-        if self.advice:
-            lines.append(self.advice)
-        return "\n".join(lines)
+            yield f"page-locked host memory {format_bytes(self.pinned_bytes)}"
+        yield from (f"the program waits for copies of {device}: {why}" for device, why in self.waits.items())
+        if self.plan:
+            yield f"held at most {format_bytes(self.peak_held)}"
+            yield from self.plan.splitlines()
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for label, *cells in rows:
+        padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        yield "  ".join((f"{label:{widths[0]}}", *padded))
+
+
+def _as_html(rows: list[tuple[str, ...]]) -> str:
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 S = TypeVar("S", Tally, StageStats)
@@ -193,172 +268,3 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]
             yield from _flat(value, f"{prefix}{name}/")
         elif not isinstance(value, str):
             yield prefix + name, float(value)
-
-
-class Counted:
-    """Keeps a payload among those that exist, as long as it lives itself."""
-
-    __slots__ = ("__weakref__",)
-
-
-class _Entry(ref[Counted]):
-    """What a ledger knows of a payload. Equal only to itself."""
-
-    __slots__ = ("nbytes", "tier")
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-    nbytes: int
-    tier: str
-
-
-class Ledger:
-    """The counters of one session. Thread-safe.
-
-    What is counted on the way of a kept tensor takes no lock: it is the step of a counter that no thread can disturb.
-    Payloads are counted for as long as somebody refers to what :meth:`stored` returns, and leave a note when they go,
-    by one operation of C: neither an interrupt nor the garbage collector, which may run inside any other method, can
-    come between.
-    """
-
-    def __init__(self) -> None:
-        self.after_fork()
-        renew_after_fork(self)
-        self._looks: Counter[tuple[str, int]] = Counter()
-        self._deduplicated = Tally()
-        self._stashed = Tally()
-        self._declined = Tally()
-        self._stages: dict[str, StageStats] = {}
-        self._stored: dict[str, Tally] = {}
-        self._live: dict[str, Tally] = {}
-        self._peaks: dict[str, int] = {}
-        self._peak = 0
-        self._waits: dict[str, str] = {}
-        self._forwardings = 0
-        self._unpackings = count()
-        self._snapshots = 0
-        self.unpacked = self._unpackings.__next__
-        """Count one request for a tensor; the cheapest call that no thread can disturb."""
-        self.kept: defaultdict[str, defaultdict[int, count[int]]] = defaultdict(lambda: defaultdict(count))
-        """By reason and bytes: each step of such a counter is a tensor that was kept."""
-        self._entries: set[_Entry] = set()
-        self._gone: deque[_Entry] = deque()
-
-    def after_fork(self) -> None:
-        """Make the lock anew."""
-        self._lock = threading.Lock()
-
-    def deduplicated(self, nbytes: int) -> None:
-        """Count a tensor that shares a payload."""
-        with self._lock:
-            self._deduplicated = self._deduplicated.plus(nbytes)
-
-    @property
-    def stashed_bytes(self) -> int:
-        """Bytes of all tensors whose content went through the plan so far."""
-        return self._stashed.nbytes
-
-    def stashed(self, nbytes: int) -> None:
-        """Count a tensor whose content goes through the plan."""
-        with self._lock:
-            self._stashed = self._stashed.plus(nbytes)
-
-    def declined(self, nbytes: int) -> None:
-        """Count a stashed tensor that is kept after all, since its content does not shrink."""
-        with self._lock:
-            self._declined = self._declined.plus(nbytes)
-
-    def copies_wait(self, device: str, why: str) -> None:
-        """Note that copies of a device make the program wait."""
-        with self._lock:
-            self._waits[device] = why
-
-    def forwarded(self) -> None:
-        """Count a request that was answered with the source, before its bytes were captured."""
-        with self._lock:
-            self._forwardings += 1
-
-    def stored(self, tier: str, payload_bytes: int) -> Counted:
-        """Count a payload that was put into ``tier``, and exists as long as what is returned."""
-        counted = Counted()
-        entry = _Entry(counted, self._gone.append)
-        entry.tier, entry.nbytes = tier, payload_bytes
-        with self._lock:
-            self._settle()
-            self._entries.add(entry)
-            self._stored[tier] = self._stored.get(tier, Tally()).plus(payload_bytes)
-            live = self._live[tier] = self._live.get(tier, Tally()).plus(payload_bytes)
-            self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)
-            self._peak = max(self._peak, sum(tally.nbytes for tally in self._live.values()))
-        return counted
-
-    def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
-        """Count one run of a stage on the way in."""
-        with self._lock:
-            s = self._stages.get(name, StageStats())
-            self._stages[name] = StageStats(
-                s.tensors + 1,
-                s.bytes_in + bytes_in,
-                s.bytes_out + bytes_out,
-                s.seconds_in + seconds,
-                s.loads,
-                s.seconds_back,
-            )
-
-    def stage_back(self, name: str, seconds: float) -> None:
-        """Count one run of a stage on the way back."""
-        with self._lock:
-            s = self._stages.get(name, StageStats())
-            self._stages[name] = StageStats(
-                s.tensors, s.bytes_in, s.bytes_out, s.seconds_in, s.loads + 1, s.seconds_back + seconds
-            )
-
-    def snapshot(self) -> Stats:
-        """Return the counters as they stand."""
-        with self._lock:
-            self._count_anew()
-            kept = {reason: tally for reason in list(self.kept) if (tally := self._tally(reason)).tensors}
-            unpacked = next(self._unpackings) - self._snapshots
-            self._snapshots += 1
-            parts = [*kept.values(), self._deduplicated, self._stashed]
-            return Stats(
-                seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
-                kept=MappingProxyType(kept),
-                deduplicated=self._deduplicated,
-                stashed=self._stashed,
-                declined=self._declined,
-                stages=MappingProxyType(dict(self._stages)),
-                stored=MappingProxyType(dict(self._stored)),
-                live=Tally(sum(t.tensors for t in self._live.values()), sum(t.nbytes for t in self._live.values())),
-                peak_bytes=self._peak,
-                peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),
-                unpacked=unpacked,
-                forwarded=self._forwardings,
-                waits=MappingProxyType(dict(self._waits)),
-            )
-
-    def _tally(self, reason: str) -> Tally:
-        tensors = total = 0
-        for nbytes, steps in list(self.kept[reason].items()):
-            # Looking at a counter is a step, too.
-            found = next(steps) - self._looks[reason, nbytes]
-            self._looks[reason, nbytes] += 1
-            tensors += found
-            total += found * nbytes
-        return Tally(tensors, total)
-
-    def _settle(self) -> None:
-        while self._gone:
-            entry = self._gone.popleft()
-            if entry in self._entries:
-                self._entries.discard(entry)
-                live = self._live[entry.tier]
-                self._live[entry.tier] = Tally(live.tensors - 1, live.nbytes - entry.nbytes)
-
-    def _count_anew(self) -> None:
-        """Count what exists, in case an interrupt has come between two steps."""
-        self._gone.clear()
-        self._entries = {entry for entry in list(self._entries) if entry() is not None}
-        live = dict.fromkeys(self._live, Tally())
-        for entry in self._entries:
-            live[entry.tier] = live[entry.tier].plus(entry.nbytes)
-        self._live = live

@@ -1,7 +1,7 @@
 """The algebra of policies: a plan says what becomes of one saved tensor, and plans compose."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from tensorstash.errors import PlanError
 from tensorstash.protocols import Codec, Demand, StoreConfig
@@ -10,6 +10,21 @@ from tensorstash.spec import TensorSpec
 READ_EXACTLY = "backward needs it exactly"
 
 _TIERS = {"memory": 0, "disk": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilding:
+    """Which saved tensors are made again when backward needs them, instead of being stored.
+
+    Args:
+        ops: names of the rules to use; None for all.
+        depth: most operations one after the other.
+        verify: whether the first tensor of a kind is made again at once and compared, or every one.
+    """
+
+    ops: frozenset[str] | None
+    depth: int
+    verify: Literal["first", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +38,20 @@ class Plan:
         codecs: run in this order when packing, in reverse when unpacking.
         store: where the payload goes; None for "stays where it is".
         reason: why nothing is done, for statistics; not part of equality.
+        rebuilding: whether a tensor that can be made again is, in place of all this; None for no.
 
     Raises:
         PlanError: an array codec follows one that returns bytes.
+
+    >>> from tensorstash.codecs import Shuffle, Zstd
+    >>> Plan((Shuffle(),)).then(Plan((Zstd(level=3),))).codecs
+    (Shuffle(), Zstd(level=3))
     """
 
     codecs: tuple[Codec, ...] = ()
     store: StoreConfig | None = None
     reason: str = field(default="", compare=False)
+    rebuilding: Rebuilding | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for first, second in zip(self.codecs, self.codecs[1:], strict=False):
@@ -43,7 +64,12 @@ class Plan:
     @property
     def keeps(self) -> bool:
         """Whether the tensor is kept as it is."""
-        return not self.codecs and self.store is None
+        return not self.codecs and self.store is None and self.rebuilding is None
+
+    @property
+    def rest(self) -> "Plan":
+        """What becomes of a tensor that cannot be made again."""
+        return self if self.rebuilding is None else replace(self, rebuilding=None)
 
     @property
     def is_lossless(self) -> bool:
@@ -78,6 +104,8 @@ class Plan:
             return self
         if self.keeps:
             return other
+        if other.rebuilding is not None:
+            raise PlanError("Recompute is about the tensor itself: put it first, before what encodes or stores it")
         if self.store is not None:
             if other.codecs and self.store.tier == "disk":
                 raise PlanError(
@@ -87,12 +115,17 @@ class Plan:
                 raise PlanError(
                     f"{other.store!r} cannot follow {self.store!r}: payloads move to slower tiers only; swap the two"
                 )
-        return Plan(self.codecs + other.codecs, other.store or self.store)
+        return Plan(self.codecs + other.codecs, other.store or self.store, rebuilding=self.rebuilding)
 
 
 @runtime_checkable
 class HookPolicy(Protocol):
-    """What the user selects: a frozen, framework-agnostic value that plans for each saved tensor."""
+    """What the user selects: a frozen, framework-agnostic value that plans for each saved tensor.
+
+    >>> from tensorstash.policies import Compress
+    >>> isinstance(Compress(), HookPolicy), isinstance("compress", HookPolicy)
+    (True, False)
+    """
 
     name: ClassVar[str]
 

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tensorstash.errors import ConfigError, PlanError
 from tensorstash.policies.plan import HookPolicy, Plan
@@ -35,6 +35,8 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    is_whole: ClassVar[bool] = False
+    """Whether it decides about everything, and so can be no part of another policy."""
 
     @abstractmethod
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
@@ -60,6 +62,19 @@ class Policy(ABC):
     def alternatives(self) -> tuple[Plan, ...]:
         """Return every plan the policy can give, without repetition, whatever its selectors answer."""
         return _alternatives(self)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object, /) -> dict[str, Any]:
+        """Tell pydantic how fields of this type are read and written: an object, plain data, or one line of text."""
+        from tensorstash.config.reading import read_as
+        from tensorstash.config.writing import to_dict
+
+        return {
+            "type": "function-plain",
+            "function": {"type": "no-info", "function": lambda value: read_as(cls, value, cls.__name__)},
+            "serialization": {"type": "function-plain", "function": to_dict},
+            "json_schema_input_schema": {"type": "any"},
+        }
 
     def __or__(self, other: HookPolicy) -> "Chain":
         return Chain((self, other))
@@ -137,9 +152,9 @@ def append(
     if here is not None and store is not None and here.tier == store.tier == "disk" and here != store:
         raise PlanError(f"{store!r} cannot follow {here!r}: the payload is on disk already; leave out one of the two")
     longer = plan.then(Plan(fitting, store))
-    if not longer.keeps or not reason:
+    if not longer.rest.keeps or not reason:
         return longer
-    return Plan(reason="; ".join(dict.fromkeys(filter(None, (plan.reason, reason)))))
+    return replace(longer, reason="; ".join(dict.fromkeys(filter(None, (plan.reason, reason)))))
 
 
 def _fitting(plan: Plan, spec: TensorSpec, codecs: tuple[Codec, ...]) -> Iterator[Codec]:
@@ -176,6 +191,11 @@ def require_policy(value: object, *, path: str) -> None:
     """
     if isinstance(value, type):
         raise ConfigError(f"{path}: got the class {value.__name__}, expected a policy such as {value.__name__}()")
+    if getattr(value, "is_whole", False):
+        raise ConfigError(
+            f"{path}: got {value!r}, expected a policy that can be part of another; a budget decides about everything, "
+            f"so pass it alone"
+        )
     if isinstance(value, Policy | HookPolicy):
         return
     if isinstance(value, Codec):

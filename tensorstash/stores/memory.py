@@ -10,7 +10,7 @@ from tensorstash.errors import SlotGoneError, StoreFullError
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.protocols import Slot, Tier
-from tensorstash.sizes import format_bytes, parse_bytes
+from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         if self.budget is not None:
-            object.__setattr__(self, "budget", parse_bytes(self.budget, path="memory.budget"))
+            object.__setattr__(self, "budget", parse_budget(self.budget, path="memory.budget"))
 
     def open(self) -> "MemoryStore":
         """Open an empty store; the caller closes it."""

@@ -1,6 +1,6 @@
 """The conformance kit: what every backend, codec and store must do, as test classes to subclass.
 
-Needs the ``test`` extra (pytest and Hypothesis). A third party's test is a few lines::
+Needs the extra ``testing`` (pytest and Hypothesis). A third party's test is a few lines::
 
     from tensorstash.testing import CodecSuite
 
@@ -12,12 +12,21 @@ Labs are in modules of their own, since they import their framework: ``tensorsta
 ``.torch`` and ``.paddle``.
 """
 
-from tensorstash.testing.backend_suite import BackendSuite
-from tensorstash.testing.codec_suite import CodecSuite, Golden
-from tensorstash.testing.counting_store import Tap, Watched
-from tensorstash.testing.faults import FaultyCodec, FaultyStore, Gate, Gated
-from tensorstash.testing.lab import Lab, Layout
-from tensorstash.testing.store_suite import StoreSuite
+from tensorstash.errors import MissingDependencyError
+
+try:
+    from tensorstash.testing.backend_suite import BackendSuite
+    from tensorstash.testing.codec_suite import CodecSuite, Golden
+    from tensorstash.testing.counting_store import Tap, Watched
+    from tensorstash.testing.faults import FaultyCodec, FaultyStore, Gate, Gated
+    from tensorstash.testing.lab import Lab, Layout
+    from tensorstash.testing.store_suite import StoreSuite
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] not in ("_pytest", "pytest", "hypothesis"):
+        raise
+    raise MissingDependencyError(
+        f"tensorstash.testing needs {error.name}, which is not installed; pip install 'tensorstash[testing]'"
+    ) from error
 
 __all__ = [
     "BackendSuite",

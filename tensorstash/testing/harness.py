@@ -30,6 +30,12 @@ class Harness:
         """Return what is under test for a block of code."""
         return api.stash(policy, framework=self.lab.name, min_bytes=min_bytes, limits=limits or self.limits)
 
+    @contextmanager
+    def session(self, policy: HookPolicy, *, limits: Limits | None = None) -> Iterator[Session[Any]]:
+        """Enter a :meth:`stash` for a block, and give what packs and unpacks inside of it."""
+        with self.stash(policy, limits=limits) as stash:
+            yield stash._session
+
     def wrap(self, model: Model, policy: HookPolicy, *, min_bytes: int = 0, limits: Limits | None = None) -> Wrapped:
         """Return what is under test for a model."""
         return api.wrap(model, policy, min_bytes=min_bytes, limits=limits or self.limits)
@@ -56,9 +62,9 @@ class Harness:
 @contextmanager
 def settled(stash: Stash) -> Iterator[Session[Any]]:
     """Enter a stash, and wait at the end of the block until the bytes of all that was saved are captured."""
-    with stash as session:
-        yield session
-    session.drain()
+    with stash:
+        yield stash._session
+    stash.drain()
 
 
 def scratch_directory() -> tempfile.TemporaryDirectory[str]:

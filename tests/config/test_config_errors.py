@@ -114,7 +114,7 @@ def test_impossible_chain_stays_a_plan_error():
         (b"policy = '\xff'", "policy.toml: not TOML: "),
         (b"", "policy.toml: policy: missing; expected a table"),
         (b"polcy = 'keep'", "policy.toml: polcy: unknown key; did you mean 'policy'?"),
-        (b"policy = 'keep'\nother = 1", "policy.toml: other: unknown key; Known: policy"),
+        (b"policy = 'keep'\nother = 1", "policy.toml: other: unknown key; Known: limits, min_bytes, policy"),
         (b"[policy]\nname = 'quantize'\nbitz = 4", "policy.toml: policy.bitz: unknown key; did you mean 'bits'?"),
         (b"policy = 3", "policy.toml: policy: got 3, expected a policy"),
     ],

@@ -120,7 +120,7 @@ def test_a_backward_inside_a_backward_gets_on_while_the_reader_is_blocked_and_it
     lab.backward(lab.sum(lab.tanh(chain(plain_outer))))
     assert np.array_equal(lab.gradient(inner_leaf), lab.gradient(plain_inner))
     assert np.array_equal(lab.gradient(outer_leaf), lab.gradient(plain_outer))
-    assert session._state.prefetcher.budget.peak <= nbytes
+    assert session._session._state.prefetcher.budget.peak <= nbytes
 
 
 @pytest.mark.parametrize("in_flight", [0, 10**6])

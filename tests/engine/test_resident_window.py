@@ -131,7 +131,7 @@ def test_what_another_thread_pushes_out_while_it_is_modified_is_refused():
         loss = y.sum()
 
     def push_out():
-        with session.scope():
+        with session._session.scope():
             ref.tensor(np.ones(100, np.float32), requires_grad=True).exp()
 
     thread = threading.Thread(target=push_out)
@@ -182,15 +182,15 @@ def test_what_several_operations_saved_is_one_tensor_until_somebody_writes(backe
     x = lab.tensor(floats(10, 10), requires_grad=True)
     with scope as session:
         y = lab.mul(x, x)
-        shared = [session.pack(y) for _ in range(4)]
+        shared = [session._session.pack(y) for _ in range(4)]
     session.drain()
-    one, other = (session.unpack(handle) for handle in shared[:2])
+    one, other = (session._session.unpack(handle) for handle in shared[:2])
     assert gate.opened[0].get_count == 1
-    assert session.backend.storage(one) == session.backend.storage(other)
+    assert session._session.backend.storage(one) == session._session.backend.storage(other)
     lab.add_(one, 7.0)
-    third = session.unpack(shared[2])
+    third = session._session.unpack(shared[2])
     assert_same_bits(lab.bits(third), lab.bits(y), "what nobody wrote into")
     assert gate.opened[0].get_count == 2
-    assert session._state.prefetcher.budget.used == NBYTES
-    session.unpack(shared[3])
-    assert session._state.prefetcher.budget.used == 0
+    assert session._session._state.prefetcher.budget.used == NBYTES
+    session._session.unpack(shared[3])
+    assert session._session._state.prefetcher.budget.used == 0

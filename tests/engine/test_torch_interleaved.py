@@ -27,12 +27,12 @@ def memory_of(handle):
 def saved(parts, policy=SPILL):
     """Return what unpacks, and a handle for each of ``parts``, whose bytes have left."""
     with ts.stash(policy, framework="torch", min_bytes=0) as session:
-        handles = [session.pack(part) for part in parts]
+        handles = [session._session.pack(part) for part in parts]
         for handle in handles:
             if not isinstance(handle, tuple):  # which stands for what is kept
                 handle.is_read_by("any")
     session.drain()
-    return session.unpack, handles
+    return session._session.unpack, handles
 
 
 def table(rows=40, columns=24, dtype=torch.float32):
@@ -124,12 +124,12 @@ def test_parts_of_a_lossy_policy_are_what_they_are_alone():
 def test_parts_of_different_versions_have_memory_of_their_own():
     x = table()
     with ts.stash(SPILL, framework="torch", min_bytes=0) as session:
-        first = session.pack(x[:, :10])
+        first = session._session.pack(x[:, :10])
         session.drain()
         x.mul_(2)
-        second = session.pack(x[:, 10:])
+        second = session._session.pack(x[:, 10:])
     session.drain()
-    one, other = session.unpack(first), session.unpack(second)
+    one, other = session._session.unpack(first), session._session.unpack(second)
     assert storage(one) != storage(other)
     assert torch.equal(one, table()[:, :10])
     assert torch.equal(other, x[:, 10:])
@@ -223,16 +223,16 @@ def test_the_last_part_that_is_needed_takes_memory_for_itself_alone():
 def test_what_came_later_and_lies_beyond_begins_a_new_memory():
     x = table()
     with ts.stash(SPILL, framework="torch", min_bytes=0) as session:
-        handles = [session.pack(x[:, 4:8]), session.pack(x[:, 8:12])]
+        handles = [session._session.pack(x[:, 4:8]), session._session.pack(x[:, 8:12])]
         session.drain()
         # As another thread does that has not seen yet that backward has begun.
-        dedup = session._dedup
-        first = session.unpack(handles[0])
-        session._state.was_asked = False
-        handles.append(session.pack(x[:, :4]))
-        assert session._dedup is dedup
+        dedup = session._session._dedup
+        first = session._session.unpack(handles[0])
+        session._session._state.was_asked = False
+        handles.append(session._session.pack(x[:, :4]))
+        assert session._session._dedup is dedup
         session.drain()
-    later, second = session.unpack(handles[2]), session.unpack(handles[1])
+    later, second = session._session.unpack(handles[2]), session._session.unpack(handles[1])
     for tensor, part in ((first, x[:, 4:8]), (second, x[:, 8:12]), (later, x[:, :4])):
         assert_same(tensor, part)
     assert storage(first) != storage(later)

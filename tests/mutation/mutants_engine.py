@@ -30,7 +30,7 @@ MUTANTS = [
     (
         "engine/payloads/dedup.py",
         "wrong value",
-        "self._expect(orders.get(self.signature, ()))",
+        "self._expect(order)",
         "self._expect(())",
         PREFETCH,
     ),
@@ -141,7 +141,7 @@ MUTANTS = [
         (*HELD, *CONTRACT),
     ),
     (
-        "engine/stats.py",
+        "engine/ledger.py",
         "dropped call",
         "        entry = _Entry(counted, self._gone.append)\n",
         "        entry = _Entry(counted)\n        self.kept_alive = [*getattr(self, 'kept_alive', []), counted]\n",
@@ -316,16 +316,16 @@ MUTANTS = [
         "self.is_lossless = True",
         CONTRACT,
     ),
-    ("engine/stats.py", "dropped call", "            self._looks[reason, nbytes] += 1\n", "", CONTRACT),
+    ("engine/ledger.py", "dropped call", "            self._looks[reason, nbytes] += 1\n", "", CONTRACT),
     (
-        "engine/stats.py",
+        "engine/ledger.py",
         "wrong value",
         "max(self._peak, sum(tally.nbytes for tally in self._live.values()))",
         "sum(tally.nbytes for tally in self._live.values())",
         CONTRACT,
     ),
     (
-        "engine/stats.py",
+        "engine/ledger.py",
         "dropped lock",
         "        with self._lock:\n            self._stashed",
         "        if True:\n            self._stashed",

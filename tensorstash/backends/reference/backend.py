@@ -1,6 +1,6 @@
 """The adapter of the reference engine: the contract at its plainest."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 from weakref import ref
@@ -11,6 +11,7 @@ from tensorstash.abilities import Kernel
 from tensorstash.backends.forward import replace_method
 from tensorstash.backends.reference import kernels as reference_kernels
 from tensorstash.backends.reference import streams as reference_streams
+from tensorstash.backends.reference.producers import Producers
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, borrowed
 from tensorstash.protocols import Codec, Undo
@@ -102,6 +103,10 @@ class ReferenceBackend:
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty for leaves."""
         return "" if tensor.grad_fn is None else type(tensor.grad_fn).__name__
+
+    def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
+        """Return what makes saved tensors again, for one session."""
+        return Producers(is_ours, rules)
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf itself, else a detached alias."""

@@ -1,6 +1,6 @@
 """The adapter of PyTorch."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from operator import attrgetter
@@ -24,7 +24,7 @@ from torch.nn import Module, Parameter
 from tensorstash.abilities import Kernel
 from tensorstash.backends.torch.calls import scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
-from tensorstash.backends.torch.graph import Readers, running, running_compiled
+from tensorstash.backends.torch.graph import Readers, running, running_compiled, upcoming
 from tensorstash.backends.torch.hooks import HookScope
 from tensorstash.backends.torch.kernels import kernel
 from tensorstash.backends.torch.layout import (
@@ -37,7 +37,8 @@ from tensorstash.backends.torch.layout import (
     restored,
 )
 from tensorstash.backends.torch.readers import demand
-from tensorstash.backends.torch.streams import DeviceStream, DeviceStreams
+from tensorstash.backends.torch.recipes.producers import Producers
+from tensorstash.backends.torch.streams import DeviceStream, DeviceStreams, memory_use
 from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec, Demand, Undo, strictest
@@ -146,6 +147,10 @@ class TorchBackend:
     is_recording: Callable[[], bool] = staticmethod(torch.is_grad_enabled)
     """Return whether gradients are recorded on this thread."""
 
+    def upcoming(self, is_ours: Callable[[object], bool], /) -> Iterable[list[Any]]:
+        """Return the handles that the running backward will ask for, operation by operation, in order."""
+        return upcoming(is_ours)
+
     def compiled_graph(self) -> int | None:
         """Return the number of the node of a compiled graph whose backward runs on this thread; None if none does."""
         return running_compiled()
@@ -154,6 +159,10 @@ class TorchBackend:
         """Return the name of the operation that made a tensor; empty if there is none."""
         node = tensor.grad_fn
         return "" if node is None else type(node).__name__
+
+    def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
+        """Return what makes saved tensors again, for one session."""
+        return Producers(is_ours, rules)
 
     def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
         """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""
@@ -254,6 +263,10 @@ class TorchBackend:
             OSError: the system or the device refuses.
         """
         return self._streams.locked_pages(nbytes)
+
+    def memory_use(self, device: str, /) -> tuple[int, int]:
+        """Return the bytes that tensors take on a device now, and those that are free."""
+        return memory_use(device)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

@@ -121,9 +121,14 @@ EXACT = frozenset(
         "LinalgVectorNormBackward0(inf).result",
         "LinalgVectorNormBackward0(inf).self",
         "Log1PBackward0.self",
+        "Logaddexp2Backward0.other",
+        "Logaddexp2Backward0.self",
+        "LogaddexpBackward0.other",
+        "LogaddexpBackward0.self",
         "LogcumsumexpBackward0.result",
         "LogcumsumexpBackward0.self",
         "LogsumexpBackward0.result",
+        "LogsumexpBackward0.self",
         "MaxBackward1.result",
         "MaxBackward1.self",
         "MaximumBackward0.other",
@@ -163,7 +168,8 @@ EXACT = frozenset(
         "ThresholdBackward1.self",
     )
 )
-"""Readers that compare with what was saved, select by it or divide by its distance from a pole."""
+"""Readers that compare with what was saved, select by it, divide by its distance from a pole, or raise a power to it,
+which overflows where the saved values are far apart."""
 
 RELATIVE = frozenset(
     (
@@ -179,6 +185,9 @@ RELATIVE = frozenset(
         "CumprodBackward0.self",
         "DivBackward0.other",
         "DivBackward0.self",
+        "Exp2Backward0.result",
+        "ExpBackward0.result",
+        "Expm1Backward0.result",
         "FmodBackward1.other",
         "HypotBackward0.other",
         "HypotBackward0.result",
@@ -233,4 +242,5 @@ RELATIVE = frozenset(
         "XlogyBackward1.other",
     )
 )
-"""Readers that divide by what was saved, or take its sign: rounding to fewer bits passes, codes of a group do not."""
+"""Readers that divide by what was saved, take its sign, or whose numbers span many powers: rounding to fewer bits
+passes, codes of a group do not."""

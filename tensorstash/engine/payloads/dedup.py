@@ -1,6 +1,6 @@
 """What was saved since the last time something was asked for: contents that are live, and their order."""
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from typing import Any
 from weakref import ref
 
@@ -102,21 +102,26 @@ class DedupIndex:
         """Indices in the order in which they were first asked for."""
         return tuple(self._asked)
 
-    def _expect(self, learned: tuple[int, ...]) -> None:
-        rest = {index for index, known in self._payloads.items() if known() is not None}.difference(learned)
-        self._order = [*learned, *sorted(rest, reverse=True)]
+    def _expect(self, known_order: tuple[int, ...]) -> None:
+        rest = {index for index, known in self._payloads.items() if known() is not None}.difference(known_order)
+        self._order = [*known_order, *sorted(rest, reverse=True)]
         self._places = {index: place for place, index in enumerate(self._order)}
         self._expected = self._count  # last: an interrupt may leave it undone
 
-    def ask(self, index: int, orders: Mapping[int, tuple[int, ...]]) -> None:
-        """Note a request, and expect the others in the order learned for what was saved, or else the last saved first.
+    @property
+    def needs_order(self) -> bool:
+        """Whether the next request is the first since something was saved."""
+        return self._expected != self._count
+
+    def ask(self, index: int, order: tuple[int, ...]) -> None:
+        """Note a request, and expect the others in this order, and those that it lacks behind, the last saved first.
 
         Args:
             index: of the payload.
-            orders: learned before, by signature.
+            order: indices; it counts with the first request since something was saved.
         """
-        if self._expected != self._count:  # the first request since something was saved
-            self._expect(orders.get(self.signature, ()))
+        if self.needs_order:
+            self._expect(order)
         if index in self._asked:
             self._asked.clear()
             self._cursors = [0, 0]

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from tensorstash.engine.ledger import Counted, Ledger
 from tensorstash.engine.payloads.stages import Stages
-from tensorstash.engine.stats import Counted, Ledger
 from tensorstash.engine.timeouts import Ask
 from tensorstash.errors import CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private

@@ -11,10 +11,10 @@ from operator import call
 from typing import Any, NamedTuple
 
 from tensorstash.abilities import SupportsKernels, SupportsSharedMemory
+from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.pipeline import Pipeline, Stored
 from tensorstash.engine.payloads.stages import Stages, device_stages, host_stages, stage_places
-from tensorstash.engine.stats import Ledger
 from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorstash.abilities import SupportsKernels
-from tensorstash.engine.stats import Ledger
+from tensorstash.engine.ledger import Ledger
 from tensorstash.errors import CodecError, StashError
 from tensorstash.protocols import Backend, Codec
 from tensorstash.spec import TensorSpec, contiguous_strides

@@ -20,7 +20,8 @@ Formulas are written in differentiable operations, so derivatives of every order
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -101,6 +102,22 @@ class OpNode(Node[Tensor]):
     @property
     def name(self) -> str:
         return self._signature.name
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The names of the operands, by position."""
+        return tuple(self._signature.role(position) for position in range(len(self.edges)))
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The keyword arguments of the kernel."""
+        return MappingProxyType(self._attributes)
+
+    def saved(self, position: int) -> Any:
+        """Give what is saved of an operand: a `SavedTensor`, or a number as it is; None if nothing is."""
+        role = self._signature.role(position)
+        values = self._saved.get(role)
+        return None if values is None else values[position - self._signature.operands.index(role)]
 
     def apply(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         (g,) = gradients

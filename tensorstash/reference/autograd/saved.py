@@ -80,6 +80,11 @@ class SavedTensor:
             raise HookError(f"an unpack hook returned {_describe(value.meta)}, expected {_describe(self._meta)}")
         return value.alias(edge)
 
+    @property
+    def packed(self) -> Any:
+        """What the hooks hold in place of the tensor; None without hooks, and after `release`."""
+        return None if self._hooks is None else self._content
+
     def release(self) -> None:
         """Drop what is held; a packed object without other owners is freed now."""
         self._released = True

@@ -18,7 +18,7 @@ from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import HUGE_PAGE, round_up
 from tensorstash.host.workers import Workers
 from tensorstash.protocols import Slot, Tier
-from tensorstash.sizes import format_bytes, parse_bytes
+from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
 from tensorstash.stores.disk.checksum import block_checksums
 from tensorstash.stores.disk.parallel import for_each
 from tensorstash.stores.disk.records import Piece, Record, Space, corrupt
@@ -65,7 +65,7 @@ class Disk:
     def __post_init__(self) -> None:
         object.__setattr__(self, "directory", _directory(self.directory))
         if self.budget is not None:
-            object.__setattr__(self, "budget", parse_bytes(self.budget, path="disk.budget"))
+            object.__setattr__(self, "budget", parse_budget(self.budget, path="disk.budget"))
         for name in ("direct", "wipe"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"disk.{name}: got {value!r}, expected true or false")

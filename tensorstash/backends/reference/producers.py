@@ -1,0 +1,230 @@
+"""What made a saved tensor of the reference engine, and how it is made again."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+import numpy as np
+
+from tensorstash.abilities import Leaf, Recipe
+from tensorstash.backends.reference import kernels as reference_kernels
+from tensorstash.reference import Tensor, no_grad
+from tensorstash.reference.autograd.primitive import OpNode
+from tensorstash.reference.autograd.saved import SavedTensor
+from tensorstash.reference.dispatch import OPERATIONS
+from tensorstash.reference.tensor import AccumulateGrad
+from tensorstash.spec import ALIGNMENT, TensorSpec
+
+RULES: Mapping[str, str] = MappingProxyType(
+    {
+        "add": "add",
+        "apply_mask": "dropout",
+        "cast": "cast",
+        "clone": "clone",
+        "div": "div",
+        "gelu": "gelu",
+        "mul": "mul",
+        "neg": "neg",
+        "normalise": "layer_norm",
+        "power": "pow",
+        "relu": "relu",
+        "sigmoid": "sigmoid",
+        "sub": "sub",
+        "tanh": "tanh",
+    }
+)
+"""What :class:`~tensorstash.policies.recompute.Recompute` calls an operation of the engine."""
+
+_VIEWS = frozenset({"expand_to", "permute_axes", "view_as"})
+_NARROW = frozenset({"bfloat16", "float16"})
+_SAMPLES = 16
+
+
+class _Call(NamedTuple):
+    """One operation; a number stands for an input, by its place."""
+
+    name: str
+    attributes: tuple[tuple[str, Hashable], ...]
+    operands: tuple[Any, ...]
+
+
+class _Number(NamedTuple):
+    written: str
+    value: Any
+
+
+class _NoRecipe(Exception):  # noqa: N818  (it is no error)
+    """Why there is no recipe."""
+
+
+class Producers:
+    """What made saved tensors, for one session; see :class:`tensorstash.abilities.Producers`.
+
+    Args:
+        is_ours: whether an object is a handle that a recipe may have for an input.
+        rules: of plug-ins: objects with the ``name`` of the rule and the ``node`` that it is about.
+    """
+
+    __slots__ = ("_is_ours", "_noted", "_rules", "_views")
+
+    def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Any]) -> None:
+        self._is_ours = is_ours
+        self._rules = {**RULES, **{rule.node: rule.name for rule in rules}}
+        self._noted: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
+        self._views: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
+
+    def note(self, tensor: Tensor, handle: Any, /) -> None:
+        """Remember which handle stands for the output of a node."""
+        if tensor.grad_fn is not None:
+            self._noted[tensor.grad_fn] = ref(handle)
+        if tensor._base is not None and tensor._base.grad_fn is not None:
+            self._views.setdefault(tensor._base.grad_fn, ref(handle))
+
+    def noted(self, tensor: Tensor, /) -> Any:
+        """Return the handle that was noted for the whole of a tensor or for a view of it; None without one."""
+        node = tensor.grad_fn if tensor._base is None else tensor._base.grad_fn
+        known = None if node is None else self._noted.get(node) or self._views.get(node)
+        return None if known is None else known()
+
+    def forget(self) -> None:
+        """Take nothing that was noted so far for an input any more."""
+        self._noted.clear()
+        self._views.clear()
+
+    def recipe(self, tensor: Tensor, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
+        """Return how the whole of a tensor is made again, or why there is no recipe."""
+        made = tensor if tensor._base is None else tensor._base
+        node = made.grad_fn
+        if node is None:
+            return "made outside of the graph"
+        if made.offset or made.dtype is not tensor.dtype or made.storage.nbytes != made.nbytes:
+            return "part of a larger memory"
+        inputs: list[Any] = []
+        try:
+            operation, levels = self._output(node, ops, depth, inputs, is_root=True)
+        except _NoRecipe as reason:
+            return str(reason)
+        return Recipe(self._text(operation), operation, tuple(inputs), levels)
+
+    def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
+        """Return what a wide floating-point tensor was before it was cast, and the cast."""
+        made = tensor if tensor._base is None else tensor._base
+        node = made.grad_fn
+        edge = node.edges[0] if isinstance(node, OpNode) and node.name == "cast" else None
+        source = None if edge is None else edge.node.outputs[edge.output].dtype
+        is_whole = not made.offset and made.dtype is tensor.dtype and made.storage.nbytes == made.nbytes
+        if source is None or source.name not in _NARROW or source.itemsize >= made.dtype.itemsize or not is_whole:
+            return None
+        with no_grad():
+            narrow = made.detach().astype(source).detach()
+        operation = _Call("cast", (("dtype", made.dtype),), (0,))
+        return Recipe("narrow", operation, (), 1), narrow
+
+    def whole(self, tensor: Tensor, /) -> Tensor:
+        """Return the tensor, or what it is a view of, detached."""
+        return (tensor if tensor._base is None else tensor._base).detach()
+
+    def probe(self, whole: Tensor, /) -> Tensor:
+        """Return what shares the version of ``whole``, without its memory."""
+        return whole.version_probe()
+
+    def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
+        """Run the operations of a recipe."""
+        with no_grad():
+            made = _run(recipe.operation, values).detach()
+            if made.shape != spec.shape or made.dtype.name != spec.dtype:
+                raise ValueError(f"made {made.dtype.name}{made.shape}, expected {spec}")
+            is_fresh = all(value.storage is not made.storage for value in values)
+            if is_fresh and made.strides == spec.strides and not made.offset and _alignment(made) == spec.alignment:
+                return made  # type: ignore[no-any-return]
+            laid_out = reference_kernels.restored(reference_kernels.empty((spec.numel,), spec), spec, adopt=False)
+            laid_out.copy_(made)
+            return laid_out
+
+    def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
+        """Return another layout of the memory of ``whole``."""
+        with no_grad():
+            return whole.as_strided(spec.shape, spec.strides, whole.offset + spec.offset).detach()
+
+    def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
+        """Whether two tensors are equal to the bit."""
+        return one.dtype is other.dtype and one.host_bits().tobytes() == other.host_bits().tobytes()
+
+    def sample(self, tensor: Tensor, /) -> Hashable:
+        """Return a few elements of a tensor in host memory as bytes; None for others."""
+        if tensor.device != "cpu" or not tensor.numel:
+            return None
+        step = max(tensor.numel // _SAMPLES, 1)
+        return tensor.carriers().reshape(-1)[::step].tobytes()
+
+    def random_state(self, tensor: Tensor, /) -> Hashable:
+        """Return the state of NumPy's generator, which programs on this engine draw from."""
+        name, keys, *rest = np.random.get_state(legacy=True)
+        return name, keys.tobytes(), *rest  # type: ignore[union-attr]
+
+    def set_random_state(self, tensor: Tensor, state: Any, /) -> None:
+        """Put the generator back."""
+        name, keys, *rest = state
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+
+    def _output(
+        self, node: Any, ops: frozenset[str] | None, depth: int, inputs: list[Any], *, is_root: bool = False
+    ) -> tuple[Any, int]:
+        noted = None if is_root else self._noted.get(node)
+        handle = None if noted is None else noted()
+        if handle is not None:
+            return _added(inputs, handle), 0
+        if isinstance(node, AccumulateGrad):
+            return _added(inputs, Leaf(node.variable)), 0
+        rule = self._rules.get(node.name) if isinstance(node, OpNode) else None
+        is_view = isinstance(node, OpNode) and node.name in _VIEWS
+        if rule is None and not is_view:
+            raise _NoRecipe(f"no rule for {node.name}")
+        if ops is not None and not is_view and rule not in ops:
+            raise _NoRecipe(f"{rule} is not among ops")
+        if depth <= 0 and not is_view:
+            raise _NoRecipe("deeper than depth")
+        left = depth - (not is_view)
+        found = [self._operand(node, place, ops, left, inputs) for place in range(len(node.operands))]
+        attributes = tuple(sorted(node.attributes.items()))
+        levels = max((level for _, level in found), default=0) + (not is_view)
+        return _Call(node.name, attributes, tuple(operand for operand, _ in found)), levels
+
+    def _operand(
+        self, node: Any, place: int, ops: frozenset[str] | None, depth: int, inputs: list[Any]
+    ) -> tuple[Any, int]:
+        saved = node.saved(place)
+        if isinstance(saved, SavedTensor):
+            if not self._is_ours(saved.packed):
+                raise _NoRecipe("an operand that was saved under the hooks of others")
+            return _added(inputs, saved.packed), 0
+        if saved is not None:
+            return _Number(repr(saved), saved), 0
+        edge = node.edges[place]
+        if edge is None:
+            raise _NoRecipe("an operand that the graph does not know")
+        return self._output(edge.node, ops, depth, inputs)
+
+    def _text(self, operation: Any) -> str:
+        if type(operation) is not _Call:
+            return ""
+        inner = ", ".join(filter(None, map(self._text, operation.operands)))
+        rule = self._rules.get(operation.name)
+        return inner if rule is None else f"{rule}({inner})" if inner else rule
+
+
+def _added(inputs: list[Any], value: Any) -> int:
+    inputs.append(value)
+    return len(inputs) - 1
+
+
+def _run(operation: Any, values: Sequence[Tensor]) -> Any:
+    if type(operation) is _Call:
+        operands = [_run(operand, values) for operand in operation.operands]
+        return OPERATIONS[operation.name](*operands, **dict(operation.attributes))
+    return operation.value if type(operation) is _Number else values[operation]
+
+
+def _alignment(tensor: Tensor) -> int:
+    return tensor.data_ptr() % ALIGNMENT if tensor.numel else 0

@@ -1,0 +1,135 @@
+"""Rules for activation functions, normalization and what else networks are made of."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from tensorstash.backends.torch.recipes.rule import Input, Rule, attributes, indices, saved
+
+
+def _gelu(approximate: str, x: Tensor) -> Tensor:
+    return F.gelu(x, approximate=approximate)
+
+
+def _leaky_relu(slope: float, x: Tensor) -> Tensor:
+    return F.leaky_relu(x, slope)
+
+
+def _softplus(beta: float, threshold: float, x: Tensor) -> Tensor:
+    return F.softplus(x, beta, threshold)
+
+
+def _elu(alpha: float, scale: float, input_scale: float, x: Tensor) -> Tensor:
+    return torch.ops.aten.elu(x, alpha, scale, input_scale)  # type: ignore[no-any-return]
+
+
+def _glu(dim: int, x: Tensor) -> Tensor:
+    return F.glu(x, dim)
+
+
+_EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
+
+
+def _layer_norm(
+    shape: tuple[int, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
+) -> Tensor:
+    # The graph does not tell what was added to the variance; the statistics do.
+    for eps in _likely_epsilons(x, len(shape), rstd):
+        y, again, factor = torch.native_layer_norm(x, shape, weight, bias, eps)
+        if torch.equal(factor, rstd) and torch.equal(again, mean):
+            return y
+    raise ValueError(f"none of the usual values of eps makes the statistics that were saved: {_EPSILONS}")
+
+
+def _likely_epsilons(x: Tensor, dims: int, rstd: Tensor) -> list[float]:
+    """Return the usual values, those first that the statistics of the first row come closest to."""
+    row = x[(0,) * (x.dim() - dims)]
+    guess = float(rstd.reshape(-1)[0]) ** -2 - float(row.double().var(correction=0))
+    return sorted(_EPSILONS, key=lambda eps: abs(eps - guess))
+
+
+def _group_norm(
+    n: int, c: int, hxw: int, groups: int, eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    return torch.native_group_norm(x, weight, bias, n, c, hxw, groups, eps)[0]
+
+
+def _batch_norm(
+    eps: float,
+    training: bool,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+) -> Tensor:
+    # With statistics of its own, those that are learned are neither read nor written.
+    learned = (None, None) if training else (mean, variance)
+    return torch.native_batch_norm(x, weight, bias, *learned, training, 0.0, eps)[0]
+
+
+def _biased(*names: str) -> Any:
+    """Return what reads settings of a node that saves the weight, and shows the bias only where it is trained."""
+    read = attributes(*names)
+
+    def settings(node: Any, output: int) -> tuple[Hashable, ...] | None:
+        has_weight = node._raw_saved_weight.data is not None
+        return None if has_weight and node.next_functions[2][0] is None else read(node, output)
+
+    return settings
+
+
+def _dropout(p: float, x: Tensor, mask: Tensor) -> Tensor:
+    return x * mask * (1 / (1 - p))
+
+
+def _embedding(weight: Tensor, rows: Tensor) -> Tensor:
+    return F.embedding(rows, weight)
+
+
+NEURAL = (
+    Rule("gelu", "GeluBackward0", saved("self"), _gelu, attributes("approximate")),
+    Rule("silu", "SiluBackward0", saved("self"), F.silu),
+    Rule("relu", "ReluBackward0", saved(""), F.relu),
+    Rule("tanh", "TanhBackward0", saved(""), torch.tanh),
+    Rule("sigmoid", "SigmoidBackward0", saved(""), torch.sigmoid),
+    Rule("mish", "MishBackward0", saved("self"), F.mish),
+    Rule("leaky_relu", "LeakyReluBackward0", saved("self"), _leaky_relu, attributes("negative_slope")),
+    Rule("hardswish", "HardswishBackward0", saved("self"), F.hardswish),
+    Rule("hardsigmoid", "HardsigmoidBackward0", saved("self"), F.hardsigmoid),
+    Rule("softplus", "SoftplusBackward0", saved("self"), _softplus, attributes("beta", "threshold")),
+    Rule("elu", "EluBackward0", saved("self"), _elu, attributes("alpha", "scale", "input_scale")),
+    Rule("glu", "GluBackward0", saved("self"), _glu, indices("dim")),
+    Rule(
+        "layer_norm",
+        "NativeLayerNormBackward0",
+        (Input("input"), Input("weight", True), Input("bias", True), Input("result1"), Input("result2")),
+        _layer_norm,
+        attributes("normalized_shape"),
+    ),
+    Rule(
+        "group_norm",
+        "NativeGroupNormBackward0",
+        (Input("input"), Input("weight", True), Input("", True)),
+        _group_norm,
+        _biased("N", "C", "HxW", "group", "eps"),
+    ),
+    Rule(
+        "batch_norm",
+        "NativeBatchNormBackward0",
+        (
+            Input("input"),
+            Input("weight", True),
+            Input("", True),
+            Input("running_mean", True),
+            Input("running_var", True),
+        ),
+        _batch_norm,
+        _biased("eps", "training"),
+    ),
+    Rule("dropout", "NativeDropoutBackward0", saved("", "result1"), _dropout, attributes("p")),
+    Rule("embedding", "EmbeddingBackward0", saved("", "indices"), _embedding),
+)

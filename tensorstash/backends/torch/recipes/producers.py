@@ -1,0 +1,226 @@
+"""What made a saved tensor, and how it is made again: the ability of the PyTorch backend that recipes need."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch._C import (
+    DisableTorchFunction,
+    _DisableTorchDispatch,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+
+from tensorstash.abilities import Recipe
+from tensorstash.backends.torch.graph import CAN_TELL
+from tensorstash.backends.torch.layout import Unrecorded, dense, restored
+from tensorstash.backends.torch.recipes import RULES
+from tensorstash.backends.torch.recipes.rule import Rule
+from tensorstash.backends.torch.recipes.search import (
+    NoRecipe,
+    Note,
+    Search,
+    cast_to,
+    narrow_source,
+    notes,
+    rules_of,
+    run_again,
+)
+from tensorstash.spec import ALIGNMENT, TensorSpec
+
+_SAMPLES = 16
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_NO_PRODUCER = "made outside of the graph"
+
+
+class Producers:
+    """What made saved tensors, for one session; see :class:`tensorstash.abilities.Producers`.
+
+    Args:
+        is_ours: whether an object is a handle that a recipe may have for an input.
+        rules: besides those that are built in.
+    """
+
+    __slots__ = ("_bare", "_is_ours", "_key", "_rules")
+
+    def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
+        self._is_ours = is_ours
+        self._rules = {**RULES, **{rule.node: rule for rule in rules}}
+        self._key = object()
+        self._bare: dict[Hashable, Tensor] = {}
+
+    def note(self, tensor: Tensor, handle: Any, /) -> None:
+        """Remember in the tensor's node which handle stands for it, and in that of what it is a view of."""
+        node = tensor.grad_fn
+        if node is None:
+            return
+        noted = ref(handle)
+        notes(node)[self._key, tensor.output_nr] = Note(noted, None, is_input=True)
+        base = tensor._base
+        made = None if base is None else base.grad_fn
+        if base is None or made is None:
+            return
+        covers = base.numel() == tensor.numel() and _is_dense(base) and _is_dense(tensor)
+        note = Note(noted, (tuple(base.shape), base.stride()), is_input=covers and _is_plain_view(tensor, base))
+        notes(made).setdefault((self._key, base.output_nr), note)
+
+    def noted(self, tensor: Tensor, /) -> Any:
+        """Return the handle that was noted for the whole of a tensor or for another view of it; None without one."""
+        base = tensor._base
+        made = tensor if base is None else base
+        node = made.grad_fn
+        note = None if node is None else notes(node).get((self._key, made.output_nr))
+        return None if note is None else note.handle()
+
+    def forget(self) -> None:
+        """Take nothing that was noted so far for an input any more."""
+        self._key = object()
+
+    def recipe(self, tensor: Tensor, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
+        """Return how the whole of a tensor is made again, or why there is no recipe."""
+        base = tensor._base
+        made = tensor if base is None else base
+        node = made.grad_fn
+        if node is None or not CAN_TELL:
+            return _NO_PRODUCER if node is None else "this version of PyTorch does not show what nodes have saved"
+        if not _is_plain_view(tensor, made) or not _is_all_of_its_memory(made):
+            return "part of a larger memory"
+        search = Search(self._key, self._is_ours, self._rules, ops, depth)
+        try:
+            operation, levels = search.output(node, made.output_nr, is_root=True)
+        except NoRecipe as reason:
+            return str(reason)
+        return Recipe(rules_of(operation), operation, tuple(search.inputs), levels)
+
+    def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
+        """Return what a wide floating-point tensor was before it was cast, and the cast."""
+        base = tensor._base
+        made = tensor if base is None else base
+        source = narrow_source(made.grad_fn, made.dtype)
+        if source is None or not _is_plain_view(tensor, made) or not _is_all_of_its_memory(made):
+            return None
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+            narrow = made.detach().to(source)
+        return Recipe("narrow", cast_to(made.dtype), (), 1), narrow
+
+    def whole(self, tensor: Tensor, /) -> Tensor:
+        """Return the tensor, or what it is a view of, detached."""
+        base = tensor._base
+        made = tensor if base is None else base
+        if not _is_watched():
+            return made.detach()
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            return made.detach()
+
+    def probe(self, whole: Tensor, /) -> Tensor:
+        """Return ``whole`` without its memory: ``.data`` changes that alone."""
+        kind = whole.dtype, whole.device
+        bare = self._bare.get(kind)
+        if bare is None:
+            bare = self._bare[kind] = torch.empty(0, dtype=torch.uint8, device=whole.device).view(whole.dtype)
+        whole.data = bare
+        return whole
+
+    def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
+        """Run the operations of a recipe; see :meth:`tensorstash.abilities.Producers.run`."""
+        device = torch.device(spec.device).type
+        follows = torch.is_autocast_enabled(device)
+        if follows:
+            torch.set_autocast_enabled(device, False)
+        try:
+            with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+                return _laid_out(run_again(recipe.operation, values), values, spec)
+        finally:
+            if follows:
+                torch.set_autocast_enabled(device, True)
+
+    def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
+        """Return another layout of the memory of ``whole``."""
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+            start = whole.storage_offset() + spec.offset // spec.itemsize
+            return whole.as_strided(spec.shape, spec.strides, start).detach()
+
+    def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
+        """Whether two tensors are equal to the bit."""
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+            return one.dtype == other.dtype and torch.equal(_as_bits(one), _as_bits(other))
+
+    def sample(self, tensor: Tensor, /) -> Hashable:
+        """Return a few elements of a tensor on the host as bits; None for others."""
+        if not tensor.is_cpu or not tensor.numel() or not tensor.untyped_storage().nbytes():
+            return None
+        if not _is_watched():
+            return _sample(tensor.detach())
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            return _sample(tensor.detach())
+
+    def random_state(self, tensor: Tensor, /) -> bytes:
+        """Return the states of the generators of the host and of the tensor's device."""
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            return b"".join(state.numpy().tobytes() for state in _random_states(tensor.device))
+
+    def set_random_state(self, tensor: Tensor, state: bytes, /) -> None:
+        """Put the generators back."""
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            sizes = [each.numel() for each in _random_states(tensor.device)]
+            host = torch.frombuffer(bytearray(state[: sizes[0]]), dtype=torch.uint8)
+            torch.set_rng_state(host)
+            if len(sizes) > 1:
+                there = torch.frombuffer(bytearray(state[sizes[0] :]), dtype=torch.uint8)
+                torch.get_device_module(tensor.device).set_rng_state(there, tensor.device)
+
+
+def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
+    if str(made.dtype).removeprefix("torch.") != spec.dtype or tuple(made.shape) != spec.shape:
+        raise ValueError(f"made {made.dtype}{tuple(made.shape)}, expected {spec}")
+    address = made.untyped_storage().data_ptr()
+    is_fresh = all(value is None or value.untyped_storage().data_ptr() != address for value in values)
+    if not is_fresh or made.stride() != spec.strides or made.storage_offset():
+        made = torch.empty_strided(spec.shape, spec.strides, dtype=made.dtype, device=made.device).copy_(made)
+    if made.numel() and made.data_ptr() % ALIGNMENT != spec.alignment:
+        made = restored(dense(made, spec), spec, adopt=False)
+    return made
+
+
+def _is_watched() -> bool:
+    """Whether a mode of the user's would see what is run here."""
+    return bool(_len_torch_dispatch_stack() or _len_torch_function_stack())
+
+
+def _sample(tensor: Tensor) -> Hashable:
+    shown = _as_bits(tensor)
+    count = shown.numel()
+    taken = min(count, _SAMPLES)
+    return tuple(shown.as_strided((taken,), (count // taken,), shown.storage_offset()).tolist())
+
+
+def _is_plain_view(tensor: Tensor, base: Tensor) -> bool:
+    lazy = tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg()
+    return tensor.dtype == base.dtype and not lazy
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() == last + 1
+
+
+def _is_all_of_its_memory(tensor: Tensor) -> bool:
+    return _is_dense(tensor) and not tensor.storage_offset() and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _as_bits(tensor: Tensor) -> Tensor:
+    if tensor.dtype == torch.bool:
+        return tensor
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.view(_BITS[tensor.itemsize])
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states

@@ -1,0 +1,96 @@
+"""What one rule says, and how settings are read from a node of PyTorch's graph."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+Settings = Callable[[Any, int], tuple[Hashable, ...] | None]
+"""From a node and the number of one of its outputs to the settings that the operation ran with; None where the node
+does not tell them."""
+
+
+class Input(NamedTuple):
+    """One operand of an operation.
+
+    Args:
+        saved: the name under which the node saves it; empty if it does not.
+        optional: whether the operation may have been given None for it.
+    """
+
+    saved: str = ""
+    optional: bool = False
+
+
+def no_settings(node: Any, output: int) -> tuple[Hashable, ...]:
+    """Return no settings."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """How one operation is run again, if a node of the graph is there to tell with what.
+
+    Args:
+        name: what :class:`~tensorstash.policies.recompute.Recompute` calls it.
+        node: the name of the node.
+        inputs: the operands, in the order of the node's edges.
+        run: takes the settings, then the operands, and returns one output in fresh memory.
+        settings: read from the node; equal settings have to mean the same operation.
+        output: the number of the output that ``run`` returns; None if the settings say which.
+        is_view: whether ``run`` returns a view of its first operand, which costs nothing.
+        varies: whether the node has any number of operands, all like the only one of ``inputs``.
+    """
+
+    name: str
+    node: str
+    inputs: tuple[Input, ...]
+    run: Callable[..., Tensor]
+    settings: Settings = no_settings
+    output: int | None = 0
+    is_view: bool = False
+    varies: bool = False
+
+
+def saved(*names: str) -> tuple[Input, ...]:
+    """Return operands that the node may have saved under these names; none under an empty one."""
+    return tuple(map(Input, names))
+
+
+def attributes(*names: str) -> Settings:
+    """Return what reads settings that the node has under these names."""
+
+    def read(node: Any, output: int) -> tuple[Hashable, ...]:
+        return tuple(getattr(node, f"_saved_{name}") for name in names)
+
+    return read
+
+
+def signed(value: int) -> int:
+    """Return a dimension or an index, which nodes show without its sign.
+
+    >>> signed(2**64 - 1), signed(3)
+    (-1, 3)
+    """
+    return value - 2**64 if value >= 2**63 else value
+
+
+def indices(*names: str) -> Settings:
+    """Return what reads dimensions, or lists of them, that the node has under these names."""
+
+    def read(node: Any, output: int) -> tuple[Hashable, ...]:
+        values = (getattr(node, f"_saved_{name}") for name in names)
+        return tuple(tuple(map(signed, each)) if isinstance(each, tuple) else signed(each) for each in values)
+
+    return read
+
+
+def made_shape(node: Any, output: int) -> tuple[Hashable, ...]:
+    """Return the shape of an output."""
+    return (tuple(node._input_metadata[output].shape),)
+
+
+def made_dtype(node: Any, output: int) -> tuple[Hashable, ...]:
+    """Return the element type of an output."""
+    return (node._input_metadata[output].dtype,)

@@ -1,0 +1,83 @@
+"""The command line: ``tensorstash VERB ...``, also ``python -m tensorstash VERB ...``.
+
+Each verb is a module of this folder with ``add_options(parser)`` and ``main(options)``, which returns the exit status;
+its docstring begins with its line in the list. One that has ``parsed(parser, words)`` takes the words apart itself.
+"""
+
+import argparse
+import ast
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tensorstash.errors import TensorStashError
+
+VERBS = ("bench", "doctor", "report", "run")
+"""Modules of this folder, by name."""
+
+_RUN = "run"
+_FOLDER = Path(__file__).resolve().parent
+
+
+def usage() -> str:
+    """Return what can be typed; imports no verb."""
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {_docstring(verb).partition(chr(10))[0]}" for verb in VERBS]
+    return "\n".join(
+        (
+            "usage: tensorstash VERB ...    (or: python -m tensorstash VERB ...)",
+            "       python -m tensorstash SCRIPT [ARGUMENT ...]    the same as run",
+            "       tensorstash --version",
+            "",
+            *lines,
+            "",
+            "tensorstash VERB --help tells more.",
+        )
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks for, and return the exit status.
+
+    Words that begin with no verb are a program to run, with Python's own options before it.
+
+    Args:
+        arguments: the words behind the name of the command; those of this process by default.
+    """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage(), file=sys.stdout if words else sys.stderr)
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"tensorstash {own_version()}")
+        return 0
+    verb, rest = (words[0], words[1:]) if words[0] in VERBS else (_RUN, words)
+    module = import_module(f"tensorstash.cli.{verb}")
+    parser = argparse.ArgumentParser(
+        prog=f"tensorstash {verb}", description=_docstring(verb), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if hasattr(module, "parsed"):
+        options = module.parsed(parser, rest)
+    else:
+        module.add_options(parser)
+        options = parser.parse_args(rest)
+    try:
+        status: int = module.main(options)
+    except TensorStashError as error:
+        print(f"tensorstash {verb}: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+def own_version() -> str:
+    """Return the version of the package, or say that it is not installed."""
+    try:
+        return version("tensorstash")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _docstring(verb: str) -> str:
+    return ast.get_docstring(ast.parse((_FOLDER / f"{verb}.py").read_text(encoding="utf-8"))) or ""

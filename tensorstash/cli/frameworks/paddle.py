@@ -1,0 +1,60 @@
+"""PaddlePaddle for the command line."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import paddle
+from paddle import nn
+
+
+def accelerators() -> list[str]:
+    """Return the accelerators that PaddlePaddle sees."""
+    if not paddle.device.is_compiled_with_cuda():
+        return [str(name) for name in paddle.device.get_available_custom_device() or ()]
+    count = paddle.device.cuda.device_count()
+    return [f"{paddle.device.cuda.get_device_name(number)} (CUDA {paddle.version.cuda()})" for number in range(count)]
+
+
+class Job:
+    """A small transformer that learns random numbers.
+
+    Args:
+        sizes: ``batch``, ``length``, ``width``, ``heads`` and ``depth``.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        paddle.seed(0)
+        width = sizes["width"]
+        blocks = [
+            nn.TransformerEncoderLayer(width, sizes["heads"], 4 * width, 0.0, "gelu", normalize_before=True)
+            for _ in range(sizes["depth"])
+        ]
+        self._network = nn.Sequential(*blocks)
+        self._optimizer = paddle.optimizer.SGD(1e-3, parameters=self._network.parameters())
+        self._inputs = paddle.randn([sizes["batch"], sizes["length"], width])
+
+    def forward(self, *, small: bool = False) -> Any:
+        """Return the loss with its graph."""
+        return self._network(self._inputs[:1, :8] if small else self._inputs).square().mean()
+
+    def backward(self, loss: Any) -> float:
+        """Compute the gradients, and return the loss as a number."""
+        loss.backward()
+        return float(loss.item())
+
+    def update(self) -> None:
+        """Step the optimizer; the memory of the gradients stays."""
+        self._optimizer.step()
+        self._optimizer.clear_grad(set_to_zero=True)
+
+    def gradients(self) -> list[bytes]:
+        """Return the bits of all gradients, parameter by parameter."""
+        grads = (parameter.grad for parameter in self._network.parameters())
+        return [grad.numpy().tobytes() for grad in grads if grad is not None]
+
+    def peak(self) -> Callable[[], int] | None:
+        """Return what gives the peak of the accelerator's bytes from now on; None where memory is the host's."""
+        if not paddle.device.is_compiled_with_cuda() or not paddle.device.cuda.device_count():
+            return None
+        paddle.device.cuda.reset_max_memory_allocated()
+        return lambda: int(paddle.device.cuda.max_memory_allocated())

@@ -1,0 +1,123 @@
+"""The process of a program that runs under a policy: ``python -m tensorstash.cli.program SCRIPT ...``.
+
+The policy is in the environment. It comes into force when the program has imported a framework, not before: what the
+program sets up first, such as the visible devices, counts.
+"""
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+from tensorstash.api import Stash, stash
+from tensorstash.config.settings import settings_of
+from tensorstash.sizes import format_bytes
+
+POLICY_VARIABLE = "TENSORSTASH_POLICY"
+"""A policy as one line of text, or the path of a file with settings."""
+
+STATS_VARIABLE = "TENSORSTASH_STATS"
+"""The path of the file that gets the statistics, as JSON; without it, one line goes to standard error."""
+
+FRAMEWORKS = ("torch", "paddle")
+
+
+class Watch(MetaPathFinder):
+    """Tells when a framework has been imported; as the first finder of ``sys.meta_path``.
+
+    Args:
+        on_import: called with the framework's name, on the thread that imports it, at the end of the import.
+    """
+
+    def __init__(self, on_import: Callable[[str], object]) -> None:
+        self._on_import = on_import
+        self._waits_for = set(FRAMEWORKS)
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Let the other finders find a framework, and stand before its loader."""
+        if fullname not in self._waits_for:
+            return None
+        self._waits_for.discard(fullname)  # the search below comes here again
+        found = find_spec(fullname)
+        if found is not None and found.loader is not None:
+            found.loader = _Telling(found.loader, self._on_import)
+        return found
+
+
+class _Telling(Loader):
+    """A loader that tells when it is done, and leaves no trace in the module."""
+
+    def __init__(self, loader: Loader, on_import: Callable[[str], object]) -> None:
+        self._loader = loader
+        self._on_import = on_import
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._on_import(module.__name__)
+
+
+def run_program(program: Sequence[str]) -> None:
+    """Run a program as ``python`` would, in this process.
+
+    Args:
+        program: a path, or ``-m`` and a module, or ``-c`` and code; then its arguments.
+    """
+    kind, rest = (program[0], program[1:]) if program[0] in ("-m", "-c") else ("", program)
+    if kind == "-m":
+        sys.argv = [*rest]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+    else:
+        sys.argv = [*rest]
+        if not sys.flags.safe_path:
+            sys.path[0] = os.path.dirname(os.path.realpath(rest[0]))
+        runpy.run_path(rest[0], run_name="__main__")
+
+
+def report(framework: str, scope: Stash, path: str | None) -> None:
+    """Write the statistics of a framework: all to a file, or one line to standard error."""
+    stats = scope.stats()
+    if path:
+        text = json.dumps(stats.to_dict(), indent=1)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+    seen, stashed = format_bytes(stats.seen.nbytes), format_bytes(stats.stashed.nbytes)
+    told = f"; the rest is in {path}" if path else ""
+    print(f"tensorstash: {framework}: stashed {stashed} of {seen} saved{told}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Run the program of the command line under the policy of the environment."""
+    settings = settings_of(os.environ[POLICY_VARIABLE], POLICY_VARIABLE)
+    scopes: dict[str, Stash] = {}
+    with ExitStack() as ends:
+
+        def enter(framework: str) -> None:
+            scopes[framework] = scope = stash(**settings, framework=framework)
+            ends.callback(report, framework, scope, os.environ.get(STATS_VARIABLE))
+            ends.enter_context(scope)
+
+        sys.meta_path.insert(0, Watch(enter))
+        run_program(sys.argv[1:])
+    if not scopes:
+        print(
+            f"tensorstash: {POLICY_VARIABLE} had no effect: the program has imported none of {', '.join(FRAMEWORKS)}",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    main()

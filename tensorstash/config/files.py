@@ -1,0 +1,70 @@
+"""Configuration files: TOML, JSON and YAML, told by their suffix."""
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+from tensorstash.errors import ConfigError, MissingDependencyError
+from tensorstash.registry import did_you_mean
+
+SETTINGS = ("policy", "limits", "min_bytes")
+"""What a file may hold."""
+
+
+def read_table(source: str | os.PathLike[str] | BinaryIO, known: tuple[str, ...]) -> tuple[str, Mapping[str, Any]]:
+    """Return what a file is called, for messages, and what it holds.
+
+    Args:
+        source: the path of a file, or a file opened for reading bytes, which is left open.
+        known: keys that it may hold; the first has to be there.
+
+    Raises:
+        ConfigError: it is of another format, or holds other keys.
+        MissingDependencyError: it is YAML, and PyYAML is not installed.
+        OSError: it cannot be read.
+    """
+    if isinstance(source, str | os.PathLike):
+        with open(source, "rb") as file:
+            return read_table(file, known)
+    place = str(getattr(source, "name", "TOML"))
+    kind, read = _readers().get(os.path.splitext(place)[1].lower(), ("TOML", tomllib.load))
+    try:
+        data = read(source)
+    except ValueError as error:
+        raise ConfigError(f"{place}: not {kind}: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{place}: got {data!r}, expected a table with the key {known[0]!r}")
+    for key in data:
+        if key not in known:
+            raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, known)}")
+    if known[0] not in data:
+        raise ConfigError(
+            f"{place}: {known[0]}: missing; expected a table, or text such as 'quantize:bits=4 | compress'"
+        )
+    return place, data
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a text names a file of settings, and is no line that describes a policy.
+
+    >>> is_file_name("conf/policy.yaml"), is_file_name("compress | disk_spill")
+    (True, False)
+    """
+    return os.path.splitext(text)[1].lower() in (".toml", *_readers())
+
+
+def _readers() -> dict[str, tuple[str, Callable[[BinaryIO], Any]]]:
+    return {".json": ("JSON", json.load), ".yaml": ("YAML", _load_yaml), ".yml": ("YAML", _load_yaml)}
+
+
+def _load_yaml(file: BinaryIO) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingDependencyError(f"{file.name}: YAML needs PyYAML; pip install pyyaml, or use TOML") from error
+    try:
+        return yaml.safe_load(file)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Recipes at work: saved tensors that are made again when backward needs them."""

@@ -1,0 +1,49 @@
+"""What recipes need and the graph has no other name for: tensors that stay as they are."""
+
+from typing import Any
+
+from tensorstash.engine.handle import Kept, restore
+from tensorstash.engine.payloads.payload import modified
+from tensorstash.engine.state import SessionState
+
+
+class KeptHandle:
+    """A tensor that stays as it is, as :data:`~tensorstash.engine.handle.Kept`, which nobody can refer to weakly.
+
+    Args:
+        kept: the handle that it would be otherwise.
+    """
+
+    __slots__ = ("__weakref__", "_kept")
+
+    depth = 0
+    """Operations that are run for it."""
+    is_exact = True
+    """Whether what comes back is equal to the bit."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+
+    @property
+    def state(self) -> SessionState:
+        """Of the session that has kept it."""
+        return self._kept[0]
+
+    def __call__(self) -> Any:
+        """Return the tensor; see :func:`~tensorstash.engine.handle.restore`."""
+        return restore(self._kept)
+
+    def add_user(self) -> None:
+        """Take note of a recipe that will ask; it gets what everybody gets."""
+
+    def peek(self) -> Any:
+        """Return the tensor, to look at it and drop it.
+
+        Raises:
+            SavedTensorModifiedError: it was modified in place since it was saved.
+        """
+        state, alias, version = self._kept
+        now = state.version(alias)
+        if now != version:
+            raise modified(state.backend.describe(alias), now, version)
+        return alias

@@ -1,0 +1,216 @@
+"""A saved content that is not stored: its recipe, and what it makes of it when backward asks."""
+
+import threading
+from collections.abc import Hashable
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from tensorstash.abilities import Leaf, Producers, Recipe
+from tensorstash.engine.payloads.payload import modified
+from tensorstash.engine.state import SessionState
+from tensorstash.errors import StashError, TensorStashError
+from tensorstash.host.budget import Lease
+from tensorstash.spec import TensorSpec
+
+
+class Saved(NamedTuple):
+    """What a whole tensor was when it was saved.
+
+    Args:
+        spec: its layout, and the module that it was saved in.
+        version: its in-place version.
+        probe: what shares that version, without the memory.
+        sample: a few of its elements; None where they are not looked at.
+    """
+
+    spec: TensorSpec
+    version: int
+    probe: Any
+    sample: Hashable
+
+
+class Recomputed:
+    """One storage content, made again for all handles that need it. Thread-safe.
+
+    It holds the handles that its recipe needs, and nothing else of the step: no tensor of the program, and no node of
+    the graph. What was made is held until everybody who is known to need it has asked, as far as the budget goes.
+
+    A tensor that was modified in place since it was saved is refused, as autograd refuses it; so are a recipe's inputs,
+    which check that themselves, and parameters. What does not come with a new version shows in a few elements that are
+    compared each time.
+
+    Args:
+        state: of the session.
+        producers: runs the recipe.
+        recipe: how it is made.
+        saved: what it was.
+        depth: operations that are run for it at most, those of its inputs among them.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_is_refused_if_modified",
+        "_lease",
+        "_leaves",
+        "_lock",
+        "_made",
+        "_producers",
+        "_recipe",
+        "_saved",
+        "_state",
+        "_uses",
+        "depth",
+        "users",
+    )
+
+    def __init__(
+        self, state: SessionState, producers: Producers[Any], recipe: Recipe, saved: Saved, depth: int
+    ) -> None:
+        self._state = state
+        self._producers = producers
+        self._recipe = recipe
+        self._saved = saved
+        self._leaves = [
+            (state.version(each.tensor), producers.sample(each.tensor)) if isinstance(each, Leaf) else None
+            for each in recipe.inputs
+        ]
+        self._is_refused_if_modified = True
+        self.depth = depth
+        self.users = 0
+        """Handles of it, and recipes that need it."""
+        self._uses = 0
+        self._made: tuple[Any, int] | None = None
+        self._lease: Lease | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def version(self) -> int:
+        """The in-place version that the tensor had."""
+        return self._saved.version
+
+    @property
+    def rule(self) -> str:
+        """What its recipe is called."""
+        return self._recipe.rule
+
+    def restore(self, spec: TensorSpec) -> Any:
+        """Return the tensor with a layout of the same memory.
+
+        Raises:
+            SavedTensorModifiedError: it, or what it is made of, was modified in place since it was saved.
+            StashError: the recipe raised, or made something else than was saved.
+        """
+        saved = self._saved
+        if self._is_refused_if_modified:
+            version = self._state.version(saved.probe)
+            if version != saved.version:
+                raise modified(str(saved.spec), version, saved.version)
+        whole = self._reuse()
+        if whole is None:
+            whole = self._make()
+            self._hold(whole)
+        return self._producers.part(whole, spec)
+
+    def settle(self) -> None:
+        """Make it immune to later changes of the tensor that was saved, unless there were any."""
+        if self._state.version(self._saved.probe) == self._saved.version:
+            self._is_refused_if_modified = False
+
+    def peek(self, spec: TensorSpec) -> Any:
+        """Return the same without being asked by backward, to look at it and drop it."""
+        values = [each.tensor if isinstance(each, Leaf) else each.peek() for each in self._recipe.inputs]
+        return self._producers.part(self._producers.run(self._recipe, values, self._saved.spec), spec)
+
+    def _make(self) -> Any:
+        recipe, saved = self._recipe, self._saved
+        values = [self._value(each, place) for place, each in enumerate(recipe.inputs)]
+        started = perf_counter()
+        try:
+            whole = self._producers.run(recipe, values, saved.spec)
+        except Exception as error:
+            raise StashError(f"{self._place()}: {type(error).__name__}: {error}") from error
+        if saved.sample is not None and self._producers.sample(whole) != saved.sample:
+            raise StashError(
+                f"{self._place()}: it came out different from what was saved: the tensor, or what it is made of, was "
+                f"written to without a new version; leave the rule out (Recompute(ops=...)), or store this tensor"
+            )
+        self._state.ledger.made_again(recipe.rule, perf_counter() - started)
+        return whole
+
+    def _value(self, needed: Any, place: int) -> Any:
+        if not isinstance(needed, Leaf):
+            try:
+                return needed()
+            except TensorStashError as error:
+                error.add_note(f"needed for {self._place()}")
+                raise
+        known = self._leaves[place]
+        assert known is not None, "a leaf that was not looked at"
+        version, sample = self._state.version(needed.tensor), self._producers.sample(needed.tensor)
+        if version != known[0]:
+            raise modified(f"{self._state.backend.describe(needed.tensor)}, for {self._place()}", version, known[0])
+        if sample != known[1]:
+            raise StashError(
+                f"{self._place()}: the parameter {self._state.backend.describe(needed.tensor)} that it is made of was "
+                f"changed, or freed, between forward and backward; run backward first, or leave the rule out "
+                f"(Recompute(ops=...))"
+            )
+        return needed.tensor
+
+    def _place(self) -> str:
+        return f"Recompute, rule {self._recipe.rule}, tensor {self._saved.spec}"
+
+    def _reuse(self) -> Any:
+        with self._lock:
+            made = self._made
+            if made is None:
+                return None
+            whole, version = made
+            self._uses += 1
+            if self._uses % self.users and self._state.version(whole) == version:
+                return whole
+            self._made = self._lease = None
+        return whole if self._state.version(whole) == version else None
+
+    def _hold(self, whole: Any) -> None:
+        with self._lock:
+            self._uses += 1
+            if self._uses % self.users == 0:
+                return
+            if self._lease is None:
+                self._lease = self._state.prefetcher.budget.try_acquire(self._saved.spec.nbytes)
+            if self._lease is not None:
+                self._made = whole, self._state.version(whole)
+
+
+class RecomputedHandle:
+    """What the graph holds in place of a tensor that is made again."""
+
+    __slots__ = ("__weakref__", "content", "spec", "state")
+
+    def __init__(self, state: SessionState, content: Recomputed, spec: TensorSpec) -> None:
+        self.state = state
+        self.content = content
+        self.spec = spec
+
+    def __call__(self) -> Any:
+        """Return the tensor; see :meth:`Recomputed.restore`."""
+        self.state.was_asked = True
+        self.state.ledger.unpacked()
+        return self.content.restore(self.spec)
+
+    def peek(self) -> Any:
+        """Return the tensor, to look at it and drop it."""
+        return self.content.peek(self.spec)
+
+    @property
+    def depth(self) -> int:
+        """Operations that are run for it at most."""
+        return self.content.depth
+
+    is_exact = True
+    """Recipes are only made of what comes back exactly."""
+
+    def add_user(self) -> None:
+        """Count a recipe that will ask."""
+        self.content.users += 1

@@ -1,0 +1,236 @@
+"""A plan as a value: what becomes of each class of saved tensors, why, and what it costs."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from tensorstash.config import to_dict
+from tensorstash.errors import ConfigError
+from tensorstash.planner.bound import lower_bound
+from tensorstash.planner.model import KEEP, Ints, Problem, Record, SavedClass, pressure
+from tensorstash.planner.solve import Solution, Status, price_of_memory
+from tensorstash.policies.plan import HookPolicy
+from tensorstash.policies.route import Route, Rule
+from tensorstash.policies.selectors import Saved
+from tensorstash.sizes import format_bytes
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One class of saved tensors.
+
+    Args:
+        key: the class.
+        nbytes: bytes of one step.
+        tier: what becomes of them.
+        why: in words.
+        seconds: what that adds to the step by itself.
+        link_s: seconds for which a link is occupied.
+    """
+
+    key: SavedClass
+    nbytes: int
+    tier: str
+    why: str
+    seconds: float = 0.0
+    link_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """What a budget has become. Prints as a table.
+
+    Args:
+        budget: bytes that are held.
+        status: ``"declined"`` if everything fits, ``"impossible"`` if nothing makes it fit, else ``"planned"``.
+        rows: one for each class, in the order in which they are saved.
+        peak: predicted bytes at the worst point.
+        least: the smallest budget that can be held.
+        native: bytes at the worst point if everything is kept.
+        background: bytes among them that no decision changes.
+        seconds: predicted to be added to the step.
+        stall_s: those of them for which the program waits for links.
+        step_s: seconds of the step without hooks.
+        price: seconds of a step that one more byte saves.
+        bound_s: seconds that every plan adds at least; None where SciPy is not installed.
+    """
+
+    budget: int
+    status: Status
+    rows: tuple[Row, ...]
+    peak: int
+    least: int
+    native: int
+    background: int = 0
+    seconds: float = 0.0
+    stall_s: float = 0.0
+    step_s: float = 0.0
+    price: float = 0.0
+    bound_s: float | None = None
+
+    @property
+    def tiers(self) -> dict[SavedClass, str]:
+        """The tier of each class."""
+        return {row.key: row.tier for row in self.rows}
+
+    def route(self, tiers: Mapping[str, HookPolicy]) -> Route:
+        """Return a policy that does the same and needs no planner.
+
+        Args:
+            tiers: the policy of each tier, as of :meth:`tensorstash.Budget.tiers`.
+
+        Raises:
+            ConfigError: a tier of the plan has no policy.
+        """
+        for row in self.rows:
+            if row.tier not in tiers:
+                raise ConfigError(f"plan: no policy for the tier {row.tier!r}; known: {', '.join(tiers)}")
+        return Route(tuple(Rule(when, tiers[tier]) for when, tier in self._ranges() if tier != KEEP))
+
+    def save(self, path: str | os.PathLike[str], tiers: Mapping[str, HookPolicy]) -> None:
+        """Write :meth:`route` to a TOML file, which :func:`tensorstash.load` reads and anybody may edit.
+
+        Args:
+            path: of the file.
+            tiers: as for :meth:`route`.
+
+        Raises:
+            ConfigError: as for :meth:`route`.
+            OSError: the file cannot be written.
+        """
+        self.route(tiers)
+        lines = [f"# {line}" for line in self.summary.splitlines()]
+        lines += ["", "[policy]", 'name = "route"', 'otherwise = "keep"']
+        for when, tier in self._ranges():
+            if tier != KEEP:
+                lines += ["", "[[policy.rules]]", f"when = {_inline(_plain(when))}"]
+                lines += [f"use = {_inline(to_dict(tiers[tier]))}"]
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+
+    def _ranges(self) -> Iterator[tuple[Saved, str]]:
+        """Yield runs of places that share a tier, each as a selector."""
+        for kind, members in groupby(sorted(self.rows, key=lambda row: row.key), key=lambda row: row.key[:4]):
+            for tier, run in groupby(members, key=lambda row: row.tier):
+                places = [row.key.ordinal for row in run]
+                module, producer, dtype, shape = kind
+                yield Saved(producer, dtype, shape, places[0], places[-1], module), tier
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dictionaries, lists, numbers and texts, ready for JSON."""
+        plain = asdict(self)
+        plain["rows"] = [{**asdict(row), "key": row.key._asdict()} for row in self.rows]
+        return plain
+
+    @property
+    def summary(self) -> str:
+        """What the plan is and costs, in a few lines."""
+        sizes = f"peak {format_bytes(self.peak)} of {format_bytes(self.budget)}"
+        if self.status == "declined":
+            return f"declined: everything fits, so all is kept; {sizes}"
+        lines = [f"{self.status}: {sizes}; {format_bytes(self.native)} if everything is kept"]
+        if self.status == "impossible":
+            lines[0] = (
+                f"impossible: {format_bytes(self.budget)} cannot be held; the smallest budget that works is "
+                f"{format_bytes(self.least)}, {format_bytes(self.background)} of which no decision changes"
+            )
+        lines.append(
+            f"smallest budget {format_bytes(self.least)}; adds {1e3 * self.seconds:.3g} ms to a step of "
+            f"{1e3 * self.step_s:.4g} ms, {1e3 * self.stall_s:.3g} ms of them waiting"
+        )
+        if self.price * _GIB >= 1e-6:
+            lines.append(f"1 GiB more would save {1e3 * self.price * _GIB:.3g} ms a step, at this price")
+        if self.bound_s is not None:
+            lines.append(f"no plan adds less than {1e3 * self.bound_s:.3g} ms")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        lines = [f"{'class':44} {'count':>5} {'bytes':>9}  {'tier':12} {'ms':>7} {'link ms':>7}  why"]
+        grouped: dict[tuple[Any, ...], list[Row]] = {}
+        for row in self.rows:
+            grouped.setdefault((*row.key[:4], row.tier, row.why), []).append(row)
+        for (module, producer, dtype, shape, tier, why), rows in grouped.items():
+            name = f"{module + ' ' if module else ''}{producer or 'input'} {dtype}{list(shape)}"
+            lines.append(
+                f"{name[:44]:44} {len(rows):>5} {format_bytes(sum(row.nbytes for row in rows)):>9}  {tier:12} "
+                f"{1e3 * sum(row.seconds for row in rows):>7.2f} {1e3 * sum(row.link_s for row in rows):>7.2f}  {why}"
+            )
+        return "\n".join([*lines, self.summary])
+
+
+def planned(problem: Problem, solution: Solution, aliases: Mapping[SavedClass, SavedClass]) -> BudgetPlan:
+    """Return a solution as a plan.
+
+    Args:
+        problem: the step.
+        solution: of it.
+        aliases: classes that share the memory of a record's, and so its tier.
+    """
+    rows = {record.key: _row(record, place) for record, place in zip(problem.records, solution.choice, strict=True)}
+    shared = [
+        Row(key, 0, rows[owner].tier, f"shares memory with {owner.producer or 'an input'}")
+        for key, owner in aliases.items()
+        if owner in rows
+    ]
+    is_planned = solution.status == "planned"
+    return BudgetPlan(
+        problem.budget,
+        solution.status,
+        (*rows.values(), *shared),
+        solution.peak,
+        solution.least,
+        solution.native,
+        problem.background,
+        solution.seconds,
+        solution.stall_s,
+        problem.step_s,
+        price_of_memory(problem, solution) if is_planned else 0.0,
+        lower_bound(problem) if is_planned else None,
+    )
+
+
+def curves(problem: Problem, choice: Ints) -> tuple[list[float], list[float], list[float]]:
+    """Return points in time, the bytes held at each if everything is kept, and the bytes held under a choice."""
+    table = problem.table
+    keep = pressure(table, choice * 0, problem.room).held + problem.background
+    plan = pressure(table, choice, problem.room).held + problem.background
+    return table.points.tolist(), keep.tolist(), plan.tolist()
+
+
+def _row(record: Record, place: int) -> Row:
+    option = record.options[place]
+    return Row(
+        record.key, record.nbytes, option.tier, _why(record, place), option.seconds, option.out_s + option.back_s
+    )
+
+
+def _why(record: Record, place: int) -> str:
+    option = record.options[place]
+    if place == 0:
+        if len(record.options) == 1:
+            return "nothing makes it smaller"
+        return "fits" if record.wanted > record.freed else "wanted at once"
+    saves = format_bytes(record.nbytes - option.resident)
+    if option.link and option.seconds == 0:
+        return f"frees {saves}, hidden behind {1e3 * (record.wanted - record.freed):.3g} ms"
+    return f"frees {saves} for {1e3 * option.seconds:.3g} ms"
+
+
+def _plain(when: Saved) -> dict[str, Any]:
+    plain: dict[str, Any] = {"name": "saved", "producer": when.producer, "dtype": when.dtype, "shape": list(when.shape)}
+    plain |= {"first": when.first, "last": when.last}
+    return plain | ({"module": when.module} if when.module else {})
+
+
+def _inline(value: object) -> str:
+    """Return TOML's inline form of plain data."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_inline, value))}]"
+    return json.dumps(value)

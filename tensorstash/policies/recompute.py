@@ -1,0 +1,100 @@
+"""The policy that stores nothing of what can be made again."""
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal
+
+from tensorstash.errors import ConfigError
+from tensorstash.policies.plan import Plan, Rebuilding
+from tensorstash.policies.policy import Policy
+from tensorstash.registry import did_you_mean, names
+from tensorstash.spec import TensorSpec
+
+RULES = (
+    "add",
+    "batch_norm",
+    "cast",
+    "clone",
+    "div",
+    "dropout",
+    "elu",
+    "embedding",
+    "gelu",
+    "glu",
+    "group_norm",
+    "hardsigmoid",
+    "hardswish",
+    "layer_norm",
+    "leaky_relu",
+    "masks",
+    "mish",
+    "mul",
+    "narrow",
+    "neg",
+    "pow",
+    "relu",
+    "rms_norm",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "sub",
+    "tanh",
+)
+"""The rules that are built in; each backend has those that its framework can follow."""
+
+DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Recompute(Policy):
+    """Tensors that one cheap operation makes again, bit for bit, of others that are saved anyway are not stored.
+
+    What is not made again is left to the other steps of the chain, which come behind this one. Under a lossy step, only
+    what is made of parameters and of tensors that come back exactly is, so that no error is ever widened.
+
+    A kind of tensor is made again and compared before the first one is trusted, and again from time to time; what is
+    not equal to the bit is stored from then on.
+
+    Args:
+        ops: names of the rules to use, of :data:`RULES` or of plug-ins; None for all.
+        depth: most operations that are run one after the other for one tensor, 1 or more.
+        verify: ``"first"``, or ``"always"`` to make every tensor again at once and compare it, for tests.
+
+    Raises:
+        ConfigError: a value is none of these.
+
+    >>> from tensorstash.policies import DiskSpill
+    >>> Recompute(ops=("gelu", "cast")) | DiskSpill()  # doctest: +ELLIPSIS
+    Chain(steps=(Recompute(ops=('gelu', 'cast'), depth=8, verify='first'), DiskSpill(...)))
+    """
+
+    name: ClassVar[str] = "recompute"
+    ops: str | tuple[str, ...] | None = None
+    _: KW_ONLY
+    depth: int = DEPTH
+    verify: Literal["first", "always"] = "first"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ops", _ops(self.ops))
+        if isinstance(self.depth, bool) or not isinstance(self.depth, int) or self.depth < 1:
+            raise ConfigError(f"recompute.depth: got {self.depth!r}, expected a number of operations, 1 or more")
+        if self.verify not in ("first", "always"):
+            raise ConfigError(f"recompute.verify: got {self.verify!r}, expected 'first' or 'always'")
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        ops = None if self.ops is None else frozenset((self.ops,) if isinstance(self.ops, str) else self.ops)
+        return plan.then(Plan(rebuilding=Rebuilding(ops, self.depth, self.verify)))
+
+
+def _ops(ops: object) -> str | tuple[str, ...] | None:
+    if ops is None:
+        return None
+    wanted = (ops,) if isinstance(ops, str) else ops
+    if not isinstance(wanted, tuple | list) or not wanted:
+        raise ConfigError(f"recompute.ops: got {ops!r}, expected a name or a tuple of names, such as ('gelu', 'cast')")
+    known = (*RULES, *names("recipes"))
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"recompute.ops: unknown rule {name!r}; {did_you_mean(name, known)}")
+    distinct = tuple(dict.fromkeys(wanted))
+    return distinct if len(distinct) > 1 else distinct[0]  # one alone has a form on one line

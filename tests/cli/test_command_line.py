@@ -1,0 +1,136 @@
+"""The command line finds its verbs, runs programs as Python does, and says what a mistake was."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import tensorstash as ts
+import tensorstash.reference as ref
+from tensorstash.cli import VERBS, main
+from tensorstash.cli.run import split
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``python -m tensorstash`` in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    run = [sys.executable, "-m", "tensorstash", *words]
+    return subprocess.run(run, capture_output=True, text=True, env=environment, timeout=240)
+
+
+def test_every_verb_is_a_file_and_every_file_with_options_a_verb() -> None:
+    folder = ROOT / "tensorstash" / "cli"
+    modules = {path.stem: import_module(f"tensorstash.cli.{path.stem}") for path in folder.glob("[!_]*.py")}
+    assert list(VERBS) == sorted(VERBS)
+    with_options = {name for name, module in modules.items() if hasattr(module, "add_options")}
+    assert with_options | {name for name, module in modules.items() if hasattr(module, "parsed")} == set(VERBS)
+
+
+def test_without_words_the_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    listed = capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == listed
+    for verb in VERBS:
+        assert f"\n  {verb} " in listed
+    assert max(map(len, listed.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([verb, "--help"])
+    assert left.value.code == 0
+    assert f"usage: tensorstash {verb}" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tensorstash {ts.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "program"),
+    [
+        (["train.py", "-m", "x"], [], ["train.py", "-m", "x"]),
+        (["-X", "dev", "-Wignore", "-W", "error", "t.py"], ["-X", "dev", "-Wignore", "-W", "error"], ["t.py"]),
+        (["-OBm", "pkg.train", "-c"], ["-OB"], ["-m", "pkg.train", "-c"]),
+        (["-mpkg", "a"], [], ["-m", "pkg", "a"]),
+        (["--check-hash-based-pycs", "always", "-u", "t.py"], ["--check-hash-based-pycs", "always", "-u"], ["t.py"]),
+        (["-Xdev", "-c", "print(1)", "-u"], ["-Xdev"], ["-c", "print(1)", "-u"]),
+    ],
+)
+def test_options_of_python_are_told_from_the_program(words: list[str], options: list[str], program: list[str]) -> None:
+    assert split(words) == (options, program)
+
+
+PROGRAM = """
+import sys
+print("before", "torch" in sys.modules)
+import torch
+layer = torch.nn.Linear(256, 256)
+loss = layer(torch.ones(256, 256)).tanh().square().mean()
+loss.backward()
+print(sys.argv[1:], __name__, sys.path[0], sys.flags.optimize)
+sys.exit(3)
+"""
+
+
+def test_a_script_that_nobody_edits_follows_a_policy(tmp_path: Path) -> None:
+    script, settings, written = tmp_path / "train.py", tmp_path / "settings.toml", tmp_path / "stats.json"
+    script.write_text(PROGRAM)
+    settings.write_text('policy = "compress"\nmin_bytes = "300KiB"\n')
+    program = ("-O", str(script), "--policy", "its own")
+    done = command("run", "--stats", str(written), *program, TENSORSTASH_POLICY="compress")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines() == ["before False", f"['--policy', 'its own'] __main__ {tmp_path} 1"]
+    assert json.loads(written.read_text())["stashed"]["tensors"] > 0
+    assert "tensorstash: torch: stashed " in done.stderr
+
+    smaller = command("--policy", str(settings), *program)
+    assert "torch: stashed 0 B" in smaller.stderr, smaller.stderr
+
+
+def test_a_policy_without_a_framework_is_said_to_have_no_effect() -> None:
+    done = command("-X", "dev", "-c", "import sys; print(sys.argv, sys._xoptions)", "x", TENSORSTASH_POLICY="keep")
+    assert done.stdout == "['-c', 'x'] {'dev': True}\n"
+    assert "TENSORSTASH_POLICY had no effect" in done.stderr
+
+
+def test_a_mistake_in_the_policy_is_found_before_the_program_begins() -> None:
+    done = command("-c", "print('begun')", TENSORSTASH_POLICY="compres")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "TENSORSTASH_POLICY.name: unknown policy 'compres'; did you mean 'compress'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_statistics_come_back_from_their_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scope = ts.stash("compress", framework="reference", min_bytes=0)
+    files = []
+    for number in range(2):
+        with scope:
+            ref.tensor([[1.0, 2.0]] * 99, requires_grad=True).exp().exp().sum().backward()
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(json.dumps(scope.stats().to_dict()))
+    assert main(["report", str(files[1])]) == 0
+    assert capsys.readouterr().out == f"{scope.stats()}\n"
+    assert main(["report", *map(str, reversed(files))]) == 0
+    assert capsys.readouterr().out.splitlines()[1] != str(scope.stats()).splitlines()[1]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"kept": 1}', '{"mine": 1}'])
+def test_a_file_without_statistics_is_an_error_that_says_so(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "stats.json"
+    assert main(["report", str(path)]) == 1
+    assert "cannot be read: No such file" in capsys.readouterr().err
+    path.write_text(text)
+    assert main(["report", str(path)]) == 1
+    assert "holds no statistics" in capsys.readouterr().err

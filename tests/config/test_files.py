@@ -1,0 +1,158 @@
+"""Settings come from files of three formats, from what libraries for configuration make, and from command lines."""
+
+import argparse
+import builtins
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from pydantic import BaseModel, ValidationError
+
+import tensorstash as ts
+from tensorstash.config.settings import settings_of
+from tensorstash.errors import ConfigError, MissingDependencyError, TensorStashWarning
+from tensorstash.sizes import parse_budget
+
+DATA = {"policy": "compress | disk_spill", "min_bytes": "1MiB", "limits": {"in_flight": "64MiB"}}
+SETTINGS = {
+    "policy": ts.Compress() | ts.DiskSpill(),
+    "min_bytes": 2**20,
+    "limits": ts.Limits(in_flight="64MiB"),
+}
+TEXTS = {
+    "s.toml": 'policy = "compress | disk_spill"\nmin_bytes = "1MiB"\n[limits]\nin_flight = "64MiB"\n',
+    "s.json": json.dumps(DATA),
+    "s.yaml": "policy: compress | disk_spill\nmin_bytes: 1MiB\nlimits:\n  in_flight: 64MiB\n",
+    "s.YML": "policy:\n  steps: [compress, {name: disk_spill}]\n  name: chain\n"
+    "min_bytes: 1MiB\nlimits: {in_flight: 64MiB}",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_file_gives_the_arguments_of_a_scope(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(TEXTS[name])
+    assert ts.load_settings(path) == SETTINGS == settings_of(str(path), "--policy")
+    ts.stash(**ts.load_settings(path), framework="reference")
+
+
+def test_what_a_file_does_not_set_is_left_to_the_defaults() -> None:
+    assert ts.load_settings(io.BytesIO(b'policy = "keep"')) == {"policy": ts.Keep()}
+
+
+def test_a_file_with_more_than_a_policy_is_not_read_by_half(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(TEXTS["s.toml"])
+    with pytest.raises(ConfigError, match=r"s\.toml: min_bytes: load returns the policy alone.*load_settings"):
+        ts.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("s.json", "{", "s.json: not JSON: "),
+        ("s.yaml", "a: [", "s.yaml: not YAML: "),
+        ("s.yaml", "- 1", r"s.yaml: got \[1\], expected a table"),
+        ("s.yaml", "polcy: keep", "s.yaml: polcy: unknown key; did you mean 'policy'"),
+        ("s.toml", "min_bytes = 1", "s.toml: policy: missing"),
+        ("s.toml", 'policy = "keep"\n[limits]\nin_fligt = 1', r"s.toml: limits.in_fligt: unknown key; did you mean"),
+        ("s.toml", 'policy = "keep"\n[limits]\nin_flight = "much"', r"limits: limits.in_flight: got 'much'"),
+        ("s.toml", 'policy = "keep"\nmin_bytes = "much"', "s.toml: min_bytes: got 'much'"),
+        ("s.toml", 'policy = "keep"\nlimits = 3', "s.toml: limits: got 3, expected a table with in_flight"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_its_place(name: str, text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        ts.load_settings(path)
+
+
+def test_a_file_that_is_not_there_is_told_with_the_option(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--policy: .*none\.toml: No such file"):
+        settings_of(str(tmp_path / "none.toml"), "--policy")
+
+
+def test_without_pyyaml_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "yaml":
+            raise ImportError("No module named 'yaml'")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    path = tmp_path / "s.yaml"
+    path.write_text("policy: keep")
+    with pytest.raises(MissingDependencyError, match="pip install pyyaml"):
+        ts.load(path)
+
+
+def test_what_omegaconf_makes_is_read_as_it_is() -> None:
+    policy = ts.Quantize(4) | ts.DiskSpill(("/a", "/b"))
+    config = OmegaConf.create({"policy": ts.to_dict(policy), "line": "compress"})
+    assert ts.from_dict(config.policy) == policy
+
+
+class Training(BaseModel):
+    """Settings of a training, as people declare them."""
+
+    policy: ts.Policy
+    spill: ts.DiskSpill = ts.DiskSpill()
+
+
+def test_fields_of_pydantic_take_objects_plain_data_and_text() -> None:
+    read = Training.model_validate({"policy": {"name": "quantize", "bits": 4}, "spill": {"budget": "2GiB"}})
+    assert read == Training(policy=ts.Quantize(4), spill=ts.DiskSpill(budget="2GiB"))
+    assert Training(policy="quantize:bits=4").policy == ts.Quantize(4)  # type: ignore[arg-type]
+    assert Training.model_validate_json(read.model_dump_json()) == read
+    assert Training.model_json_schema()["required"] == ["policy"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("policy", "compres", "did you mean 'compress'"),
+        ("policy", {"name": "quantize", "bitz": 4}, "Policy.bitz: unknown key; did you mean 'bits'"),
+        ("policy", 3, "Policy: got 3, expected a policy"),
+        ("spill", "keep", r"DiskSpill: got Keep\(\), expected a DiskSpill"),
+        ("spill", {"bugdet": 1}, "DiskSpill.bugdet: unknown key; did you mean 'budget'"),
+    ],
+)
+def test_fields_of_pydantic_keep_the_message(field: str, value: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Training(**{"policy": "keep", field: value})  # type: ignore[arg-type]
+
+
+def test_an_option_of_argparse_keeps_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--policy", type=ts.policy_argument)
+    assert parser.parse_args(["--policy", "keep"]).policy == ts.Keep()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--policy", "compres"])
+    assert (
+        "argument --policy: policy.name: unknown policy 'compres'; did you mean 'compress'" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "path"),
+    [
+        (lambda: ts.Limits(in_flight="64"), "limits.in_flight"),
+        (lambda: ts.Limits(pinned=8), "limits.pinned"),
+        (lambda: ts.DiskSpill(budget=4), "disk.budget"),
+        (lambda: ts.parse("disk_spill:budget=40"), "disk.budget"),
+    ],
+)
+def test_a_bare_number_too_small_for_a_budget_warns(build: Any, path: str) -> None:
+    with pytest.warns(TensorStashWarning, match=rf"{path}: \d+ without a unit .* write '\d+MiB' or '\d+GiB'"):
+        build()
+
+
+@pytest.mark.parametrize("size", [0, 4096, "64B", "1 KiB", "1.5k"])
+def test_a_budget_that_may_be_meant_does_not_warn(size: int | str, recwarn: pytest.WarningsRecorder) -> None:
+    parse_budget(size, path="x")
+    assert not recwarn.list

@@ -1,0 +1,54 @@
+"""Every trainer, precision and place: tensors are stashed and the parameters are the same, or it is said why not.
+
+The table is printed at the end of the run. ``TENSORSTASH_MATRIX=all`` runs every cell; else a sample is run that has
+each value with each trainer.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from trainers import Cell, every_cell, plain, train, without_policy
+
+from tensorstash.errors import TensorStashError, TensorStashWarning
+
+SAMPLE = [
+    Cell(trainer, *values)
+    for trainer in ("transformers", "trl", "accelerate", "lightning")
+    for values in (
+        ("bf16", "before", False, False, 1),
+        ("fp32", "callback", True, True, 2),
+        ("bf16", "callback", True, False, 1),
+    )
+]
+CELLS = list(every_cell()) if os.environ.get("TENSORSTASH_MATRIX") == "all" else SAMPLE
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trainers")
+
+
+@pytest.mark.filterwarnings("ignore")  # of the trainers; what this package says is looked at below
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_every_cell_trains_the_same_or_says_why_not(
+    cell: Cell, record_property: Callable[[str, object], None], directory: Path
+) -> None:
+    expected = plain(without_policy(cell), directory)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            trained = train(cell, directory)
+        except TensorStashError as error:
+            record_property("cell", f"{cell}: {error}")
+            return
+    said = [str(one.message) for one in heard if issubclass(one.category, TensorStashWarning)]
+    stashed = trained.stats.stashed
+    what = f"{stashed.tensors} of {trained.stats.seen.tensors} saved tensors stashed"
+    record_property("cell", f"{cell}: {'; '.join([what, *said, 'same parameters'])}")
+    assert all(map(torch.equal, expected, trained.parameters)), "other parameters"
+    assert len(expected) == len(trained.parameters)
+    assert stashed.tensors > 0 or said, "nothing was stashed, and nothing said"

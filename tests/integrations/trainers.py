@@ -1,0 +1,273 @@
+"""Three steps of a small random Llama in each trainer, plain or under a policy put in one of three places."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import datasets
+import lightning
+import peft
+import tokenizers
+import torch
+import transformers
+import trl
+from torch import Tensor
+
+import tensorstash as ts
+from tensorstash.integrations import accelerate as with_accelerate
+from tensorstash.integrations import lightning as with_lightning
+from tensorstash.integrations import transformers as with_transformers
+
+STEPS, BATCH, LENGTH, WORDS = 3, 2, 16, 64
+AT_ONCE = ts.Limits(in_flight=0, ahead=0)
+OPTIONS: dict[str, Any] = {"limits": AT_ONCE, "min_bytes": 0}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way to train.
+
+    Args:
+        trainer: its name, a key of :data:`TRAINERS`.
+        precision: ``"fp32"``, or ``"bf16"`` by the trainer's own autocast.
+        where: the policy is put ``"before"`` or ``"after"`` the trainer takes the model, by ``"callback"``, or not at
+            all: ``"plain"``.
+        lora: train PEFT's adapters in place of the weights.
+        checkpointing: as the trainer spells it.
+        accumulation: batches per step.
+        policy: one line of text.
+    """
+
+    trainer: str
+    precision: str
+    where: str
+    lora: bool
+    checkpointing: bool
+    accumulation: int
+    policy: str = "compress"
+
+    def __str__(self) -> str:
+        parts = [self.trainer, self.precision, self.where, *(["lora"] if self.lora else [])]
+        parts += [*(["checkpointing"] if self.checkpointing else []), f"accumulate {self.accumulation}"]
+        return ", ".join(parts)
+
+
+@dataclass
+class Sizes:
+    """Of the model and its batches."""
+
+    hidden: int = 32
+    layers: int = 2
+    batch: int = BATCH
+    length: int = LENGTH
+
+
+SIZES = Sizes()
+
+
+@dataclass
+class Trained:
+    """What a training leaves: its parameters, and what the policy did."""
+
+    parameters: list[Tensor]
+    stats: ts.Stats
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    shape = {"hidden_size": SIZES.hidden, "intermediate_size": 2 * SIZES.hidden, "num_hidden_layers": SIZES.layers}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": SIZES.length}
+    config = transformers.LlamaConfig(vocab_size=WORDS, use_cache=False, **shape, **heads)
+    return transformers.LlamaForCausalLM(config)
+
+
+def adapters() -> Any:
+    return peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+
+
+def model_of(cell: Cell) -> Any:
+    model = llama()
+    if cell.lora and cell.trainer != "trl":
+        model = peft.get_peft_model(model, adapters())
+    return model
+
+
+def rows(accumulation: int) -> list[dict[str, list[int]]]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, WORDS, (STEPS * accumulation * SIZES.batch, SIZES.length), generator=generator)
+    return [{"input_ids": row, "labels": row} for row in tokens.tolist()]
+
+
+def collate(batch: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+    return {name: torch.tensor([row[name] for row in batch]) for name in ("input_ids", "labels")}
+
+
+def loader(cell: Cell) -> Any:
+    return torch.utils.data.DataLoader(rows(cell.accumulation), batch_size=SIZES.batch, collate_fn=collate)  # type: ignore[arg-type]
+
+
+class Under:
+    """Puts the policy of a cell where the cell says."""
+
+    def __init__(self, cell: Cell, kind: Any) -> None:
+        self._where, self._policy = cell.where, cell.policy
+        self.callback = kind(cell.policy, **OPTIONS) if cell.where == "callback" else None
+        self._handle: ts.Wrapped | None = None
+
+    def reach(self, where: str, model: object) -> None:
+        if where == self._where:
+            self._handle = ts.wrap(model, self._policy, **OPTIONS)
+
+    @property
+    def callbacks(self) -> list[Any]:
+        return [] if self.callback is None else [self.callback]
+
+    def stats(self) -> ts.Stats:
+        found = self._handle or self.callback
+        return ts.Stats() if found is None else found.stats()
+
+
+def in_transformers(cell: Cell, directory: str) -> Trained:
+    return _in_trainer(cell, directory, transformers.Trainer, transformers.TrainingArguments)
+
+
+def in_trl(cell: Cell, directory: str) -> Trained:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(n): n for n in range(WORDS)}, unk_token="0"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="2")
+    options = {"processing_class": tokenizer, "peft_config": adapters() if cell.lora else None}
+    return _in_trainer(cell, directory, trl.SFTTrainer, trl.SFTConfig, **options)
+
+
+def _in_trainer(cell: Cell, directory: str, kind: Any, arguments: Any, **options: Any) -> Trained:
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    under = Under(cell, with_transformers.StashCallback)
+    model = model_of(cell)
+    under.reach("before", model)
+    args = arguments(
+        output_dir=directory,
+        max_steps=STEPS,
+        per_device_train_batch_size=SIZES.batch,
+        gradient_accumulation_steps=cell.accumulation,
+        gradient_checkpointing=cell.checkpointing,
+        bf16=cell.precision == "bf16",
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        seed=0,
+    )
+    data = datasets.Dataset.from_list(rows(cell.accumulation))
+    if kind is transformers.Trainer:
+        options["data_collator"] = collate
+    torch.manual_seed(0)
+    trainer = kind(model=model, args=args, train_dataset=data, callbacks=under.callbacks, **options)
+    under.reach("after", trainer.model)
+    trainer.train()
+    return Trained(list(trainer.model.parameters()), under.stats())
+
+
+def in_accelerate(cell: Cell, directory: str) -> Trained:
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    under = Under(cell, with_accelerate.StashCallback)
+    model = model_of(cell)
+    if cell.checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    under.reach("before", model)
+    accelerator = accelerate.Accelerator(
+        cpu=True,
+        mixed_precision="bf16" if cell.precision == "bf16" else "no",
+        gradient_accumulation_steps=cell.accumulation,
+    )
+    parts = model, torch.optim.AdamW(model.parameters(), 1e-3), loader(cell)
+    prepare = accelerator.prepare if under.callback is None else _preparing(under.callback, accelerator)
+    model, optimizer, batches = prepare(*parts)
+    under.reach("after", model)
+    model.train()
+    for batch in batches:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return Trained(list(model.parameters()), under.stats())
+
+
+def _preparing(callback: Any, accelerator: Any) -> Any:
+    return lambda *parts: callback.prepare(accelerator, *parts)
+
+
+class Lit(lightning.LightningModule):
+    """A causal model, as Lightning wants it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = self.model(**batch).loss
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW((p for p in self.parameters() if p.requires_grad), 1e-3)
+
+
+def in_lightning(cell: Cell, directory: str) -> Trained:
+    under = Under(cell, with_lightning.StashCallback)
+    model = model_of(cell)
+    if cell.checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    lit = Lit(model.train())
+    under.reach("before", lit)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        precision="bf16-mixed" if cell.precision == "bf16" else "32-true",
+        max_steps=STEPS,
+        accumulate_grad_batches=cell.accumulation,
+        callbacks=under.callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=directory,
+    )
+    under.reach("after", lit)
+    trainer.fit(lit, loader(cell))
+    return Trained(list(lit.parameters()), under.stats())
+
+
+TRAINERS = {
+    "transformers": in_transformers,
+    "trl": in_trl,
+    "accelerate": in_accelerate,
+    "lightning": in_lightning,
+}
+
+
+def train(cell: Cell, directory: Path) -> Trained:
+    """Train as a cell says, from the same weights and on the same rows each time."""
+    torch.manual_seed(0)
+    return TRAINERS[cell.trainer](cell, str(directory))
+
+
+@cache
+def plain(cell: Cell, directory: Path) -> list[Tensor]:
+    """Return the parameters after the same training without a policy."""
+    return train(cell, directory).parameters
+
+
+def without_policy(cell: Cell) -> Cell:
+    return replace(cell, where="plain", policy="compress")
+
+
+def every_cell() -> Iterator[Cell]:
+    """Yield all cells of all trainers."""
+    places, yes_or_no = ("before", "after", "callback"), (False, True)
+    for values in product(TRAINERS, ("fp32", "bf16"), places, yes_or_no, yes_or_no, (1, 2)):
+        yield Cell(*values)

@@ -1,0 +1,136 @@
+"""Plans hold their budget, and cost little more than the best of all plans."""
+
+import os
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tensorstash.planner.bound import is_available, lower_bound
+from tensorstash.planner.model import Option, Problem, Record, SavedClass, pressure
+from tensorstash.planner.solve import price_of_memory, solve, trivial
+from tests.planner.problems import all_choices, cheapest, language_model, random_problem, replayed
+
+LONG = bool(os.environ.get("TENSORSTASH_LONG_PLANS"))
+
+needs_scipy = pytest.mark.skipif(not is_available(), reason="could not import 'scipy'")
+
+
+def step_of(sizes: list[int], *options: Option, budget: int) -> Problem:
+    """Return a step that saves so many bytes each, and asks for them in reverse."""
+    records = [
+        Record(
+            SavedClass("", "Mul", "float32", (nbytes,), place),
+            nbytes,
+            place,
+            place + 0.5,
+            20.0 - place,
+            20.5 - place,
+            (Option("keep"), *options),
+        )
+        for place, nbytes in enumerate(sizes)
+    ]
+    return Problem(tuple(records), budget, step_s=30.0)
+
+
+@pytest.mark.parametrize("seed", range(200 if LONG else 24))
+def test_no_plan_is_much_cheaper_than_the_one_found(seed: int) -> None:
+    problem = random_problem(seed, 6 if LONG else 4)
+    solution = solve(problem)
+    best = cheapest(problem)
+    if best == float("inf"):
+        assert solution.status == "impossible"
+        return
+    assert solution.status != "impossible"
+    assert pressure(problem.table, np.array(solution.choice), problem.room).excess <= 0
+    one_record = max(option.seconds for record in problem.records for option in record.options)
+    assert best <= solution.seconds + 1e-9 <= max(1.02 * best, best + one_record) + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(1000 if LONG else 60))
+def test_what_a_plan_says_of_waiting_and_memory_holds_for_a_machine(seed: int) -> None:
+    problem = random_problem(seed, 7)
+    choice = solve(problem).choice
+    found = pressure(problem.table, np.array(choice), problem.room)
+    if found.excess > 0:
+        return
+    waited, most = replayed(problem, choice)
+    assert most <= problem.room + 1e-6
+    assert waited <= found.stall_s + 1e-6 + sum(
+        record.options[place].out_s for record, place in zip(problem.records, choice, strict=True) if found.stall_s
+    )
+
+
+def test_three_items_of_one_unit_fit_a_budget_of_one_only_one_at_a_time() -> None:
+    problem = step_of([100, 100, 100], Option("recompute", 0, 1.0), budget=200)
+    solution = solve(problem)
+    assert sum(place == 0 for place in solution.choice) <= 2
+    assert solution.peak <= 200
+
+
+def test_a_plan_for_more_memory_costs_no_more() -> None:
+    problem = language_model(8, 1.0)
+    costs = [
+        solve(replace(problem, budget=int(problem.budget * share))).seconds for share in (0.2, 0.3, 0.45, 0.6, 0.8, 1)
+    ]
+    assert all(later <= 1.03 * earlier + 1e-9 for earlier, later in pairwise(costs))
+    assert costs[-1] == 0
+
+
+def test_a_faster_link_or_another_option_makes_nothing_dearer() -> None:
+    slow, fast = (solve(language_model(8, 0.4, link=link)).seconds for link in (1e9, 50e9))
+    assert fast <= slow * 1.03
+    problem = language_model(8, 0.4)
+    poorer = replace(problem, records=tuple(replace(r, options=r.options[:3]) for r in problem.records))
+    assert solve(problem).seconds <= solve(poorer).seconds or solve(poorer).status == "impossible"
+
+
+def test_a_link_of_a_tenth_moves_the_plan_to_what_needs_no_link() -> None:
+    def carried(problem: Problem) -> int:
+        places = zip(problem.records, solve(problem).choice, strict=True)
+        return sum(record.nbytes for record, place in places if record.options[place].link)
+
+    assert carried(language_model(8, 0.4, link=5e9)) < carried(language_model(8, 0.4, link=50e9)) / 2
+
+
+@needs_scipy
+@pytest.mark.parametrize(("layers", "share"), [(34, 0.6), (34, 0.35), (16, 0.35), *([(540, 0.35)] if LONG else [])])
+def test_the_bound_is_close(layers: int, share: float) -> None:
+    problem = language_model(layers, share)
+    solution, bound = solve(problem), lower_bound(problem)
+    assert bound is not None
+    assert bound <= solution.seconds * (1 + 1e-6)
+    assert solution.seconds - bound <= max(0.01 * bound, 0.0015 * problem.step_s)
+
+
+@needs_scipy
+@pytest.mark.parametrize("seed", range(12))
+def test_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:
+    problem = random_problem(seed, 4)
+    bound, best = lower_bound(problem), cheapest(problem)
+    assert best == float("inf") or (bound is not None and bound <= best + 1e-7)
+
+
+def test_everything_is_kept_if_it_fits() -> None:
+    problem = step_of([100, 100], Option("compress", 10, 0.1), budget=200)
+    assert solve(problem).status == "declined"
+    assert solve(problem).choice == (0, 0)
+    assert price_of_memory(problem, solve(problem)) == 0
+
+
+def test_what_cannot_be_held_names_the_smallest_budget_that_works() -> None:
+    problem = step_of([100, 100, 100], Option("compress", 50, 0.1), budget=120)
+    solution = solve(problem)
+    assert solution.status == "impossible"
+    assert solve(replace(problem, budget=solution.least)).status == "planned"
+    assert solve(replace(problem, budget=solution.least - 1)).status == "impossible"
+
+
+def test_the_plans_of_one_tier_that_hold_the_budget_are_found() -> None:
+    problem = step_of([100, 100, 100], Option("compress", 10, 0.1), Option("cast", 90, 0.1), budget=250)
+    assert set(trivial(problem)) == {"compress"}
+
+
+def test_few_choices_are_looked_at_one_by_one() -> None:
+    assert len(all_choices(step_of([1, 1], Option("a"), Option("b"), budget=1))) == 9
