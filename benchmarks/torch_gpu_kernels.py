@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import runner
+from benchmarks.harness.accelerator import accelerator_named
 from benchmarks.harness.report import Report, machine
-from benchmarks.torch_gpu_steps import device_named
 from tensorstash.backends.torch import operators as torch_operators
 from tensorstash.backends.torch import triton as torch_triton
 from tensorstash.backends.torch.device_kernels import device_kernel
@@ -93,7 +93,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> int:
-    device, name = device_named(options.device)
+    accelerator = accelerator_named(options.device)
+    device, name = accelerator.device, accelerator.name
     report.conditions = f"{name}, {machine(['torch'])}, {options.elements} elements"
     report.begin(*HEADS, left=HEADS[:3])
     rows = report.measured["rows"] = []

@@ -2,24 +2,24 @@
 
     python -m benchmarks torch_gpu_steps                              # on CUDA, within ten minutes
     python -m benchmarks torch_gpu_steps --length 8192 --method none --method cpu_offload
+    python -m benchmarks torch_gpu_steps --device xpu                 # or any other accelerator of PyTorch
+    python -m benchmarks torch_gpu_steps --device sim --gigabytes 1 --width 64 --depth 2 --heads 2 --length 64
     python -m benchmarks torch_gpu_steps --device cpu --width 64 --depth 2 --heads 2 --length 64 --vocabulary 128
 
 A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns, so that a
 clock that drifts is fair to all. Memory is the peak that the device's allocator has handed out, less what it held
-before the step. Copies are read from a profile of a step of its own, and compared with bare copies between page-locked
-memory and the device. Gradients are compared on a step with deterministic algorithms. Needs no framework but PyTorch.
+before the step. Copies are read from a profile of a step of its own, or from the log of the simulated device, and
+compared with bare copies between page-locked memory and the device; what a step takes longer than none is what of them
+was not hidden. Gradients are compared on a step with deterministic algorithms. Needs no framework but PyTorch.
 """
 
 import argparse
 import gc
-import json
 import os
-import platform
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import tensorstash as ts
+from benchmarks.harness.accelerator import Accelerator, Copies, accelerator_named
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import interleave, seconds
 from benchmarks.models.torch_llama import Llama
@@ -37,6 +38,7 @@ METHODS = (
     "none",
     "checkpoint",
     "save_on_cpu",
+    "save_on_cpu pinned",
     "trl",
     "cpu_offload",
     "quantize:bits=8",
@@ -50,7 +52,7 @@ METHODS = (
 """A policy after ``some:`` holds for every fourth block, so that copies fit behind the computation of the others."""
 
 HEADS = ("length", "method", "peak GiB", "of none", "step ms", "of none", "GiB out", "GB/s out, of bare")
-HEADS += ("GB/s back, of bare", "page-locked GiB, of payload", "gradients")
+HEADS += ("GB/s back, of bare", "copies hidden", "page-locked GiB, of payload", "gradients")
 
 
 class Method:
@@ -60,22 +62,27 @@ class Method:
         name: as on the command line.
         model: what it trains.
         directory: for files.
+        kind: of the device.
     """
 
-    def __init__(self, name: str, model: Llama, directory: str) -> None:
+    def __init__(self, name: str, model: Llama, directory: str, kind: str) -> None:
         head, _, rest = name.partition(", ")
         self.recompute = head == "checkpoint"
         name = rest if self.recompute else name
         _, some, line = name.rpartition("some: ")
         self.session: Any = None
         self.scope: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if name == "save_on_cpu":
-            is_cuda = model.head.weight.is_cuda
-            self.scope = lambda: torch.autograd.graph.save_on_cpu(pin_memory=is_cuda)
+        if name.startswith("save_on_cpu"):
+            is_pinned = name.endswith(" pinned") and kind != "cpu"
+            there = "cuda" if kind == "cpu" else kind
+            self.scope = lambda: torch.autograd.graph.save_on_cpu(pin_memory=is_pinned, device_type=there)
         elif name == "trl":
             from trl.models.activation_offloading import OffloadActivations
 
-            offload = OffloadActivations()
+            try:
+                offload = OffloadActivations()
+            except AttributeError as lack:
+                raise NotImplementedError(f"does not take the device: {lack}") from lack
             self.scope = lambda: offload
         elif name not in ("none", ""):
             session = self.session = ts.stash(ts.parse(line.format(directory=directory)), framework="torch")
@@ -101,11 +108,10 @@ def inside(blocks: Iterable[nn.Module], session: Any) -> Iterator[None]:
 class Bench:
     """A model on a device, and the measurements of one length of sequences."""
 
-    def __init__(self, options: argparse.Namespace, length: int) -> None:
-        self.device = torch.device(options.device)
-        self.is_cuda = self.device.type == "cuda"
+    def __init__(self, options: argparse.Namespace, length: int, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
         torch.manual_seed(0)
-        with self.device:
+        with accelerator.device:
             self.model = Llama(options.vocabulary, options.width, options.heads, options.depth).to(torch.bfloat16)
             self.tokens = torch.randint(options.vocabulary, (options.batch, length + 1))
 
@@ -120,13 +126,10 @@ class Bench:
     def timed(self, method: Method) -> tuple[float, int]:
         """Return the seconds of a step and the bytes that the device's allocator handed out on top."""
         self.model.zero_grad(set_to_none=False)
-        self.synchronize()
-        before = 0
-        if self.is_cuda:
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        spent = seconds(lambda: (self.step(method), self.synchronize()))
-        return spent, torch.cuda.max_memory_allocated() - before if self.is_cuda else 0
+        self.accelerator.synchronize()
+        before = self.accelerator.reset_peak()
+        spent = seconds(lambda: (self.step(method), self.accelerator.synchronize()))
+        return spent, self.accelerator.peak() - before
 
     def gradients(self, method: Method) -> list[Tensor]:
         self.model.zero_grad(set_to_none=False)
@@ -137,49 +140,24 @@ class Bench:
             torch.use_deterministic_algorithms(False)
         return [parameter.grad.clone() for parameter in self.model.parameters()]
 
-    def copies(self, method: Method) -> dict[str, dict[str, float]]:
-        """Return the bytes and the seconds of the copies of a step, in each direction, as the profiler saw them."""
-        if not self.is_cuda:
-            return {}
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            self.step(method)
-            self.synchronize()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "trace.json")
-            profile.export_chrome_trace(str(path))
-            events = json.loads(path.read_text())["traceEvents"]
-        totals = {way: {"nbytes": 0.0, "seconds": 0.0} for way in ("DtoH", "HtoD")}
-        for event in events:
-            way = next((way for way in totals if way in event.get("name", "")), None)
-            if event.get("cat") == "gpu_memcpy" and way:
-                totals[way]["nbytes"] += event["args"]["bytes"]
-                totals[way]["seconds"] += event["dur"] / 1e6
-        return totals
-
     def pinned_nbytes(self, stats: dict[str, Any]) -> int:
         """Return page-locked bytes: those that the session holds, else those that were in use of PyTorch's own pool."""
         if stats:
             return int(stats["pinned_bytes"])
-        return int(torch.cuda.host_memory_stats()["active_bytes.peak"]) if self.is_cuda else 0
-
-    def synchronize(self) -> None:
-        if self.is_cuda:
-            torch.cuda.synchronize()
+        return self.accelerator.pinned_peak()
 
     def clear(self) -> None:
         gc.collect()
-        if self.is_cuda:
-            torch.cuda.empty_cache()
+        self.accelerator.clear()
 
 
-def bare_bandwidth(device: torch.device, nbytes: int) -> dict[str, float]:
+def bare_bandwidth(accelerator: Accelerator, nbytes: int) -> dict[str, float]:
     """Return bytes per second of the best of five copies between page-locked memory and the device."""
-    is_cuda = device.type == "cuda"
-    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=is_cuda)
-    there = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=accelerator.has_pinned_memory)
+    there = torch.empty(nbytes, dtype=torch.uint8, device=accelerator.device)
 
     def copy(target: Tensor, source: Tensor) -> float:
-        return seconds(lambda: (target.copy_(source, non_blocking=True), is_cuda and torch.cuda.synchronize()))
+        return seconds(lambda: (target.copy_(source, non_blocking=True), accelerator.synchronize()))
 
     times = interleave({"DtoH": partial(copy, host, there), "HtoD": partial(copy, there, host)}, 6)
     return {way: nbytes / min(some[1:]) for way, some in times.items()}
@@ -201,9 +179,11 @@ def out_of_memory(row: dict[str, Any]) -> Iterator[None]:
         row["failure"] = "out of memory"
 
 
-def measure(options: argparse.Namespace, length: int, deadline: float) -> list[dict[str, Any]]:
+def measure(
+    options: argparse.Namespace, length: int, accelerator: Accelerator, deadline: float
+) -> list[dict[str, Any]]:
     """Return one row per method."""
-    bench = Bench(options, length)
+    bench, kind = Bench(options, length, accelerator), accelerator.device.type
     rows: list[dict[str, Any]] = []
     methods: list[tuple[Method, dict[str, Any]]] = []
     expected: list[Tensor] | None = None
@@ -214,13 +194,15 @@ def measure(options: argparse.Namespace, length: int, deadline: float) -> list[d
             row["failure"] = "no time left"
             continue
         try:
-            method = Method(name, bench.model, options.directory)
+            method = Method(name, bench.model, options.directory, kind)
         except ImportError as error:
             row["failure"] = f"not importable: {error.name}"
             continue
+        except NotImplementedError as error:
+            row["failure"] = str(error)
+            continue
         with out_of_memory(row):
-            if bench.is_cuda:
-                torch.cuda.reset_peak_host_memory_stats()
+            accelerator.reset_pinned()
             gradients = bench.gradients(method)
             if expected is None:
                 # The same again: what differs then is the device's doing.
@@ -228,7 +210,7 @@ def measure(options: argparse.Namespace, length: int, deadline: float) -> list[d
             row["gradients"] = compare(gradients, expected)
             del gradients
             bench.timed(method)
-            row["copies"] = bench.copies(method)
+            row["copies"] = accelerator.copies(partial(bench.step, method))
             row["stats"] = method.stats()
             row["pinned_nbytes"] = bench.pinned_nbytes(row["stats"])
             methods.append((method, row))
@@ -238,7 +220,7 @@ def measure(options: argparse.Namespace, length: int, deadline: float) -> list[d
         for method, row in methods:
             if perf_counter() > deadline or row.get("failure"):
                 continue
-            again = Method(row["method"], bench.model, options.directory) if method.session is None else method
+            again = Method(row["method"], bench.model, options.directory, kind) if method.session is None else method
             with out_of_memory(row):
                 found = [bench.timed(again) for _ in range(options.steps + 1)][1:]  # the first warms up
                 row["seconds"] += [spent for spent, _ in found]
@@ -258,7 +240,7 @@ def cells(row: dict[str, Any], base: dict[str, Any], bare: dict[str, float]) -> 
     yield str(row["length"])
     yield row["method"]
     if not row["seconds"]:
-        yield from [row.get("failure", "not timed"), *[""] * 8]
+        yield from [row.get("failure", "not timed"), *[""] * 9]
         return
     peak, spent, copies = max(row["peaks"]), median(row["seconds"]), row["copies"]
     yield from (f"{peak / 2**30:.2f}", ratio(peak, max(base["peaks"]))) if peak else ("", "")
@@ -267,10 +249,17 @@ def cells(row: dict[str, Any], base: dict[str, Any], bare: dict[str, float]) -> 
     for way in ("DtoH", "HtoD"):
         speed = copies[way]["nbytes"] / copies[way]["seconds"] if copies and copies[way]["seconds"] else 0
         yield f"{speed / 1e9:.1f}, {ratio(speed, bare[way])}" if speed else ""
+    yield hidden(copies, spent - median(base["seconds"]))
     payload = row["stats"].get("peak_bytes") or (copies["DtoH"]["nbytes"] if copies else 0)
     pinned = row["pinned_nbytes"]
     yield f"{pinned / 2**30:.2f}, {ratio(pinned, payload)}" if pinned else ""
     yield "equal" if row["gradients"]["equal"] else f"differ by {row['gradients']['distance']:.1e}"
+
+
+def hidden(copies: Copies, longer: float) -> str:
+    """Return which share of the time that copies took was beside computation, for a step that took so much longer."""
+    total = sum(each["seconds"] for each in copies.values())
+    return f"{min(max(1 - longer / total, 0.0), 1.0):.2f}" if total else ""
 
 
 def ratio(value: float, base: float) -> str:
@@ -278,7 +267,8 @@ def ratio(value: float, base: float) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda", help="of any accelerator of PyTorch; cpu; sim")
+    parser.add_argument("--gigabytes", type=float, default=0.0, help="a second over each link of the simulated device")
     parser.add_argument("--length", action="append", type=int)
     parser.add_argument("--method", action="append")
     parser.add_argument("--budget", type=float, default=540, help="seconds after which nothing new is measured")
@@ -288,29 +278,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=int, default=size)
 
 
-def device_named(name: str) -> tuple[torch.device, str]:
-    """Return a device and what it is called.
-
-    Raises:
-        SystemExit: there is none.
-    """
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("no CUDA device; --device cpu runs the benchmark, with sizes to match")
-    return device, torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-
-
 def main(options: argparse.Namespace, report: Report) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of deterministic algorithms
-    device, name = device_named(options.device)
+    accelerator = accelerator_named(options.device, bandwidth=options.gigabytes * 1e9)
+    name = accelerator.name
     deadline = perf_counter() + options.budget
-    bare = bare_bandwidth(device, (256 if device.type == "cuda" else 1) << 20)
+    is_real = accelerator.module is not None and accelerator.take_records is None
+    bare = bare_bandwidth(accelerator, (256 if is_real else 1) << 20)
     copies = ", ".join(f"{way} {speed / 1e9:.1f} GB/s" for way, speed in bare.items())
     report.conditions = f"{name}, {machine(['torch'])}; bare copies: {copies}"
     report.begin(*HEADS, left=("method", "gradients"))
     report.measured |= {"device": name, "bare": bare, "rows": []}
     for length in options.length or (4096, 8192, 16_384):
-        rows = measure(options, length, deadline)
+        rows = measure(options, length, accelerator, deadline)
         report.measured["rows"] += rows
         for row in rows:
             report.row(*cells(row, rows[0], bare))

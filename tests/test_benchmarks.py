@@ -29,6 +29,7 @@ from benchmarks.models import build
 from benchmarks.models.data import Digits
 from tensorstash.host.allocator import advised_environment
 from tensorstash.stores.disk.syscalls import Syscalls
+from tests.device.simulated import compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -117,16 +118,29 @@ def test_digits_are_those_of_scikit_learn() -> None:
     assert np.allclose(images[:, 0], (enlarged - theirs.images.mean()) / theirs.images.std(), atol=1e-6)
 
 
-def test_steps_on_a_device_are_measured_for_every_method(run_here: RunHere, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_steps_on_a_device_are_measured_for_every_method(device: str, run_here: RunHere, tmp_path: Path) -> None:
+    if device == "sim" and compiler() is None:
+        pytest.skip("no C++ compiler")
     sizes = "--width=64 --depth=3 --heads=2 --vocabulary=64 --batch=4 --length=64 --rounds=1 --steps=1"
     files = ["--directory", str(tmp_path), "--json", str(tmp_path / "rows"), "--markdown", str(tmp_path / "table")]
-    run_here("torch_gpu_steps", "--device", "cpu", *sizes.split(), *files)
+    command = ("torch_gpu_steps", "--device", device, "--gigabytes", "1", *sizes.split(), *files)
+    if device == "cpu":
+        run_here(*command)
+    else:  # in a process of its own: a process has one accelerator
+        methods = ("save_on_cpu pinned", "cpu_offload", "quantize:bits=4 | cpu_offload", "some: cpu_offload")
+        script("-m", "benchmarks", *command, *(f"--method={name}" for name in methods))
     rows = {row["method"]: row for row in json.loads((tmp_path / "rows").read_text())["rows"]}
     assert [name for name, row in rows.items() if "failure" in row] in ([], ["trl", "checkpoint, trl"])
     for name, row in rows.items():
         if "failure" not in row:
             assert row["gradients"]["equal"] is not name.startswith("quantize")
             assert len(row["seconds"]) == 1
+    if device == "sim":
+        offloaded, pinned = rows["cpu_offload"], rows["save_on_cpu pinned"]
+        assert max(offloaded["peaks"]) < max(rows["none"]["peaks"])
+        assert offloaded["copies"]["DtoH"]["nbytes"] < pinned["copies"]["DtoH"]["nbytes"]
+        assert offloaded["pinned_nbytes"] <= 1.05 * offloaded["stats"]["peak_bytes"]
     assert rows["some: cpu_offload"]["stats"]["seen"]["nbytes"] < rows["cpu_offload"]["stats"]["seen"]["nbytes"] / 2
     assert [row["length"] for row in table((tmp_path / "table").read_text())] == ["64"] * len(rows)
 

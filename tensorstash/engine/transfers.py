@@ -134,10 +134,13 @@ class Transfers:
         """
         backend = self._backend
         compute = self.compute(spec.device)
+        with self._lock:
+            for known in self._side_streams.values():  # those of copies back hold host memory of the last step
+                known.forget_ended()
         array = self._pinned.take(spec.nbytes)
         with self._lock:
             side = self._side_stream(spec.device, "out")
-            lease = self._make_room(side, spec.nbytes)
+            lease = self._make_room(spec.nbytes)
             backend.use_in(held, compute)
             side.stream.wait(compute.record())
             transfer = Transfer(array, held, compute, side.stream, lease)
@@ -237,9 +240,8 @@ class Transfers:
             for side in self._side_streams.values():
                 side.forget_ended()
 
-    def _make_room(self, side: "_SideStream", nbytes: int) -> Lease | None:
+    def _make_room(self, nbytes: int) -> Lease | None:
         """Count bytes of a source; return None if the budget is smaller than that."""
-        side.forget_ended()
         if nbytes > self._out_budget.limit:
             return None
         while (lease := self._out_budget.try_acquire(nbytes)) is None:

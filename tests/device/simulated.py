@@ -153,9 +153,9 @@ def simulated() -> Simulated:
     path = str(library())
     torch.ops.load_library(path)
     torch.utils.rename_privateuse1_backend(NAME)
-    torch._register_device_module(NAME, _module())
-    torch.utils.generate_methods_for_privateuse1_backend()
     functions = ctypes.CDLL(path)
+    torch._register_device_module(NAME, _module(Simulated(functions)))
+    torch.utils.generate_methods_for_privateuse1_backend()
     for name in ("live_bytes", "peak_bytes", "pinned_bytes", "pinned_peak_bytes", "count_records"):
         getattr(functions, name).restype = ctypes.c_int64
     functions.set_limit.argtypes = [ctypes.c_int, ctypes.c_int64]
@@ -165,7 +165,7 @@ def simulated() -> Simulated:
     return Simulated(functions)
 
 
-def _module() -> ModuleType:
+def _module(device: Simulated) -> ModuleType:
     """Return what PyTorch asks a device of another maker for; random numbers are those of the CPU."""
     module: Any = ModuleType(f"torch.{NAME}")
     module.is_available = lambda: True
@@ -176,4 +176,6 @@ def _module() -> ModuleType:
     module.get_rng_state = lambda device=None: torch.get_rng_state()
     module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
     module._is_in_bad_fork = lambda: False
+    module.memory_allocated, module.max_memory_allocated = device.live, device.peak
+    module.reset_peak_memory_stats = device.reset_peak
     return module
