@@ -38,6 +38,19 @@ class SupportsHolders(Protocol[T_contra]):
 
 
 @runtime_checkable
+class SupportsMemoryUse(Protocol):
+    """A backend whose framework tells how much memory of a device is in use."""
+
+    def memory_use(self, device: str, /) -> tuple[int, int]:
+        """Return the bytes that tensors take on a device now, and those that are free.
+
+        Raises:
+            BackendError: it is not told of that device.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsRecording(Protocol):
     """A backend whose framework can be told to record no gradients, as for evaluation."""
 
@@ -138,8 +151,12 @@ class Producers(Protocol[T]):
         """
         ...
 
+    def noted(self, tensor: T, /) -> Any:
+        """Return the handle that was noted for :meth:`whole` of a tensor, or for a view of that; None without one."""
+        ...
+
     def forget(self) -> None:
-        """Take no handle that was noted so far for the input of a recipe any more."""
+        """Forget the handles that were noted so far."""
         ...
 
     def recipe(self, tensor: T, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
@@ -168,6 +185,10 @@ class Producers(Protocol[T]):
 
     def whole(self, tensor: T, /) -> T:
         """Return the tensor itself, or the one that it is a view of; part of no graph."""
+        ...
+
+    def probe(self, whole: T, /) -> T:
+        """Return what :meth:`Backend.version_probe` does, of a tensor that :meth:`whole` gave and nobody needs now."""
         ...
 
     def run(self, recipe: Recipe, values: Sequence[T], spec: TensorSpec, /) -> T:

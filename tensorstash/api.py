@@ -14,15 +14,18 @@ from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits, limits_of
+from tensorstash.engine.planned.session import BudgetSession, plan_of
+from tensorstash.engine.planned.tracking import TrackingSession
 from tensorstash.engine.recompute.session import RecomputingSession
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
-from tensorstash.policies import CpuOffload
+from tensorstash.planner.plan import BudgetPlan
+from tensorstash.policies import Budget, CpuOffload
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.policies.selectors import ModuleNames
+from tensorstash.policies.selectors import ModuleNames, Saved
 from tensorstash.protocols import Backend, Undo
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
@@ -122,6 +125,15 @@ class Stash(ContextDecorator, Block):
         """Return what has been done in all entries so far."""
         return self._session.stats()
 
+    def plan(self) -> BudgetPlan:
+        """Return what a budget has become: what is kept, spilled or compressed, and what that costs.
+
+        Raises:
+            ConfigError: the policy is no budget.
+            StashError: no step has ended yet.
+        """
+        return plan_of(self._session)
+
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
 
@@ -148,6 +160,11 @@ class Wrapped:
 
     Made by :func:`wrap`, and found again by :func:`wrapped`. Also a context manager that removes at the end of the
     block.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> with ts.wrap(model, "compress", min_bytes=0):
+    ...     model(ref.ones((999,), requires_grad=True)).sum().backward()
     """
 
     def __init__(self, session: Session[Any], undos: list[Undo]) -> None:
@@ -162,6 +179,10 @@ class Wrapped:
     def stats(self) -> Stats:
         """Return what has been done so far; also after :meth:`remove`."""
         return self._session.stats()
+
+    def plan(self) -> BudgetPlan:
+        """Return what a budget has become; raises as :meth:`Stash.plan`."""
+        return plan_of(self._session)
 
     def __repr__(self) -> str:
         return f"<{'wrapped' if self._undos else 'no longer wrapped'} under {self._session.policy!r}>"
@@ -238,6 +259,12 @@ def wrap(
             names that matches no module of it.
         BackendError: a model of no known framework.
         StoreError: a store the policy may use cannot be opened.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> handle = ts.wrap(model, "compress", min_bytes=0)
+    >>> model(ref.ones((999,), requires_grad=True)).sum().backward()
+    >>> handle.remove()
     """
     policy = policy_of(policy, "wrap")
     if isinstance(model, type):
@@ -246,7 +273,8 @@ def wrap(
     names = _default_methods(model) if methods is None else (methods,) if isinstance(methods, str) else methods
     for method in names:
         if not callable(getattr(model, method, None)):
-            raise ConfigError(f"wrap.methods: the model has no method {method!r}; {_near_methods(method, model)}")
+            near = {each for each in dir(type(model)) if each.endswith(("forward", "_step"))}
+            raise ConfigError(f"wrap.methods: the model has no method {method!r}; {did_you_mean(method, near)}")
     modules = dict(backend.named_modules(model))
     patterns = _module_patterns(policy)
     named = named_for(patterns, modules) if patterns else {}
@@ -309,6 +337,9 @@ def unwrap(model: object) -> None:
 
     Raises:
         BackendError: a model of no known framework.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> ts.unwrap(ref.nn.GELU())  # which is not wrapped
     """
     for handle in wrapped(model):
         handle.remove()
@@ -325,6 +356,10 @@ def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framewor
             no result.
         device_type: accepted for compatibility; tensors on any accelerator are moved.
         framework: as in :func:`stash`.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.save_on_cpu(framework="reference"):
+    ...     y = ref.ones((1,), device="sim:0", requires_grad=True).exp()
     """
     del pin_memory, device_type
     return stash(CpuOffload(), framework=framework, min_bytes=0)
@@ -342,6 +377,10 @@ def saved_tensors_hooks(
         pack: gets a saved tensor, returns any object; must not keep the tensor itself but a detached one.
         unpack: gets that object, returns a tensor of the same shape, dtype and device.
         framework: as in :func:`stash`.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda packed: packed, framework="reference"):
+    ...     y = ref.tensor([1.0], requires_grad=True).exp()
     """
     backend = backend_named(framework) if framework is not None else backend_loaded()
     return backend.hooks(pack, unpack)
@@ -373,7 +412,13 @@ def _session(
     policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
 ) -> Session[Any]:
     nbytes = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
-    kind = RecomputingSession if any(plan.rebuilding for plan in policy.alternatives()) else Session
+    if isinstance(policy, Budget):
+        return BudgetSession(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
+    kind: type[Session[Any]] = TrackingSession if any(isinstance(part, Saved) for part in walk(policy)) else Session
+    if any(plan.rebuilding for plan in policy.alternatives()):
+        if kind is TrackingSession:
+            raise ConfigError(f"{caller}: got a policy that recomputes, and selects by Saved; expected one of the two")
+        kind = RecomputingSession
     return kind(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
 
 
@@ -383,10 +428,6 @@ def _default_methods(model: object) -> tuple[str, ...]:
 
 def _module_patterns(policy: HookPolicy) -> list[str]:
     return [text for part in walk(policy) if isinstance(part, ModuleNames) for text in part.texts]
-
-
-def _near_methods(name: str, model: object) -> str:
-    return did_you_mean(name, {each for each in dir(type(model)) if each.endswith(("forward", "_step"))})
 
 
 def _session_of(scope: Any) -> Session[Any] | None:

@@ -67,7 +67,7 @@ class TensorSpec:
         neg: whether the elements are to be read negated (a lazy flag of PyTorch).
         module: dotted name of the wrapped module whose forward saved the tensor; empty when not known.
         producer: name of the operation that made the tensor; empty when not known.
-        ordinal: how many tensors of the same module, producer, dtype and shape the step saved before; -1 when not known.
+        ordinal: how many of the same module, producer, dtype and shape the step saved before; -1 when not known.
 
     Raises:
         ValueError: shape and strides differ in length.

@@ -50,6 +50,12 @@ _CURES = {
         "no rule of the policy selects them (ModuleNames sees modules that were wrapped before they were compiled)"
     ),
     "tracing": "enter the stash where the model runs, not where it is traced",
+    "deferred computation": (
+        "such a device computes graphs later, and has nothing to move when they are recorded: use its own checkpointing"
+    ),
+    "opaque layout": "the device does not show the bytes of its tensors: train on another one, or checkpoint",
+    "no real memory": "tensors of the meta device and fake ones have no bytes: enter the stash where the model trains",
+    "device": "this PyTorch knows tensors of that device as something of its own: use checkpointing, and report it",
 }
 
 

@@ -97,6 +97,8 @@ class Stats:
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
         pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
         waits: devices whose copies make the program wait, and what they lack.
+        plan: what a budget has become, in a few lines; empty without one.
+        peak_held: most bytes that saved tensors and the engine held at one time, under a budget.
         advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
     """
 
@@ -120,6 +122,8 @@ class Stats:
     forwarded: int = 0
     pinned_bytes: int = 0
     waits: Mapping[str, str] = field(default_factory=dict)
+    plan: str = ""
+    peak_held: int = 0
     advice: str = ""
 
     def __sub__(self, earlier: "Stats") -> "Stats":
@@ -179,6 +183,8 @@ class Stats:
             "forwarded": self.forwarded,
             "pinned_bytes": self.pinned_bytes,
             "waits": dict(self.waits),
+            "plan": self.plan,
+            "peak_held": self.peak_held,
             "advice": self.advice,
         }
 
@@ -231,6 +237,9 @@ class Stats:
         if self.pinned_bytes:
             yield f"page-locked host memory {format_bytes(self.pinned_bytes)}"
         yield from (f"the program waits for copies of {device}: {why}" for device, why in self.waits.items())
+        if self.plan:
+            yield f"held at most {format_bytes(self.peak_held)}"
+            yield from self.plan.splitlines()
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:

@@ -257,6 +257,11 @@ class Payload:
         return self._stored is not None and self._lease is None and self.route.is_costly
 
     @property
+    def is_leased(self) -> bool:
+        """Whether what was read of it is held, within the budget of what is read ahead."""
+        return self._lease is not None
+
+    @property
     def is_quick(self) -> bool:
         """Whether bringing it back is hardly more than decoding: its tensor is in host memory, and its bytes are there
         already, or few."""
@@ -304,12 +309,12 @@ class Payload:
         return route.copy(rebuilt.tensor, rebuilt.spec, spec)
 
     def peek(self, spec: TensorSpec) -> Any:
-        """Return what :meth:`restore` does, or the source, to be looked at and dropped; counts as no request."""
+        """Return what :meth:`restore` does, or the source, to be looked at and dropped, besides what users ask for."""
         source = self.source
         if source is not None:
             return source if spec == self.spec else self.route.copy(source, self.spec, spec)
-        self.raise_failure()
-        return self.route.rebuild(self._decode(), spec)
+        self.users += 1
+        return self.restore(spec)
 
     def _reuse(self) -> _Rebuilt | None:
         """Return what was rebuilt before, if it is still as it was."""
