@@ -65,7 +65,7 @@ class Stash(ContextDecorator, Block):
     def __init__(self, session: Session[Any]) -> None:
         self._session = session
         self._entered = _Scopes()
-        session.adviser.expect_entry(self, NEVER_ENTERED)
+        self._expects_no_entry = session.adviser.expect_entry(self, NEVER_ENTERED)
 
     if TYPE_CHECKING:
 
@@ -114,6 +114,7 @@ class Stash(ContextDecorator, Block):
         this.is_left = False
 
     def __call__(self, func: F) -> F:
+        self._expects_no_entry()  # whether the function is ever called is not our business
         if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise ConfigError(
                 f"stash: got {func.__qualname__}, a coroutine or generator function, expected a plain function; "

@@ -76,8 +76,12 @@ CONTRIBUTING = Document("CONTRIBUTING.md")
 CONTRACT = Document("docs/CONTRACT.md")
 RESULTS = Document("docs/results.md")
 
+TRAINERS = [Document(f"docs/trainers/{path.name}") for path in sorted((ROOT / "docs" / "trainers").glob("*.md"))]
+"""A page for each trainer of others."""
+
 DOCUMENTS = [
     *(Document(path.name) for path in sorted(ROOT.glob("*.md"))),
     *(Document(f"docs/{path.name}") for path in sorted((ROOT / "docs").glob("*.md"))),
+    *TRAINERS,
 ]
 """Every document that is written by hand."""

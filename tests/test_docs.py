@@ -14,10 +14,15 @@ import pytest
 
 import tensorstash.errors
 from benchmarks.__main__ import NAMES
-from tests.documents import ARCHITECTURE, CONTRIBUTING, DOCUMENTS, RESULTS, ROOT, Document
+from tests.documents import ARCHITECTURE, CONTRIBUTING, DOCUMENTS, RESULTS, ROOT, TRAINERS, Document
 from tests.test_house import PACKAGE, RANKS
 
-PROGRAMS = [(document, number) for document in DOCUMENTS for number in range(len(document.blocks("python")))]
+PROGRAMS = [
+    (document, number)
+    for document in DOCUMENTS
+    for number in range(len(document.blocks("python")))
+    if document not in TRAINERS  # tests/integrations/test_pages.py runs these, which import half of the world, at once
+]
 
 RETIRED = ("what becomes of", "nobody", "likewise")
 """Turns of phrase that plain English does without."""

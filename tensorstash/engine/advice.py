@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from weakref import finalize
 
 from tensorstash.engine.ledger import Ledger
@@ -117,9 +117,13 @@ class Adviser:
                 f"directory on a disk: DiskSpill(directory)"
             )
 
-    def expect_entry(self, owner: object, message: str) -> None:
-        """Say ``message`` where ``owner`` goes, or the process ends, and the scope was never entered."""
-        finalize(owner, self.gone, message)
+    def expect_entry(self, owner: object, message: str) -> Callable[[], object]:
+        """Say ``message`` where ``owner`` goes, or the process ends, and the scope was never entered.
+
+        Returns:
+            What takes that back.
+        """
+        return finalize(owner, self.gone, message).detach
 
     def gone(self, message: str) -> None:
         """Say ``message`` if the scope was never entered."""
