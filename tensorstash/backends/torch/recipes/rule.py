@@ -42,6 +42,7 @@ class Rule:
         run: takes the settings, then the operands, and returns one output in fresh memory.
         settings: read from the node; equal settings have to mean the same operation.
         output: the number of the output that ``run`` returns; None if the settings say which.
+        weight: how many operations it counts as for ``depth``: several where it takes as long.
         is_view: whether ``run`` returns a view of its first operand, which costs nothing.
         varies: whether the node has any number of operands, all like the only one of ``inputs``.
     """
@@ -52,6 +53,7 @@ class Rule:
     run: Callable[..., Tensor]
     settings: Settings = no_settings
     output: int | None = 0
+    weight: int = 1
     is_view: bool = False
     varies: bool = False
 

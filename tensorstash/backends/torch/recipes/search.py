@@ -133,7 +133,7 @@ class Search:
             raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
         except RuntimeError as error:  # what it has saved is released
             raise NoRecipe(f"{kind} does not show what it has saved") from error
-        levels = max((level for _, level in operands), default=0) + (not rule.is_view)
+        levels = max((level for _, level in operands), default=0) + (0 if rule.is_view else rule.weight)
         if levels > self._depth:
             raise NoRecipe("deeper than depth")
         return _Call(rule, settings, tuple(operand for operand, _ in operands)), levels
