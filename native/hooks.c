@@ -111,7 +111,13 @@ kept_anyway(PyObject *self, PyObject *tensor)
     }
     const int counted = count_step(counters, nbytes);
     Py_DECREF(nbytes);
-    const Py_ssize_t version = counted < 0 ? -1 : version_of(PART(VERSION), tensor);
+    if (counted < 0) { /* no counter for so many bytes, or one that is used up: it is not kept whatever it is */
+        if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyError)) {
+            PyErr_Clear();
+        }
+        return NULL;
+    }
+    const Py_ssize_t version = version_of(PART(VERSION), tensor);
     if (version == -1 && PyErr_Occurred()) {
         return NULL;
     }

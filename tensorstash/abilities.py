@@ -38,6 +38,19 @@ class SupportsHolders(Protocol[T_contra]):
 
 
 @runtime_checkable
+class SupportsMemoryUse(Protocol):
+    """A backend whose framework tells how much memory of a device is in use."""
+
+    def memory_use(self, device: str, /) -> tuple[int, int]:
+        """Return the bytes that tensors take on a device now, and those that are free.
+
+        Raises:
+            BackendError: it is not told of that device.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsRecording(Protocol):
     """A backend whose framework can be told to record no gradients, as for evaluation."""
 

@@ -67,8 +67,7 @@ class TensorSpec:
         neg: whether the elements are to be read negated (a lazy flag of PyTorch).
         module: dotted name of the wrapped module whose forward saved the tensor; empty when not known.
         producer: name of the operation that made the tensor; empty when not known.
-        ordinal: how many tensors of the same module, producer, dtype and shape the step saved before; -1 when not
-            known.
+        ordinal: how many of the same module, producer, dtype and shape the step saved before; -1 when not known.
 
     Raises:
         ValueError: shape and strides differ in length.
@@ -96,7 +95,6 @@ class TensorSpec:
     nbytes: int = field(init=False, compare=False, repr=False)
     _order: "MemoryOrder | None" = field(init=False, compare=False, repr=False)
     _dense: "TensorSpec | None" = field(init=False, compare=False, repr=False)
-    _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.strides):
@@ -108,16 +106,7 @@ class TensorSpec:
         object.__setattr__(self, "nbytes", numel * itemsize)
         # Worked out when they are first asked for, and then known.
         object.__setattr__(self, "_order", None)
-        object.__setattr__(self, "_hash", 0)
         object.__setattr__(self, "_dense", None)
-
-    def __hash__(self) -> int:
-        known = self._hash  # specs are looked up for every saved tensor
-        if not known:
-            parts = self.shape, self.strides, self.offset, self.dtype, self.device, self.is_parameter
-            known = hash((*parts, self.alignment, self.conj, self.neg, self.module, self.producer, self.ordinal))
-            object.__setattr__(self, "_hash", known)
-        return known
 
     def __str__(self) -> str:
         inside = f" of {self.module}" if self.module else ""

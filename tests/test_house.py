@@ -50,6 +50,7 @@ RANKS = {
     "engine.handle": 7,
     "engine.scope": 7,
     "engine.session": 8,
+    "engine.planned": 8,
     "engine.recompute": 8,
     "api": 9,
     "integrations": 10,

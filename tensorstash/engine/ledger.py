@@ -235,6 +235,12 @@ class Ledger:
             total += found * nbytes
         return Tally(tensors, total)
 
+    def bytes_in(self, tiers: tuple[str, ...]) -> int:
+        """Return the bytes of the payloads that exist now in some tiers."""
+        with self._lock:
+            self._settle()
+            return sum(self._live[tier].nbytes for tier in tiers if tier in self._live)
+
     def _settle(self) -> None:
         while self._gone:
             entry = self._gone.popleft()

@@ -80,12 +80,13 @@ class Session(Generic[T]):
         self._timeouts = Timeouts(limits.timeout_s)
         self._writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
-        prefetcher = Prefetcher(ByteBudget(limits.ahead_bytes), readers, QUICK_BYTES * limits.readers)
+        prefetcher = Prefetcher(self._ahead_budget(), readers, QUICK_BYTES * limits.readers)
         held = Held(backend) if isinstance(backend, SupportsHolders) else None
         alternatives = [plan.rest for plan in policy.alternatives()]
         self._only_keeps = all(plan.keeps for plan in alternatives)
-        self.adviser = Adviser(limits, only_keeps=self._only_keeps)
-        self._state = SessionState(backend, Ledger(), prefetcher, held, self.adviser)
+        ledger = Ledger()
+        self.adviser = Adviser(ledger, limits, only_keeps=self._only_keeps)
+        self._state = SessionState(backend, ledger, prefetcher, held, self.adviser)
         self._transfers: Transfers | None = None
         if isinstance(backend, SupportsStreams):
             pinned = PinnedMemory(backend.locked_pages, limits.pinned_bytes)
@@ -121,13 +122,16 @@ class Session(Generic[T]):
         """Make the lock anew."""
         self._lock = threading.Lock()
 
+    def _ahead_budget(self) -> ByteBudget:
+        return ByteBudget(self.limits.ahead_bytes)
+
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
         self.adviser.entries += 1
         with self._lock:
             self._dedup.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
-        return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
+        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
 
     def _entry_ended(self) -> None:
         self._start_all_freed()
@@ -188,6 +192,7 @@ class Session(Generic[T]):
             payload.settle()
 
     unpack = staticmethod(restore)
+    _handle: type[Stashed] = Stashed
 
     def pack(self, tensor: T) -> Handle:
         """Return the handle that the graph holds in place of ``tensor``.
@@ -248,7 +253,7 @@ class Session(Generic[T]):
                     payload.interleaved = dedup.interleaved_place(memory, spec, start, route.shared_memory)
                 dedup.add(content, payload)
             payload.users += 1
-        handle = Stashed(state, payload, dedup, spec)
+        handle = self._handle(state, payload, dedup, spec)
         readers = self._thread.readers
         if readers is not None and not route.is_lossless:
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
@@ -314,7 +319,7 @@ class Session(Generic[T]):
     def _current_dedup(self) -> DedupIndex:
         if self._state.was_asked:
             self._state.was_asked = False
-            self.adviser.step_ended(self._state.ledger.stashed_bytes)
+            self.adviser.step_ended()
             self._state.prefetcher.learn(self._dedup)
             self._dedup.close()
             self._dedup = DedupIndex()
@@ -368,8 +373,8 @@ class Session(Generic[T]):
             known = self._remembered[key] = self._plan(spec.inside(module) if module else spec, demand)
         return known
 
-    def _plan(self, spec: TensorSpec, demand: Demand) -> PayloadRoute | str:
-        plan = self.calibration.applied(self.policy.plan(spec).rest.within(demand), spec.dense())
+    def _plan(self, spec: TensorSpec, demand: Demand, policy: HookPolicy | None = None) -> PayloadRoute | str:
+        plan = self.calibration.applied((policy or self.policy).plan(spec).rest.within(demand), spec.dense())
         if plan.keeps:
             return plan.reason or _POLICY
         config = plan.store or Memory()

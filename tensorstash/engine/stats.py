@@ -97,6 +97,8 @@ class Stats:
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
         pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
         waits: devices whose copies make the program wait, and what they lack.
+        plan: what a budget has become, in a few lines; empty without one.
+        peak_held: most bytes that saved tensors and the engine held at one time, under a budget.
         advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
     """
 
@@ -120,6 +122,8 @@ class Stats:
     forwarded: int = 0
     pinned_bytes: int = 0
     waits: Mapping[str, str] = field(default_factory=dict)
+    plan: str = ""
+    peak_held: int = 0
     advice: str = ""
 
     def __sub__(self, earlier: "Stats") -> "Stats":
@@ -179,20 +183,22 @@ class Stats:
             "forwarded": self.forwarded,
             "pinned_bytes": self.pinned_bytes,
             "waits": dict(self.waits),
+            "plan": self.plan,
+            "peak_held": self.peak_held,
             "advice": self.advice,
         }
 
     def __str__(self) -> str:
-        """Return tables for people to read."""
+        """Return text for people to read."""
         counted, stages = self._counted(), self._by_stage()
-        text = [*_columns(counted), *self._sentences(), *(_columns(stages) if self.stages else ()), self.advice]
+        text = [*_aligned(counted), *self._sentences(), *(_aligned(stages) if self.stages else ()), self.advice]
         return "\n".join(filter(None, text))
 
     def _repr_html_(self) -> str:
         """Return the same as HTML, which notebooks show."""
-        tables = [self._counted(), *([self._by_stage()] if self.stages else [])]
+        counted = [self._counted(), *([self._by_stage()] if self.stages else [])]
         sentences = "".join(f"<p>{escape(line)}</p>" for line in (*self._sentences(), *self.advice.splitlines()))
-        return "".join(map(_table, tables)) + sentences
+        return "".join(map(_as_html, counted)) + sentences
 
     def _counted(self) -> list[tuple[str, ...]]:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
@@ -231,16 +237,19 @@ class Stats:
         if self.pinned_bytes:
             yield f"page-locked host memory {format_bytes(self.pinned_bytes)}"
         yield from (f"the program waits for copies of {device}: {why}" for device, why in self.waits.items())
+        if self.plan:
+            yield f"held at most {format_bytes(self.peak_held)}"
+            yield from self.plan.splitlines()
 
 
-def _columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for label, *cells in rows:
         padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         yield "  ".join((f"{label:{widths[0]}}", *padded))
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _as_html(rows: list[tuple[str, ...]]) -> str:
     lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 

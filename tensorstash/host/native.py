@@ -36,7 +36,8 @@ class Functions(Protocol):
         Args:
             small: counters, by bytes, of tensors below ``min_bytes``.
             min_bytes: in bytes.
-            large: counters of all others, or None for those that ``pack`` has to look at.
+            large: counters of all others, or None for those that ``pack`` has to look at; so it does at those that have
+                no counter, or one that is used up.
             nbytes: of a tensor; may raise RuntimeError, which is left to ``pack``.
             state: the first item of a handle.
             alias: of a tensor; the second item.

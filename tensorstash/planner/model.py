@@ -171,7 +171,7 @@ class Pressure(NamedTuple):
 
     @property
     def price(self) -> float:
-        """:attr:`cost`, and a little for each second of a link: of plans that cost the same, the one that moves less."""
+        """:attr:`cost`, and a little for each second of a link: of equal plans, the one that moves less."""
         return self.cost + MOVING * self.link_s
 
 

@@ -1,8 +1,8 @@
 """The plan for a step: what is cheapest, given back until the memory is just held.
 
-A greedy search. Links are filled with what forward lets go of first, since that has the longest way to be hidden behind;
-what is still too much leaves by the seconds that each byte costs; and then decisions are taken back, the dearest first,
-as long as the rest holds the budget. :mod:`tensorstash.planner.bound` says how far from the best the result may be.
+A search over prices: of a byte at the point where memory is shortest, and of a second of each link. At given prices each
+record chooses for itself; links are for what forward lets go of first, since that has the longest way to hide behind.
+Then single decisions are changed, the dearest first, as long as the rest holds the budget. :mod:`tensorstash.planner.bound` says how far from the best the result may be.
 """
 
 from dataclasses import dataclass, replace

@@ -11,11 +11,11 @@ from tensorstash.policies.encoding import Cast, Compress, PackMasks, Quantize
 from tensorstash.policies.placement import CpuOffload, DiskSpill, Keep
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import Policy, append
-from tensorstash.registry import did_you_mean, lookup, names
+from tensorstash.registry import did_you_mean
 from tensorstash.sizes import format_bytes, parse_bytes
 from tensorstash.spec import TensorSpec
 
-LOSSLESS = ("keep", "recompute", "pack_masks", "compress", "cpu_offload", "disk_spill")
+LOSSLESS = ("keep", "pack_masks", "compress", "cpu_offload", "disk_spill")
 """What ``allow="lossless"`` stands for, in the order of trust."""
 
 LOSSY = ("cast", "quantize")
@@ -37,8 +37,8 @@ class Budget(Policy):
         total: instead: most bytes of the whole process on the CPU, or of the device's allocator, weights and
             workspaces included. With neither, the memory that is free when the first step begins.
         margin: part of the memory that is left free, from 0 to 0.5, where ``total`` or free memory is to be held.
-        allow: ``"lossless"`` for all that lose nothing, or names among ``keep``, ``recompute``, ``pack_masks``,
-            ``compress``, ``cpu_offload``, ``disk_spill``; and ``cast`` and ``quantize``, which are lossy and used only if
+        allow: ``"lossless"`` for all that lose nothing, or names among ``keep``, ``pack_masks``, ``compress``,
+            ``cpu_offload``, ``disk_spill``; and ``cast`` and ``quantize``, which are lossy and used only if
             they are named. Also as one text: ``"lossless+quantize"``.
         directory: where ``disk_spill`` goes, as for :class:`DiskSpill`.
         disk: most bytes on disk; None for as much as there is room, 0 for no disk.
@@ -68,8 +68,8 @@ class Budget(Policy):
             object.__setattr__(self, field, _bytes(getattr(self, field), f"budget.{field}"))
         if self.size is not None and self.total is not None:
             raise ConfigError(
-                f"budget: got size={self.size!r} and total={self.total!r}, expected one of them: size for what is saved "
-                f"and held, total for all memory"
+                f"budget: got size={self.size!r} and total={self.total!r}, expected one of them: size for what is "
+                f"saved and held, total for all memory"
             )
         for field in ("size", "total"):
             if getattr(self, field) == 0:
@@ -108,10 +108,6 @@ class Budget(Policy):
         if self.disk != 0:
             made["disk_spill"] = DiskSpill(self.directory, budget=self.disk)
         made |= {"cast": Cast(), "quantize": Quantize()}
-        if "recompute" in named and "recompute" in names("policies"):
-            made["recompute"] = lookup("policies", "recompute")()
-        elif "recompute" in allowed:
-            raise ConfigError("budget.allow: 'recompute' is not among the policies of this version")
         return {tier: made[tier] for tier in (*LOSSLESS, *LOSSY) if tier in named and tier in made}
 
     def __str__(self) -> str:

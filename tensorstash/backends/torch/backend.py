@@ -38,7 +38,7 @@ from tensorstash.backends.torch.layout import (
 )
 from tensorstash.backends.torch.readers import demand
 from tensorstash.backends.torch.recipes.producers import Producers
-from tensorstash.backends.torch.streams import DeviceStream, DeviceStreams
+from tensorstash.backends.torch.streams import DeviceStream, DeviceStreams, memory_use
 from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec, Demand, Undo, strictest
@@ -263,6 +263,10 @@ class TorchBackend:
             OSError: the system or the device refuses.
         """
         return self._streams.locked_pages(nbytes)
+
+    def memory_use(self, device: str, /) -> tuple[int, int]:
+        """Return the bytes that tensors take on a device now, and those that are free."""
+        return memory_use(device)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

@@ -14,7 +14,7 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from tensorstash.abilities import Event
 from tensorstash.backends.torch.accelerator import Accelerator, found_accelerator
 from tensorstash.backends.torch.layout import Unrecorded, payload
-from tensorstash.errors import graph_is_captured
+from tensorstash.errors import BackendError, graph_is_captured
 from tensorstash.host.arrays import Array
 from tensorstash.spec import TensorSpec
 
@@ -144,3 +144,20 @@ _BYTES = TensorSpec((-1,), (1,), 0, "uint8", "cpu")
 def _bytes(tensor: Tensor) -> Tensor:
     with DisableTorchFunction(), _DisableTorchDispatch():
         return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def memory_use(device: str) -> tuple[int, int]:
+    """Return the bytes that tensors take on a device now, and those that are free.
+
+    Raises:
+        BackendError: PyTorch does not tell that of this kind of device.
+    """
+    kind = getattr(torch, device.partition(":")[0], None)
+    if not hasattr(kind, "mem_get_info") or not hasattr(kind, "memory_allocated"):
+        raise BackendError(
+            f"budget: PyTorch does not tell how much memory of {device} is in use; say how much saved tensors may take "
+            f"instead: Budget(size)"
+        )
+    used = int(kind.memory_allocated(device))
+    cached = int(kind.memory_reserved(device)) - used
+    return used, int(kind.mem_get_info(device)[0]) + cached

@@ -193,8 +193,8 @@ class Payload:
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
         route, nbytes = self.route, self.spec.nbytes
-        stays = route.tier == ("memory" if self.spec.device == "cpu" else "device")
-        saved = nbytes - stored.nbytes if stays else nbytes
+        is_same_memory = route.tier == ("memory" if self.spec.device == "cpu" else "device")
+        saved = nbytes - stored.nbytes if is_same_memory else nbytes
         stored.counted = route.ledger.stored(route.tier, stored.nbytes, saved)
 
     @property
@@ -255,6 +255,11 @@ class Payload:
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
         return self._stored is not None and self._lease is None and self.route.is_costly
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether what was read of it is held, within the budget of what is read ahead."""
+        return self._lease is not None
 
     @property
     def is_quick(self) -> bool:

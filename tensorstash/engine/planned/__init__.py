@@ -1,0 +1,1 @@
+"""A budget at work: steps are measured, planned, and held."""

@@ -1,0 +1,99 @@
+"""What may become of a saved tensor, with what it leaves and takes, measured on a sample of it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
+
+from tensorstash.engine.stats import Stats
+from tensorstash.host.arrays import Array
+from tensorstash.planner.model import KEEP, Option
+from tensorstash.policies.plan import HookPolicy, Plan
+from tensorstash.spec import TensorSpec
+
+SAMPLE_BYTES = 2**18
+
+_DISK_BYTES_PER_S = 1e9
+_COPY_BYTES_PER_S = 8e9
+"""Taken for a link of which nothing was measured yet."""
+
+_HANDLING = 0.05
+"""Part of the seconds of a link for which it keeps the processor from other work."""
+
+_SHARE_OF_CORES = 1.0 if (os.cpu_count() or 1) <= 2 else 0.3
+"""Part of what a codec takes on another thread that the computation is slower for."""
+
+
+def options(tiers: Mapping[str, HookPolicy], spec: TensorSpec, sample: Array | None) -> tuple[Option, ...]:
+    """Return what may become of a tensor, besides being kept.
+
+    Args:
+        tiers: policies by name.
+        spec: of the tensor.
+        sample: some of its elements; None where there are none on the host.
+    """
+    found = []
+    for tier, policy in tiers.items():
+        plan = policy.plan(spec)
+        if tier == KEEP or plan.keeps:
+            continue
+        option = _measured(tier, plan, spec, sample)
+        if option.resident < spec.nbytes:
+            found.append(option)
+    return tuple(found)
+
+
+def rates(stats: Stats) -> dict[str, tuple[float, float]]:
+    """Return bytes per second out and back of each store, as far as they were measured."""
+    found = {}
+    for tier in ("disk", "memory"):
+        stage = stats.stages.get(tier)
+        if stage is not None and stage.seconds_in > 0 and stage.tensors:
+            out = stage.bytes_in / stage.seconds_in
+            back = stage.bytes_in / stage.tensors * stage.loads / stage.seconds_back if stage.seconds_back else out
+            found[tier] = out, max(back, 1.0)
+    return found
+
+
+def at_rates(option: Option, known: Mapping[str, tuple[float, float]]) -> Option:
+    """Return an option that goes to disk with the seconds that it takes at measured rates, as of :func:`rates`."""
+    if option.link != "disk" or "disk" not in known:
+        return option
+    out, back = known["disk"]
+    out_s, back_s = option.out_s * _DISK_BYTES_PER_S / out, option.back_s * _DISK_BYTES_PER_S / back
+    return replace(option, seconds=_HANDLING * (out_s + back_s), out_s=out_s, back_s=back_s)
+
+
+def _measured(tier: str, plan: Plan, spec: TensorSpec, sample: Array | None) -> Option:
+    ratio, encode_s, decode_s = 1.0, 0.0, 0.0
+    if plan.codecs and sample is not None and sample.nbytes:
+        ratio, encode_s, decode_s = _sampled(plan, spec, sample)
+        encode_s, decode_s = (took * spec.nbytes / sample.nbytes for took in (encode_s, decode_s))
+    elif plan.codecs:
+        ratio = 0.5
+    nbytes = spec.nbytes * ratio
+    seconds = _SHARE_OF_CORES * (encode_s + decode_s)
+    if plan.store is not None and plan.store.tier == "disk":
+        took = nbytes / _DISK_BYTES_PER_S
+        return Option(tier, 0, seconds + 2 * _HANDLING * took, "disk", encode_s + took, decode_s + took)
+    if spec.device == "cpu":
+        return Option(tier, round(nbytes), seconds, "cores", encode_s, decode_s)
+    if plan.store is None:
+        return Option(tier, round(nbytes), seconds)
+    took = nbytes / _COPY_BYTES_PER_S
+    return Option(tier, 0, seconds + _HANDLING * took, "copies", encode_s + took, decode_s + took)
+
+
+def _sampled(plan: Plan, spec: TensorSpec, sample: Array) -> tuple[float, float, float]:
+    at = TensorSpec(sample.shape, (1,), 0, spec.dtype, "cpu")
+    specs, data = [], sample
+    started = perf_counter()
+    for codec in plan.codecs:
+        specs.append(at)
+        data = codec.encode(data, at)
+        at = codec.encoded_spec(at)
+    encoded = perf_counter()
+    ratio = data.nbytes / sample.nbytes
+    for codec, before in zip(reversed(plan.codecs), reversed(specs), strict=True):
+        data = codec.decode(data, before)
+    return ratio, encoded - started, perf_counter() - encoded

@@ -1,0 +1,193 @@
+"""One step as the hooks see it: what was saved when, and what became of it."""
+
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any
+
+from tensorstash.engine.handle import Kept, Stashed, restore
+from tensorstash.planner.model import KEEP, Option, Record, SavedClass
+
+_MOST = 0.9
+"""Part of what a step has saved that has to be asked for, or gone, before what is saved next begins another one."""
+
+
+class Seen:
+    """One saved tensor of a step.
+
+    Args:
+        key: its class.
+        nbytes: of its elements.
+        token: of its memory.
+        block: which part of the memory it is.
+        saved: when it was saved.
+    """
+
+    __slots__ = ("block", "freed", "key", "nbytes", "options", "released", "saved", "tier", "token", "wanted")
+
+    def __init__(self, key: SavedClass, nbytes: int, token: Hashable, block: Hashable, saved: float) -> None:
+        self.key = key
+        self.nbytes = nbytes
+        self.token = token
+        self.block = block
+        self.saved = saved
+        self.freed: float | None = None
+        self.wanted: float | None = None
+        self.released: float | None = None
+        self.tier = ""
+        self.options: tuple[Option, ...] = ()
+
+
+class Step:
+    """What one step has saved so far; for the thread that runs it.
+
+    Args:
+        began: when.
+        wall: the same, on a clock that does not stand still while hooks run.
+    """
+
+    def __init__(self, began: float, wall: float) -> None:
+        self.began = began
+        self.wall = wall
+        self.ended = began
+        self.wall_ended = wall
+        self.seen: list[Seen] = []
+        self.sizes: Counter[int] = Counter()
+        """How many tensors of so many bytes it has packed, whatever became of them."""
+        self.tiers: dict[Hashable, str] = {}
+        """By memory, so that all that lie in one share its tier."""
+        self.largest = 0
+        self.on_disk = 0
+        self.overran = False
+        self.surprises = 0
+        """Tensors of classes that the plan does not know."""
+        self._ordinals: Counter[Hashable] = Counter()
+        self._packed = 0
+        self._done = 0
+        self._was_asked = False
+
+    @property
+    def signature(self) -> Hashable:
+        """What tells its shapes from those of other steps; None before anything was saved."""
+        return self.seen[0].key if self.seen else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what is saved next belongs to another step."""
+        return self._was_asked and self._done >= _MOST * self._packed
+
+    def ordinal(self, kind: Hashable) -> int:
+        """Return how many of the same kind were saved before, and count one more."""
+        place = self._ordinals[kind]
+        self._ordinals[kind] += 1
+        return place
+
+    def add(self, seen: Seen) -> None:
+        """Append a saved tensor."""
+        self.seen.append(seen)
+        self._packed += seen.nbytes
+        self.largest = max(self.largest, seen.nbytes)
+
+    def asked(self, seen: Seen, now: float, wall: float) -> None:
+        """Note that backward asks for a tensor."""
+        self._was_asked = True
+        self.ended, self.wall_ended = now, wall
+        if seen.wanted is None:
+            seen.wanted = now
+            if seen.released is None:
+                self._done += seen.nbytes
+
+    def gone(self, seen: Seen, now: float) -> None:
+        """Note that the graph has let go of a tensor."""
+        if seen.released is None:
+            seen.released = now
+            if seen.wanted is None:
+                self._done += seen.nbytes
+
+
+class TrackedKept:
+    """The handle of a tensor that is kept under a budget.
+
+    Args:
+        kept: what a session without one would return.
+        seen: what is known of it.
+        session: that is told when it is asked for.
+    """
+
+    __slots__ = ("__weakref__", "_kept", "_session", "seen")
+
+    def __init__(self, kept: Kept, seen: Seen, session: Any) -> None:
+        self._kept = kept
+        self._session = session
+        self.seen = seen
+
+    def __call__(self) -> Any:
+        """Return the saved tensor; see :func:`~tensorstash.engine.handle.restore`."""
+        session = self._session()
+        if session is None:
+            return restore(self._kept)
+        with session.asking(self.seen):
+            return restore(self._kept)
+
+
+class TrackedStashed(Stashed):
+    """The handle of a tensor that is stashed under a budget."""
+
+    __slots__ = ("seen", "session")
+
+    seen: Seen | None
+    session: Any
+
+    def __call__(self) -> Any:
+        """Return the saved tensor; see :class:`~tensorstash.engine.handle.Stashed`."""
+        session = self.session()
+        if session is None or self.seen is None:
+            return super().__call__()
+        with session.asking(self.seen):
+            payload = self._payload
+            source = payload.alias
+            with session.bringing(0 if source is not None or payload.is_leased else payload.nbytes):
+                tensor = super().__call__()
+            if tensor is not source:
+                session.watch_rebuilt(tensor, payload)
+            return tensor
+
+
+def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass]]:
+    """Return a measured step as records, one for each memory.
+
+    Args:
+        step: that is over.
+
+    Returns:
+        The records, and classes that share the memory of a record, with its class.
+    """
+    groups: dict[Hashable, list[Seen]] = {}
+    for seen in step.seen:
+        groups.setdefault(seen.token, []).append(seen)
+    made = []
+    aliases: dict[SavedClass, SavedClass] = {}
+    for members in groups.values():
+        first = members[0]
+        for other in members[1:]:
+            if other.key != first.key:
+                aliases[other.key] = first.key
+        nbytes = sum({seen.block: seen.nbytes for seen in members}.values())
+        released = max(step.ended if seen.released is None else seen.released for seen in members)
+        asked = [seen.wanted for seen in members if seen.wanted is not None]
+        wanted = min(asked, default=released)
+        left = [seen.freed for seen in members if seen.freed is not None]
+        is_held = not left
+        freed = max(left, default=wanted)
+        keep = Option(KEEP, nbytes)
+        options = (keep,) if is_held else (keep, *_scaled(first.options, nbytes / max(first.nbytes, 1)))
+        made.append(Record(first.key, nbytes, first.saved, freed, wanted, max(released, wanted), options))
+    return tuple(made), aliases
+
+
+def _scaled(options: tuple[Option, ...], factor: float) -> tuple[Option, ...]:
+    if factor == 1:
+        return options
+    return tuple(
+        Option(o.tier, round(o.resident * factor), o.seconds * factor, o.link, o.out_s * factor, o.back_s * factor)
+        for o in options
+    )

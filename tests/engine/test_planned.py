@@ -1,0 +1,238 @@
+"""A budget is held on every framework, with the gradients of a run without it; and it does nothing where all fits."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorstash as ts
+from tensorstash.errors import ConfigError, StashError, TensorStashWarning
+
+LAYERS, ROWS, WIDTH = 8, 256, 64
+STEPS = 8
+SHARES = (0.35, 0.6, 0.85)
+
+
+class Torch:
+    """A few layers of a perceptron, and its gradients."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        generator = torch.Generator().manual_seed(0)
+        self.weights = [torch.randn(WIDTH, WIDTH, generator=generator).div_(8).requires_grad_() for _ in range(LAYERS)]
+        self._input = torch.randn(4 * ROWS, WIDTH, generator=generator)
+
+    def loss(self, rows: int) -> Any:
+        """Run forward on so many rows."""
+        hidden = self._input[:rows].clone()
+        for weight in self.weights:
+            hidden = (hidden @ weight).tanh().exp()
+        return hidden.sum()
+
+    def gradients(self) -> list[Any]:
+        """Take the gradients."""
+        found = [np.array(weight.grad.numpy()) for weight in self.weights]
+        for weight in self.weights:
+            weight.grad = None
+        return found
+
+
+class Paddle(Torch):
+    """The same on PaddlePaddle."""
+
+    name = "paddle"
+
+    def __init__(self) -> None:
+        import paddle
+
+        rng = np.random.default_rng(0)
+
+        def made(rows: int, scale: float) -> Any:
+            return paddle.to_tensor((rng.standard_normal((rows, WIDTH)) * scale).astype("float32"))
+
+        self.weights = [made(WIDTH, 0.125) for _ in range(LAYERS)]
+        for weight in self.weights:
+            weight.stop_gradient = False
+        self._input = made(4 * ROWS, 1.0)
+
+    def gradients(self) -> list[Any]:
+        found = [weight.grad.numpy().copy() for weight in self.weights]
+        for weight in self.weights:
+            weight.clear_gradient(False)
+        return found
+
+
+class Reference(Torch):
+    """The same on the reference engine."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        import tensorstash.reference as ref
+
+        rng = np.random.default_rng(0)
+        self.weights = [
+            ref.tensor((rng.standard_normal((WIDTH, WIDTH)) / 8).astype("float32"), requires_grad=True)
+            for _ in range(LAYERS)
+        ]
+        self._input = ref.tensor(rng.standard_normal((4 * ROWS, WIDTH)).astype("float32"))
+
+    def gradients(self) -> list[Any]:
+        found = [weight.grad.numpy().copy() for weight in self.weights]
+        for weight in self.weights:
+            weight.grad = None
+        return found
+
+
+@pytest.fixture(params=[Torch, Paddle, Reference], ids=lambda kind: kind.name)
+def program(request: pytest.FixtureRequest) -> Any:
+    """Return a program of each framework."""
+    return request.param()
+
+
+def stashed(program: Any, policy: Any) -> ts.Stash:
+    """Return a stash that looks at tensors of any size that the program saves."""
+    return ts.stash(policy, framework=program.name, min_bytes=4096)
+
+
+def trained(program: Any, stash: Any, steps: int = STEPS, rows: Callable[[int], int] = lambda _: ROWS) -> list[Any]:
+    """Run steps, and return the gradients of each."""
+    found = []
+    for step in range(steps):
+        with stash:
+            loss = program.loss(rows(step))
+        loss.backward()
+        del loss
+        found.append(program.gradients())
+    return found
+
+
+def unhooked(program: Any, rows: int = ROWS) -> list[Any]:
+    """Return the gradients of a step without hooks."""
+    program.loss(rows).backward()
+    return program.gradients()
+
+
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
+    """Compare gradients to the bit."""
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(found, expected, strict=True))
+
+
+def native_peak(program: Any) -> int:
+    """Return the bytes that the program holds at most if everything is kept."""
+    stash = stashed(program, ts.Budget("1GiB"))
+    trained(program, stash, 2)
+    return stash.plan().native
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_budget_is_held_and_gradients_are_those_without_it(program: Any, share: float) -> None:
+    expected = unhooked(program)
+    budget = int(native_peak(program) * share)
+    stash = stashed(program, ts.Budget(budget))
+    for found in trained(program, stash):
+        assert_equal(found, expected)
+    assert stash.plan().status == "planned"
+    assert stash.plan().peak <= budget
+    assert stash._session._meter.peak <= 1.02 * budget  # type: ignore[attr-defined]
+    assert stash.stats().stashed.tensors
+
+
+def test_where_everything_fits_nothing_is_done(program: Any) -> None:
+    expected = unhooked(program)
+    stash = stashed(program, ts.Budget("1GiB"))
+    trained(program, stash, 1)
+    before = stash.stats()
+    for found in trained(program, stash, 4):
+        assert_equal(found, expected)
+    done = stash.stats() - before
+    assert done.stashed.tensors == 0
+    assert done.seen.tensors >= 4 * LAYERS
+    assert stash.plan().status == "declined"
+    assert "declined" in str(stash.stats())
+
+
+def test_larger_inputs_are_measured_where_everything_fitted_before(program: Any) -> None:
+    expected = unhooked(program, 4 * ROWS)
+    budget = int(1.2 * native_peak(program))
+    stash = stashed(program, ts.Budget(budget))
+    trained(program, stash, 3)
+    assert stash.plan().status == "declined"
+    for found in trained(program, stash, STEPS, rows=lambda _: 4 * ROWS):
+        assert_equal(found, expected)
+    assert stash.plan().status == "planned"
+    assert stash._session._meter.peak <= 1.02 * budget  # type: ignore[attr-defined]
+
+
+def test_changing_shapes_have_a_plan_each(program: Any) -> None:
+    sizes = [ROWS, 2 * ROWS, 3 * ROWS]
+    expected = {rows: unhooked(program, rows) for rows in sizes}
+    stash = stashed(program, ts.Budget(int(1.2 * native_peak(program))))
+    for step, found in enumerate(trained(program, stash, 12, rows=lambda step: sizes[step % 3])):
+        assert_equal(found, expected[sizes[step % 3]])
+    assert stash.stats().peak_held <= 1.1 * int(1.2 * native_peak(program))
+
+
+def test_a_budget_that_cannot_be_held_is_said_with_the_smallest_that_can(program: Any) -> None:
+    expected = unhooked(program)
+    stash = stashed(program, ts.Budget(8192))
+    with pytest.warns(TensorStashWarning, match="smallest budget that works is"):
+        found = trained(program, stash, 3)
+    assert_equal(found[-1], expected)
+    assert stash.plan().status == "impossible"
+    assert stash.plan().least > 8192
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(program, stashed(program, ts.Budget(2 * stash.plan().least)), 3)
+
+
+def test_a_dropped_graph_gives_its_bytes_back(program: Any) -> None:
+    stash = stashed(program, ts.Budget(int(0.6 * native_peak(program))))
+    trained(program, stash, 3)
+    for _ in range(3):
+        with stash:
+            loss = program.loss(ROWS)
+        del loss
+    assert_equal(trained(program, stash, 2)[-1], unhooked(program))
+    session: Any = stash._session
+    session._settle()
+    assert session._meter.held() == 0
+
+
+def test_a_saved_plan_runs_without_the_planner(program: Any, tmp_path: Path) -> None:
+    expected = unhooked(program)
+    budget = ts.Budget(int(0.6 * native_peak(program)))
+    stash = stashed(program, budget)
+    trained(program, stash, 8)
+    plan, path = stash.plan(), tmp_path / "plan.toml"
+    plan.save(path, budget.tiers())
+    route = ts.load(path)
+    assert route == plan.route(budget.tiers())
+    alone = stashed(program, route)
+    for found in trained(program, alone, 3):
+        assert_equal(found, expected)
+    moved = sum(row.tier != "keep" and row.nbytes > 0 for row in plan.rows)
+    stats = alone.stats()
+    assert stats.stashed.tensors == 3 * moved
+
+
+def test_no_other_policy_has_a_plan_and_none_is_there_before_a_step() -> None:
+    with pytest.raises(ConfigError, match="expected a Budget"):
+        ts.stash("compress", framework="reference").plan()
+    with pytest.raises(StashError, match="run forward and backward once"):
+        ts.stash(ts.Budget("1MiB"), framework="reference").plan()
+
+
+def test_the_whole_process_may_be_the_budget(program: Any) -> None:
+    expected = unhooked(program)
+    stash = stashed(program, ts.Budget())
+    assert_equal(trained(program, stash, 3)[-1], expected)
+    assert stash.plan().status == "declined"
+    assert stash.plan().background > 2**20
