@@ -9,7 +9,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-from tensorstash.abilities import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.engine.handle import Handle, Stashed
@@ -23,6 +22,7 @@ from tensorstash.engine.session import Session
 from tensorstash.errors import ConfigError
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
 from tensorstash.protocols import Backend
+from tensorstash.recipes import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.registry import lookup, names
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
