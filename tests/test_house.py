@@ -34,6 +34,7 @@ RANKS = {
     "kernels": 1,
     "protocols": 1,
     "abilities": 1,
+    "recipes": 1,
     "registry": 2,
     "codecs": 2,
     "stores": 2,

@@ -107,7 +107,12 @@ class Stashed:
 
     def peek(self) -> Any:
         """Return the tensor to look at it and drop it; nobody is told, and nothing is read ahead."""
-        return self._payload.peek(self._spec)
+        payload, spec = self._payload, self._spec
+        source = payload.source
+        if source is not None:
+            return source if spec == payload.spec else payload.route.copy(source, payload.spec, spec)
+        payload.users += 1  # besides those who will ask
+        return payload.restore(spec)
 
     def _learn(self) -> None:
         """Learn from the operation that asks what it needs, for the next content of this kind."""

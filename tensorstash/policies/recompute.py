@@ -57,7 +57,8 @@ class Recompute(Policy):
 
     Args:
         ops: names of the rules to use, of :data:`RULES` or of plug-ins; None for all.
-        depth: most operations that are run one after the other for one tensor, 1 or more.
+        depth: most operations that are run one after the other for one tensor, 1 or more; a slow one, such as a power,
+            counts as several.
         verify: ``"first"``, or ``"always"`` to make every tensor again at once and compare it, for tests.
 
     Raises:

@@ -308,14 +308,6 @@ class Payload:
             return backend.detached(rebuilt.tensor)
         return route.copy(rebuilt.tensor, rebuilt.spec, spec)
 
-    def peek(self, spec: TensorSpec) -> Any:
-        """Return what :meth:`restore` does, or the source, to be looked at and dropped, besides what users ask for."""
-        source = self.source
-        if source is not None:
-            return source if spec == self.spec else self.route.copy(source, self.spec, spec)
-        self.users += 1
-        return self.restore(spec)
-
     def _reuse(self) -> _Rebuilt | None:
         """Return what was rebuilt before, if it is still as it was."""
         with self._lock:

@@ -5,11 +5,11 @@ from collections.abc import Hashable
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from tensorstash.abilities import Leaf, Producers, Recipe
 from tensorstash.engine.payloads.payload import modified
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError, TensorStashError
 from tensorstash.host.budget import Lease
+from tensorstash.recipes import Leaf, Producers, Recipe
 from tensorstash.spec import TensorSpec
 
 
@@ -82,6 +82,11 @@ class Recomputed:
         self._made: tuple[Any, int] | None = None
         self._lease: Lease | None = None
         self._lock = threading.Lock()
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Handles of what it is made of, and leaves."""
+        return self._recipe.inputs
 
     @property
     def version(self) -> int:

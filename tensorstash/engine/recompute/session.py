@@ -9,7 +9,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-from tensorstash.abilities import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.engine.handle import Handle, Stashed
@@ -23,6 +22,7 @@ from tensorstash.engine.session import Session
 from tensorstash.errors import ConfigError
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
 from tensorstash.protocols import Backend
+from tensorstash.recipes import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.registry import lookup, names
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
@@ -58,7 +58,7 @@ class RecomputingSession(Session[T]):
         if not isinstance(backend, SupportsProducers):
             raise ConfigError(f"recompute: the backend {backend.name} does not tell what made a tensor")
         plug_ins = [lookup("recipes", name) for name in names("recipes")]
-        rules = [rule for rule in plug_ins if getattr(rule, "framework", None) == backend.name]
+        rules = [each.rule for each in plug_ins if each.framework == backend.name]  # type: ignore[attr-defined]
         state = self._state
 
         def is_ours(handle: object) -> bool:

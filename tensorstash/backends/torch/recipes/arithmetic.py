@@ -34,7 +34,7 @@ ARITHMETIC = (
     Rule("add", "AddBackward0", saved("", ""), _add, attributes("alpha")),
     Rule("sub", "SubBackward0", saved("", ""), _sub, attributes("alpha")),
     Rule("neg", "NegBackward0", saved(""), torch.neg),
-    Rule("pow", "PowBackward0", saved("self"), _pow, attributes("exponent")),
+    Rule("pow", "PowBackward0", saved("self"), _pow, attributes("exponent"), weight=4),
     Rule("rsqrt", "RsqrtBackward0", saved(""), torch.rsqrt),
     Rule("cast", "ToCopyBackward0", saved(""), _cast, made_dtype),
     Rule("clone", "CloneBackward0", saved(""), _clone),

@@ -94,7 +94,7 @@ NEURAL = (
     Rule("gelu", "GeluBackward0", saved("self"), _gelu, attributes("approximate")),
     Rule("silu", "SiluBackward0", saved("self"), F.silu),
     Rule("relu", "ReluBackward0", saved(""), F.relu),
-    Rule("tanh", "TanhBackward0", saved(""), torch.tanh),
+    Rule("tanh", "TanhBackward0", saved(""), torch.tanh, weight=4),
     Rule("sigmoid", "SigmoidBackward0", saved(""), torch.sigmoid),
     Rule("mish", "MishBackward0", saved("self"), F.mish),
     Rule("leaky_relu", "LeakyReluBackward0", saved("self"), _leaky_relu, attributes("negative_slope")),

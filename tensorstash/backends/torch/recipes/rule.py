@@ -17,10 +17,13 @@ class Input(NamedTuple):
     Args:
         saved: the name under which the node saves it; empty if it does not.
         optional: whether the operation may have been given None for it.
+        place: its place, where the node saves several tensors under that name, as functions in Python do under
+            ``"tensors"``.
     """
 
     saved: str = ""
     optional: bool = False
+    place: int | None = None
 
 
 def no_settings(node: Any, output: int) -> tuple[Hashable, ...]:
@@ -39,6 +42,7 @@ class Rule:
         run: takes the settings, then the operands, and returns one output in fresh memory.
         settings: read from the node; equal settings have to mean the same operation.
         output: the number of the output that ``run`` returns; None if the settings say which.
+        weight: how many operations it counts as for ``depth``: several where it takes as long.
         is_view: whether ``run`` returns a view of its first operand, which costs nothing.
         varies: whether the node has any number of operands, all like the only one of ``inputs``.
     """
@@ -49,6 +53,7 @@ class Rule:
     run: Callable[..., Tensor]
     settings: Settings = no_settings
     output: int | None = 0
+    weight: int = 1
     is_view: bool = False
     varies: bool = False
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tensorstash.abilities import Leaf
 from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.rule import Rule
+from tensorstash.recipes import Leaf
 
 _CAST = "ToCopyBackward0"
 
@@ -133,15 +133,16 @@ class Search:
             raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
         except RuntimeError as error:  # what it has saved is released
             raise NoRecipe(f"{kind} does not show what it has saved") from error
-        levels = max((level for _, level in operands), default=0) + (not rule.is_view)
+        levels = max((level for _, level in operands), default=0) + (0 if rule.is_view else rule.weight)
         if levels > self._depth:
             raise NoRecipe("deeper than depth")
         return _Call(rule, settings, tuple(operand for operand, _ in operands)), levels
 
     def _operand(self, node: Any, rule: Rule, place: int) -> tuple[Any, int]:
-        name, optional = rule.inputs[place]
+        name, optional, which = rule.inputs[place]
         if name:
-            kept = getattr(node, f"_raw_saved_{name}").data
+            shown = getattr(node, f"_raw_saved_{name}")
+            kept = (shown if which is None else shown[which]).data
             if isinstance(kept, Tensor):
                 if kept.dim() or not kept.is_cpu:
                     raise NoRecipe("an operand that was saved outside of the scope")

@@ -1,0 +1,137 @@
+"""How a saved tensor is made again, and what a backend offers for that."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from tensorstash.spec import TensorSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An input of a recipe that nobody saved and that lives anyway, such as a parameter.
+
+    Args:
+        tensor: the leaf itself.
+    """
+
+    tensor: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one tensor is made again: operations to run, and what on. Holds no node of a graph and no activation.
+
+    Args:
+        rule: the rules that it follows, for statistics and messages, such as ``"cast(layer_norm)"``.
+        operation: what :meth:`Producers.run` does; equal for recipes that run the same operations in the same way.
+        inputs: for each value that it needs, the handle of a saved tensor, or a :class:`Leaf`.
+        depth: operations that are run one after the other; views count for nothing.
+    """
+
+    rule: str
+    operation: Hashable
+    inputs: tuple[Any, ...]
+    depth: int
+
+
+class Producers(Protocol[T]):
+    """What made saved tensors, and how to make them again. Thread-safe; keeps nothing of a graph alive.
+
+    What it runs neither records gradients nor follows autocast, and leaves alone whatever is the user's.
+    """
+
+    def note(self, tensor: T, handle: Any, /) -> None:
+        """Remember, as long as both live, that ``handle`` stands for a tensor of the graph.
+
+        Args:
+            tensor: as ``pack`` got it.
+            handle: what ``pack`` is about to return for it; can be referred to weakly.
+        """
+        ...
+
+    def noted(self, tensor: T, /) -> Any:
+        """Return the handle that was noted for :meth:`whole` of a tensor, or for a view of that; None without one."""
+        ...
+
+    def forget(self) -> None:
+        """Forget the handles that were noted so far."""
+        ...
+
+    def recipe(self, tensor: T, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
+        """Return how :meth:`whole` of a tensor is made again from handles that are noted, or saved by what made it.
+
+        Args:
+            tensor: as ``pack`` got it.
+            ops: names of the rules that may be used; None for all.
+            depth: most operations one after the other.
+
+        Returns:
+            A recipe, or why there is none: a few words, the same for all tensors of a kind.
+        """
+        ...
+
+    def narrowed(self, tensor: T, /) -> tuple[Recipe, T] | None:
+        """Return a smaller tensor with all that :meth:`whole` of a tensor holds, and how that is made of it again.
+
+        That is so for what came out of a narrower element type, which the graph tells and nobody has to look for.
+
+        Returns:
+            A recipe without inputs, which is to be given the handle of the smaller tensor; and that tensor, in fresh
+            memory and part of no graph. None for all that is as narrow as can be.
+        """
+        ...
+
+    def whole(self, tensor: T, /) -> T:
+        """Return the tensor itself, or the one that it is a view of; part of no graph."""
+        ...
+
+    def probe(self, whole: T, /) -> T:
+        """Return what :meth:`Backend.version_probe` does, of a tensor that :meth:`whole` gave and nobody needs now."""
+        ...
+
+    def run(self, recipe: Recipe, values: Sequence[T], spec: TensorSpec, /) -> T:
+        """Return the tensor of a recipe in fresh memory, with the layout of ``spec``.
+
+        Args:
+            recipe: of this backend.
+            values: for each of its inputs, what the handle stands for, or the leaf; only read.
+            spec: of the whole tensor.
+        """
+        ...
+
+    def part(self, whole: T, spec: TensorSpec, /) -> T:
+        """Return what shares memory and version with ``whole``, and has the layout of ``spec`` in its storage."""
+        ...
+
+    def are_equal(self, one: T, other: T, /) -> bool:
+        """Whether two tensors of one layout are equal to the bit. May wait for a device."""
+        ...
+
+    def sample(self, tensor: T, /) -> Hashable:
+        """Return a few elements as bits, spread over the tensor; None where reading them would wait for a device."""
+        ...
+
+    def random_state(self, tensor: T, /) -> Hashable:
+        """Return what changes when numbers are drawn from the user's generators of the tensor's device."""
+        ...
+
+    def set_random_state(self, tensor: T, state: Any, /) -> None:
+        """Put the user's generators back to what :meth:`random_state` has returned."""
+        ...
+
+
+@runtime_checkable
+class SupportsProducers(Protocol[T]):
+    """A backend whose framework tells inside ``pack`` which operation made a tensor, and of what."""
+
+    def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers[T]:
+        """Return what makes tensors again, for one session.
+
+        Args:
+            is_ours: whether an object is a handle that a recipe may have for an input.
+            rules: of plug-ins, in this backend's own form, besides those that are built in.
+        """
+        ...
