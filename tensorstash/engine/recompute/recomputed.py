@@ -84,6 +84,11 @@ class Recomputed:
         self._lock = threading.Lock()
 
     @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Handles of what it is made of, and leaves."""
+        return self._recipe.inputs
+
+    @property
     def version(self) -> int:
         """The in-place version that the tensor had."""
         return self._saved.version

@@ -58,7 +58,7 @@ class RecomputingSession(Session[T]):
         if not isinstance(backend, SupportsProducers):
             raise ConfigError(f"recompute: the backend {backend.name} does not tell what made a tensor")
         plug_ins = [lookup("recipes", name) for name in names("recipes")]
-        rules = [rule for rule in plug_ins if getattr(rule, "framework", None) == backend.name]
+        rules = [each.rule for each in plug_ins if each.framework == backend.name]  # type: ignore[attr-defined]
         state = self._state
 
         def is_ours(handle: object) -> bool:

@@ -17,10 +17,13 @@ class Input(NamedTuple):
     Args:
         saved: the name under which the node saves it; empty if it does not.
         optional: whether the operation may have been given None for it.
+        place: its place, where the node saves several tensors under that name, as functions in Python do under
+            ``"tensors"``.
     """
 
     saved: str = ""
     optional: bool = False
+    place: int | None = None
 
 
 def no_settings(node: Any, output: int) -> tuple[Hashable, ...]:

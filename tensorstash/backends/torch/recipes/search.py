@@ -139,9 +139,10 @@ class Search:
         return _Call(rule, settings, tuple(operand for operand, _ in operands)), levels
 
     def _operand(self, node: Any, rule: Rule, place: int) -> tuple[Any, int]:
-        name, optional = rule.inputs[place]
+        name, optional, which = rule.inputs[place]
         if name:
-            kept = getattr(node, f"_raw_saved_{name}").data
+            shown = getattr(node, f"_raw_saved_{name}")
+            kept = (shown if which is None else shown[which]).data
             if isinstance(kept, Tensor):
                 if kept.dim() or not kept.is_cpu:
                     raise NoRecipe("an operand that was saved outside of the scope")
