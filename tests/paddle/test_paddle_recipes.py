@@ -171,7 +171,7 @@ def test_a_quarter_of_the_memory_is_gone(name, counting_only):
     around = stash()
     with_recipes, left = held(model, inputs, around)
     print(f"{name}: {with_recipes / native:.3f} of {native} bytes are left", file=sys.stderr)
-    assert with_recipes < {"encoder": 0.9}.get(name, 0.75) * native
+    assert with_recipes < 0.75 * native
     assert left < 0.02 * native, "a graph is kept alive"
     assert len(buffers) == len(model.buffers())
 
@@ -346,12 +346,12 @@ def test_a_node_at_the_address_of_one_that_is_gone_is_not_taken_for_it():
         with around:
             one, two = x.exp(), other.exp()
             loss, addresses = paddle.zeros([]), []
-            for _ in range(4):
+            for _ in range(16):
                 label = one * 0.25 + two * 0.25
                 addresses.append(node_of(label).node_ptr())
                 loss = loss + F.binary_cross_entropy(F.sigmoid(x), label)  # it saves the label, without an edge to it
                 del label
-                hidden = x.exp() + other.exp()
+                hidden = one + two
                 addresses.append(node_of(hidden).node_ptr())
                 loss = loss + (F.relu(hidden) @ weight(4, 4)).sum()
                 del hidden
@@ -363,7 +363,6 @@ def test_a_node_at_the_address_of_one_that_is_gone_is_not_taken_for_it():
     assert is_met, "no address was met twice, so that nothing was tried"
     assert found == expected
     assert not around.stats().refused
-    assert "relu(add)" in around.stats().recomputed
 
 
 def planted(monkeypatch, node, run):
@@ -480,6 +479,22 @@ def test_batches_in_training_and_in_evaluation_are_told_apart():
     around = stash()
     assert run(around) == run(nullcontext())
     assert run(around) == run(nullcontext())
+    assert "relu(batch_norm)" in around.stats().recomputed
+    assert all("made with the running statistics" in why for why in around.stats().refused)
+
+
+def test_a_reshape_of_unknown_shape_is_no_step_of_a_recipe():
+    def run(around):
+        x = leaf(noise(8, 8))
+        with around:
+            loss = (F.relu(x.exp()[:1].reshape([8, 1]) + x.exp()) @ weight(8, 4)).sum()
+        loss.backward()
+        return bits(x.grad)
+
+    around = stash()
+    assert run(around) == run(nullcontext())
+    assert not around.stats().refused
+    assert not around.stats().recomputed
 
 
 def test_a_graph_can_be_walked_again_and_derived_twice():
