@@ -72,7 +72,7 @@ class Producers:
         note = None if node is None else self._notes.get(_key(node, tensor))
         if note is None or note.dtype != tensor.dtype or note.shape != tuple(tensor.shape):
             return None
-        return note.handle() if _is_all_of_its_memory(tensor) else None
+        return note.handle()
 
     def forget(self) -> None:
         """Forget the handles that were noted so far."""
