@@ -182,7 +182,8 @@ class BudgetSession(TrackingSession[T]):
         for seen in step.seen:
             seen.options = tuple(at_rates(option, measured) for option in seen.options)
         self._peak = max(self._peak, self._meter.peak)
-        self._control.end(step, self._meter.peak)
+        if step.was_asked:
+            self._control.end(step, self._meter.peak)
         self._new_step()
 
     def _new_step(self) -> None:
