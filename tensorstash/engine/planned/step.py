@@ -151,7 +151,7 @@ class TrackedStashed(Stashed):
         with session.asking(self.seen):
             payload = self._payload
             source = payload.alias
-            with session.bringing(0 if source is not None or payload.is_leased else payload.nbytes):
+            with session.bringing(0 if source is not None or payload._lease is not None else payload.nbytes):
                 tensor = super().__call__()
             if tensor is not source:
                 session.watch_rebuilt(tensor, payload)
