@@ -2,6 +2,7 @@
 
     python3 run.py train [--quick] [--policy LINE] ...   train under each policy and print the comparison
     python3 run.py test [pytest arguments]               lint, type-check and test
+    python3 run.py docs                                  build the site from docs/ into site/
 
 What is installed goes into .venv beside this file, and only when something there has to change.
 """
@@ -71,9 +72,14 @@ def test(arguments: list[str]) -> None:
     run("pytest", "-n", min(os.cpu_count() or 1, 4), "--dist", "worksteal", *arguments, OMP_NUM_THREADS="1")
 
 
+def docs(arguments: list[str]) -> None:
+    """Build the site; whatever mkdocs warns of is an error."""
+    run("mkdocs", "build", "--strict", *arguments, NO_MKDOCS_2_WARNING="1")
+
+
 def main() -> None:
     """Do what the command line asks for."""
-    commands = {"train": train, "test": test}
+    commands = {"train": train, "test": test, "docs": docs}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     if sys.version_info < (3, 11):  # noqa: UP036 - this file is run by whatever Python is there

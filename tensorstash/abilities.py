@@ -148,8 +148,12 @@ class Producers(Protocol[T]):
         """
         ...
 
+    def noted(self, tensor: T, /) -> Any:
+        """Return the handle that was noted for :meth:`whole` of a tensor, or for a view of that; None without one."""
+        ...
+
     def forget(self) -> None:
-        """Take no handle that was noted so far for the input of a recipe any more."""
+        """Forget the handles that were noted so far."""
         ...
 
     def recipe(self, tensor: T, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
@@ -178,6 +182,10 @@ class Producers(Protocol[T]):
 
     def whole(self, tensor: T, /) -> T:
         """Return the tensor itself, or the one that it is a view of; part of no graph."""
+        ...
+
+    def probe(self, whole: T, /) -> T:
+        """Return what :meth:`Backend.version_probe` does, of a tensor that :meth:`whole` gave and nobody needs now."""
         ...
 
     def run(self, recipe: Recipe, values: Sequence[T], spec: TensorSpec, /) -> T:

@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from functools import partial
 from types import TracebackType
@@ -32,6 +32,16 @@ from tensorstash.sizes import parse_bytes
 
 DEFAULT_LIMITS = Limits()
 
+NEVER_ENTERED = (
+    "a stash was made and never entered, so that it had no effect: run the forward pass inside "
+    "`with tensorstash.stash(policy):`, or decorate a function with it"
+)
+NEVER_CALLED = (
+    "nothing was seen: a wrapped model was never called while gradients were recorded. Whoever trains it replaces what "
+    "was wrapped, or calls another method or a copy that went through a pickle: wrap what is called, pass "
+    "methods=('forward', 'training_step'), or use `with tensorstash.stash(policy)`"
+)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_MIN_BYTES = "64KiB"
@@ -55,6 +65,7 @@ class Stash(ContextDecorator, Block):
     def __init__(self, session: Session[Any]) -> None:
         self._session = session
         self._entered = _Scopes()
+        session.adviser.expect_entry(self, NEVER_ENTERED)
 
     if TYPE_CHECKING:
 
@@ -144,6 +155,11 @@ class Wrapped:
 
     Made by :func:`wrap`, and found again by :func:`wrapped`. Also a context manager that removes at the end of the
     block.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> with ts.wrap(model, "compress", min_bytes=0):
+    ...     model(ref.ones((999,), requires_grad=True)).sum().backward()
     """
 
     def __init__(self, session: Session[Any], undos: list[Undo]) -> None:
@@ -238,6 +254,12 @@ def wrap(
             names that matches no module of it.
         BackendError: a model of no known framework.
         StoreError: a store the policy may use cannot be opened.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> model = ref.nn.GELU()
+    >>> handle = ts.wrap(model, "compress", min_bytes=0)
+    >>> model(ref.ones((999,), requires_grad=True)).sum().backward()
+    >>> handle.remove()
     """
     policy = policy_of(policy, "wrap")
     if isinstance(model, type):
@@ -246,7 +268,8 @@ def wrap(
     names = _default_methods(model) if methods is None else (methods,) if isinstance(methods, str) else methods
     for method in names:
         if not callable(getattr(model, method, None)):
-            raise ConfigError(f"wrap.methods: the model has no method {method!r}; {_near_methods(method, model)}")
+            near = {each for each in dir(type(model)) if each.endswith(("forward", "_step"))}
+            raise ConfigError(f"wrap.methods: the model has no method {method!r}; {did_you_mean(method, near)}")
     modules = dict(backend.named_modules(model))
     patterns = _module_patterns(policy)
     named = named_for(patterns, modules) if patterns else {}
@@ -259,7 +282,8 @@ def wrap(
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
     scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
     with ExitStack() as undo_all:
-        undos: list[Undo] = [session.adviser.removed]  # at last; a copy that is unwrapped says nothing of the model
+        # At last; a copy that is unwrapped says nothing of the model.
+        undos: list[Undo] = [partial(session.adviser.gone, NEVER_CALLED)]
         for module, scope, method in scopes:
             if method == "forward":
                 undos.append(backend.wrap_forward(module, scope))
@@ -267,7 +291,7 @@ def wrap(
                 undos.append(replace_method(module, scope, method))
             undo_all.callback(undos[-1])
         undo_all.pop_all()
-    session.adviser.expect_entry(session)
+    session.adviser.expect_entry(session, NEVER_CALLED)
     return Wrapped(session, undos)
 
 
@@ -308,6 +332,9 @@ def unwrap(model: object) -> None:
 
     Raises:
         BackendError: a model of no known framework.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> ts.unwrap(ref.nn.GELU())  # which is not wrapped
     """
     for handle in wrapped(model):
         handle.remove()
@@ -324,6 +351,10 @@ def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framewor
             no result.
         device_type: accepted for compatibility; tensors on any accelerator are moved.
         framework: as in :func:`stash`.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.save_on_cpu(framework="reference"):
+    ...     y = ref.ones((1,), device="sim:0", requires_grad=True).exp()
     """
     del pin_memory, device_type
     return stash(CpuOffload(), framework=framework, min_bytes=0)
@@ -341,6 +372,10 @@ def saved_tensors_hooks(
         pack: gets a saved tensor, returns any object; must not keep the tensor itself but a detached one.
         unpack: gets that object, returns a tensor of the same shape, dtype and device.
         framework: as in :func:`stash`.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda packed: packed, framework="reference"):
+    ...     y = ref.tensor([1.0], requires_grad=True).exp()
     """
     backend = backend_named(framework) if framework is not None else backend_loaded()
     return backend.hooks(pack, unpack)
@@ -358,6 +393,8 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
     """
     if isinstance(policy, str):
         return read_policy(policy, f"{caller}.policy")
+    if isinstance(policy, Mapping):
+        raise ConfigError(f"{caller}: got a dictionary, expected a policy; pass tensorstash.from_dict(...) of it")
     if isinstance(policy, type) or not isinstance(policy, HookPolicy):
         raise ConfigError(
             f"{caller}: got {policy!r}, expected a policy such as CpuOffload() or Compress() | DiskSpill('/scratch'), "
@@ -386,10 +423,6 @@ def _default_methods(model: object) -> tuple[str, ...]:
 
 def _module_patterns(policy: HookPolicy) -> list[str]:
     return [text for part in walk(policy) if isinstance(part, ModuleNames) for text in part.texts]
-
-
-def _near_methods(name: str, model: object) -> str:
-    return did_you_mean(name, {each for each in dir(type(model)) if each.endswith(("forward", "_step"))})
 
 
 def _session_of(scope: Any) -> Session[Any] | None:

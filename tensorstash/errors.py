@@ -23,7 +23,15 @@ from typing import Self
 
 
 class TensorStashError(Exception):
-    """Whatever this package raises on purpose."""
+    """Whatever this package raises on purpose.
+
+    >>> import tensorstash as ts
+    >>> try:
+    ...     ts.parse("compres")
+    ... except ts.TensorStashError as error:
+    ...     print(str(error)[:38])
+    policy.name: unknown policy 'compres';
+    """
 
     def again(self) -> Self:
         """Return an equal error without traceback and causes, which it carries as notes instead.
@@ -38,7 +46,11 @@ class TensorStashError(Exception):
 
 
 class TensorStashWarning(UserWarning):
-    """Something has no effect, or costs more than it saves; the message says what to do."""
+    """Something has no effect, or costs more than it saves; the message says what to do.
+
+    >>> import warnings
+    >>> warnings.simplefilter("error", TensorStashWarning)  # as an error, where nobody reads warnings
+    """
 
 
 class ConfigError(TensorStashError, ValueError):

@@ -112,7 +112,7 @@ def test_every_command_exists(document: Document) -> None:
             assert words[:2] == ["-m", "tensorstash"] or Path(program).name in KNOWN, command
 
 
-KNOWN = {"pip", "python", "ruff", "mypy", "tensorstash"}
+KNOWN = {"pip", "python", "ruff", "mypy", "tensorstash", "torchrun", "accelerate"}
 """Programs that documents may show without more being known of their arguments."""
 
 

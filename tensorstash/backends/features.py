@@ -41,8 +41,8 @@ class Framework:
 
     Args:
         package: what pip installs.
-        oldest: version that all tests of the adapter pass on; older ones lack a feature.
-        newest: version that they were run on last.
+        oldest: version that has every feature.
+        newest: version that all tests of the adapter were run on last.
         features: what it has to have.
     """
 
@@ -54,7 +54,7 @@ class Framework:
     @property
     def versions(self) -> str:
         """The versions that work, for people."""
-        return f"{self.package} {self.oldest} to {self.newest}"
+        return f"{self.package} {self.oldest} and newer (last tested: {self.newest})"
 
 
 FRAMEWORKS: Mapping[str, Framework] = {
@@ -69,6 +69,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
             Feature("torch._C._autograd:_get_current_graph_task_keep_graph", "freeing payloads during backward"),
             Feature("torch._C._autograd:SavedTensor", "finding what reads a saved tensor"),
             Feature("torch._C:_current_autograd_node", "finding what reads a saved tensor"),
+            Feature("torch._C:_storage_Use_Count", "telling what only the graph holds"),
             Feature("torch._C:_dispatch_keys", "telling which tensors can be rebuilt"),
             Feature("torch._C:_get_dispatch_mode", "telling when a program is traced"),
             Feature("torch._C._dynamo.eval_frame:set_code_exec_strategy", "torch.compile around hooks"),

@@ -12,7 +12,12 @@ from tensorstash.sizes import parse_bytes
 
 
 class Settings(TypedDict, total=False):
-    """Arguments of ``stash`` and ``wrap``; those that a file does not set are not there."""
+    """Arguments of ``stash`` and ``wrap``; those that a file does not set are not there.
+
+    >>> from tensorstash.policies import Keep
+    >>> Settings(policy=Keep(), min_bytes=4096)
+    {'policy': Keep(), 'min_bytes': 4096}
+    """
 
     policy: Required[HookPolicy]
     limits: Limits

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from weakref import finalize
 
+from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashWarning
@@ -49,6 +50,12 @@ _CURES = {
         "no rule of the policy selects them (ModuleNames sees modules that were wrapped before they were compiled)"
     ),
     "tracing": "enter the stash where the model runs, not where it is traced",
+    "deferred computation": (
+        "such a device computes graphs later, and has nothing to move when they are recorded: use its own checkpointing"
+    ),
+    "opaque layout": "the device does not show the bytes of its tensors: train on another one, or checkpoint",
+    "no real memory": "tensors of the meta device and fake ones have no bytes: enter the stash where the model trains",
+    "device": "this PyTorch knows tensors of that device as something of its own: use checkpointing, and report it",
 }
 
 
@@ -56,11 +63,13 @@ class Adviser:
     """Judges what a session does, and says each thing once: as a warning, to the logger, in ``stats().advice``.
 
     Args:
+        ledger: of the session.
         limits: of the session.
         only_keeps: whether that is all its policy does.
     """
 
-    def __init__(self, limits: Limits, *, only_keeps: bool) -> None:
+    def __init__(self, ledger: Ledger, limits: Limits, *, only_keeps: bool) -> None:
+        self._ledger = ledger
         self.said: list[str] = []
         self.entries = 0
         """How often the scope was entered."""
@@ -76,6 +85,17 @@ class Adviser:
         self._step_bytes = 0
         self._asked: dict[int, int] = {}
         self._most_at_once = 0
+        self._covered_bytes = 0
+
+    @property
+    def stashed_bytes(self) -> int:
+        """Bytes that the session has stashed so far."""
+        return self._ledger.stashed_bytes
+
+    def covered(self, inner: "Adviser", stashed_bytes: int) -> None:
+        """Note that another scope was in force inside of this one, and what it stashed there."""
+        if inner is not self and not inner._only_keeps:
+            self._covered_bytes += stashed_bytes
 
     def say(self, message: str) -> None:
         """Say it, unless it was said."""
@@ -97,25 +117,22 @@ class Adviser:
                 f"directory on a disk: DiskSpill(directory)"
             )
 
-    def expect_entry(self, session: object) -> None:
-        """Say so where ``session`` goes, or the process ends, and its scope was never entered."""
-        finalize(session, self.removed)
+    def expect_entry(self, owner: object, message: str) -> None:
+        """Say ``message`` where ``owner`` goes, or the process ends, and the scope was never entered."""
+        finalize(owner, self.gone, message)
 
-    def removed(self) -> None:
-        """Say so if the scope of a wrap was never entered."""
+    def gone(self, message: str) -> None:
+        """Say ``message`` if the scope was never entered."""
         if self.entries == 0:
-            self.say(
-                "nothing was seen: a wrapped model was never called while gradients were recorded. Whoever trains it "
-                "replaces what was wrapped, or calls another method or a copy that went through a pickle: wrap what is "
-                "called, pass methods=('forward', 'training_step'), or use `with tensorstash.stash(policy)`"
-            )
+            self.say(message)
 
     def asked(self, graph: int, nbytes: int) -> None:
         """Note that a saved tensor was asked for by a compiled graph."""
         self._asked[graph] = self._asked.get(graph, 0) + nbytes
 
-    def step_ended(self, stashed_bytes: int) -> None:
-        """Note the end of a step, and what was stashed since the session began."""
+    def step_ended(self) -> None:
+        """Note the end of a step."""
+        stashed_bytes = self.stashed_bytes
         self._steps += 1
         self._step_bytes = max(self._step_bytes, stashed_bytes - self._before)
         self._before = stashed_bytes
@@ -141,7 +158,13 @@ class Adviser:
                 self._judge_gain(stats)
 
     def _judge_effect(self, stats: Stats) -> None:
-        if not stats.seen.tensors:
+        if self._covered_bytes > 0 and self._covered_bytes >= _ALL * (self._covered_bytes + stats.stashed.nbytes):
+            self.say(
+                f"another stash or wrap inside of this one takes its place: {format_bytes(self._covered_bytes)} were "
+                f"stashed there, and {format_bytes(stats.stashed.nbytes)} here. Only the innermost has an effect: use "
+                "one of them, or chain and route the policies"
+            )
+        elif not stats.seen.tensors:
             self.say(
                 f"nothing was seen in {self._ended} entries of a scope: autograd saved no tensor on this thread. The "
                 "forward pass has to run inside, on the same thread, and with gradients being recorded; and the "

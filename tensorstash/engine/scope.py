@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from tensorstash.abilities import Readers
+from tensorstash.engine.advice import Adviser
 from tensorstash.engine.payloads.sequence import Trail
 from tensorstash.host.blocks import Block
 
@@ -24,11 +25,21 @@ class Thread(threading.local):
         """What is known, under a budget, of the tensor that is being packed."""
 
 
+class _Innermost(threading.local):
+    """Whose scope is in force on a thread, so that the one around it can be told of it."""
+
+    adviser: Adviser | None = None
+
+
+_innermost = _Innermost()
+
+
 class Scope(Block, Generic[S]):
     """One entry of a session.
 
     Args:
         session: what the block gets.
+        adviser: of the session.
         thread: whose readers and trail are others inside.
         hooks: in force inside.
         readers: of the block.
@@ -39,6 +50,7 @@ class Scope(Block, Generic[S]):
     def __init__(
         self,
         session: S,
+        adviser: Adviser,
         thread: Thread,
         hooks: AbstractContextManager[None],
         readers: Readers[Any] | None,
@@ -46,6 +58,9 @@ class Scope(Block, Generic[S]):
         ended: Callable[[], None],
     ) -> None:
         self._session = session
+        self._adviser = adviser
+        self._around: Adviser | None = None
+        self._stashed_before = 0
         self._thread = thread
         self._hooks = hooks
         self._inner = readers, trail
@@ -57,8 +72,10 @@ class Scope(Block, Generic[S]):
         """Install the hooks."""
         thread = self._thread
         self._outer = thread.readers, thread.trail
+        self._around, self._stashed_before = _innermost.adviser, self._adviser.stashed_bytes
         self._is_in_force = True
         thread.readers, thread.trail = self._inner
+        _innermost.adviser = self._adviser
         self._hooks.__enter__()
         return self._session
 
@@ -69,8 +86,9 @@ class Scope(Block, Generic[S]):
         try:
             self._hooks.__exit__(kind, error, trace)
         finally:
-            self._thread.readers, self._thread.trail = self._outer
-            self._is_in_force = False
+            self._set_back()
+        if self._around is not None:
+            self._around.covered(self._adviser, self._adviser.stashed_bytes - self._stashed_before)
         if error is None:
             self._ended()
 
@@ -79,8 +97,7 @@ class Scope(Block, Generic[S]):
         if self._is_in_force:
             if isinstance(self._hooks, Block):
                 self._hooks.undo()
-            self._thread.readers, self._thread.trail = self._outer
-            self._is_in_force = False
+            self._set_back()
 
     def finish(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
@@ -88,6 +105,11 @@ class Scope(Block, Generic[S]):
         """Take the hooks back, unless that is done."""
         if self._is_in_force:
             self.leave(kind, error, trace)
+
+    def _set_back(self) -> None:
+        self._thread.readers, self._thread.trail = self._outer
+        _innermost.adviser = self._around
+        self._is_in_force = False
 
 
 class InModule(Block):

@@ -84,8 +84,9 @@ class Session(Generic[T]):
         held = Held(backend) if isinstance(backend, SupportsHolders) else None
         alternatives = [plan.rest for plan in policy.alternatives()]
         self._only_keeps = all(plan.keeps for plan in alternatives)
-        self.adviser = Adviser(limits, only_keeps=self._only_keeps)
-        self._state = SessionState(backend, Ledger(), prefetcher, held, self.adviser)
+        ledger = Ledger()
+        self.adviser = Adviser(ledger, limits, only_keeps=self._only_keeps)
+        self._state = SessionState(backend, ledger, prefetcher, held, self.adviser)
         self._transfers: Transfers | None = None
         if isinstance(backend, SupportsStreams):
             pinned = PinnedMemory(backend.locked_pages, limits.pinned_bytes)
@@ -130,7 +131,7 @@ class Session(Generic[T]):
         with self._lock:
             self._dedup.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
-        return Scope(self, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
+        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
 
     def _entry_ended(self) -> None:
         self._start_all_freed()
@@ -318,7 +319,7 @@ class Session(Generic[T]):
     def _current_dedup(self) -> DedupIndex:
         if self._state.was_asked:
             self._state.was_asked = False
-            self.adviser.step_ended(self._state.ledger.stashed_bytes)
+            self.adviser.step_ended()
             self._state.prefetcher.learn(self._dedup)
             self._dedup.close()
             self._dedup = DedupIndex()

@@ -189,16 +189,16 @@ class Stats:
         }
 
     def __str__(self) -> str:
-        """Return tables for people to read."""
+        """Return text for people to read."""
         counted, stages = self._counted(), self._by_stage()
-        text = [*_columns(counted), *self._sentences(), *(_columns(stages) if self.stages else ()), self.advice]
+        text = [*_aligned(counted), *self._sentences(), *(_aligned(stages) if self.stages else ()), self.advice]
         return "\n".join(filter(None, text))
 
     def _repr_html_(self) -> str:
         """Return the same as HTML, which notebooks show."""
-        tables = [self._counted(), *([self._by_stage()] if self.stages else [])]
+        counted = [self._counted(), *([self._by_stage()] if self.stages else [])]
         sentences = "".join(f"<p>{escape(line)}</p>" for line in (*self._sentences(), *self.advice.splitlines()))
-        return "".join(map(_table, tables)) + sentences
+        return "".join(map(_as_html, counted)) + sentences
 
     def _counted(self) -> list[tuple[str, ...]]:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
@@ -242,14 +242,14 @@ class Stats:
             yield from self.plan.splitlines()
 
 
-def _columns(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     for label, *cells in rows:
         padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         yield "  ".join((f"{label:{widths[0]}}", *padded))
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _as_html(rows: list[tuple[str, ...]]) -> str:
     lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 

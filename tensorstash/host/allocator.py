@@ -3,6 +3,10 @@
 On Linux, glibc serves activations from a heap that fragments: what is freed in the middle of it stays with the process,
 and a spill that frees most of the activations may show no saving at all. Blocks that are mapped one by one go back when
 they are freed, at the price of page faults; other allocators reuse memory better, at no price.
+
+>>> import tensorstash as ts
+>>> ts.allocator.returns_memory() in (True, False)
+True
 """
 
 import ctypes

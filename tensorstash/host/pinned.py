@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from warnings import warn
 
 import numpy as np
@@ -21,7 +22,9 @@ from tensorstash.sizes import format_bytes
 from tensorstash.spec import ALIGNMENT
 
 _SHARED_BELOW = 256 * 2**10
-_SHARED_PAGES = 2 * 2**20
+_FEWEST_SHARED, _MOST_SHARED = 64 * 2**10, 2 * 2**20
+_SHARE_OF_ALL = 32
+"""Pages to share are a thirty-second of what is locked already, so that what is left of the last ones is little."""
 _STEPS_UNUSED = 2
 
 
@@ -69,7 +72,7 @@ class PinnedMemory:
         self._locked_pages = locked_pages
         self._budget = budget_bytes
         self._slabs: set[_Slab] = set()
-        self._open: _Slab | None = None
+        self._shared: list[_Slab] = []
         self._idle: dict[int, list[_Block]] = {}
         self._loans: set[_Loan] = set()
         self._returned: deque[_Loan] = deque()
@@ -134,14 +137,21 @@ class PinnedMemory:
         if size >= _SHARED_BELOW:
             slab = self._new_slab(size)
         else:
-            slab = self._open
-            if slab is None or slab.taken + size > slab.memory.nbytes:
-                slab = self._new_slab(_SHARED_PAGES)
-                self._open = slab or self._open
+            slab = min((slab for slab in self._shared if slab.room >= size), key=attrgetter("room"), default=None)
+            if slab is None and (slab := self._new_slab(self._pages_to_share(size))) is not None:
+                self._shared.append(slab)
         if slab is None:
             return None
         slab.taken += size
+        if slab.room < ALIGNMENT and slab in self._shared:
+            self._shared.remove(slab)
         return _Block(slab, slab.memory[slab.taken - size : slab.taken])
+
+    def _pages_to_share(self, size: int) -> int:
+        """Return bytes for blocks of one size, which most of the next ones have; at most a power of two."""
+        wanted = min(max(self.locked_bytes // _SHARE_OF_ALL, size, _FEWEST_SHARED), _MOST_SHARED)
+        count = max((1 << wanted.bit_length() - 1) // size, 1)
+        return -(-count * size // BLOCK) * BLOCK
 
     def _new_slab(self, nbytes: int) -> "_Slab | None":
         if self.locked_bytes + nbytes > self._budget:
@@ -173,8 +183,7 @@ class PinnedMemory:
                 if (kept := [block for block in blocks if block.slab not in unused])
             }
             self._slabs -= unused
-            if self._open in unused:
-                self._open = None
+            self._shared = [slab for slab in self._shared if slab not in unused]
 
 
 class _Slab:
@@ -186,6 +195,11 @@ class _Slab:
         self.memory = memory
         self.taken = 0
         self.last_step = 0
+
+    @property
+    def room(self) -> int:
+        """Bytes that were never taken."""
+        return self.memory.nbytes - self.taken
 
 
 class _Block:

@@ -46,6 +46,8 @@ class StashCallback(Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Wrap the network, and tell the loggers of more metrics."""
         self._training.begin(self.model.network)
+        # What has the list already (the bar of progress, VisualDL, W&B) logs those of it that it is given.
+        self.params["metrics"] += [name for name in self._training.names() if name not in self.params["metrics"]]
 
     def on_train_batch_end(self, step: int, logs: Any = None) -> None:
         """Add what the batch has done."""

@@ -12,6 +12,9 @@ from tensorstash.sizes import parse_bytes
 
 _MIB = 2.0**20
 
+_PREFIX = "tensorstash/"
+_NAMES = ("stashed_MiB", "saved_MiB", "kept_MiB", "peak_payload_MiB", "out_s", "back_s")
+
 
 class Training:
     """A policy for each training of a model: wrapped when it begins, and unwrapped when it ends.
@@ -71,27 +74,27 @@ class Training:
         """Return what was done in the training that runs, or in the last one."""
         return Stats() if self._handle is None else self._handle.stats()
 
-    def scalars(self, prefix: str = "tensorstash/") -> dict[str, float]:
-        """Return what a step has done, on average since the last call, as loggers take it; {} if nothing was.
+    @staticmethod
+    def names() -> list[str]:
+        """Return the names of all :meth:`scalars`."""
+        return [_PREFIX + name for name in _NAMES]
 
-        Args:
-            prefix: in front of each name.
-        """
+    def scalars(self) -> dict[str, float]:
+        """Return what a step has done, on average since the last call, as loggers take it; {} if nothing was."""
         now = self.stats()
         done, steps = now - self._logged, max(self._steps, 1)
         if not done.seen.tensors:
             return {}
         self._logged, self._steps = now, 0
-        stages = done.stages.values()
-        numbers = {
-            "stashed_MiB": done.stashed.nbytes / steps / _MIB,
-            "saved_MiB": done.saved_bytes / steps / _MIB,
-            "kept_MiB": sum(tally.nbytes for tally in done.kept.values()) / steps / _MIB,
-            "peak_payload_MiB": done.peak_bytes / _MIB,
-            "out_s": sum(stage.seconds_in for stage in stages) / steps,
-            "back_s": sum(stage.seconds_back for stage in stages) / steps,
-        }
-        return {prefix + name: round(number, 6) for name, number in numbers.items()}
+        numbers = (
+            done.stashed.nbytes / steps / _MIB,
+            done.saved_bytes / steps / _MIB,
+            sum(tally.nbytes for tally in done.kept.values()) / steps / _MIB,
+            done.peak_bytes / _MIB,
+            sum(stage.seconds_in for stage in done.stages.values()) / steps,
+            sum(stage.seconds_back for stage in done.stages.values()) / steps,
+        )
+        return dict(zip(self.names(), numbers, strict=True))
 
     def __getstate__(self) -> dict[str, object]:
         # What runs belongs to this process: a copy elsewhere begins its own.

@@ -58,6 +58,9 @@ class Compress(Policy):
 
     Raises:
         ConfigError: Zstandard has no such level, or the ratio is below 1.
+
+    >>> Compress(level=3)
+    Compress(level=3, min_ratio=1.1)
     """
 
     name: ClassVar[str] = "compress"
@@ -138,6 +141,9 @@ class Cast(Policy):
 
     Raises:
         ConfigError: another dtype.
+
+    >>> Cast("bfloat16") | Compress()
+    Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.1)))
     """
 
     name: ClassVar[str] = "cast"
@@ -155,7 +161,11 @@ class Cast(Policy):
 
 @dataclass(frozen=True)
 class PackMasks(Policy):
-    """Boolean payloads become one bit per element; others are left alone."""
+    """Boolean payloads become one bit per element; others are left alone.
+
+    >>> PackMasks() | Cast("bfloat16")
+    Chain(steps=(PackMasks(), Cast(dtype='bfloat16')))
+    """
 
     name: ClassVar[str] = "pack_masks"
 

@@ -15,7 +15,12 @@ from tensorstash.stores.memory import Memory
 
 @dataclass(frozen=True)
 class Keep(Policy):
-    """Tensors stay as they are; the neutral element of ``|``."""
+    """Tensors stay as they are; the neutral element of ``|``.
+
+    >>> from tensorstash.policies.policy import PROBES
+    >>> Keep().plan(PROBES[0]).keeps
+    True
+    """
 
     name: ClassVar[str] = "keep"
 
@@ -29,6 +34,12 @@ class CpuOffload(Policy):
 
     Tensors that are in host memory already are kept, or left to the other steps of the chain. To bound the memory
     that payloads take, put ``StoreIn(Memory(budget="8 GiB"))`` behind.
+
+    >>> from tensorstash.spec import TensorSpec
+    >>> CpuOffload().plan(TensorSpec((4,), (1,), 0, "float32", "cpu")).reason
+    'already in host memory'
+    >>> CpuOffload().plan(TensorSpec((4,), (1,), 0, "float32", "cuda:0")).store
+    Memory(budget=None)
     """
 
     name: ClassVar[str] = "cpu_offload"

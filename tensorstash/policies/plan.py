@@ -42,6 +42,10 @@ class Plan:
 
     Raises:
         PlanError: an array codec follows one that returns bytes.
+
+    >>> from tensorstash.codecs import Shuffle, Zstd
+    >>> Plan((Shuffle(),)).then(Plan((Zstd(level=3),))).codecs
+    (Shuffle(), Zstd(level=3))
     """
 
     codecs: tuple[Codec, ...] = ()
@@ -116,7 +120,12 @@ class Plan:
 
 @runtime_checkable
 class HookPolicy(Protocol):
-    """What the user selects: a frozen, framework-agnostic value that plans for each saved tensor."""
+    """What the user selects: a frozen, framework-agnostic value that plans for each saved tensor.
+
+    >>> from tensorstash.policies import Compress
+    >>> isinstance(Compress(), HookPolicy), isinstance("compress", HookPolicy)
+    (True, False)
+    """
 
     name: ClassVar[str]
 

@@ -22,6 +22,11 @@ class Rule:
 
     Raises:
         ConfigError: these are not a selector and a policy.
+
+    >>> from tensorstash.policies import Compress
+    >>> from tensorstash.policies.selectors import Dtypes, MinBytes
+    >>> Rule(MinBytes("1MiB") & ~Dtypes("bool"), Compress()).use
+    Compress(level=1, min_ratio=1.1)
     """
 
     when: Selector

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tensorstash.abilities import SupportsProducers
 from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.host.arrays import Array
-from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, Encode, Keep, Quantize, StoreIn
+from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, Encode, Keep, Quantize, Recompute, StoreIn
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.lab import Lab, Tensor
@@ -30,6 +31,20 @@ def lossless_policies(directory: str) -> Mapping[str, HookPolicy]:
         "compress | disk": Compress() | DiskSpill(directory),
         "cpu_offload | disk": CpuOffload() | DiskSpill(directory),
     }
+
+
+def recomputing_policies(lab: Lab, directory: str | None = None) -> Mapping[str, HookPolicy]:
+    """Return policies that make tensors again, by name; none where the framework does not tell what made a tensor."""
+    if not isinstance(lab.backend, SupportsProducers):
+        return {}
+    policies: dict[str, HookPolicy] = {
+        "recompute": Recompute(),
+        "recompute, proved each time": Recompute(verify="always"),
+        "recompute | memory": Recompute() | StoreIn(Memory()),
+    }
+    if directory is not None:
+        policies["recompute | compress | disk"] = Recompute() | Compress() | DiskSpill(directory)
+    return policies
 
 
 def lossy_policies(directory: str) -> Mapping[str, HookPolicy]:
@@ -65,6 +80,26 @@ def attention(lab: Lab, device: str, dtype: str = "float32", scope: Scope = null
         loss = lab.sum(lab.exp(lab.mul(out, out)))
     lab.backward(loss)
     leaves = {"table": table, "enter": enter, "leave": leave, "scale": scale}
+    return {"loss": lab.bits(loss), **{name: lab.gradient(leaf) for name, leaf in leaves.items()}}
+
+
+def gated(lab: Lab, device: str, scope: Scope = nullcontext) -> dict[str, Array]:
+    """Run forward inside ``scope`` and backward after it; return the loss and every gradient.
+
+    A gate: the product of two layers goes into a third. It is saved, and so are both of its factors.
+    """
+    inputs = lab.tensor(floats(6, 8), device=device)
+    gate, up, down = (
+        lab.parameter(floats(*shape, seed=seed), device=device)
+        for seed, shape in enumerate(((8, 16), (8, 16), (16, 8)))
+    )
+    with scope():
+        product = lab.mul(lab.matmul(inputs, gate), lab.matmul(inputs, up))
+        out = lab.matmul(product, down)
+        loss = lab.sum(lab.mul(out, out))
+    del product, out
+    lab.backward(loss)
+    leaves = {"gate": gate, "up": up, "down": down}
     return {"loss": lab.bits(loss), **{name: lab.gradient(leaf) for name, leaf in leaves.items()}}
 
 

@@ -6,6 +6,7 @@ import broken_codecs
 import broken_effects
 import broken_failures
 import broken_ownership
+import broken_recipes
 import broken_stores
 import broken_training
 import pytest
@@ -13,7 +14,13 @@ from planted import NOTICED, Fault, checks_of, failure_of
 
 from tensorstash.testing import BackendSuite, CodecSuite, StoreSuite
 
-OF_BACKENDS = [*broken_training.FAULTS, *broken_ownership.FAULTS, *broken_failures.FAULTS, *broken_effects.FAULTS]
+OF_BACKENDS = [
+    *broken_training.FAULTS,
+    *broken_recipes.FAULTS,
+    *broken_ownership.FAULTS,
+    *broken_failures.FAULTS,
+    *broken_effects.FAULTS,
+]
 KITS = ((BackendSuite, OF_BACKENDS), (CodecSuite, broken_codecs.FAULTS), (StoreSuite, broken_stores.FAULTS))
 PLANTED = [
     pytest.param(fault, check, id=f"{fault.suite.__name__}-{check.removeprefix('test_')}")

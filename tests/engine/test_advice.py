@@ -124,8 +124,18 @@ def test_a_directory_in_memory_is_told_when_it_is_opened(monkeypatch, tmp_path):
 @pytest.mark.skipif(directories_in_memory(["/dev/shm"]) == [], reason="/dev/shm is not kept in memory here")
 @pytest.mark.parametrize("policy", ["disk_spill:directory=/dev/shm", "compress | disk_spill:directory=/dev/shm"])
 def test_spilling_to_memory_is_told_at_once(policy):
-    with pytest.warns(TensorStashWarning, match="/dev/shm is kept in memory"):
-        stash(policy)
+    with pytest.warns(TensorStashWarning, match="/dev/shm is kept in memory"), stash(policy):
+        pass
+
+
+def test_a_stash_that_is_never_entered_says_so_and_one_that_is_does_not():
+    with pytest.warns(TensorStashWarning, match=r"never entered.*decorate"):
+        stash()
+    with heard() as said:
+        with stash():
+            pass
+        stash()(lambda: None)()
+    assert not said
 
 
 def test_a_wrap_that_dies_uncalled_says_so():
@@ -157,3 +167,29 @@ def test_an_interrupted_entry_is_not_judged():
     for _ in range(5):
         with pytest.raises(KeyboardInterrupt), session:
             raise KeyboardInterrupt
+
+
+def test_a_stash_inside_of_a_stash_takes_its_place_and_the_outer_says_so():
+    inner, outer = stash("compress", limits=AT_ONCE), stash("disk_spill", limits=AT_ONCE)
+
+    def both():
+        for _ in range(3):
+            with outer, inner:
+                ref.tensor(LARGE, requires_grad=True).exp().tanh()
+
+    with pytest.warns(TensorStashWarning, match=r"another stash or wrap inside.*chain and route"):
+        both()
+    assert "another stash" in outer.stats().advice
+    assert "another stash" not in inner.stats().advice
+
+
+def test_a_part_that_an_inner_scope_takes_out_is_meant():
+    for policy in ("keep", "compress"):
+        outer, inner = stash("disk_spill", limits=AT_ONCE), stash(policy, limits=AT_ONCE)
+        for _ in range(4):
+            with outer:
+                hidden = ref.tensor(LARGE, requires_grad=True).exp().tanh().exp()
+                with inner:
+                    loss = hidden.tanh().sum()
+            loss.backward()
+        assert "another stash" not in outer.stats().advice

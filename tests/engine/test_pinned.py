@@ -55,6 +55,16 @@ def test_locked_bytes_are_those_of_the_payloads_to_a_twentieth() -> None:
     assert sum(sizes) <= registrar.nbytes == pinned.locked_bytes <= 1.05 * sum(sizes)
 
 
+@pytest.mark.parametrize("size", [64, 5_000, 171_000, 174_080, 255_000])
+@pytest.mark.parametrize("count", [40, 300])
+def test_many_arrays_of_one_size_leave_little_of_their_pages(size: int, count: int) -> None:
+    registrar = Registrar()
+    pinned = PinnedMemory(registrar.pages, 2**40)
+    arrays = [pinned.take(size) for _ in range(count)]
+    assert registrar.nbytes <= 1.05 * size * count + 64 * 2**10
+    assert len({array.ctypes.data for array in arrays}) == count
+
+
 def test_arrays_do_not_overlap_and_keep_what_is_written() -> None:
     pinned = PinnedMemory(Registrar().pages, 2**40)
     arrays = [pinned.take(nbytes) for nbytes in [1, 63, 64, 65, 4096, 300_000, 100_000] * 30]

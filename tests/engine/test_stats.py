@@ -3,6 +3,8 @@
 import copy
 import pickle
 
+import numpy as np
+
 import tensorstash as ts
 from tensorstash import reference as ref
 
@@ -44,3 +46,63 @@ def test_scalars_are_flat_numbers():
     assert scalars["stash/stashed/nbytes"] == stats.stashed.nbytes
     assert all(type(value) is float and name.startswith("stash/") for name, value in scalars.items())
     assert not any("advice" in name for name in scalars)
+
+
+def test_what_a_policy_could_move_is_counted_once_and_in_one_step():
+    for policy in ("keep", "compress", "disk_spill"):
+        session = ts.stash(policy, framework="reference", min_bytes=64)
+        weight = ref.tensor(np.ones((16, 16), np.float32), requires_grad=True)
+        for _ in range(3):
+            with session:
+                hidden = weight.exp()  # saves its result
+                loss = (hidden * hidden).sum() + (hidden * 2.0).tanh().sum()  # the same content twice, and another
+            loss.backward()
+        moved = session.stats().movable
+        assert (moved.tensors, moved.nbytes) == (2, 2048), policy
+
+
+def test_what_was_saved_is_what_left_the_memory_of_the_tensors():
+    def saved(policy, device):
+        with ts.stash(policy, framework="reference", min_bytes=64) as session:
+            loss = (ref.ones((64, 64), device=device, requires_grad=True) * 1.0).exp().sum()
+        session.drain()
+        stats = session.stats()
+        del loss
+        return stats.saved_bytes, stats.stashed.nbytes, stats.stored
+
+    moved, stashed, _ = saved("disk_spill", "cpu")
+    assert moved == stashed == 16384
+    smaller, stashed, stored = saved("compress", "cpu")
+    assert smaller == stashed - stored["memory"].nbytes > 0
+    assert saved("cpu_offload", "sim:0")[0] == 16384
+    assert saved("store_in:store=memory", "cpu")[0] == 0
+
+
+def test_modules_that_a_policy_names_are_counted_by_name():
+    model = ref.nn.Sequential(ref.nn.GELU(), ref.nn.GELU(), ref.nn.GELU())
+    policy = ts.from_dict(
+        {"name": "route", "rules": [{"when": {"name": "module_names", "patterns": ["*[02]"]}, "use": "compress"}]}
+    )
+    handle = ts.wrap(model, policy, min_bytes=0)
+    model(ref.ones((8, 8), requires_grad=True) * 1.0).sum().backward()
+    modules = handle.stats().modules
+    assert len(modules) == 2
+    assert sum(tally.tensors for tally in modules.values()) == handle.stats().stashed.tensors
+
+
+def test_people_read_text_and_notebooks_html():
+    (stats,) = session_of(1)
+    assert f"saved {stats.saved_bytes} B of {stats.stashed.nbytes} B that were stashed" in str(stats)
+    html = stats._repr_html_()
+    assert html.count("<table>") == html.count("</table>") == 2
+    assert "<td>saved tensors</td>" in html
+    assert "&lt;" in ts.Stats(kept={"<b>": stats.seen})._repr_html_()
+
+
+def test_with_gives_the_stash_itself_and_it_says_what_it_does():
+    stash = ts.stash("compress", framework="reference")
+    with stash as session:
+        pass
+    assert session is stash
+    assert {name for name in dir(session) if not name.startswith("_")} >= {"stats", "drain"}
+    assert "Compress" in repr(session)

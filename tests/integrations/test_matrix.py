@@ -1,11 +1,12 @@
-"""Every trainer, precision and place: tensors are stashed and parameters the same to the bit, or it is said why not.
+"""Every trainer, precision and place: tensors are stashed and the parameters are the same, or it is said why not.
 
-``TENSORSTASH_MATRIX=all`` runs every cell, and prints the table; else a sample that has each value with each trainer.
+The table is printed at the end of the run. ``TENSORSTASH_MATRIX=all`` runs every cell; else a sample is run that has
+each value with each trainer.
 """
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,34 +28,27 @@ CELLS = list(every_cell()) if os.environ.get("TENSORSTASH_MATRIX") == "all" else
 
 
 @pytest.fixture(scope="module")
-def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Collect a line per cell, and print them in the end."""
-    lines: list[str] = []
-    yield lines
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and len(CELLS) > len(SAMPLE):
-        reporter.write_line("\n" + "\n".join(lines))
-
-
-@pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trainers")
 
 
 @pytest.mark.filterwarnings("ignore")  # of the trainers; what this package says is looked at below
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_every_cell_trains_the_same_or_says_why_not(cell: Cell, table: list[str], directory: Path) -> None:
+def test_every_cell_trains_the_same_or_says_why_not(
+    cell: Cell, record_property: Callable[[str, object], None], directory: Path
+) -> None:
     expected = plain(without_policy(cell), directory)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
             trained = train(cell, directory)
         except TensorStashError as error:
-            table.append(f"{cell}: {error}")
+            record_property("cell", f"{cell}: {error}")
             return
     said = [str(one.message) for one in heard if issubclass(one.category, TensorStashWarning)]
     stashed = trained.stats.stashed
-    table.append(f"{cell}: {stashed.tensors} stashed of {trained.stats.seen.tensors}; {'; '.join(said) or 'same bits'}")
+    what = f"{stashed.tensors} of {trained.stats.seen.tensors} saved tensors stashed"
+    record_property("cell", f"{cell}: {'; '.join([what, *said, 'same parameters'])}")
     assert all(map(torch.equal, expected, trained.parameters)), "other parameters"
     assert len(expected) == len(trained.parameters)
     assert stashed.tensors > 0 or said, "nothing was stashed, and nothing said"

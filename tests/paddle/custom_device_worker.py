@@ -1,7 +1,9 @@
-"""Runs on the custom device ``sim:0`` what the command line names, and prints what it found as JSON."""
+"""Runs everything on the custom device ``sim:0``, or what the command line names, and prints what it found as JSON."""
 
 import json
+import os
 import sys
+import tempfile
 import warnings
 
 with warnings.catch_warnings():
@@ -9,6 +11,7 @@ with warnings.catch_warnings():
     import paddle
 
 import numpy as np
+from delays import NBYTES, Dice, delays
 
 import tensorstash as ts
 from tensorstash.backends import backend_named
@@ -41,6 +44,120 @@ def values(tensor):
 
 def layout(tensor):
     return [list(tensor.shape), list(tensor.strides), tensor._offset(), str(tensor.place)]
+
+
+class Images(paddle.nn.Layer):
+    """Convolutions with batch normalisation and a residual."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = paddle.nn.Sequential(paddle.nn.Conv2D(3, 4, 3, padding=1), paddle.nn.BatchNorm2D(4))
+        self.inner = paddle.nn.Sequential(paddle.nn.ReLU(), paddle.nn.Conv2D(4, 4, 3, padding=1), paddle.nn.ReLU())
+
+    def forward(self, images):
+        hidden = self.enter(images)
+        return (hidden + self.inner(hidden)).square().mean()
+
+
+class Language(paddle.nn.Layer):
+    """Tokens to the loss of the next one, with dropout."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.tokens = paddle.nn.Embedding(20, width)
+        self.inner = paddle.nn.Sequential(paddle.nn.LayerNorm(width), paddle.nn.Linear(width, width), paddle.nn.GELU())
+        self.leave = paddle.nn.Sequential(paddle.nn.Dropout(0.1), paddle.nn.Linear(width, 20))
+
+    def forward(self, x):
+        tokens = (x.abs() * 6).clip(max=19).astype("int64")
+        hidden = self.tokens(tokens)
+        return paddle.nn.functional.cross_entropy(self.leave(hidden + self.inner(hidden)), tokens)
+
+
+class Layers(paddle.nn.Layer):
+    """Linear layers, whose results are saved over and over."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = paddle.nn.Sequential(*(paddle.nn.Linear(16, 16) for _ in range(3)))
+
+    def forward(self, x):
+        hidden = self.inner(x).tanh()
+        return (hidden * hidden.tanh()).sum()
+
+
+MODELS = {"language": (Language, [2, 6]), "images": (Images, [2, 3, 6, 6]), "layers": (Layers, [8, 16])}
+
+
+def steps(model, data, scope, number=2):
+    """Return the gradients of some steps."""
+    found = []
+    for step in range(number):
+        paddle.seed(step)
+        with scope():
+            loss = model(data)
+        loss.backward()
+        found += [parameter.grad.numpy().tobytes() for parameter in model.parameters() if parameter.grad is not None]
+        model.clear_gradients()
+    return found
+
+
+def schedules():
+    """Return the seeds under which gradients were not those without hooks, or bytes were left, and how many ran."""
+    first, runs = (
+        int(os.environ.get(f"TENSORSTASH_SCHEDULES{end}", default)) for end, default in (("_FROM", 0), ("", 3))
+    )
+    wrong, ran = [], 0
+    for name, (build, shape) in MODELS.items():
+        paddle.seed(0)
+        model, data = build(), paddle.randn(shape)
+        expected = steps(model, data, warnings.catch_warnings)
+        before = paddle.device.memory_allocated("sim:0")
+        for seed in range(first, first + runs):
+            dice = Dice(seed)
+            with tempfile.TemporaryDirectory() as folder:
+                disk = ts.DiskSpill(folder)
+                policies = [ts.CpuOffload(), ts.Compress(), disk, ts.CpuOffload() | ts.Compress(), ts.Compress() | disk]
+                limits = ts.Limits(
+                    in_flight=dice.choice(NBYTES),
+                    resident=dice.choice(NBYTES),
+                    ahead=dice.choice(NBYTES),
+                    writers=dice.choice([1, 2]),
+                    readers=dice.choice([1, 2]),
+                )
+                least = dice.choice([0, 300])
+                stash = ts.stash(dice.choice(policies), framework="paddle", min_bytes=least, limits=limits)
+                with delays(dice):
+                    got = steps(model, data, lambda stash=stash: stash)
+                moved = stash.stats().stashed.tensors
+                stash._session.drain()  # a writer that is at a tensor holds it
+                del stash
+            left = paddle.device.memory_allocated("sim:0") - before
+            ran += 1
+            if got != expected or left or not moved:
+                wrong.append([name, seed, got == expected, left, moved])
+    return [wrong, ran]
+
+
+def memory():
+    """Return the most bytes of the device that a step takes beyond its model, without a policy and offloaded."""
+    paddle.seed(0)
+    layers = [
+        layer for _ in range(6) for layer in (paddle.nn.Linear(64, 256), paddle.nn.GELU(), paddle.nn.Linear(256, 64))
+    ]
+    model, data = paddle.nn.Sequential(*layers), paddle.randn([256, 64])
+    offloaded = ts.stash(ts.CpuOffload(), framework="paddle", min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
+    peaks = []
+    for scope in (warnings.catch_warnings, warnings.catch_warnings, lambda: offloaded):
+        before = paddle.device.memory_allocated("sim:0")
+        paddle.device.reset_max_memory_allocated("sim:0")
+        with scope():
+            loss = model(data).square().mean()
+        loss.backward()
+        peaks.append(paddle.device.max_memory_allocated("sim:0") - before)
+        del loss
+        model.clear_gradients()
+    return peaks[1:]
 
 
 def training():
@@ -99,4 +216,5 @@ def hooks():
 
 if __name__ == "__main__":
     paddle.set_device("sim:0")
-    print(json.dumps({"training": training, "layouts": layouts, "hooks": hooks}[sys.argv[1]]()))
+    parts = {part.__name__: part for part in (training, layouts, hooks, schedules, memory)}
+    print(json.dumps({name: parts[name]() for name in sys.argv[1:] or parts}))

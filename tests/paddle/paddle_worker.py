@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import paddle
 import paddle.distributed as dist
 from paddle import nn
+from paddle.distributed import fleet
 from paddle_cases import CopyingPair, bits
 
 import tensorstash as ts
@@ -47,7 +48,34 @@ def main() -> None:
         "stashed": stash.stats().stashed.tensors,
         "gradient": [grad[2].hex() for grad in expected],
     }
+    report |= under_fleet()
     print(json.dumps(report), flush=True)
+
+
+def under_fleet() -> dict[str, object]:
+    """Train under ``fleet``, plain and wrapped before and after the model is distributed."""
+    fleet.init(is_collective=True)
+
+    def train(where):
+        paddle.seed(1)
+        net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        handle = ts.wrap(net, "compress", min_bytes=0) if where == "before" else None
+        model = fleet.distributed_model(net)
+        optimizer = fleet.distributed_optimizer(paddle.optimizer.AdamW(1e-2, parameters=net.parameters()))
+        if where == "after":
+            handle = ts.wrap(model, "compress", min_bytes=0)
+        for step in range(3):
+            model(paddle.full([6, 8], float(step + 1 + dist.get_rank()))).square().mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+        return [bits(one) for one in net.parameters()], handle and handle.stats().stashed.tensors
+
+    expected, _ = train("nowhere")
+    found = {where: train(where) for where in ("before", "after")}
+    return {
+        "fleet_equal": all(parameters == expected for parameters, _ in found.values()),
+        "fleet_stashed": min(stashed for _, stashed in found.values()),
+    }
 
 
 if __name__ == "__main__":

@@ -66,3 +66,9 @@ def test_gradients_are_bitwise_those_without_hooks(reports):
 def test_gradients_were_reduced_and_no_weight_was_copied(reports):
     assert reports[0]["gradient"] == reports[1]["gradient"]
     assert not any(report["parameters_copied"] for report in reports)
+
+
+def test_under_fleet_a_wrap_holds_before_and_after_the_model_is_distributed(reports):
+    for report in reports:
+        assert report["fleet_equal"]
+        assert report["fleet_stashed"] >= 4

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+import tensorstash as ts
 from tensorstash.backends.torch import accelerator
 from tensorstash.backends.torch.accelerator import Accelerator, asked, found_accelerator
 from tensorstash.backends.torch.eligibility import dispatch_reason
 from tensorstash.backends.torch.kernels import kernel
 from tensorstash.backends.torch.streams import DeviceStreams
 from tensorstash.codecs import Affine
-from tensorstash.errors import BackendError
+from tensorstash.engine.advice import Adviser
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.stats import Stats, Tally
+from tensorstash.errors import BackendError, TensorStashWarning
 from tensorstash.host.arrays import Array
 from tensorstash.spec import TensorSpec
 
@@ -43,6 +47,31 @@ def test_strided_tensors_of_every_type_of_device_are_stashed_or_kept_for_a_reaso
     key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(kind))
     keys = torch._C.DispatchKeySet(key) | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     assert dispatch_reason(keys.raw_repr()) == REASONS.get(kind)
+
+
+@pytest.mark.parametrize("reason", sorted({*REASONS.values(), "device"}))
+def test_who_trains_on_a_device_whose_tensors_are_only_kept_is_told_why_and_what_to_do(reason: str) -> None:
+    adviser = Adviser(Limits(), only_keeps=False)
+    stats = Stats(seen=Tally(1000, 4000), kept={reason: Tally(1000, 4000)})
+    with pytest.warns(
+        TensorStashWarning, match=rf"nothing was stashed of 1000 saved tensors .*: {reason}\)\. (?!Only)"
+    ):
+        adviser.judge(stats)
+
+
+def test_training_on_a_device_without_memory_warns_once() -> None:
+    leaf = torch.ones(100, device="meta", requires_grad=True)
+    stash = ts.stash(ts.CpuOffload(), framework="torch", min_bytes=0)
+
+    def train() -> None:
+        for _ in range(4):
+            with stash:
+                (leaf * 2.0).exp().tanh().sum()
+
+    with pytest.warns(TensorStashWarning, match="no real memory"):
+        train()
+    train()
+    assert stash.stats().kept["no real memory"].tensors == 16
 
 
 @pytest.mark.parametrize("kind", sorted(set(kinds()) - WITHOUT_TENSORS - {"cpu"}))

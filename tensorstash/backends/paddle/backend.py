@@ -1,6 +1,6 @@
 """The adapter of PaddlePaddle."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from math import prod
@@ -13,14 +13,16 @@ from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
 from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
+from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.operators.readers import Readers
 from tensorstash.backends.paddle.operators.writers import writer_patches
+from tensorstash.backends.paddle.recipes.producers import Producers
 from tensorstash.backends.paddle.repairs.amp import without_autocast
-from tensorstash.backends.paddle.repairs.backward import PATCHES, Unrecorded
+from tensorstash.backends.paddle.repairs.backward import PATCHES
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_patches
 from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
 from tensorstash.backends.paddle.repairs.static import static_patches
-from tensorstash.backends.paddle.storage import same_memory, token_of
+from tensorstash.backends.paddle.storage import token_of, version_probe
 from tensorstash.backends.paddle.streams import gpu_streams, lend_streams
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
@@ -71,7 +73,8 @@ class PaddleBackend:
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._readers = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack))
         # Called for every saved tensor, so without a frame of Python in between.
-        self.keep_reason = Kinds(lambda: _STACK.entries).keep_reason
+        self._kinds = Kinds(lambda: _STACK.entries)
+        self.keep_reason = self._kinds.keep_reason
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
         self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
         self.detached: Callable[[Tensor], Tensor] = Tensor.detach
@@ -141,7 +144,12 @@ class PaddleBackend:
 
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty for leaves."""
-        return "" if tensor.is_leaf else tensor.grad_fn.name()
+        node = None if tensor.is_leaf else node_of(tensor)
+        return "" if node is None else node.name()
+
+    def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
+        """Return what makes tensors again, for one session; ``rules`` are such as those of this package."""
+        return Producers(is_ours, rules, self._kinds.parameters)
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.
@@ -151,11 +159,8 @@ class PaddleBackend:
         return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
 
     def version_probe(self, tensor: Tensor, /) -> Tensor:
-        """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
-        with Unrecorded():
-            probe = same_memory(tensor)
-        probe._clear_data()
-        return probe
+        """Return an empty tensor that shares the version of ``tensor``."""
+        return version_probe(tensor)
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""

@@ -33,8 +33,7 @@ class Kinds:
         """Say why the tensor must be kept as it is, or return None if it can be stashed.
 
         A parameter comes as a plain tensor without its class and attributes, but leaf and ``persistable``. Integer
-        and boolean tensors may claim to need gradients. ``Tensor.grad_fn`` is not asked: it leaks the node, and the
-        graph behind it, on every call (Paddle 3.3.1).
+        and boolean tensors may claim to need gradients.
         """
         if tensor.is_leaf:
             if tensor.persistable:
@@ -53,11 +52,12 @@ class Kinds:
             return "no elements"
         if is_out_of_reach(tensor):
             return "FLAGS_use_stride_kernel is off"
-        if self._parameters().own(tensor):
+        if self.parameters().own(tensor):
             return "view of a parameter"
         return None
 
-    def _parameters(self) -> "Parameters":
+    def parameters(self) -> "Parameters":
+        """Return the parameters of the process; the same object as long as nothing has changed."""
         # Instances hold a reference to their class, and classes to their bases, so that the counts tell when
         # parameters have come or gone; one that came as another went is told by the death.
         if self._known[1] != self._seen():
@@ -109,6 +109,10 @@ class Parameters:
         if kinds == self.kinds:
             kinds = self.kinds  # or the references that lists hold would look like instances
         return Parameters([ref(found, died) for found in instances(kinds)], kinds)
+
+    def alive(self) -> list[Tensor]:
+        """Return those that are still there."""
+        return [found for each in self._parameters if (found := each()) is not None]
 
     def own(self, tensor: Tensor) -> bool:
         """Whether the tensor's memory is a parameter's."""

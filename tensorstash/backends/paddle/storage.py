@@ -3,6 +3,8 @@
 import paddle
 from paddle import Tensor
 
+from tensorstash.backends.paddle.repairs.backward import Unrecorded
+
 _REMEMBERED = 4
 
 
@@ -36,3 +38,11 @@ def same_memory(tensor: Tensor) -> Tensor:
         return tensor.detach().view(tensor.shape)
     view: Tensor = paddle.as_strided(tensor.detach(), tensor.shape, tensor.strides, tensor._offset())
     return view
+
+
+def version_probe(tensor: Tensor) -> Tensor:
+    """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
+    with Unrecorded():
+        probe = same_memory(tensor)
+    probe._clear_data()
+    return probe

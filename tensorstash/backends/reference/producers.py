@@ -66,21 +66,31 @@ class Producers:
         rules: of plug-ins: objects with the ``name`` of the rule and the ``node`` that it is about.
     """
 
-    __slots__ = ("_is_ours", "_noted", "_rules")
+    __slots__ = ("_is_ours", "_noted", "_rules", "_views")
 
     def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Any]) -> None:
         self._is_ours = is_ours
         self._rules = {**RULES, **{rule.node: rule.name for rule in rules}}
         self._noted: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
+        self._views: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 
     def note(self, tensor: Tensor, handle: Any, /) -> None:
         """Remember which handle stands for the output of a node."""
         if tensor.grad_fn is not None:
             self._noted[tensor.grad_fn] = ref(handle)
+        if tensor._base is not None and tensor._base.grad_fn is not None:
+            self._views.setdefault(tensor._base.grad_fn, ref(handle))
+
+    def noted(self, tensor: Tensor, /) -> Any:
+        """Return the handle that was noted for the whole of a tensor or for a view of it; None without one."""
+        node = tensor.grad_fn if tensor._base is None else tensor._base.grad_fn
+        known = None if node is None else self._noted.get(node) or self._views.get(node)
+        return None if known is None else known()
 
     def forget(self) -> None:
         """Take nothing that was noted so far for an input any more."""
         self._noted.clear()
+        self._views.clear()
 
     def recipe(self, tensor: Tensor, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         """Return how the whole of a tensor is made again, or why there is no recipe."""
@@ -114,6 +124,10 @@ class Producers:
     def whole(self, tensor: Tensor, /) -> Tensor:
         """Return the tensor, or what it is a view of, detached."""
         return (tensor if tensor._base is None else tensor._base).detach()
+
+    def probe(self, whole: Tensor, /) -> Tensor:
+        """Return what shares the version of ``whole``, without its memory."""
+        return whole.version_probe()
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe."""

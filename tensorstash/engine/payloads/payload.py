@@ -193,8 +193,8 @@ class Payload:
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
         route, nbytes = self.route, self.spec.nbytes
-        stays = route.tier == ("memory" if self.spec.device == "cpu" else "device")
-        saved = nbytes - stored.nbytes if stays else nbytes
+        is_same_memory = route.tier == ("memory" if self.spec.device == "cpu" else "device")
+        saved = nbytes - stored.nbytes if is_same_memory else nbytes
         stored.counted = route.ledger.stored(route.tier, stored.nbytes, saved)
 
     @property
@@ -304,12 +304,12 @@ class Payload:
         return route.copy(rebuilt.tensor, rebuilt.spec, spec)
 
     def peek(self, spec: TensorSpec) -> Any:
-        """Return what :meth:`restore` does, or the source, to be looked at and dropped; counts as no request."""
+        """Return what :meth:`restore` does, or the source, to be looked at and dropped, besides what users ask for."""
         source = self.source
         if source is not None:
             return source if spec == self.spec else self.route.copy(source, self.spec, spec)
-        self.raise_failure()
-        return self.route.rebuild(self._decode(), spec)
+        self.users += 1
+        return self.restore(spec)
 
     def _reuse(self) -> _Rebuilt | None:
         """Return what was rebuilt before, if it is still as it was."""

@@ -49,6 +49,7 @@ class Recomputed:
 
     __slots__ = (
         "__weakref__",
+        "_is_refused_if_modified",
         "_lease",
         "_leaves",
         "_lock",
@@ -73,6 +74,7 @@ class Recomputed:
             (state.version(each.tensor), producers.sample(each.tensor)) if isinstance(each, Leaf) else None
             for each in recipe.inputs
         ]
+        self._is_refused_if_modified = True
         self.depth = depth
         self.users = 0
         """Handles of it, and recipes that need it."""
@@ -80,6 +82,11 @@ class Recomputed:
         self._made: tuple[Any, int] | None = None
         self._lease: Lease | None = None
         self._lock = threading.Lock()
+
+    @property
+    def version(self) -> int:
+        """The in-place version that the tensor had."""
+        return self._saved.version
 
     @property
     def rule(self) -> str:
@@ -94,14 +101,20 @@ class Recomputed:
             StashError: the recipe raised, or made something else than was saved.
         """
         saved = self._saved
-        version = self._state.version(saved.probe)
-        if version != saved.version:
-            raise modified(str(saved.spec), version, saved.version)
+        if self._is_refused_if_modified:
+            version = self._state.version(saved.probe)
+            if version != saved.version:
+                raise modified(str(saved.spec), version, saved.version)
         whole = self._reuse()
         if whole is None:
             whole = self._make()
             self._hold(whole)
         return self._producers.part(whole, spec)
+
+    def settle(self) -> None:
+        """Make it immune to later changes of the tensor that was saved, unless there were any."""
+        if self._state.version(self._saved.probe) == self._saved.version:
+            self._is_refused_if_modified = False
 
     def peek(self, spec: TensorSpec) -> Any:
         """Return the same without being asked by backward, to look at it and drop it."""

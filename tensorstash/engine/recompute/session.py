@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
-from weakref import ref
+from weakref import WeakSet
 
 import numpy as np
 
@@ -70,7 +70,8 @@ class RecomputingSession(Session[T]):
         self._proofs = Proofs(state.ledger)
         self._wanted: dict[Hashable, Rebuilding | None] = {}
         self._stretch: DedupIndex | None = None
-        self._contents: dict[Hashable, ref[Recomputed] | None] = {}
+        self._contents: WeakSet[Recomputed] = WeakSet()
+        """Of the stretch of saves that began when backward had last asked for something."""
         self._mask_routes: dict[Hashable, PayloadRoute] = {}
 
     def pack(self, tensor: T) -> Handle:
@@ -79,28 +80,36 @@ class RecomputingSession(Session[T]):
         Raises:
             StashError: the tensor's bytes had to be captured at once and could not be, or a store hangs.
         """
-        if self._keep_reason(tensor) is not None:
+        if self._most_bytes(tensor) < self._min_bytes or self._keep_reason(tensor) is not None:
             return super().pack(tensor)
         spec = self._spec(tensor)
-        if spec.nbytes < self._min_bytes:
-            return super().pack(tensor)
         wanted = self._rebuilding(spec)
         handle: Any = None
-        if wanted is not None:
+        if wanted is not None and spec.nbytes >= self._min_bytes:
             handle = self._recomputed(tensor, spec, wanted)
             if handle is None and _uses(wanted, "masks"):
                 handle = self._bits(tensor, spec)
         if handle is None:
             handle = _referable(super().pack(tensor))
+        elif self._movable.is_counting:
+            self._movable.look(tensor, self.backend, self._min_bytes, is_over=self._state.was_asked)
         self._producers.note(tensor, handle)
         return handle  # type: ignore[no-any-return]
+
+    def _most_bytes(self, tensor: T) -> int:
+        try:
+            return self._nbytes(tensor)
+        except RuntimeError:  # sparse tensors have no such number
+            return 0
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured; see :meth:`Session.drain`."""
         super().drain()
         self._producers.forget()  # what is captured comes back as it was, whatever is written to it from now on
         with self._lock:
-            self._contents.clear()
+            contents, self._contents = self._contents, WeakSet()
+        for content in contents:
+            content.settle()
 
     def _rebuilding(self, spec: TensorSpec) -> Rebuilding | None:
         module = self._thread.module
@@ -113,37 +122,37 @@ class RecomputingSession(Session[T]):
 
     def _recomputed(self, tensor: T, spec: TensorSpec, wanted: Rebuilding) -> RecomputedHandle | None:
         started = perf_counter()
-        memory = self.backend.storage(tensor)[0], self.backend.version(tensor)
-        with self._lock:
-            contents = self._current_contents()
-            is_known = memory in contents
-            known = contents.get(memory)
-        content = None if known is None else known()
-        if content is None:
-            content = None if is_known else self._new_content(tensor, wanted)
-            with self._lock:
-                contents[memory] = None if content is None else ref(content)
-            if content is None:
-                return None
+        if self._state.was_asked or self._dedup is not self._stretch:
+            self._begin_stretch()
+        known = self._producers.noted(tensor)
+        if known is None:
+            content = self._new_content(tensor, wanted)
+        else:  # what is stored already is stored once
+            content = known.content if type(known) is RecomputedHandle else None
+        if content is None or content.version != self._version(tensor):
+            return None
         content.users += 1
+        self._contents.add(content)
         self._state.ledger.recomputed(content.rule, spec.nbytes, perf_counter() - started)
         return RecomputedHandle(self._state, content, spec)
 
-    def _current_contents(self) -> dict[Hashable, ref[Recomputed] | None]:
-        """Return what was saved since backward asked for something, by memory and version; None for what is stored."""
-        stretch = self._current_dedup()
-        if stretch is not self._stretch:
+    def _begin_stretch(self) -> None:
+        """Forget what was saved before backward has asked for something: what is the same now may be rewritten."""
+        with self._lock:
+            stretch = self._current_dedup()
+            if stretch is self._stretch:
+                return
             self._stretch = stretch
-            self._contents = {}
+            self._contents = WeakSet()
+            self._producers.forget()
             self._proofs.step_ended()
-        return self._contents
 
     def _new_content(self, tensor: T, wanted: Rebuilding) -> Recomputed | None:
         producers = self._producers
         recipe = producers.recipe(tensor, wanted.ops, wanted.depth)
         if not isinstance(recipe, str):
-            inputs = tuple(KeptHandle(each) if type(each) is tuple else each for each in recipe.inputs)
-            return self._proved(tensor, replace(recipe, inputs=inputs), wanted)
+            inputs = tuple(map(_referable, recipe.inputs))
+            return self._proved(tensor, Recipe(recipe.rule, recipe.operation, inputs, recipe.depth), wanted)
         narrowed = producers.narrowed(tensor) if _uses(wanted, "narrow") else None
         if narrowed is None:
             return None
@@ -172,8 +181,8 @@ class RecomputingSession(Session[T]):
             return None
         for each in handles:
             each.add_user()
-        probe = self.backend.version_probe(whole)
-        saved = Saved(spec.inside(module) if module else spec, version, probe, producers.sample(whole))
+        sample = producers.sample(whole)
+        saved = Saved(spec.inside(module) if module else spec, version, producers.probe(whole), sample)
         return Recomputed(state, producers, recipe, saved, depth)
 
     def _bits(self, tensor: T, spec: TensorSpec) -> Stashed | None:

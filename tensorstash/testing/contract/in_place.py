@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from tensorstash.engine.limits import Limits
-from tensorstash.errors import SavedTensorModifiedError
+from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.policies import Compress, Keep, StoreIn
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import Gate, Gated
 from tensorstash.testing.harness import Harness
 from tensorstash.testing.lab import Tensor
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
-from tensorstash.testing.programs import attention, square
+from tensorstash.testing.programs import attention, recomputing_policies, square
 
 POLICIES = (Keep(), StoreIn(Memory()), Compress())
 
@@ -103,6 +103,36 @@ class InPlaceSafety(Harness):
         expected = program(None)
         for policy in POLICIES:
             assert_same_bits(program(policy), expected, f"in-place writes that autograd allows, under {policy!r}")
+
+    def test_line04_what_recipes_are_made_of_is_refused_if_it_was_modified(self, device: str) -> None:
+        lab = self.lab
+        for name, policy in recomputing_policies(lab).items():
+            for how, modify in self._modifications().items():
+                for place in ("a factor", "the product"):
+                    (leaf, left), (_, right) = square(lab, device), square(lab, device, seed=1)
+                    with self.stash(policy) as session:
+                        product = lab.mul(left, right)
+                        loss = lab.sum(lab.mul(product, product))
+                    assert "mul" in session.stats().recomputed
+                    modify(left if place == "a factor" else product)
+                    with pytest.raises(SavedTensorModifiedError, match=r"modified by an inplace operation.*version"):
+                        lab.backward(loss)
+                    assert leaf.grad is None, f"{name}: {place} was modified {how}, and a gradient was written"
+
+    def test_line04_what_recipes_are_made_of_is_refused_if_it_was_written_without_a_version(self, device: str) -> None:
+        lab = self.lab
+        for name, policy in recomputing_policies(lab).items():
+            if device != "cpu" or name != "recompute":  # elsewhere, looking would wait for the device
+                continue
+            (leaf, inner), (_, right) = square(lab, device), square(lab, device, seed=1)
+            with self.stash(policy):
+                left = lab.exp(inner)
+                product = lab.mul(left, right)
+                loss = lab.sum(lab.mul(product, product))
+            lab.write_unversioned(left, 7.0)
+            with pytest.raises(StashError, match=r"Recompute, rule mul.*came out different"):
+                lab.backward(loss)
+            assert leaf.grad is None
 
     def test_line04_the_next_step_works_after_a_refusal(self, device: str) -> None:
         lab = self.lab

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 import pytest
 
 from tensorstash.api import Stash
-from tensorstash.policies import Keep, StoreIn
+from tensorstash.policies import Chain, Keep, Recompute, StoreIn
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.testing.counting_store import Tap, Watched
 from tensorstash.testing.harness import Harness, reference_counting_only, settled
-from tensorstash.testing.lab import Lab, Tensor
+from tensorstash.testing.lab import Lab, Sink, Tensor
 from tensorstash.testing.layouts import assert_same_bits, floats
-from tensorstash.testing.programs import square
+from tensorstash.testing.programs import recomputing_policies, square
 
 
 class _DeliberateError(Exception):
@@ -150,11 +151,41 @@ class Ownership(Harness):
             assert died, "a stashed tensor is kept alive besides its payload"
             assert_same_bits(lab.bits(session.unpack(handle)), floats(32), "the payload of a tensor that is gone")
 
+    def test_line05_what_recipes_are_made_of_goes_with_the_graph(self, device: str) -> None:
+        lab = self.lab
+        for _ in recomputing_policies(lab):
+            for ending in ("backward", "second backward", "dropped", "error"):
+                with self._watched(Recompute()) as (tap, stash):
+                    loss = self._gate(stash, device, _fail if ending == "error" else None)
+                    assert "mul" in stash.stats().recomputed
+                    assert tap.live > 0
+                    if ending == "error":
+                        with pytest.raises(Exception, match="deliberate"):
+                            lab.backward(loss)
+                    elif ending == "second backward":
+                        lab.backward(loss, retain_graph=True)
+                        lab.backward(loss)
+                    elif ending == "backward":
+                        lab.backward(loss)
+                    if ending in ("dropped", "error"):
+                        del loss
+                    self._assert_nothing_is_left(tap, stash)
+
+    def _gate(self, stash: Stash, device: str, sink: Sink | None) -> Tensor:
+        lab = self.lab
+        (_, left), (_, right) = square(lab, device), square(lab, device, seed=1)
+        with settled(stash):
+            left = lab.exp(left)
+            product = lab.mul(left, lab.exp(right))
+            again = lab.mul(product, product)
+            loss: Tensor = lab.sum(again if sink is None else lab.mul(lab.observe(product, [left], sink), again))
+        return loss
+
     @contextmanager
-    def _watched(self) -> Iterator[tuple[Tap, Stash]]:
+    def _watched(self, before: HookPolicy = Keep()) -> Iterator[tuple[Tap, Stash]]:  # noqa: B008  (a frozen value)
         with reference_counting_only():
             tap = Tap()
-            yield tap, self.stash(StoreIn(Watched(tap=tap)))
+            yield tap, self.stash(Chain((before, StoreIn(Watched(tap=tap)))))
 
     def _graph(self, stash: Stash, device: str) -> tuple[Tensor, "weakref.ref[Sentinel]"]:
         """Return the loss of a fresh graph and a weak reference to a part of it."""

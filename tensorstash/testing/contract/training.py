@@ -8,7 +8,7 @@ import pytest
 
 from tensorstash.errors import TensorStashWarning
 from tensorstash.host.arrays import Array
-from tensorstash.policies import Compress, Quantize, StoreIn
+from tensorstash.policies import Compress, Quantize, Recompute, StoreIn
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import SupportsErrorBound
 from tensorstash.stores.memory import Memory
@@ -21,7 +21,14 @@ from tensorstash.testing.layouts import (
     floats,
     pattern,
 )
-from tensorstash.testing.programs import attention, lossless_policies, lossy_policies, training
+from tensorstash.testing.programs import (
+    attention,
+    gated,
+    lossless_policies,
+    lossy_policies,
+    recomputing_policies,
+    training,
+)
 
 
 class SameTraining(Harness):
@@ -54,13 +61,38 @@ class SameTraining(Harness):
                     got = training(self.lab, device, partial(settled, stash))
                 assert_same_arrays(got, expected, f"training under {name}")
 
+    def test_line01_what_is_made_again_is_bitwise_what_was_saved(self, device: str) -> None:
+        lab = self.lab
+        programs = {"attention": attention(lab, device), "gated": gated(lab, device)}
+        with scratch_directory() as directory:
+            for name, policy in recomputing_policies(lab, directory).items():
+                stash = self.stash(policy)
+                for step in range(2):
+                    for enter in (partial(settled, stash), lambda stash=stash: stash):
+                        got = attention(lab, device, scope=enter)
+                        assert_same_arrays(got, programs["attention"], f"attention under {name}, step {step}")
+                        got = gated(lab, device, enter)
+                        assert_same_arrays(got, programs["gated"], f"a gate under {name}, step {step}")
+                stats = stash.stats()
+                assert "mul" in stats.recomputed, f"nothing was made again under {name}: {stats}"
+                assert not stats.refused, f"a recipe did not give what was saved under {name}: {stats.refused}"
+
+    def test_line01_what_is_made_again_widens_no_error(self, device: str) -> None:
+        lab = self.lab
+        lossy = Quantize(bits=8) | StoreIn(Memory())
+        expected = gated(lab, device, partial(self.scope, lossy))
+        for _ in recomputing_policies(lab):
+            got = gated(lab, device, partial(self.scope, Recompute() | lossy))
+            assert_same_arrays(got, expected, "gradients under Recompute() | Quantize(8)")
+
     def test_line01_the_random_state_of_the_user_is_untouched(self, device: str) -> None:
         lab = self.lab
         lab.seed(5)
         attention(lab, device)
         expected = lab.draw()
         with scratch_directory() as directory:
-            for name, policy in {**lossless_policies(directory), **lossy_policies(directory)}.items():
+            policies = lossless_policies(directory), lossy_policies(directory), recomputing_policies(lab, directory)
+            for name, policy in (item for each in policies for item in each.items()):
                 lab.seed(5)
                 attention(lab, device, scope=partial(self.stash, policy))
                 assert lab.draw() == expected, f"{name} has drawn from the user's random state"

@@ -15,7 +15,7 @@ from tensorstash.backends import backend_named
 from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies.plan import HookPolicy
 from tests.device.models import MODELS, Attention, gradients, made
-from tests.device.simulated import Simulated
+from tests.device.simulated import TO_HOST, Simulated
 
 KIB = 2**10
 TIGHT = ts.Limits(in_flight=20 * KIB, ahead=20 * KIB)
@@ -128,6 +128,21 @@ def test_payloads_are_in_page_locked_memory_that_is_given_back(device: Simulated
     loss.backward()
     del one, loss
     assert device.pinned() == before
+
+
+@pytest.mark.parametrize("width", [64, 96, 512])
+def test_little_more_memory_is_page_locked_than_crosses(device: Simulated, width: int) -> None:
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, 64), nn.LayerNorm(64)) for _ in range(8))
+    net, batch = nn.Sequential(*blocks).to("sim"), torch.randn(300, 64).to("sim")
+    before, one = device.pinned(), stash(limits=ts.Limits())
+    device.records()
+    with one:
+        loss = net(batch).square().mean()
+    torch.accelerator.synchronize("sim")
+    crossed = sum(record.nbytes for record in device.records() if record.direction == TO_HOST)
+    assert crossed <= device.pinned() - before == one.stats().pinned_bytes <= 1.05 * crossed
+    loss.backward()
 
 
 def test_autocast(net: nn.Module) -> None:

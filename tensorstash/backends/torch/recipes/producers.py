@@ -6,7 +6,12 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunction, _DisableTorchDispatch
+from torch._C import (
+    DisableTorchFunction,
+    _DisableTorchDispatch,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
 
 from tensorstash.abilities import Recipe
 from tensorstash.backends.torch.graph import CAN_TELL
@@ -39,12 +44,13 @@ class Producers:
         rules: besides those that are built in.
     """
 
-    __slots__ = ("_is_ours", "_key", "_rules")
+    __slots__ = ("_bare", "_is_ours", "_key", "_rules")
 
     def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
         self._is_ours = is_ours
         self._rules = {**RULES, **{rule.node: rule for rule in rules}}
         self._key = object()
+        self._bare: dict[Hashable, Tensor] = {}
 
     def note(self, tensor: Tensor, handle: Any, /) -> None:
         """Remember in the tensor's node which handle stands for it, and in that of what it is a view of."""
@@ -52,14 +58,22 @@ class Producers:
         if node is None:
             return
         noted = ref(handle)
-        notes(node)[self._key, tensor.output_nr] = Note(noted, None)
+        notes(node)[self._key, tensor.output_nr] = Note(noted, None, is_input=True)
         base = tensor._base
-        if base is None or base.numel() != tensor.numel() or not _is_plain_view(tensor, base):
+        made = None if base is None else base.grad_fn
+        if base is None or made is None:
             return
-        made = base.grad_fn
-        if made is not None and _is_dense(base) and _is_dense(tensor):
-            layout = tuple(base.shape), base.stride()
-            notes(made).setdefault((self._key, base.output_nr), Note(noted, layout))
+        covers = base.numel() == tensor.numel() and _is_dense(base) and _is_dense(tensor)
+        note = Note(noted, (tuple(base.shape), base.stride()), is_input=covers and _is_plain_view(tensor, base))
+        notes(made).setdefault((self._key, base.output_nr), note)
+
+    def noted(self, tensor: Tensor, /) -> Any:
+        """Return the handle that was noted for the whole of a tensor or for another view of it; None without one."""
+        base = tensor._base
+        made = tensor if base is None else base
+        node = made.grad_fn
+        note = None if node is None else notes(node).get((self._key, made.output_nr))
+        return None if note is None else note.handle()
 
     def forget(self) -> None:
         """Take nothing that was noted so far for an input any more."""
@@ -95,8 +109,20 @@ class Producers:
     def whole(self, tensor: Tensor, /) -> Tensor:
         """Return the tensor, or what it is a view of, detached."""
         base = tensor._base
+        made = tensor if base is None else base
+        if not _is_watched():
+            return made.detach()
         with DisableTorchFunction(), _DisableTorchDispatch():
-            return (tensor if base is None else base).detach()
+            return made.detach()
+
+    def probe(self, whole: Tensor, /) -> Tensor:
+        """Return ``whole`` without its memory: ``.data`` changes that alone."""
+        kind = whole.dtype, whole.device
+        bare = self._bare.get(kind)
+        if bare is None:
+            bare = self._bare[kind] = torch.empty(0, dtype=torch.uint8, device=whole.device).view(whole.dtype)
+        whole.data = bare
+        return whole
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe; see :meth:`tensorstash.abilities.Producers.run`."""
@@ -124,13 +150,12 @@ class Producers:
 
     def sample(self, tensor: Tensor, /) -> Hashable:
         """Return a few elements of a tensor on the host as bits; None for others."""
-        count = tensor.numel()
-        if not tensor.is_cpu or not count or not tensor.untyped_storage().nbytes():
+        if not tensor.is_cpu or not tensor.numel() or not tensor.untyped_storage().nbytes():
             return None
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
-            shown = _as_bits(tensor.detach())
-            taken = min(count, _SAMPLES)
-            return tuple(shown.as_strided((taken,), (count // taken,), shown.storage_offset()).tolist())
+        if not _is_watched():
+            return _sample(tensor.detach())
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            return _sample(tensor.detach())
 
     def random_state(self, tensor: Tensor, /) -> bytes:
         """Return the states of the generators of the host and of the tensor's device."""
@@ -158,6 +183,18 @@ def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
     if made.numel() and made.data_ptr() % ALIGNMENT != spec.alignment:
         made = restored(dense(made, spec), spec, adopt=False)
     return made
+
+
+def _is_watched() -> bool:
+    """Whether a mode of the user's would see what is run here."""
+    return bool(_len_torch_dispatch_stack() or _len_torch_function_stack())
+
+
+def _sample(tensor: Tensor) -> Hashable:
+    shown = _as_bits(tensor)
+    count = shown.numel()
+    taken = min(count, _SAMPLES)
+    return tuple(shown.as_strided((taken,), (count // taken,), shown.storage_offset()).tolist())
 
 
 def _is_plain_view(tensor: Tensor, base: Tensor) -> bool:

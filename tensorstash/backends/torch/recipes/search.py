@@ -31,11 +31,13 @@ class Note(NamedTuple):
 
     Args:
         handle: a weak reference.
-        layout: shape and strides in elements of the output, if the handle is that of a view of all of it.
+        layout: shape and strides in elements of the output, if the handle is that of a view of it.
+        is_input: whether the output can be made of what the handle stands for.
     """
 
     handle: ref[Any]
     layout: tuple[tuple[int, ...], tuple[int, ...]] | None
+    is_input: bool
 
 
 class _Call(NamedTuple):
@@ -158,7 +160,7 @@ class Search:
     def _noted(self, node: Any, number: int) -> Any:
         note = notes(node).get((self._key, number))
         handle = None if note is None else note.handle()
-        if note is None or handle is None:
+        if note is None or handle is None or not note.is_input:
             return None
         place = self._input(handle)
         return place if note.layout is None else _View(place, note.layout)

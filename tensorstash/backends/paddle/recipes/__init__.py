@@ -1,0 +1,1 @@
+"""How operations of Paddle are run again, found in its graph: one rule per operation."""

@@ -1,0 +1,220 @@
+"""What made a saved tensor, and how it is made again: the ability of the Paddle backend that recipes need."""
+
+from collections.abc import Callable, Hashable, Sequence
+from math import prod
+from typing import Any
+from weakref import ref
+
+import paddle
+from paddle import Tensor
+from paddle.base import core
+
+from tensorstash.abilities import Recipe
+from tensorstash.backends.paddle.eligibility import Parameters
+from tensorstash.backends.paddle.layout import Layout, dense_run, dtype_name, elements, laid_out, rebuilt
+from tensorstash.backends.paddle.nodes import kind_of, node_of
+from tensorstash.backends.paddle.operators.readers import reader
+from tensorstash.backends.paddle.recipes.rule import Rule
+from tensorstash.backends.paddle.recipes.rules import FIRST_OF_SEVERAL, OUTPUTS, READERS, RULES
+from tensorstash.backends.paddle.recipes.search import MASK, Leaves, NoRecipe, Note, Search, rules_of, run_again
+from tensorstash.backends.paddle.repairs.backward import Unrecorded
+from tensorstash.backends.paddle.storage import version_probe
+from tensorstash.host.arrays import borrowed
+from tensorstash.spec import ALIGNMENT, TensorSpec
+
+_SAMPLES = 16
+
+_REMEMBERED = 65536
+
+_DEVICE_UNIT = 256
+"""Devices give out memory in pieces of so many bytes."""
+
+
+class Producers:
+    """What made saved tensors, for one session; see :class:`tensorstash.abilities.Producers`.
+
+    Args:
+        is_ours: whether an object is a handle that a recipe may have for an input.
+        rules: besides those that are built in.
+        parameters: returns those of the process.
+    """
+
+    __slots__ = ("_is_ours", "_leaves", "_notes", "_rules")
+
+    def __init__(
+        self, is_ours: Callable[[object], bool], rules: Sequence[Rule], parameters: Callable[[], Parameters]
+    ) -> None:
+        self._is_ours = is_ours
+        self._rules = {**RULES, **{rule.node: rule for rule in rules}}
+        self._leaves = Leaves(parameters)
+        self._notes: dict[Hashable, Note] = {}
+
+    def note(self, tensor: Tensor, handle: Any, /) -> None:
+        """Remember which handle stands for the output of a node."""
+        if tensor.is_leaf:
+            return
+        name = reader()
+        if name not in READERS or tensor.stop_gradient:
+            # Whoever saves it may outlive what made it, and so may all handles that recipes hold for it.
+            self.forget()
+            return
+        node = node_of(tensor)
+        key = None if node is None or not self._is_ours(handle) else _key(node, tensor)
+        if key is None:
+            return
+        if len(self._notes) >= _REMEMBERED:
+            self._notes = {key: note for key, note in list(self._notes.items()) if note.handle() is not None}
+        self._notes[key] = Note(ref(handle), tuple(tensor.shape), tensor.dtype)
+
+    def noted(self, tensor: Tensor, /) -> Any:
+        """Return the handle that was noted for a tensor; None without one."""
+        node = None if tensor.is_leaf else node_of(tensor)
+        note = None if node is None else self._notes.get(_key(node, tensor))
+        if note is None or note.dtype != tensor.dtype or note.shape != tuple(tensor.shape):
+            return None
+        return note.handle() if _is_all_of_its_memory(tensor) else None
+
+    def forget(self) -> None:
+        """Forget the handles that were noted so far."""
+        self._notes = {}
+
+    def recipe(self, tensor: Tensor, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
+        """Return how a tensor is made again, or why there is no recipe."""
+        if tensor.is_leaf or tensor.stop_gradient:
+            return "made outside of the graph"
+        if not _is_all_of_its_memory(tensor):
+            return "part of a larger memory"
+        name = reader()
+        if name not in READERS:
+            return f"saved by {name or 'an unknown operation'}, which may outlive what made it"
+        node = node_of(tensor)
+        if node is None:
+            return "made outside of the graph"
+        if not _is_first(node, tensor):
+            return f"a statistic of {name}"
+        search = Search(self._notes, self._leaves, self._rules, ops, depth)
+        try:
+            operation, levels = search.made(node, tensor)
+        except NoRecipe as reason:
+            return str(reason)
+        if not levels:
+            return "a view"
+        return Recipe(rules_of(operation), operation, tuple(search.inputs), levels)
+
+    def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
+        """Return None: the graph of Paddle does not show what a tensor was cast from."""
+        return None
+
+    def whole(self, tensor: Tensor, /) -> Tensor:
+        """Return the tensor, detached; views have no base here, and only what fills its memory has a recipe."""
+        return tensor.detach()
+
+    def probe(self, whole: Tensor, /) -> Tensor:
+        """Return an empty tensor that shares the version of ``whole``."""
+        return version_probe(whole)
+
+    def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
+        """Run the operations of a recipe; see :meth:`tensorstash.abilities.Producers.run`."""
+        with Unrecorded():
+            made: Tensor = run_again(recipe.operation, list(values))
+            name = dtype_name(made.dtype)
+            if name != spec.dtype or tuple(made.shape) != spec.shape:
+                raise ValueError(f"made {name}{tuple(made.shape)}, expected {spec}")
+            return _laid_out(made, values, spec)
+
+    def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
+        """Return another layout of the memory of ``whole``."""
+        with Unrecorded():
+            if tuple(whole.shape) == spec.shape and tuple(whole.strides) == spec.strides:
+                return whole.detach()
+            view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), whole._offset() + spec.offset)
+            return view
+
+    def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
+        """Whether two tensors are equal to the bit."""
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        first, second = (elements(each, Layout(each).spec()) for each in (one, other))
+        return first.tobytes() == second.tobytes()
+
+    def sample(self, tensor: Tensor, /) -> Hashable:
+        """Return a few elements of a tensor on the host as bytes; None for others."""
+        if not tensor.place.is_cpu_place() or not tensor._is_initialized() or 0 in tensor.shape:
+            return None
+        with Unrecorded():
+            run = elements(tensor, Layout(tensor).spec()).reshape(-1)
+        return run[:: max(run.size // _SAMPLES, 1)].tobytes()
+
+    def random_state(self, tensor: Tensor, /) -> "_RandomState":
+        """Return the states of the generators of the host and of the tensor's device."""
+        return _RandomState([each.get_state() for each in _generators(tensor)])
+
+    def set_random_state(self, tensor: Tensor, state: "_RandomState", /) -> None:
+        """Put the generators back."""
+        for generator, each in zip(_generators(tensor), state.states, strict=True):
+            generator.set_state(each)
+
+
+class _RandomState:
+    """States of generators, which Paddle compares by identity alone; equal if they go on in the same way.
+
+    Args:
+        states: as generators return them.
+    """
+
+    __slots__ = ("_text", "states")
+
+    def __init__(self, states: list[Any]) -> None:
+        self.states = states
+        # All but the address of the engine, of which each has a copy of its own.
+        self._text = tuple(tuple(word for word in str(each).split() if not word.startswith("0x")) for each in states)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _RandomState) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def _generators(tensor: Tensor) -> list[Any]:
+    host = core.default_cpu_generator()
+    place = tensor.place
+    if not place.is_gpu_place():
+        return [host]
+    return [host, core.default_cuda_generator(place.gpu_device_id())]
+
+
+def _key(node: Any, tensor: Tensor) -> Hashable:
+    """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
+    kind = kind_of(node)
+    if not _is_first(node, tensor):
+        return (node.node_ptr(), MASK) if kind in RULES and RULES[kind].mask else None
+    return node.node_ptr() if kind in OUTPUTS else None
+
+
+def _is_first(node: Any, tensor: Tensor) -> bool:
+    is_first = FIRST_OF_SEVERAL.get(kind_of(node))
+    return is_first is None or is_first(node, tensor)
+
+
+def _is_all_of_its_memory(tensor: Tensor) -> bool:
+    if tensor._offset() or not tensor.is_dense() or tensor.is_dist():
+        return False
+    nbytes = prod(tensor.shape) * tensor.element_size()
+    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)) + 1
+    held: int = tensor._holder_size()
+    unused = held - nbytes
+    is_whole = unused == 0 if tensor.place.is_cpu_place() else 0 <= unused < _DEVICE_UNIT
+    return is_whole and span * tensor.element_size() == nbytes
+
+
+def _laid_out(made: Tensor, values: Sequence[Tensor], spec: TensorSpec) -> Tensor:
+    if tuple(made.strides) != spec.strides:
+        raise ValueError(f"made with the strides {made.strides}, expected {spec}")
+    is_fresh = not any(made._is_shared_buffer_with(value) for value in values)
+    if is_fresh and not made._offset() and made.data_ptr() % ALIGNMENT == spec.alignment:
+        return made.detach()
+    own = Layout(made).spec()
+    if spec.device == "cpu":
+        return rebuilt(borrowed(elements(made, own)), spec)
+    return laid_out(dense_run(made, own), spec)

@@ -1,0 +1,207 @@
+"""What made a saved tensor: found in the graph of Paddle, at the moment at which the tensor is packed.
+
+A node of Paddle shows its name, its address and the nodes before it, but neither what it has saved nor anything that it
+could carry for others. So the handles of its operands are those that were noted for the nodes before it, by address.
+An address says something only as long as its node lives. That is so while a handle is held by a reader that has an edge
+to the node; where another reader gets one, all that was noted until then counts no more.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
+from weakref import ref
+
+from paddle import Tensor
+
+from tensorstash.abilities import Leaf
+from tensorstash.backends.paddle.eligibility import Parameters
+from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
+from tensorstash.backends.paddle.recipes.rule import Like, Rule
+
+_STEPS = 64
+"""Nodes, views among them, that are followed for one tensor."""
+
+MASK = "mask"
+
+
+class Note(NamedTuple):
+    """The handle of an output of a node.
+
+    Args:
+        handle: a weak reference.
+        shape: of the output.
+        dtype: of the output.
+    """
+
+    handle: ref[Any]
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class Call(NamedTuple):
+    """One operation of a recipe; a number stands for an input, by its place."""
+
+    rule: Rule
+    settings: tuple[Hashable, ...]
+    operands: tuple[Any, ...]
+
+
+class _Wanted(NamedTuple):
+    """What is known of an output on the way; None for what is not."""
+
+    shape: tuple[int, ...] | None
+    dtype: Any
+
+    def operand(self, like: Like) -> "_Wanted":
+        return _Wanted(self.shape if like == "same" else None, None if like == "free" else self.dtype)
+
+
+class NoRecipe(Exception):  # noqa: N818  (it is no error)
+    """Why there is no recipe."""
+
+
+class Leaves:
+    """Finds parameters by the nodes that accumulate their gradients. Thread-safe.
+
+    Args:
+        parameters: returns those of the process; the same object as long as nothing has changed.
+    """
+
+    __slots__ = ("_found", "_parameters", "_searched")
+
+    def __init__(self, parameters: Callable[[], Parameters]) -> None:
+        self._parameters = parameters
+        self._searched: Parameters | None = None
+        self._found: dict[int, ref[Tensor]] = {}
+
+    def at(self, node: Any) -> Tensor | None:
+        """Return the parameter of a node; None for leaves that are none."""
+        address = node.node_ptr()
+        leaf = self._known(address)
+        if leaf is None:
+            now = self._parameters()
+            if now is not self._searched:
+                self._found = {node.node_ptr(): ref(each) for each, node in _with_nodes(now)}
+                self._searched = now
+                leaf = self._known(address)
+        return leaf
+
+    def _known(self, address: int) -> Tensor | None:
+        known = self._found.get(address)
+        leaf = None if known is None else known()
+        node = None if leaf is None else node_of(leaf)
+        return leaf if node is not None and node.node_ptr() == address else None
+
+
+def _with_nodes(parameters: Parameters) -> list[tuple[Tensor, Any]]:
+    dense = (each for each in parameters.alive() if not each.stop_gradient and not each.is_dist())
+    return [(each, node) for each in dense if (node := node_of(each)) is not None]
+
+
+class Search:
+    """Follows the graph back from one tensor.
+
+    Args:
+        notes: the handles of nodes' outputs, by address.
+        leaves: finds parameters.
+        rules: by the name of the node.
+        ops: names of the rules that may be used; None for all.
+        depth: most operations one after the other.
+    """
+
+    __slots__ = ("_depth", "_leaves", "_left", "_notes", "_ops", "_rules", "inputs")
+
+    def __init__(
+        self,
+        notes: Mapping[Any, Note],
+        leaves: Leaves,
+        rules: Mapping[str, Rule],
+        ops: frozenset[str] | None,
+        depth: int,
+    ) -> None:
+        self._notes = notes
+        self._leaves = leaves
+        self._rules = rules
+        self._ops = ops
+        self._depth = depth
+        self._left = _STEPS
+        self.inputs: list[Any] = []
+
+    def made(self, node: Any, tensor: Tensor) -> tuple[Any, int]:
+        """Return how a tensor that a node has made is made again, and in how many operations.
+
+        Raises:
+            NoRecipe: it cannot be made again.
+        """
+        return self._output(node, _Wanted(tuple(tensor.shape), tensor.dtype), is_root=True)
+
+    def _output(self, node: Any, wanted: _Wanted, *, is_root: bool = False) -> tuple[Any, int]:
+        if node is None:
+            raise NoRecipe("an operand that the graph does not know")
+        if not is_root and (found := self._noted(node.node_ptr())) is not None:
+            return found, 0
+        kind = kind_of(node)
+        if kind == ACCUMULATION:
+            leaf = self._leaves.at(node)
+            if leaf is None:
+                raise NoRecipe("a leaf that is no parameter")
+            return self._input(Leaf(leaf)), 0
+        rule = self._rules.get(kind)
+        if rule is None:
+            raise NoRecipe(f"no rule for {kind}")
+        if self._ops is not None and not rule.is_view and rule.name not in self._ops:
+            raise NoRecipe(f"{rule.name} is not among ops")
+        self._left -= 1
+        if self._left < 0:
+            raise NoRecipe("deeper than depth")
+        settings = self._settings(node, kind, rule, wanted)
+        operands = self._operands(node, kind, rule, wanted)
+        levels = max(level for _, level in operands) + (not rule.is_view)
+        if levels > self._depth:
+            raise NoRecipe("deeper than depth")
+        return Call(rule, settings, tuple(operand for operand, _ in operands)), levels
+
+    def _settings(self, node: Any, kind: str, rule: Rule, wanted: _Wanted) -> tuple[Hashable, ...]:
+        known = wanted.shape if rule.is_view else wanted.dtype if rule.is_cast else ()
+        settings = tuple(each.read(node) for each in rule.settings)
+        if known is None or None in settings:
+            raise NoRecipe(f"{kind} does not tell its settings")
+        return (known,) if rule.is_view or rule.is_cast else settings
+
+    def _operands(self, node: Any, kind: str, rule: Rule, wanted: _Wanted) -> list[tuple[Any, int]]:
+        before = node.next_functions
+        if len(before) != len(rule.operands):
+            raise NoRecipe(f"{kind} with other operands than those of the rule")
+        # A view, whatever shape it makes, leaves what is known of the type.
+        found = [self._output(each, wanted.operand(like)) for each, like in zip(before, rule.operands, strict=True)]
+        if rule.mask:
+            mask = self._noted((node.node_ptr(), MASK))
+            if mask is None:
+                raise NoRecipe("a mask that is not saved")
+            found.append((mask, 0))
+        return found
+
+    def _noted(self, key: Any) -> int | None:
+        noted = self._notes.get(key)
+        handle = None if noted is None else noted.handle()
+        return None if handle is None else self._input(handle)
+
+    def _input(self, value: Any) -> int:
+        self.inputs.append(value)
+        return len(self.inputs) - 1
+
+
+def run_again(operation: Any, values: list[Tensor]) -> Any:
+    """Return what the operation of a recipe makes of its inputs."""
+    if type(operation) is Call:
+        return operation.rule.run(*operation.settings, *(run_again(operand, values) for operand in operation.operands))
+    return values[operation]
+
+
+def rules_of(operation: Any) -> str:
+    """Return the rules of an operation as they are nested, without views and inputs."""
+    if type(operation) is not Call:
+        return ""
+    inner = ", ".join(filter(None, map(rules_of, operation.operands)))
+    if operation.rule.is_view:
+        return inner
+    return f"{operation.rule.name}({inner})" if inner else operation.rule.name

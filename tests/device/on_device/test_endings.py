@@ -1,0 +1,91 @@
+"""Copies under way when something ends: memory, a process, its parent's device."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tensorstash as ts
+from tests.device.models import Attention, gradients, made
+from tests.device.simulated import Simulated
+
+ROOT = Path(__file__).resolve().parents[3]
+KIB = 2**10
+
+LEAVES_WITH_COPIES_UNDER_WAY = """
+from tests.device.simulated import simulated
+device = simulated()
+import tensorstash as ts
+from tests.device.models import made
+model, x = made("language")
+device.link(bandwidth=1e5)
+stash = ts.stash(ts.CpuOffload(), framework="torch", min_bytes=0)
+with stash:
+    loss = model(x)
+assert stash.stats().stashed.tensors
+"""
+
+
+class Mean(nn.Module):
+    """A loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().mean()
+
+
+def test_a_program_may_end_with_copies_under_way() -> None:
+    command = [sys.executable, "-W", "error", "-c", LEAVES_WITH_COPIES_UNDER_WAY]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_drops_what_its_parent_has_under_way_and_never_touches_the_device(device: Simulated) -> None:
+    model, x = made("language")
+    expected = gradients(model, x)
+    stash = ts.stash(ts.CpuOffload(), framework="torch", min_bytes=0)
+    torch.manual_seed(0)
+    device.link(bandwidth=1e6)
+    with stash:
+        loss = model(x)
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        del loss, stash
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    device.link()
+    loss.backward()
+    found = [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+    assert [part.cpu().numpy().tobytes() for part in found] == expected
+
+
+def test_a_backward_that_runs_out_of_memory_leaves_nothing_and_the_next_step_works(device: Simulated) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Attention() for _ in range(3))).to("sim").eval()
+    x = torch.randn(2, 16, 32).to("sim")
+    loss_of = nn.Sequential(net, Mean())
+    expected = gradients(loss_of, x)
+    stash = ts.stash(
+        ts.CpuOffload(), framework="torch", min_bytes=0, limits=ts.Limits(in_flight=20 * KIB, ahead=20 * KIB)
+    )
+    torch.accelerator.synchronize("sim")
+    before = device.live()
+    with stash:
+        loss = net(x).square().mean()
+    torch.accelerator.synchronize("sim")
+    with device.limited(device.live() + 10 * KIB), pytest.raises(torch.OutOfMemoryError):
+        loss.backward()
+    del loss
+    net.zero_grad(set_to_none=True)
+    torch.accelerator.synchronize("sim")
+    assert device.live() == before
+    assert not stash.stats().live.tensors
+    assert gradients(loss_of, x, lambda: stash) == expected

@@ -1,0 +1,170 @@
+"""What the callbacks log, where training fails, and what is said where a library is missing."""
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import datasets
+import lightning
+import pytest
+import torch
+import trainers
+import transformers
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trainers import OPTIONS, STEPS, Cell, Lit, collate, llama, loader, rows
+
+import tensorstash as ts
+from tensorstash.errors import ConfigError
+from tensorstash.integrations import accelerate as with_accelerate
+from tensorstash.integrations import lightning as with_lightning
+from tensorstash.integrations import transformers as with_transformers
+
+CELL = Cell("", "fp32", "plain", False, False, 1)
+SCALAR = "tensorstash/stashed_MiB"
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the trainers
+
+
+class LoggedTrainer(with_transformers.LogsStash, transformers.Trainer):  # type: ignore[misc]
+    """A trainer whose reporters get the scalars."""
+
+
+def trainer_of(kind: Any, directory: Path, report_to: list[str], callback: Any, **options: Any) -> Any:
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    args = transformers.TrainingArguments(
+        output_dir=str(directory),
+        max_steps=STEPS,
+        per_device_train_batch_size=trainers.BATCH,
+        logging_steps=1,
+        report_to=report_to,
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    data = datasets.Dataset.from_list(rows(1))
+    parts = {"data_collator": collate, "callbacks": [callback], **options}
+    return kind(model=llama(), args=args, train_dataset=data, **parts)
+
+
+def logged_to_tensorboard(directory: Path) -> set[str]:
+    files = sorted(directory.rglob("events.out.tfevents*"))
+    tags: set[str] = set()
+    for file in files:
+        events = EventAccumulator(str(file))
+        events.Reload()
+        tags |= set(events.Tags()["scalars"])
+    return tags
+
+
+def test_the_history_of_transformers_has_a_line_per_step(tmp_path: Path) -> None:
+    trainer = trainer_of(transformers.Trainer, tmp_path, [], with_transformers.StashCallback("compress", **OPTIONS))
+    trainer.train()
+    found = [entry[SCALAR] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(found) == STEPS
+    assert all(number == found[0] > 0 for number in found)
+    assert ts.wrapped(trainer.model) == ()
+
+
+def test_the_mixin_logs_to_every_reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+    callback = with_transformers.StashCallback("compress", **OPTIONS)
+    trainer = trainer_of(LoggedTrainer, tmp_path, ["tensorboard"], callback)
+    trainer.train()
+    assert {"train/loss", f"train/{SCALAR}"} <= logged_to_tensorboard(tmp_path / "logs")
+    assert all(SCALAR in entry for entry in trainer.state.log_history if "loss" in entry)
+
+
+def test_the_callback_of_lightning_logs_to_the_loggers(tmp_path: Path) -> None:
+    logger = lightning.pytorch.loggers.TensorBoardLogger(str(tmp_path))
+    callback = with_lightning.StashCallback("compress", **OPTIONS)
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=STEPS, callbacks=[callback], logger=logger, log_every_n_steps=1, **quiet
+    )
+    trainer.fit(Lit(llama()), loader(CELL))
+    assert trainer.callback_metrics[SCALAR] > 0
+    logger.experiment.flush()
+    assert SCALAR in logged_to_tensorboard(tmp_path)
+
+
+def test_what_accelerate_tracks(tmp_path: Path) -> None:
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=str(tmp_path))
+    accelerator.init_trackers("run")
+    stash = with_accelerate.StashCallback("compress", **OPTIONS)
+    model, batches = stash.prepare(accelerator, llama(), loader(CELL))
+    for step, batch in enumerate(batches):
+        accelerator.backward(model(**batch).loss)
+        stash.log(step)
+    accelerator.end_training()
+    assert SCALAR in logged_to_tensorboard(tmp_path)
+    stash.remove()
+    assert ts.wrapped(model) == ()
+
+
+def test_a_training_that_fails_leaves_a_model_that_can_be_trained_again(tmp_path: Path) -> None:
+    class Fails(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise OSError("no more")
+
+    stash = with_transformers.StashCallback("compress", **OPTIONS)
+    trainer = trainer_of(transformers.Trainer, tmp_path, [], stash, callbacks=[stash, Fails()])
+    for _ in range(2):
+        with pytest.raises(OSError, match="no more"):
+            trainer.train()
+        assert len(ts.wrapped(trainer.model)) == 1
+    assert stash.stats().stashed.tensors > 0
+
+
+def test_a_fit_that_fails_leaves_the_module_as_it_was(tmp_path: Path) -> None:
+    class Fails(lightning.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            raise OSError("no more")
+
+    stash = with_lightning.StashCallback("compress", **OPTIONS)
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=1, callbacks=[stash, Fails()], logger=False, **quiet)
+    module = Lit(llama())
+    with pytest.raises(OSError, match="no more"):
+        trainer.fit(module, loader(CELL))
+    assert ts.wrapped(module) == ()
+
+
+@pytest.mark.parametrize("kind", [with_transformers.StashCallback, with_lightning.StashCallback])
+def test_a_callback_in_use_is_copied_and_pickled_without_what_runs(kind: Any) -> None:
+    stash = kind("compress | disk_spill", **OPTIONS)
+    stash._training.begin(llama())
+    for again in (copy.deepcopy(stash), pickle.loads(pickle.dumps(stash))):
+        assert again.stats() == ts.Stats()
+        again._training.begin(model := torch.nn.Linear(2, 2))
+        assert len(ts.wrapped(model)) == 1
+        ts.unwrap(model)
+    stash._training.end()
+
+
+@pytest.mark.parametrize("library", ["accelerate", "lightning", "transformers", "paddle"])
+def test_where_a_library_is_missing_the_command_that_installs_it_is_named(library: str) -> None:
+    program = (
+        "import sys\n"
+        f"sys.modules[{library!r}] = None\n"
+        "from tensorstash.errors import MissingDependencyError\n"
+        f"try:\n    import tensorstash.integrations.{library}\n"
+        "except MissingDependencyError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert f"{library} is not installed; run: pip install 'tensorstash[{library}]'" in done.stdout, done.stderr
+
+
+def test_what_is_no_policy_is_refused_before_training_begins() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'compress'"):
+        with_transformers.StashCallback("compres")
+    with pytest.raises(ConfigError, match=r"StashCallback\.min_bytes"):
+        with_lightning.StashCallback("compress", min_bytes="64 KO")
+    with pytest.raises(ConfigError, match=r"StashCallback\.limits"):
+        with_accelerate.StashCallback("compress", limits="64 MiB")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected the Accelerator"):
+        with_accelerate.StashCallback("compress").prepare(llama(), object())

@@ -1,0 +1,393 @@
+"""Tensors that are made again: the same bits or none, and an error wherever that cannot be known."""
+
+import gc
+import os
+from contextlib import nullcontext
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, bert, gpt2, gradients, llama, resnet
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+import tensorstash as ts
+from tensorstash.backends.torch.recipes import RULES
+from tensorstash.backends.torch.recipes.neural import NEURAL
+from tensorstash.backends.torch.recipes.producers import Producers
+from tensorstash.backends.torch.recipes.rule import Rule, saved
+from tensorstash.errors import SavedTensorModifiedError, StashError
+from tensorstash.policies.recompute import RULES as NAMES
+
+EVERY = bool(os.environ.get("TENSORSTASH_EVERY_ARCHITECTURE"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def stash(policy=None, **options):
+    return ts.stash(policy or ts.Recompute(), framework="torch", min_bytes=1, **options)
+
+
+def equal(one, other):
+    return all(a is b or torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("build", ARCHITECTURES if EVERY else [gpt2, llama, bert, resnet])
+def test_gradients_are_bitwise_those_without_hooks(build, autocast):
+    model, loss_of = build()
+    model.train()
+
+    def loss(model):
+        with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+            return loss_of(model)
+
+    expected = gradients(model, loss)
+    for policy in (ts.Recompute(), ts.Recompute() | ts.DiskSpill()):
+        around = stash(policy)
+        for _ in range(2):
+            assert equal(gradients(model, loss, lambda around=around: around), expected)
+        stats = around.stats()
+        assert not stats.refused
+        assert sum(done.bytes_in for done in stats.recomputed.values()) > 0.2 * stats.seen.nbytes
+
+
+def test_training_ends_in_equal_weights():
+    def trained(around):
+        torch.manual_seed(3)
+        model, loss_of = llama()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        for _ in range(12):
+            with around:
+                loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return list(model.parameters())
+
+    assert equal(trained(stash()), trained(nullcontext()))
+
+
+def weight(*shape):
+    return nn.Parameter(torch.rand(*shape) + 0.5)
+
+
+EIGHT = (8,)
+CASES = {
+    "gelu": lambda x: F.gelu(x),
+    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu": lambda x: F.relu(x * x),
+    "tanh": lambda x: torch.tanh(x * x),
+    "sigmoid": lambda x: torch.sigmoid(x * x),
+    "mish": F.mish,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.3),
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "softplus": lambda x: F.softplus(x, 2.0, 5.0),
+    "elu": lambda x: F.elu(x, 0.7),
+    "glu": lambda x: F.glu(torch.cat([x, x.exp()], -1)),
+    "add": lambda x: torch.add(x.exp(), x.sigmoid(), alpha=2),
+    "sub": lambda x: x.sigmoid() - x.exp(),
+    "mul": lambda x: x * x.exp(),
+    "mul number": lambda x: x.exp() * 3,
+    "div": lambda x: x.exp() / (x.cos() + 2).exp(),
+    "neg": lambda x: -x.exp(),
+    "pow": lambda x: x**3,
+    "rsqrt": lambda x: (x * x).rsqrt(),
+    "cast": lambda x: x.exp().to(torch.float64).to(torch.float32),
+    "layer_norm": lambda x: F.layer_norm(x, EIGHT, weight(8), weight(8), 1e-6),
+    "layer_norm bare": lambda x: F.layer_norm(x, EIGHT, eps=1e-12),
+    "rms_norm": lambda x: F.rms_norm(x, EIGHT, weight(8), 1e-6),
+    "group_norm": lambda x: F.group_norm(x.view(3, 4, 10), 2, weight(4), weight(4), 1e-3),
+    "batch_norm": lambda x: F.batch_norm(x, torch.zeros(8), torch.ones(8), weight(8), weight(8), True, 0.1, 1e-4),
+    "batch_norm eval": lambda x: F.batch_norm(x, torch.rand(8), torch.rand(8) + 1, weight(8), weight(8)),
+    "embedding": lambda x: F.embedding(torch.arange(15) % 5, weight(5, 8)),
+    "clone": lambda x: x.exp().view(5, 3, 8).transpose(0, 1).contiguous(),
+    "gated": lambda x: F.silu(x) * x.exp(),
+    "residual": lambda x: F.relu(F.batch_norm(x, None, None, weight(8), weight(8), True) + x.exp()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_rule_makes_what_was_saved(case):
+    def run(around):
+        torch.manual_seed(1)
+        leaf = torch.randn(15, 8, requires_grad=True)
+        with around:
+            made = CASES[case](leaf.sin() + 2)
+            loss = (made @ torch.ones(made.shape[-1], 4, requires_grad=True)).square().sum()
+        del made
+        loss.backward()
+        return [leaf.grad]
+
+    around = stash(ts.Recompute(verify="always"))
+    assert equal(run(around), run(nullcontext()))
+    stats = around.stats()
+    assert not stats.refused
+    assert stats.recomputed, stats
+
+
+def test_rules_are_named_as_the_policy_knows_them():
+    assert {rule.name for rule in RULES.values() if not rule.is_view} <= set(NAMES)
+
+
+def test_statistics_of_a_batch_are_not_learned_twice():
+    norm, layer = nn.BatchNorm1d(8), nn.Linear(8, 8)
+    with stash() as session:
+        loss = layer(F.relu(norm(torch.randn(6, 8) @ layer.weight), inplace=True)).sum()
+    before = norm.running_mean.clone(), norm.num_batches_tracked.clone()
+    loss.backward()
+    assert "relu(batch_norm)" in session.stats().recomputed
+    assert equal(before, (norm.running_mean, norm.num_batches_tracked))
+
+
+def planted(monkeypatch, node, run):
+    """Put another way to run an operation into the table."""
+    rules = {**RULES, node: Rule(RULES[node].name, node, RULES[node].inputs, run)}
+    monkeypatch.setattr("tensorstash.backends.torch.recipes.producers.RULES", rules)
+
+
+def gelu_program(around):
+    torch.manual_seed(2)
+    layer = nn.Linear(8, 8)
+    with around:
+        loss = layer(F.gelu(layer(torch.ones(4, 8)), approximate="tanh")).sum()
+    loss.backward()
+    return [layer.weight.grad]
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (lambda x: F.gelu(x), "gelu: came out different"),
+        (lambda x: F.gelu(x, approximate="tanh") + torch.rand(()) * 0, "gelu: drew random numbers"),
+        (lambda x: F.gelu(x, approximate="tanh").double(), "gelu: raised ValueError"),
+        (lambda x: 1 / 0, "gelu: raised ZeroDivisionError"),
+    ],
+    ids=["wrong attribute", "random", "wrong dtype", "raises"],
+)
+def test_a_rule_with_a_fault_is_not_trusted(monkeypatch, run, why):
+    expected = gelu_program(nullcontext())
+    planted(monkeypatch, "GeluBackward0", run)
+    around = stash()
+    for _ in range(2):
+        assert equal(gelu_program(around), expected)
+        torch.manual_seed(2)
+    after = torch.rand(1)
+    gelu_program(around)
+    torch.manual_seed(2)
+    assert torch.equal(torch.rand(1), after)
+    stats = around.stats()
+    assert not stats.recomputed
+    assert [each for each in stats.refused if each.startswith(why)]
+
+
+def test_a_rule_that_goes_wrong_later_is_an_error_with_its_name(monkeypatch):
+    calls = []
+
+    def run(x):
+        calls.append(1)
+        return F.gelu(x, approximate="tanh") if len(calls) == 1 else 1 / 0
+
+    planted(monkeypatch, "GeluBackward0", run)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU("tanh"), nn.Linear(8, 8))
+    wrapped = ts.wrap(model, ts.Recompute(), min_bytes=1)
+    loss = model(torch.ones(4, 8)).sum()
+    with pytest.raises(StashError, match=r"Recompute, rule gelu, tensor float32\(4, 8\).*ZeroDivisionError"):
+        loss.backward()
+    wrapped.remove()
+
+
+def test_a_kind_is_proved_again_from_time_to_time(monkeypatch):
+    monkeypatch.setattr("tensorstash.engine.recompute.proofs._STEPS", 3)
+    expected = gelu_program(nullcontext())
+    around = stash()
+    for _ in range(2):
+        gelu_program(around)
+    planted_run = lambda self, recipe, values, spec: values[0] * 0  # noqa: E731
+    monkeypatch.setattr(Producers, "run", planted_run)
+    with pytest.raises(StashError, match="came out different"):
+        gelu_program(around)
+    for _ in range(3):
+        assert equal(gelu_program(around), expected)
+    assert "gelu: came out different" in around.stats().refused
+
+
+@pytest.mark.parametrize("is_versioned", [True, False])
+def test_a_parameter_that_changes_before_backward_is_an_error(is_versioned):
+    layer = nn.Linear(8, 8, bias=False)
+    inputs = torch.randn(4, 8, requires_grad=True)
+    with stash() as session, torch.autocast("cpu", torch.bfloat16):
+        loss = layer(inputs).sum()
+    assert "cast" in session.stats().recomputed
+    if is_versioned:
+        with torch.no_grad():
+            layer.weight.mul_(1.01)
+        expected = pytest.raises(SavedTensorModifiedError, match=r"rule cast.*version")
+    else:
+        layer.weight.data.mul_(1.01)
+        expected = pytest.raises(StashError, match=r"rule cast.*changed")
+    with expected:
+        loss.backward()
+
+
+def test_an_activation_that_is_rewritten_unseen_is_an_error_or_stored():
+    layer = nn.Linear(8, 8)
+
+    def step(around, *, rewrites):
+        layer.zero_grad()
+        with around:
+            hidden = F.batch_norm(layer(torch.ones(4, 8).cumsum(0)), None, None, weight(8), weight(8), True)
+            if rewrites:
+                with torch.no_grad():
+                    hidden.mul_(2)
+            loss = layer(F.relu(hidden)).sum()
+        loss.backward()
+        return layer.weight.grad.clone()
+
+    torch.manual_seed(5)
+    expected = step(nullcontext(), rewrites=True)
+    torch.manual_seed(5)
+    assert torch.equal(step(stash(), rewrites=True), expected)
+    around = stash()
+    step(around, rewrites=False)
+    with pytest.raises(StashError, match=r"relu\(batch_norm\).*came out different"):
+        step(around, rewrites=True)
+
+
+def test_a_graph_can_be_walked_again_and_derived_twice():
+    leaf, other = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+
+    def run(around):
+        with around:
+            loss = (F.gelu(leaf.sin()) @ other).square().sum()
+        first = torch.autograd.grad(loss, [leaf, other], retain_graph=True)
+        again = torch.autograd.grad(loss, [leaf, other], retain_graph=True, create_graph=True)
+        return [*first, *again, *torch.autograd.grad(again[0].square().sum(), [leaf, other])]
+
+    assert equal(run(stash()), run(nullcontext()))
+
+
+def test_what_is_needed_outlives_the_operation_that_saved_it():
+    leaf, other = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    with stash() as session:
+        hidden = F.gelu(leaf.sin())
+        one, two = (hidden @ other).sum(), hidden.sum()
+    expected = torch.autograd.grad((F.gelu(leaf.sin()) @ other).sum(), [other])
+    two.backward()  # lets go of what gelu has saved
+    assert equal(torch.autograd.grad(one, [other]), expected)
+    assert "gelu" in session.stats().recomputed
+
+
+def test_checkpointed_regions_and_the_stash_keep_out_of_each_others_way():
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8))
+    inputs = torch.randn(4, 8, requires_grad=True)
+
+    def run(around):
+        model.zero_grad()
+        with around:
+            hidden = F.silu(model[0](inputs))
+            loss = model(checkpoint(model, hidden, use_reentrant=False)).sum()
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    expected = [each.clone() for each in run(nullcontext())]
+    assert equal(run(stash()), expected)
+
+
+@pytest.mark.parametrize("ending", ["backward", "dropped", "error"])
+def test_nothing_lives_on(ending):
+    gc.collect()
+    gc.disable()
+    try:
+        layer = nn.Linear(64, 64)
+        with stash():
+            hidden = layer(torch.ones(4, 64))
+            storage = StorageWeakRef(hidden.untyped_storage())
+            loss = layer(F.relu(F.gelu(hidden) * hidden.exp())).sum()
+        del hidden
+        if ending == "backward":
+            loss.backward()
+        elif ending == "error":
+            with torch.no_grad():
+                layer.weight.mul_(2)
+            with pytest.raises(SavedTensorModifiedError):
+                loss.backward()
+            del loss
+        else:
+            del loss
+        assert storage.expired()
+    finally:
+        gc.enable()
+
+
+def test_a_wide_tensor_out_of_a_narrow_one_is_kept_narrow():
+    leaf = torch.randn(64, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    def run(around):
+        with around:
+            loss = (leaf @ leaf).float().square().sum()
+        return torch.autograd.grad(loss, [leaf])
+
+    around = stash()
+    assert equal(run(around), run(nullcontext()))
+    assert "narrow" in around.stats().recomputed
+
+
+def test_masks_take_a_bit_per_element():
+    leaf = torch.randn(64, 64, requires_grad=True)
+    with stash() as session:
+        loss = F.dropout(leaf.sin(), 0.3).sum()
+    session.drain()
+    loss.backward()
+    assert session.stats().stages["two_valued"].bytes_out < leaf.nbytes / 16
+
+
+def test_autocast_and_gradient_mode_are_as_they_were():
+    layer = nn.Linear(8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        with stash():
+            loss = layer(F.gelu(layer(torch.ones(4, 8)))).float().sum()
+        loss.backward()
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.is_grad_enabled()
+
+
+def test_only_the_rules_that_are_asked_for_are_used():
+    with stash(ts.Recompute(ops="silu")) as session:
+        loss = gelu_and_silu()
+    loss.backward()
+    assert list(session.stats().recomputed) == ["silu"]
+
+
+def gelu_and_silu():
+    inputs, other = torch.ones(4, 8, requires_grad=True).sin(), torch.ones(8, 8, requires_grad=True)
+    return (F.gelu(F.silu(inputs) @ other) @ other).sum()
+
+
+def test_no_chain_is_longer_than_depth():
+    def run(depth):
+        leaf = torch.randn(4, 4, requires_grad=True)
+        with stash(ts.Recompute(depth=depth)) as session:
+            hidden = leaf.sin()
+            for _ in range(6):
+                hidden = F.silu(hidden)
+            loss = (hidden @ leaf).sum()
+        loss.backward()
+        return session.stats()
+
+    assert sum(done.tensors for done in run(8).recomputed.values()) == 6
+    shallow = run(1)
+    assert sum(done.tensors for done in shallow.recomputed.values()) == 3
+    assert "silu: deeper than depth" in shallow.refused
+
+
+def test_the_table_has_one_rule_per_node():
+    nodes = [rule.node for rule in NEURAL]
+    assert len(nodes) == len(set(nodes))
+    assert saved("self")[0].saved == "self"
