@@ -225,10 +225,13 @@ def test_a_saved_plan_runs_without_the_planner(program: Any, tmp_path: Path) -> 
 
 
 def test_no_other_policy_has_a_plan_and_none_is_there_before_a_step() -> None:
+    other, budget = (ts.stash(policy, framework="reference") for policy in ("compress", ts.Budget("1MiB")))
+    with other, budget:
+        pass
     with pytest.raises(ConfigError, match="expected a Budget"):
-        ts.stash("compress", framework="reference").plan()
+        other.plan()
     with pytest.raises(StashError, match="run forward and backward once"):
-        ts.stash(ts.Budget("1MiB"), framework="reference").plan()
+        budget.plan()
 
 
 def test_the_whole_process_may_be_the_budget(program: Any) -> None:

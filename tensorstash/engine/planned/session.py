@@ -100,7 +100,9 @@ class BudgetSession(TrackingSession[T]):
     def _note_passed(self) -> None:
         """Count what has passed since the counters were filled."""
         held = self._control.current
-        for nbytes, counter in self._counters.items() if held is not None else ():
+        if held is None:
+            return
+        for nbytes, counter in self._counters.items():
             passed = held.sizes[nbytes] - length_hint(counter)
             for _ in range(passed - self._passed[nbytes]):
                 next(self._kept[_POLICY][nbytes])
