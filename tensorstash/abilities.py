@@ -41,11 +41,8 @@ class SupportsMemoryUse(Protocol):
     """A backend whose framework tells how much memory of a device is in use."""
 
     def memory_use(self, device: str, /) -> tuple[int, int]:
-        """Return the bytes that tensors take on a device now, and those that are free.
-
-        Raises:
-            BackendError: it is not told of that device.
-        """
+        """Return the bytes that tensors take on a device now, and those that are free; raises BackendError where it
+        is not told of that device."""
         ...
 
 

@@ -127,12 +127,7 @@ class Stash(ContextDecorator, Block):
         return self._session.stats()
 
     def plan(self) -> BudgetPlan:
-        """Return what a budget has become: what is kept, spilled or compressed, and what that costs.
-
-        Raises:
-            ConfigError: the policy is no budget.
-            StashError: no step has ended yet.
-        """
+        """Return what a budget has become; raises ConfigError for other policies, StashError before a step ended."""
         return plan_of(self._session)
 
     def drain(self) -> None:

@@ -127,4 +127,5 @@ def _thinned(times: Floats) -> Floats:
     known: Floats = np.unique(times)
     if known.size <= _POINTS:
         return known
-    return known[np.unique(np.linspace(0, known.size - 1, _POINTS).astype(int))]
+    thinned: Floats = known[np.unique(np.linspace(0, known.size - 1, _POINTS).astype(int))]
+    return thinned

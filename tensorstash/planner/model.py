@@ -210,11 +210,11 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
             later = np.cumsum(took_back[::-1])[::-1]
             comes[back] = np.minimum.accumulate((table.wanted[back] + (later - took_back))[::-1])[::-1] - later
             link_s += float(total[-1] + later[0])
-    # What would come back before it has left has never been away.
+    # What would come back before it has left does so at once, unless the program waits for it both ways.
     stays = away & (comes < leaves)
-    leaves = np.where(stays, table.released, leaves)
-    comes = np.where(stays, np.inf, comes)
-    away = away & ~stays
+    at_once = np.clip((leaves + comes) / 2, table.freed, table.wanted) if stays.any() else leaves
+    sent, fetched = leaves, comes
+    leaves, comes = np.where(stays, at_once, leaves), np.where(stays, at_once, comes)
     left = table.resident[rows, choice] * away
 
     points = table.points
@@ -239,8 +239,8 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
     over = np.maximum(held - room, 0.0)
     waits = np.minimum(over, under_way)
     delays = np.minimum(over - waits, early)
-    stall = _longest_wait(points, waits, gone, out_order, out_total)
-    stall += _longest_delay(points, delays, begun, back_order, back_total)
+    stall = _longest_wait(points, waits, gone, np.sort(sent[carried]), out_total)
+    stall += _longest_delay(points, delays, begun, np.sort(fetched[carried]), back_total)
     least = held - under_way - early
     return Pressure(
         held,

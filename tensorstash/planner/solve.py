@@ -1,8 +1,9 @@
 """The plan for a step: what is cheapest, given back until the memory is just held.
 
-A search over prices: of a byte at the point where memory is shortest, and of a second of each link. At given prices each
-record chooses for itself; links are for what forward lets go of first, since that has the longest way to hide behind.
-Then single decisions are changed, the dearest first, as long as the rest holds the budget. :mod:`tensorstash.planner.bound` says how far from the best the result may be.
+A search over prices: of a byte at the point where memory is shortest, and of a second of each link. At given prices
+each record chooses for itself; links are for what forward lets go of first, since that has the longest way to hide.
+Then single decisions are changed, the dearest first, as long as the rest holds the budget.
+:mod:`tensorstash.planner.bound` says how far from the best the result may be.
 """
 
 from dataclasses import dataclass, replace
@@ -304,9 +305,13 @@ class _Market:
 def _improved(table: Table, room: float, choice: Ints) -> Ints:
     """Change single decisions for cheaper options, the dearest first, as long as the rest holds the memory."""
     tries = _TRIES if table.count <= _LARGE else _TRIES_LARGE
-    while (in_vain := pressure(table, choice, room).in_vain).any():
-        choice = np.where(in_vain, 0, choice)
-    price = pressure(table, choice, room).price
+    found = pressure(table, choice, room)
+    price = found.price
+    if found.in_vain.any():
+        changed = np.where(found.in_vain, 0, choice)
+        outcome = pressure(table, changed, room).price
+        if outcome <= price:
+            choice, price = changed, outcome
     for relieve in (True, False):
         found = pressure(table, choice, room)
         if relieve and not found.stall_s:

@@ -90,8 +90,8 @@ def replayed(problem: Problem, choice: Choice) -> tuple[float, float]:
     """Run a step as a machine would; return the seconds that the program has waited, and the most bytes held.
 
     One event after the other: the program saves and asks, a link carries one record at a time, and the program waits
-    before it saves what there is no room for, as long as something is on its way out. What comes back is fetched as late
-    as the link allows.
+    before it saves what there is no room for, as long as something is on its way out. What comes back is fetched
+    as late as the link allows.
     """
     waited = most = 0.0
     held: dict[int, float] = {}

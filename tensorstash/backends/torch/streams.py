@@ -152,8 +152,8 @@ def memory_use(device: str) -> tuple[int, int]:
     Raises:
         BackendError: PyTorch does not tell that of this kind of device.
     """
-    kind = getattr(torch, device.partition(":")[0], None)
-    if not hasattr(kind, "mem_get_info") or not hasattr(kind, "memory_allocated"):
+    kind: Any = getattr(torch, device.partition(":")[0], None)
+    if not all(hasattr(kind, name) for name in ("mem_get_info", "memory_allocated", "memory_reserved")):
         raise BackendError(
             f"budget: PyTorch does not tell how much memory of {device} is in use; say how much saved tensors may take "
             f"instead: Budget(size)"

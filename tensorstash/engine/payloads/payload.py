@@ -257,11 +257,6 @@ class Payload:
         return self._stored is not None and self._lease is None and self.route.is_costly
 
     @property
-    def is_leased(self) -> bool:
-        """Whether what was read of it is held, within the budget of what is read ahead."""
-        return self._lease is not None
-
-    @property
     def is_quick(self) -> bool:
         """Whether bringing it back is hardly more than decoding: its tensor is in host memory, and its bytes are there
         already, or few."""

@@ -1,8 +1,10 @@
 """A session that holds a budget, or a route that goes by what made each tensor: it knows the class of each."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import repeat
+from operator import length_hint
 from typing import Any, TypeVar
 
 from tensorstash.engine.handle import Handle
@@ -50,7 +52,8 @@ class BudgetSession(TrackingSession[T]):
         self._control = Control(self._room, self.adviser.say)
         self._stats_before = Stats()
         self._peak = 0
-        self._counters: dict[int, Iterator[int]] = {}
+        self._counters: dict[int, Iterator[None]] = {}
+        self._passed: Counter[int] = Counter()
         self.adviser.watches = False  # what there is to gain is what the plan says
 
     def _limit(self) -> int:
@@ -89,8 +92,21 @@ class BudgetSession(TrackingSession[T]):
         if self._state.was_asked or not self._counters:
             self._state.was_asked = False
             assert self._control.current is not None, "declined without a plan"
+            self._note_passed()
+            self._passed.clear()
             for nbytes, count in self._control.current.sizes.items():
-                self._counters[nbytes] = islice(self._kept[_POLICY][nbytes], count)
+                self._counters[nbytes] = repeat(None, count)
+
+    def _note_passed(self) -> None:
+        """Count what has passed since the counters were filled."""
+        held = self._control.current
+        if held is None:
+            return
+        for nbytes, counter in self._counters.items():
+            passed = held.sizes[nbytes] - length_hint(counter)
+            for _ in range(passed - self._passed[nbytes]):
+                next(self._kept[_POLICY][nbytes])
+            self._passed[nbytes] = passed
 
     def _passes(self, tensor: T) -> Handle | None:
         """Return the handle of a tensor that was expected where everything fits; None if it was not."""
@@ -98,16 +114,19 @@ class BudgetSession(TrackingSession[T]):
             return None
         nbytes = self._nbytes(tensor)
         for _ in range(2):
-            if next(self._counters.get(nbytes, iter(())), None) is not None:
+            if next(self._counters.get(nbytes, iter(())), KEEP) is None:
                 return self._state, self._alias(tensor), self._version(tensor)
             if not self._state.was_asked:
                 break
             self._refill()
         held = self._control.current
         assert held is not None, "declined without a plan"
-        self._unseen = held.plan.native - held.plan.background
+        self._note_passed()
+        passed = sum(size * count for size, count in self._passed.items())
+        self._unseen = min(held.plan.native - held.plan.background, passed)
         self._control.forget(next(iter(held.plan.tiers), None))
         self._counters.clear()
+        self._passed.clear()
         self._new_step()
         return None
 
@@ -182,7 +201,8 @@ class BudgetSession(TrackingSession[T]):
         for seen in step.seen:
             seen.options = tuple(at_rates(option, measured) for option in seen.options)
         self._peak = max(self._peak, self._meter.peak)
-        self._control.end(step, self._meter.peak)
+        if step.was_asked:
+            self._control.end(step, self._meter.peak)
         self._new_step()
 
     def _new_step(self) -> None:
@@ -205,6 +225,7 @@ class BudgetSession(TrackingSession[T]):
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
+        self._note_passed()
         stats = super().stats()
         latest = self._control.latest
         text = "measuring the first step" if latest is None else latest.plan.summary

@@ -10,6 +10,9 @@ from tensorstash.planner.model import KEEP, Option, Record, SavedClass
 _MOST = 0.9
 """Part of what a step has saved that has to be asked for, or gone, before what is saved next begins another one."""
 
+_TELLING = 8
+"""Tensors that, all gone without having been asked for, were a graph that was dropped."""
+
 
 class Seen:
     """One saved tensor of a step.
@@ -63,7 +66,8 @@ class Step:
         self._ordinals: Counter[Hashable] = Counter()
         self._packed = 0
         self._done = 0
-        self._was_asked = False
+        self.was_asked = False
+        """Whether backward has asked for anything; if not, and all is gone, the graph was dropped."""
 
     @property
     def signature(self) -> Hashable:
@@ -73,7 +77,9 @@ class Step:
     @property
     def is_over(self) -> bool:
         """Whether what is saved next belongs to another step."""
-        return self._was_asked and self._done >= _MOST * self._packed
+        if self.was_asked:
+            return self._done >= _MOST * self._packed
+        return len(self.seen) >= _TELLING and self._done == self._packed
 
     def ordinal(self, kind: Hashable) -> int:
         """Return how many of the same kind were saved before, and count one more."""
@@ -89,7 +95,7 @@ class Step:
 
     def asked(self, seen: Seen, now: float, wall: float) -> None:
         """Note that backward asks for a tensor."""
-        self._was_asked = True
+        self.was_asked = True
         self.ended, self.wall_ended = now, wall
         if seen.wanted is None:
             seen.wanted = now
@@ -145,7 +151,7 @@ class TrackedStashed(Stashed):
         with session.asking(self.seen):
             payload = self._payload
             source = payload.alias
-            with session.bringing(0 if source is not None or payload.is_leased else payload.nbytes):
+            with session.bringing(0 if source is not None or payload._lease is not None else payload.nbytes):
                 tensor = super().__call__()
             if tensor is not source:
                 session.watch_rebuilt(tensor, payload)

@@ -227,7 +227,7 @@ class TrackingSession(Session[T]):
 
     def watch_rebuilt(self, tensor: object, payload: Payload) -> None:
         """Count a tensor that was brought back, as long as it lives."""
-        if not payload.is_leased:  # else it is counted among what was read ahead
+        if payload._lease is None:  # else it is counted among what was read ahead
             self._meter.watch(tensor, ("back", id(payload)), None, payload.nbytes)
 
     # Steps
