@@ -11,6 +11,7 @@ from weakref import ref
 from tensorstash.engine.stats import StageStats, Stats, Tally
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.protocols import Backend
+from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
 
@@ -149,13 +150,13 @@ class Ledger:
         with self._lock:
             self._forwardings += 1
 
-    def stored(self, tier: str, payload_bytes: int, saved: int = 0) -> Counted:
+    def stored(self, tier: str, payload_bytes: int, spec: TensorSpec) -> Counted:
         """Count a payload that was put into ``tier``, and exists as long as what is returned.
 
         Args:
             tier: where it is.
             payload_bytes: its size.
-            saved: by how many bytes the memory that its tensor was in got emptier.
+            spec: of its tensor.
         """
         counted = Counted()
         entry = _Entry(counted, self._gone.append)
@@ -163,7 +164,8 @@ class Ledger:
         with self._lock:
             self._settle()
             self._entries.add(entry)
-            self._saved += saved
+            is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
+            self._saved += spec.nbytes - payload_bytes if is_same_memory else spec.nbytes
             self._stored[tier] = self._stored.get(tier, Tally()).plus(payload_bytes)
             live = self._live[tier] = self._live.get(tier, Tally()).plus(payload_bytes)
             self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)

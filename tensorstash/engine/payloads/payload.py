@@ -192,10 +192,7 @@ class Payload:
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
-        route, nbytes = self.route, self.spec.nbytes
-        is_same_memory = route.tier == ("memory" if self.spec.device == "cpu" else "device")
-        saved = nbytes - stored.nbytes if is_same_memory else nbytes
-        stored.counted = route.ledger.stored(route.tier, stored.nbytes, saved)
+        stored.counted = self.route.ledger.stored(self.route.tier, stored.nbytes, self.spec)
 
     @property
     def source(self) -> Any:
