@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import runner
-from benchmarks.harness.accelerator import accelerator_named
 from benchmarks.harness.report import Report, machine
+from benchmarks.harness.torch_accelerator import accelerator_named
 from tensorstash.backends.torch import operators as torch_operators
 from tensorstash.backends.torch import triton as torch_triton
 from tensorstash.backends.torch.device_kernels import device_kernel

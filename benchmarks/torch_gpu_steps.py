@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import tensorstash as ts
-from benchmarks.harness.accelerator import Accelerator, Copies, accelerator_named
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import interleave, seconds
+from benchmarks.harness.torch_accelerator import Accelerator, Copies, accelerator_named
 from benchmarks.models.torch_llama import Llama
 
 METHODS = (

@@ -21,9 +21,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import tensorstash as ts
 from benchmarks.harness.report import Report, machine
+from tensorstash.abilities.recipes import Leaf
 from tensorstash.engine.recompute.inputs import KeptHandle
 from tensorstash.engine.recompute.recomputed import RecomputedHandle
-from tensorstash.recipes import Leaf
 
 _IDS = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 

@@ -34,7 +34,6 @@ RANKS = {
     "kernels": 1,
     "protocols": 1,
     "abilities": 1,
-    "recipes": 1,
     "registry": 2,
     "codecs": 2,
     "stores": 2,

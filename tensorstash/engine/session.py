@@ -80,7 +80,7 @@ class Session(Generic[T]):
         self._timeouts = Timeouts(limits.timeout_s)
         self._writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
-        prefetcher = Prefetcher(self._ahead_budget(), readers, QUICK_BYTES * limits.readers)
+        prefetcher = Prefetcher(ByteBudget(limits.ahead_bytes), readers, QUICK_BYTES * limits.readers)
         held = Held(backend) if isinstance(backend, SupportsHolders) else None
         alternatives = [plan.rest for plan in policy.alternatives()]
         self._only_keeps = all(plan.keeps for plan in alternatives)
@@ -121,9 +121,6 @@ class Session(Generic[T]):
     def after_fork(self) -> None:
         """Make the lock anew."""
         self._lock = threading.Lock()
-
-    def _ahead_budget(self) -> ByteBudget:
-        return ByteBudget(self.limits.ahead_bytes)
 
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""

@@ -31,7 +31,7 @@ class Harness:
         return api.stash(policy, framework=self.lab.name, min_bytes=min_bytes, limits=limits or self.limits)
 
     @contextmanager
-    def session(self, policy: HookPolicy, *, limits: Limits | None = None) -> Iterator[Session[Any]]:
+    def entered(self, policy: HookPolicy, *, limits: Limits | None = None) -> Iterator[Session[Any]]:
         """Enter a :meth:`stash` for a block, and give what packs and unpacks inside of it."""
         with self.stash(policy, limits=limits) as stash:
             yield stash._session

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from tensorstash.abilities.recipes import SupportsProducers
 from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.host.arrays import Array
 from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, Encode, Keep, Quantize, Recompute, StoreIn
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.recipes import SupportsProducers
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.lab import Lab, Tensor
 from tensorstash.testing.layouts import floats

@@ -5,11 +5,11 @@ from typing import Any
 
 from planted import Fault, Planted, note
 
+from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.reference.producers import Producers
 from tensorstash.engine.recompute.session import RecomputingSession
 from tensorstash.errors import TensorStashError
-from tensorstash.recipes import Leaf, Recipe
 
 FAULTS: list[Fault] = []
 caught_by = partial(note, FAULTS)

@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
+from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.backends.reference import kernels as reference_kernels
-from tensorstash.recipes import Leaf, Recipe
 from tensorstash.reference import Tensor, no_grad
 from tensorstash.reference.autograd.primitive import OpNode
 from tensorstash.reference.autograd.saved import SavedTensor
@@ -59,7 +59,7 @@ class _NoRecipe(Exception):  # noqa: N818  (it is no error)
 
 
 class Producers:
-    """What made saved tensors, for one session; see :class:`tensorstash.recipes.Producers`.
+    """What made saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.

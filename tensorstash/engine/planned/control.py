@@ -75,7 +75,7 @@ class Control:
         self._known: OrderedDict[Hashable, Held] = OrderedDict()
         self.current: Held | None = None
         """The plan in force; None while a step is measured."""
-        self.latest: Held | None = None
+        self.newest: Held | None = None
 
     @property
     def is_declined(self) -> bool:
@@ -86,7 +86,7 @@ class Control:
         """Choose the plan for a step by the first tensor that it saves."""
         self.current = self._known.get(signature)
         if self.current is not None:
-            self.latest = self.current
+            self.newest = self.current
             self._known.move_to_end(signature)
 
     def tier(self, key: SavedClass) -> str | None:
@@ -145,7 +145,7 @@ class Control:
         self._known.move_to_end(step.signature)
         while len(self._known) > _SIGNATURES:
             self._known.popitem(last=False)
-        self.latest = held
+        self.newest = held
 
     def _rivals(
         self, problem: Problem, solution: Solution, aliases: Mapping[SavedClass, SavedClass], plan: BudgetPlan

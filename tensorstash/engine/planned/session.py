@@ -215,20 +215,20 @@ class BudgetSession(TrackingSession[T]):
         Raises:
             StashError: no step has ended yet.
         """
-        if self._control.latest is None:
+        if self._control.newest is None:
             self._settle()
             if self._step.is_over:
                 self._end_step()
-        if self._control.latest is None:
+        if self._control.newest is None:
             raise StashError("budget: there is no plan before a step has ended: run forward and backward once")
-        return self._control.latest.plan
+        return self._control.newest.plan
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
         self._note_passed()
         stats = super().stats()
-        latest = self._control.latest
-        text = "measuring the first step" if latest is None else latest.plan.summary
+        newest = self._control.newest
+        text = "measuring the first step" if newest is None else newest.plan.summary
         return replace(stats, plan=text, peak_held=max(self._peak, self._meter.peak))
 
 

@@ -13,7 +13,6 @@ from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.planned.meter import GatedBudget, Meter
 from tensorstash.engine.planned.step import Seen, Step, TrackedKept, TrackedStashed
 from tensorstash.engine.session import Session
-from tensorstash.host.budget import ByteBudget
 from tensorstash.planner.model import SavedClass
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Backend, Demand
@@ -47,6 +46,7 @@ class TrackingSession(Session[T]):
     def __init__(self, policy: HookPolicy, backend: Backend[T], *, min_bytes: int, limits: Limits) -> None:
         self._meter = Meter(self._others)
         super().__init__(policy, backend, min_bytes=min_bytes, limits=limits)
+        self._state.prefetcher.budget = GatedBudget(limits.ahead_bytes, self._has_room)
         self._hook_s = 0.0
         self._step = Step(0.0, perf_counter())
         self._payloads: dict[int, tuple[ref[Payload], Seen]] = {}
@@ -61,9 +61,6 @@ class TrackingSession(Session[T]):
     def _others(self) -> int:
         tiers = ("memory", "device") if self._counts_host else ("device",)
         return self._unseen + self._state.prefetcher.budget.used + self._state.ledger.bytes_in(tiers)
-
-    def _ahead_budget(self) -> ByteBudget:
-        return GatedBudget(self.limits.ahead_bytes, self._has_room)
 
     def _has_room(self, nbytes: int) -> bool:
         self._settle()

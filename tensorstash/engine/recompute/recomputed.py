@@ -5,11 +5,11 @@ from collections.abc import Hashable
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from tensorstash.abilities.recipes import Leaf, Producers, Recipe
 from tensorstash.engine.payloads.payload import modified
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError, TensorStashError
 from tensorstash.host.budget import Lease
-from tensorstash.recipes import Leaf, Producers, Recipe
 from tensorstash.spec import TensorSpec
 
 

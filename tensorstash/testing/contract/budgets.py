@@ -52,7 +52,7 @@ class Bounded(Harness):
         tap = Tap()
         policy = StoreIn(Gated(gate=gate, inner=Watched(tap=tap)))
         limits = Limits(in_flight=256, timeout_s=0.5)
-        with self.session(policy, limits=limits) as session:
+        with self.entered(policy, limits=limits) as session:
             handles = [session.pack(lab.tensor(floats(32, seed=n), device=device)) for n in range(2)]
             more: list[Any] = []
 
@@ -77,7 +77,7 @@ class Bounded(Harness):
     def _assert_budget_holds(self, policy: HookPolicy, tier: str, device: str) -> None:
         lab = self.lab
         budget = next(plan.store for plan in policy.alternatives() if plan.store is not None).budget  # type: ignore[attr-defined]
-        with self.session(policy, limits=AT_ONCE) as session:
+        with self.entered(policy, limits=AT_ONCE) as session:
             handles: list[Any] = []
 
             def fill() -> None:

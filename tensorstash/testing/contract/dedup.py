@@ -57,7 +57,7 @@ class OneCopy(Harness):
 
     def test_line06_a_reused_address_is_another_payload(self, device: str) -> None:
         lab = self.lab
-        with self.session(StoreIn(Memory()), limits=AT_ONCE) as session:
+        with self.entered(StoreIn(Memory()), limits=AT_ONCE) as session:
             handles = []
             for n in range(200):
                 tensor = lab.tensor(floats(8, seed=n), device=device)

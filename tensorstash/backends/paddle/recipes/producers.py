@@ -9,6 +9,7 @@ import paddle
 from paddle import Tensor
 from paddle.base import core
 
+from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.layout import Layout, dense_run, dtype_name, elements, laid_out, rebuilt
 from tensorstash.backends.paddle.nodes import kind_of, node_of
@@ -19,7 +20,6 @@ from tensorstash.backends.paddle.recipes.search import MASK, Leaves, NoRecipe, N
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.paddle.storage import version_probe
 from tensorstash.host.arrays import borrowed
-from tensorstash.recipes import Recipe
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _SAMPLES = 16
@@ -31,7 +31,7 @@ _DEVICE_UNIT = 256
 
 
 class Producers:
-    """What made saved tensors, for one session; see :class:`tensorstash.recipes.Producers`.
+    """What made saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.
@@ -114,7 +114,7 @@ class Producers:
         return version_probe(whole)
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
-        """Run the operations of a recipe; see :meth:`tensorstash.recipes.Producers.run`."""
+        """Run the operations of a recipe; see :meth:`tensorstash.abilities.recipes.Producers.run`."""
         with Unrecorded():
             made: Tensor = run_again(recipe.operation, list(values))
             name = dtype_name(made.dtype)

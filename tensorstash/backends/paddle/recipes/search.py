@@ -12,10 +12,10 @@ from weakref import ref
 
 from paddle import Tensor
 
+from tensorstash.abilities.recipes import Leaf
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
 from tensorstash.backends.paddle.recipes.rule import Like, Rule
-from tensorstash.recipes import Leaf
 
 _STEPS = 64
 """Nodes, views among them, that are followed for one tensor."""

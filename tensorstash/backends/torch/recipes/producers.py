@@ -13,6 +13,7 @@ from torch._C import (
     _len_torch_function_stack,
 )
 
+from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.torch.graph import CAN_TELL
 from tensorstash.backends.torch.layout import Unrecorded, dense, restored
 from tensorstash.backends.torch.recipes import RULES
@@ -27,7 +28,6 @@ from tensorstash.backends.torch.recipes.search import (
     rules_of,
     run_again,
 )
-from tensorstash.recipes import Recipe
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _SAMPLES = 16
@@ -37,7 +37,7 @@ _NO_PRODUCER = "made outside of the graph"
 
 
 class Producers:
-    """What made saved tensors, for one session; see :class:`tensorstash.recipes.Producers`.
+    """What made saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.
@@ -125,7 +125,7 @@ class Producers:
         return whole
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
-        """Run the operations of a recipe; see :meth:`tensorstash.recipes.Producers.run`."""
+        """Run the operations of a recipe; see :meth:`tensorstash.abilities.recipes.Producers.run`."""
         device = torch.device(spec.device).type
         follows = torch.is_autocast_enabled(device)
         if follows:

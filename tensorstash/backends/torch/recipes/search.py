@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from tensorstash.abilities.recipes import Leaf
 from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.rule import Rule
-from tensorstash.recipes import Leaf
 
 _CAST = "ToCopyBackward0"
 

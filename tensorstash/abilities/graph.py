@@ -1,0 +1,130 @@
+"""What a framework tells of its graph and its memory beyond what every backend says."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from tensorstash.host.arrays import Array
+from tensorstash.protocols import Demand
+from tensorstash.spec import TensorSpec
+
+T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+@runtime_checkable
+class SupportsHolders(Protocol[T_contra]):
+    """A backend whose framework tells how many objects hold a memory.
+
+    Under one that does not, the bytes of what is stashed are copied before ``pack`` returns.
+    """
+
+    def holders(self, tensor: T_contra, /) -> int:
+        """Return how many objects hold the tensor's memory: itself, aliases and views of it, and whatever else does.
+
+        Whoever can read or write it without holding it (other libraries, other processes) makes the tensors of that
+        memory ones with a :meth:`Backend.keep_reason`.
+        """
+        ...
+
+    def is_there(self, tensor: T_contra, spec: TensorSpec, /) -> bool:
+        """Whether the tensor has its memory now; whoever holds it may have freed it for a while."""
+        ...
+
+    def keeps_graph(self) -> bool:
+        """Whether the saved tensor that is asked for on this thread may be asked for again."""
+        ...
+
+
+@runtime_checkable
+class SupportsMemoryUse(Protocol):
+    """A backend whose framework tells how much memory of a device is in use."""
+
+    def memory_use(self, device: str, /) -> tuple[int, int]:
+        """Return the bytes that tensors take on a device now, and those that are free; raises BackendError where it
+        is not told of that device."""
+        ...
+
+
+@runtime_checkable
+class SupportsRecording(Protocol):
+    """A backend whose framework can be told to record no gradients, as for evaluation."""
+
+    def is_recording(self) -> bool:
+        """Whether this thread records what it computes, so that autograd saves tensors."""
+        ...
+
+
+@runtime_checkable
+class SupportsCompiledGraphs(Protocol):
+    """A backend whose framework compiles functions to graphs whose backward asks for all that they saved at once."""
+
+    def compiled_graph(self) -> int | None:
+        """Return a number of the compiled graph whose backward runs on this thread; None if none does."""
+        ...
+
+
+@runtime_checkable
+class SupportsDemand(Protocol):
+    """A backend whose framework tells inside ``pack`` which operation saves."""
+
+    def demand(self) -> Demand:
+        """Return how exactly the operation that saves the tensor being packed has to get it back."""
+        ...
+
+
+class Readers(Protocol[T_contra]):
+    """Finds in the graph, while one thread records it, which operation has saved what.
+
+    It keeps nothing of the graph alive.
+    """
+
+    def visit(self, tensor: T_contra, /) -> Iterable[tuple[Any, Demand]]:
+        """Return handles on the way to a tensor that is being packed, with what their readers need.
+
+        Each is returned once; those that ``tensor`` itself was computed from, perhaps more often.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsReaders(Protocol[T_contra]):
+    """A backend whose framework shows, after ``pack``, which operation has saved what ``pack`` returned."""
+
+    def readers(self, is_ours: Callable[[object], bool], /) -> Readers[T_contra]:
+        """Return what finds the readers of handles in the graph that this thread records from now on.
+
+        Args:
+            is_ours: whether an object is a handle whose reader is wanted.
+        """
+        ...
+
+    def running_demand(self, handle: object, /) -> Demand | None:
+        """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
+        ...
+
+
+@runtime_checkable
+class SupportsOrder(Protocol):
+    """A backend whose framework shows the order in which a backward will ask, while it runs."""
+
+    def upcoming(self, is_ours: Callable[[object], bool], /) -> Iterable[list[Any]]:
+        """Return the handles that the backward on this thread will ask for, operation by operation, in order.
+
+        The running operation is the first. Only a hint: what is not known is left out.
+
+        Args:
+            is_ours: whether an object is a handle.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsSharedMemory(Protocol[T_co]):
+    """A backend that puts tensors of the host side by side into one memory, as views of one tensor are."""
+
+    def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> T_co:
+        """Return what :meth:`Backend.from_host` does, but in ``memory`` from a byte on.
+
+        The tensor keeps the memory alive, and has an in-place version of its own.
+        """
+        ...
