@@ -203,8 +203,7 @@ def test_a_dropped_graph_gives_its_bytes_back(program: Any) -> None:
     assert_equal(trained(program, stash, 2)[-1], unhooked(program))
     session: Any = stash._session
     session._settle()
-    # PaddlePaddle keeps the first graph that was dropped; see docs/limitations.md.
-    assert session._meter.held() == 0 or program.name == "paddle"
+    assert session._meter.held() == 0
 
 
 def test_a_saved_plan_runs_without_the_planner(program: Any, tmp_path: Path) -> None:
