@@ -32,6 +32,7 @@
 #include <array>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -40,6 +41,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <shared_mutex>
 #include <thread>
 #include <vector>
 
@@ -109,6 +111,23 @@ struct Writing {  // by work that the stream has not come to
   at::Tensor result;  // of dense memory; if there is none it is poison
 };
 
+// At exit what has begun comes to its end, since PyTorch itself goes away next, and nothing else begins.
+std::atomic<bool> is_exiting{false};
+auto& at_work = *new std::shared_timed_mutex;  // held by whoever is at work; alone at exit
+
+void stop_all() {
+  is_exiting = true;
+  at_work.try_lock_for(Seconds(5));  // in vain where work waits for what does not begin any more
+}
+
+void run_unless_exiting(const std::function<void()>& work) {
+  {
+    std::shared_lock<std::shared_timed_mutex> held(at_work);
+    if (!is_exiting) return work();
+  }
+  for (;;) std::this_thread::sleep_for(Seconds(3600));
+}
+
 // What an operation reads is known before its stream has come to it, unless copies or other streams have a part in it.
 struct Queue {
   std::mutex lock;
@@ -119,7 +138,11 @@ struct Queue {
   bool busy = false;
   std::mt19937 chance;
 
-  explicit Queue(unsigned number) : chance(seed + 1000 * number) { std::thread([this] { work(); }).detach(); }
+  explicit Queue(unsigned number) : chance(seed + 1000 * number) {
+    static const int registered = std::atexit(stop_all);  // after PyTorch's own, and so before them
+    (void)registered;
+    std::thread([this] { work(); }).detach();
+  }
 
   void work() {
     for (;;) {
@@ -134,7 +157,7 @@ struct Queue {
       double most = longest_delay;
       if (most > 0 && chance() % 4 == 0)
         std::this_thread::sleep_for(Seconds(std::uniform_real_distribution<double>(0, most)(chance)));
-      next();
+      run_unless_exiting(next);
       next = nullptr;
       { std::lock_guard<std::mutex> held(lock); busy = false; }
       changed.notify_all();

@@ -231,7 +231,7 @@ def test_a_call_that_never_returns_is_given_up_and_the_next_steps_work_meanwhile
     assert store.get_count > 0
     del y
     gate.puts.set()
-    settle(session)
+    settle(session._session)
     assert gate.slots == 0
 
 
