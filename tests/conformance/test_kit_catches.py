@@ -30,8 +30,7 @@ PLANTED = [
 ]
 
 
-# A check that notices a fault may end before it has called the model, or entered the stash.
-@pytest.mark.filterwarnings("ignore:a stash was made and never entered:tensorstash.TensorStashWarning")
+# A check that notices a fault of a wrap may end before it has called the model.
 @pytest.mark.filterwarnings("ignore:nothing was seen. a wrapped model was never called:tensorstash.TensorStashWarning")
 @pytest.mark.parametrize(("fault", "check"), PLANTED)
 def test_planted_fault_is_noticed(fault: Fault, check: str, tmp_path: Path) -> None:
