@@ -17,6 +17,7 @@ from tensorstash.backends.torch.kernels import kernel
 from tensorstash.backends.torch.streams import DeviceStreams
 from tensorstash.codecs import Affine
 from tensorstash.engine.advice import Adviser
+from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats, Tally
 from tensorstash.errors import BackendError, TensorStashWarning
@@ -51,7 +52,7 @@ def test_strided_tensors_of_every_type_of_device_are_stashed_or_kept_for_a_reaso
 
 @pytest.mark.parametrize("reason", sorted({*REASONS.values(), "device"}))
 def test_who_trains_on_a_device_whose_tensors_are_only_kept_is_told_why_and_what_to_do(reason: str) -> None:
-    adviser = Adviser(Limits(), only_keeps=False)
+    adviser = Adviser(Ledger(), Limits(), only_keeps=False)
     stats = Stats(seen=Tally(1000, 4000), kept={reason: Tally(1000, 4000)})
     with pytest.warns(
         TensorStashWarning, match=rf"nothing was stashed of 1000 saved tensors .*: {reason}\)\. (?!Only)"
