@@ -31,6 +31,8 @@ POLICIES = (
     "cpu_offload",
     "compress",
     "disk_spill",
+    "recompute",
+    "recompute | disk_spill",
     "quantize:bits=8",
     "quantize:bits=4",
     "cast:dtype=bfloat16",
