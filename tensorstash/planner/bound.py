@@ -41,8 +41,8 @@ def lower_bound(problem: Problem) -> float | None:
         return 0.0
     scale = float(table.nbytes.max())
     usable = np.isfinite(table.seconds)
-    columns = count * width
-    out_stall, back_stall = columns, columns + 1
+    variables = count * width
+    out_stall, back_stall = variables, variables + 1
     rows: list[int] = []
     cols: list[int] = []
     values: list[float] = []
@@ -83,14 +83,14 @@ def lower_bound(problem: Problem) -> float | None:
     turn = float(table.points[worst.argmax()])
     at_turn = takes(turn)
     ways = [(table.out_s[row, place], freed, 1.0), (table.back_s[row, place], wanted, -1.0)]
-    waiting: list[int] = []  # columns: bytes at the worst point that are on their way
+    waiting: list[int] = []  # variables: bytes at the worst point that are on their way
     for number in range(len(table.links)):
         mine = carried & (table.link[row, place] == number)
         for (seconds, times, way), stall in zip(ways, (out_stall, back_stall), strict=True):
             busy = mine & (seconds > 0)
             if not busy.any():
                 continue
-            waiting.append(columns + 2 + len(waiting))
+            waiting.append(variables + 2 + len(waiting))
             rate = float((nbytes[busy] / seconds[busy]).min())
             before = busy & (way * times <= way * turn)
             for at in _thinned(times[before] - way * 1e-12):
@@ -101,7 +101,7 @@ def lower_bound(problem: Problem) -> float | None:
     used = at_turn > 0
     where = np.concatenate([column[used], np.array(waiting, int)])
     add(where, np.concatenate([at_turn[used] / scale, np.ones(len(waiting))]), problem.room / scale)
-    total = columns + 2 + len(waiting)
+    total = variables + 2 + len(waiting)
     matrix = coo_matrix((values, (rows, cols)), shape=(len(limits), total))
     ones = coo_matrix((np.ones(len(column)), (row, column)), shape=(count, total))
     cost = np.zeros(total)
@@ -109,7 +109,7 @@ def lower_bound(problem: Problem) -> float | None:
     cost[[out_stall, back_stall]] = 1.0
     upper = np.zeros(total)
     upper[column] = 1.0
-    upper[columns:] = np.inf
+    upper[variables:] = np.inf
     unit = float(cost[column].max()) or 1.0
     result = linprog(
         cost / unit,
