@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 
 from benchmarks import quality, steps
 from benchmarks.__main__ import NAMES, main
-from benchmarks.harness.comparison import NONE, RECOMPUTE
+from benchmarks.harness.comparison import CHECKPOINT, NONE
 from benchmarks.harness.runner import WorkerError
 from benchmarks.harness.training import session
 from benchmarks.main_job import Variant, advice, measure
@@ -188,10 +188,10 @@ def test_the_disk_store_is_measured_beside_a_bare_loop(run_here: RunHere, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "before", "method", "gradients"),
     [
-        ("--workload paddle_gpt", [NONE, NONE, RECOMPUTE], "disk_spill", "bitwise"),
+        ("--workload paddle_gpt", [NONE, NONE, CHECKPOINT], "disk_spill", "bitwise"),
         (
             "--set policies --workload gpt --dtype bfloat16 --allocator default --method quantize:bits=2",
-            [NONE, RECOMPUTE],
+            [NONE, CHECKPOINT],
             "quantize:bits=2",
             "differ",
         ),
@@ -218,11 +218,11 @@ def test_whole_steps_are_compared(
 @pytest.mark.parametrize("workload", ["gpt", "gpt_dropout", "resnet"])
 def test_steps_that_are_compared_compute_the_same(workload: str) -> None:
     found = {}
-    for method in (NONE, RECOMPUTE, "compress | disk_spill"):
+    for method in (NONE, CHECKPOINT, "compress | disk_spill"):
         model = steps.model_of(steps.Variant(workload, method, threads=torch.get_num_threads()), tiny=True)
         training = build(model)
         training.warm_up()
-        with session(NONE if method == RECOMPUTE else method, "torch", {}):
+        with session(NONE if method == CHECKPOINT else method, "torch", {}):
             loss = training.forward(0)
         training.backward(loss)
         found[method] = [array.tobytes() for _, array in training.gradients()]

@@ -50,12 +50,13 @@ def environment(*, threads: int, allocator: str = "default") -> dict[str, str]:
 
     Args:
         threads: for computing.
-        allocator: the C library's as it is, what ``python -m tensorstash`` chooses, or glibc's with a threshold.
+        allocator: the C library's as it is; what ``python -m tensorstash`` chooses, which leaves alone what is set
+            already; or glibc's with a threshold.
     """
-    plain = {name: value for name, value in os.environ.items() if name not in _ALLOCATOR_VARIABLES}
-    plain["OMP_NUM_THREADS"] = str(threads)
+    threaded = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if allocator == "advised":
-        return advised_environment(plain)
+        return advised_environment(threaded)
+    plain = {name: value for name, value in threaded.items() if name not in _ALLOCATOR_VARIABLES}
     if allocator == "threshold":
         plain["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD_BYTES)
     return plain
