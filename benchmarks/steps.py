@@ -19,8 +19,9 @@ from typing import Any
 
 from benchmarks.harness.comparison import CHECKPOINT, NONE, Bar, Runs, Variant, rows
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ALLOCATORS, Job, environment, repeat, run_together
+from benchmarks.harness.runner import ALLOCATORS, ROOT, environment, repeat, run_together
 from benchmarks.models import Model
+from tensorstash.cli.turns import Job
 
 SPILL = "disk_spill"
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
@@ -141,10 +142,10 @@ def job(variant: Variant, options: argparse.Namespace) -> Job:
         "limits": {"in_flight": options.limit, "ahead": ahead, "resident": variant.resident_bytes},
         "min_bytes": 0 if options.tiny else "64KiB",
         "idle": options.idle,
-        "compared": options.steps - 1,
+        "compared": [options.steps - 1],
     }
     env = environment(threads=variant.threads, allocator=variant.allocator)
-    return Job(str(variant), "benchmarks.harness.training:train", arguments, env)
+    return Job(str(variant), "benchmarks.harness.training:train", arguments, env, ROOT)
 
 
 def variants(options: argparse.Namespace) -> list[Variant]:

@@ -82,7 +82,7 @@ def cpu_s(run: Run) -> Sequence[float]:
 
 def activation_bytes(run: Run) -> Sequence[float]:
     """Return the peak of resident memory above libraries, model, gradients and optimizer state."""
-    return (run["peak_bytes"] - run["floor_bytes"],)
+    return (run["activation_bytes"],)
 
 
 def middle(figure: Figure, runs: Sequence[Run]) -> float:
