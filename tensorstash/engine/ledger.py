@@ -55,9 +55,7 @@ class _Runs:
 
     def stats(self) -> StageStats:
         """Return the numbers as they stand."""
-        return StageStats(
-            self.tensors, self.bytes_in, self.bytes_out, self.seconds_in, self.loads, self.seconds_back
-        )
+        return StageStats(self.tensors, self.bytes_in, self.bytes_out, self.seconds_in, self.loads, self.seconds_back)
 
 
 class Movable:
