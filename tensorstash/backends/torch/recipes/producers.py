@@ -202,7 +202,7 @@ def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
     if DTYPE_NAMES.get(made.dtype) != spec.dtype or made.shape != spec.shape:
         raise ValueError(f"made {made.dtype}{tuple(made.shape)}, expected {spec}")
     address = made.untyped_storage().data_ptr()
-    is_fresh = all([value is None or value.untyped_storage().data_ptr() != address for value in values])
+    is_fresh = all(value is None or value.untyped_storage().data_ptr() != address for value in values)
     if not is_fresh or made.stride() != spec.strides or made.storage_offset():
         made = torch.empty_strided(spec.shape, spec.strides, dtype=made.dtype, device=made.device).copy_(made)
     if made.data_ptr() % ALIGNMENT != spec.alignment and made.numel():
@@ -217,7 +217,7 @@ def _is_watched() -> bool:
 
 def _sample(tensor: Tensor) -> bytes | None:
     itemsize = tensor.itemsize
-    there = tensor.untyped_storage().nbytes() - tensor.storage_offset() * itemsize
+    there = tensor.untyped_storage().nbytes() - int(tensor.storage_offset()) * itemsize
     nbytes = min(tensor.nbytes, there)  # less where it repeats itself; none where its memory was freed for a while
     return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
 
