@@ -10,7 +10,7 @@ if gradients are not bitwise those without hooks.
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -30,7 +30,7 @@ WORKLOADS = {
 }
 TINY = {"batch": 4, "depth": 2, "width": 64, "heads": 4, "context": 64}
 
-PARTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+PARTS: Sequence[float] = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 KEEP = Variant("keep")
 RIVALS = (
     KEEP,
@@ -78,10 +78,10 @@ class Sweep:
         pairs = ((self.measured[each][name][each.untimed :]) for each in (ours, theirs))
         return float(median(a / b for a, b in zip(*pairs, strict=True)))
 
-    def best(self, budget: float) -> Variant:
-        """Return the fastest of what fits."""
+    def best(self, budget: float) -> Variant | None:
+        """Return the fastest of what fits, if anything does."""
         fitting = [rival for rival in RIVALS if self.resident(rival) <= HELD * self.implied(budget)]
-        return min(fitting, key=lambda rival: self.times(rival, Variant()), default=Variant())
+        return min(fitting, key=lambda rival: self.times(rival, Variant()), default=None)
 
 
 def budget(native: int, part: float) -> Variant:
@@ -103,10 +103,17 @@ def job(model: Model, variant: Variant, *, steps: int, compared: int, tiny: bool
     return Job(str(variant), "benchmarks.harness.training:train", arguments, environment, ROOT)
 
 
-def sweep(model: Model, rounds: int, *, tiny: bool) -> Sweep:
-    """Measure a workload."""
+def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> Sweep:
+    """Measure a workload.
+
+    Args:
+        model: what is trained.
+        parts: of the native peak, the budgets.
+        rounds: steps of each process that count.
+        tiny: whether tensors of all sizes are looked at.
+    """
     native = run(job(model, budget(2**50, 1), steps=2, compared=0, tiny=tiny))["native_bytes"]
-    variants = [Variant(), *RIVALS, *(budget(native, part) for part in PARTS)]
+    variants = [Variant(), *RIVALS, *(budget(native, part) for part in parts)]
 
     def on_turn(_: Variant) -> None:
         print(".", end="", file=sys.stderr, flush=True)
@@ -120,8 +127,8 @@ def sweep(model: Model, rounds: int, *, tiny: bool) -> Sweep:
         return Sweep(native, turns.finish())
 
 
-def rows(name: str, found: Sweep) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of the table: what is compared, then the budgets."""
+def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of the table: what is compared, then the budgets, the least first."""
     plain = Variant()
     base = found.measured[plain]
     for variant in (plain, *RIVALS):
@@ -131,24 +138,24 @@ def rows(name: str, found: Sweep) -> Iterator[tuple[str, ...]]:
         exact = "bitwise" if found.measured[variant]["gradients_sha256"] == base["gradients_sha256"] else "differ"
         yield name, str(variant), nbytes, "", f"{peak:.3f} of none", f"{step:.3f}", "", exact, ""
     slower = held = 0.0
-    times = {part: found.times(budget(found.native, part), plain) for part in PARTS}
-    for part in PARTS:
+    times = {part: found.times(budget(found.native, part), plain) for part in parts}
+    for part in parts:
         variant = budget(found.native, part)
         measured = found.measured[variant]
         best = found.best(part * found.native)
         ratios = {
             "held": (measured["stats"]["peak_held"] / (part * found.native), HELD),
             "resident": (found.resident(variant) / found.implied(part * found.native), RESIDENT),
-            "step": (found.times(variant, best), DECLINED if best == KEEP else TIME),
+            "step": (found.times(variant, best) if best else 0.0, DECLINED if best == KEEP else TIME),
         }
         missed = [f"{what} > {bar}" for what, (ratio, bar) in ratios.items() if ratio > bar]
-        slower = max((times[other] for other in PARTS if other > part), default=0.0) / times[part]
+        slower = max((times[other] for other in parts if other > part), default=0.0) / times[part]
         missed += ["order of steps"] if slower > MONOTONE else []
         missed += ["order of peaks"] if measured["stats"]["peak_held"] * MONOTONE < held else []
         held = max(held, measured["stats"]["peak_held"])
         exact = "bitwise" if measured["gradients_sha256"] == base["gradients_sha256"] else "differ"
         figures = [f"{ratios['held'][0]:.3f}", f"{ratios['resident'][0]:.3f}", f"{times[part]:.3f}"]
-        against = f"{ratios['step'][0]:.3f} of {best}"
+        against = f"{ratios['step'][0]:.3f} of {best}" if best else "nothing else fits"
         nbytes = f"{found.resident(variant) / 2**20:.0f}"
         yield (
             name,
@@ -163,6 +170,7 @@ def rows(name: str, found: Sweep) -> Iterator[tuple[str, ...]]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    parser.add_argument("--part", action="append", type=float, help="of the native peak, only this one; repeatable")
     parser.add_argument("--rounds", type=int, default=6, help="steps of each that count (6)")
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
 
@@ -173,12 +181,12 @@ def main(options: argparse.Namespace, report: Report) -> int:
     heads = ("workload", "policy", "resident MiB", "held", "resident", "step", "of best", "gradients", "bars")
     report.begin(*heads, left=("workload", "policy", "of best", "gradients", "bars"))
     measured = report.measured["sweeps"] = {}
-    differ = False
+    parts, differ = sorted(options.part or PARTS), False
     for name in options.workload or WORKLOADS:
         model = replace(WORKLOADS[name], **TINY) if options.tiny else WORKLOADS[name]
-        found = sweep(model, options.rounds, tiny=options.tiny)
+        found = sweep(model, parts, options.rounds, tiny=options.tiny)
         measured[name] = {str(variant): one for variant, one in found.measured.items()}
-        for row in rows(name, found):
+        for row in rows(name, found, parts):
             report.row(*row, told=False)
             differ |= "differ" in row
     return int(differ)
