@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from sklearn.datasets import load_digits
 
 from benchmarks import quality, steps
 from benchmarks.__main__ import NAMES, main
+from benchmarks.budget_sweep import KEEP, RIVALS, Sweep, budget, rows
 from benchmarks.harness.comparison import CHECKPOINT, NONE
 from benchmarks.harness.training import session
 from benchmarks.main_job import advice, measure
@@ -96,10 +98,13 @@ def test_the_comparison_trains_under_each_policy(framework: str, policies: list[
 def measured(*points: tuple[float, float]) -> Training:
     """Return a training of made-up memory and time: first that without a policy."""
     found = {Variant(f"policy {n}" if n else "none"): point for n, point in enumerate(points)}
-    figures = {
-        key: {"activation_bytes": m * 100, "step_s": [9, t, t], "cpu_s": [9, t, t]} for key, (m, t) in found.items()
-    }
+    figures = {key: figure(memory * 100, [9, time, time]) for key, (memory, time) in found.items()}
     return Training("net, framework", figures)
+
+
+def figure(nbytes: float, seconds: list[float]) -> dict[str, Any]:
+    """Return what a process reports."""
+    return {"activation_bytes": nbytes, "step_s": seconds, "cpu_s": seconds}
 
 
 def test_the_frontier_has_what_nothing_beats_in_memory_and_time() -> None:
@@ -111,10 +116,43 @@ def test_the_frontier_has_what_nothing_beats_in_memory_and_time() -> None:
 def test_first_steps_do_not_count_and_ratios_are_of_the_same_round() -> None:
     none, policy = Variant(), Variant("keep")
     times = {none: [9.0, 1.0, 2.0, 4.0], policy: [1.0, 1.5, 3.0, 6.0]}
-    training = Training(
-        "", {key: {"activation_bytes": 1, "step_s": each, "cpu_s": each} for key, each in times.items()}
-    )
+    training = Training("", {key: figure(1, seconds) for key, seconds in times.items()})
     assert training.ratios(policy)[1] == 1.5
+
+
+def test_budgets_are_held_against_what_else_fits(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ("--workload=torch_gpt", "--tiny", "--rounds=1", "--part=0.5")
+    done = script("-m", "benchmarks", "budget_sweep", *sizes, "--json", str(report))
+    *others, budget = table(done.stdout)
+    assert [row["policy"] for row in others] == ["none", *(str(rival).replace("|", "\\|") for rival in RIVALS)]
+    assert budget["policy"] == "budget 0.5"
+    assert {row["gradients"] for row in (*others, budget)} == {"bitwise"}
+    assert 0 < float(budget["held"]) < 1.1
+    assert float(budget["step"]) > 0
+
+
+def sweep(times: dict[float, float], held: dict[float, float]) -> list[tuple[str, ...]]:
+    """Return the rows of budgets of 100 bytes in 150, made up: duration of steps, and what was held."""
+    found = {Variant(): figure(150, [9, 10]), KEEP: figure(151, [9, 10.5])}
+    found |= {rival: figure(100, [9, 12]) for rival in RIVALS[1:]}
+    for part, seconds in times.items():
+        measured = figure(50 + held[part], [9] * 7 + [seconds])
+        found[budget(100, part)] = {**measured, "stats": {"peak_held": held[part]}}
+    swept = Sweep(100, {key: {"gradients_sha256": "", **value} for key, value in found.items()})
+    return list(rows("net", swept, sorted(times)))[1 + len(RIVALS) :]
+
+
+def test_a_budget_meets_its_bars_or_says_which_it_misses() -> None:
+    good = sweep({0.2: 14.0, 0.6: 12.2, 1.0: 10.5}, {0.2: 20, 0.6: 60, 1.0: 100})
+    assert [row[-1] for row in good] == ["met"] * 3
+    assert [row[6] for row in good] == ["nothing else fits", "1.017 of recompute", "1.000 of keep"]
+    bad = sweep({0.6: 10.0, 0.8: 13.0, 1.0: 10.7}, {0.6: 66, 0.8: 50, 1.0: 100})
+    assert [row[-1].partition(": ")[2] for row in bad] == [
+        "held > 1.02, resident > 1.05, order of steps",
+        "step > 1.03, order of peaks",
+        "step > 1.01",
+    ]
 
 
 def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,7 @@ def train(
         "gradients_sha256": digest.hexdigest(),
         "stashed_bytes": stats.stashed.nbytes / steps if stats else 0.0,
         "stats": stats.to_dict() if stats else None,
+        "native_bytes": scope.plan().native if policy.startswith("budget") else None,
     }
 
 
