@@ -166,7 +166,9 @@ def session(policy: HookPolicy, limits: ts.Limits, fault: type | None = None) ->
     )
     if fault is not None and not is_of_backend:
         pinned = PinnedMemory(one.backend.locked_pages, limits.pinned_bytes)
-        one._transfers = fault(one.backend, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
+        one._transfers = one._ways.transfers = fault(
+            one.backend, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes
+        )
         assert isinstance(one._transfers, Transfers)
     return one
 
