@@ -336,6 +336,16 @@ def test_the_cost_of_hooks_is_measured(framework: str, run_here: RunHere) -> Non
     assert all(float(row["no hooks"]) > 0 for row in rows)
 
 
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_the_cost_of_a_stashed_tensor_is_measured(framework: str, run_here: RunHere) -> None:
+    few = ("--rounds", "2", "--saves", "10", "--kib", "16", "--many", "40")
+    rows = {row["policy"]: row for row in table(run_here("stashing", "--framework", framework, *few))}
+    assert {"host memory, at once", "Quantize(8)", "DiskSpill"} <= set(rows)
+    assert all(float(row["growth, pack"]) > 0 for name, row in rows.items() if name != "save_on_cpu")
+    here, others = rows["host memory, at once"]["calls, pack"].split(" + ")
+    assert int(here) > int(others) == 0
+
+
 def test_without_a_name_the_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     listed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
