@@ -62,7 +62,9 @@ class Estimate:
 
     def __str__(self) -> str:
         lines = [f"{'module':44} {'dtype':10} {'tensors':>7} {'bytes':>10}"]
-        lines += [f"{row.module:44} {row.dtype:10} {row.tensors:>7} {format_bytes(row.nbytes):>10}" for row in self.rows]
+        lines += [
+            f"{row.module:44} {row.dtype:10} {row.tensors:>7} {format_bytes(row.nbytes):>10}" for row in self.rows
+        ]
         lines.append(f"saved {format_bytes(self.nbytes)}, at most {format_bytes(self.peak)} at one time")
         left = [f"{tier} {'?' if n is None else format_bytes(n)}" for tier, n in self.tiers.items()]
         return "\n".join([*lines, f"what each tier leaves: {', '.join(left)}  (?: depends on the values)"])
@@ -73,7 +75,8 @@ def estimate(model: Any, *inputs: Any, **named: Any) -> Estimate:
 
     On PyTorch nothing is computed and nothing allocated: tensors are imagined, with shapes alone. Elsewhere, and for
     an LSTM on the CPU, whose kernel does not say what it saves, two and four rows of the batch are run, which draws
-    random numbers and moves running statistics; what they save is extended to the whole batch. What is saved outside of the model, such as by the loss, is not counted.
+    random numbers and moves running statistics; what they save is extended to the whole batch. What is saved outside
+    of the model, such as by the loss, is not counted.
 
     Args:
         model: a module of a known framework; stays as it is.

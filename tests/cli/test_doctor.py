@@ -7,7 +7,7 @@ import pytest
 
 from tensorstash.backends import features
 from tensorstash.cli import checks, main
-from tensorstash.cli.checks import Finding
+from tensorstash.cli.machine.checks import Finding
 from tensorstash.errors import MissingDependencyError
 from tensorstash.host import native
 
