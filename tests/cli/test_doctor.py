@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tensorstash.backends import features
-from tensorstash.cli import checks, main
+from tensorstash.cli import main
+from tensorstash.cli.machine import checks
 from tensorstash.cli.machine.checks import Finding
 from tensorstash.errors import MissingDependencyError
 from tensorstash.host import native

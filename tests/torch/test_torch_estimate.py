@@ -57,7 +57,7 @@ def measured(model: Any, inputs: tuple[Any, ...]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = model(*inputs)
     del output
-    return sum(dict(((tensor.data_ptr(), tensor.nbytes), tensor.nbytes) for tensor in saved).values())
+    return sum({(tensor.data_ptr(), tensor.nbytes): tensor.nbytes for tensor in saved}.values())
 
 
 @pytest.mark.parametrize("made", MODELS)
