@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar
 
+import paddle
 from paddle import Tensor, is_grad_enabled
 from paddle.nn import Layer
 
@@ -23,7 +24,7 @@ from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_p
 from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
 from tensorstash.backends.paddle.repairs.static import static_patches
 from tensorstash.backends.paddle.storage import token_of, version_probe
-from tensorstash.backends.paddle.streams import gpu_streams
+from tensorstash.backends.paddle.streams import GpuStreams, cuda_runtime
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
@@ -82,9 +83,10 @@ class PaddleBackend:
             self.alias = native.functions.aliasing(Tensor.detach)  # type: ignore[method-assign]
             self.nbytes = native.functions.sizing(Tensor.element_size)  # type: ignore[method-assign]
         self.kernels = None
-        # Only where the build has them: without them, tensors are moved by way of the host.
-        self.streams = gpu_streams()
-        self.layouts = None if self.streams is None else DeviceLayouts()
+        runtime = cuda_runtime()
+        self.streams = GpuStreams(paddle.device, runtime)
+        # On other devices views may be copies: there tensors are laid out on the host.
+        self.layouts = None if isinstance(runtime, str) else DeviceLayouts()
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a layer of Paddle."""
