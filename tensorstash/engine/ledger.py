@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import TypeVar
 from weakref import ref
 
+from tensorstash.abilities import Backend
 from tensorstash.engine.stats import StageStats, Stats, Tally
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.protocols import Backend
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
@@ -30,6 +30,32 @@ class _Entry(ref[Counted]):
     __eq__ = object.__eq__
     nbytes: int
     tier: str
+
+
+class _Runs:
+    """How often something was done both ways, as it is counted."""
+
+    __slots__ = ("bytes_in", "bytes_out", "loads", "seconds_back", "seconds_in", "tensors")
+
+    def __init__(self) -> None:
+        self.tensors = self.bytes_in = self.bytes_out = self.loads = 0
+        self.seconds_in = self.seconds_back = 0.0
+
+    def there(self, bytes_in: int, bytes_out: int, seconds: float) -> None:
+        """Count one run on the way in."""
+        self.tensors += 1
+        self.bytes_in += bytes_in
+        self.bytes_out += bytes_out
+        self.seconds_in += seconds
+
+    def back(self, seconds: float) -> None:
+        """Count one run on the way back."""
+        self.loads += 1
+        self.seconds_back += seconds
+
+    def stats(self) -> StageStats:
+        """Return the numbers as they stand."""
+        return StageStats(self.tensors, self.bytes_in, self.bytes_out, self.seconds_in, self.loads, self.seconds_back)
 
 
 class Movable:
@@ -86,20 +112,6 @@ class _Sum:
         return Tally(self.tensors, self.nbytes)
 
 
-class _StageSum:
-    """What the statistics of a stage are of, as it grows; as for :class:`~tensorstash.engine.stats.StageStats`."""
-
-    __slots__ = ("bytes_in", "bytes_out", "loads", "seconds_back", "seconds_in", "tensors")
-
-    def __init__(self) -> None:
-        self.tensors = self.bytes_in = self.bytes_out = self.loads = 0
-        self.seconds_in = self.seconds_back = 0.0
-
-    def stats(self) -> StageStats:
-        """Return it as it stands."""
-        return StageStats(self.tensors, self.bytes_in, self.bytes_out, self.seconds_in, self.loads, self.seconds_back)
-
-
 class Ledger:
     """The counters of one session. Thread-safe.
 
@@ -116,8 +128,8 @@ class Ledger:
         self._deduplicated = _Sum()
         self._stashed = _Sum()
         self._declined = _Sum()
-        self._stages: defaultdict[str, _StageSum] = defaultdict(_StageSum)
-        self._recomputed: dict[str, StageStats] = {}
+        self._stages: defaultdict[str, _Runs] = defaultdict(_Runs)
+        self._recomputed: defaultdict[str, _Runs] = defaultdict(_Runs)
         self._refused: dict[str, Tally] = {}
         self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._saved = 0
@@ -213,28 +225,22 @@ class Ledger:
     def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """Count one run of a stage on the way in."""
         with self._lock:
-            sums = self._stages[name]
-            sums.tensors += 1
-            sums.bytes_in += bytes_in
-            sums.bytes_out += bytes_out
-            sums.seconds_in += seconds
+            self._stages[name].there(bytes_in, bytes_out, seconds)
 
     def stage_back(self, name: str, seconds: float) -> None:
         """Count one run of a stage on the way back."""
         with self._lock:
-            sums = self._stages[name]
-            sums.loads += 1
-            sums.seconds_back += seconds
+            self._stages[name].back(seconds)
 
     def recomputed(self, rule: str, nbytes: int, seconds: float) -> None:
         """Count a tensor that is made again when it is needed."""
         with self._lock:
-            self._recomputed[rule] = self._recomputed.get(rule, StageStats()).plus(nbytes, 0, seconds)
+            self._recomputed[rule].there(nbytes, 0, seconds)
 
     def made_again(self, rule: str, seconds: float) -> None:
         """Count one run of a recipe."""
         with self._lock:
-            self._recomputed[rule] = self._recomputed.get(rule, StageStats()).plus_load(seconds)
+            self._recomputed[rule].back(seconds)
 
     def refused(self, why: str, nbytes: int) -> None:
         """Count a tensor that is not made again though there is a recipe."""
@@ -257,7 +263,7 @@ class Ledger:
                 deduplicated=deduplicated,
                 stashed=stashed,
                 declined=self._declined.tally(),
-                recomputed=MappingProxyType(dict(self._recomputed)),
+                recomputed=MappingProxyType({rule: done.stats() for rule, done in self._recomputed.items()}),
                 refused=MappingProxyType(dict(self._refused)),
                 stages=MappingProxyType({name: sums.stats() for name, sums in self._stages.items()}),
                 stored=_tallies(self._stored),
