@@ -75,7 +75,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
             Feature("torch._C._dynamo.eval_frame:set_code_exec_strategy", "torch.compile around hooks"),
             Feature("torch._C._dynamo.eval_frame:_FrameExecStrategy", "torch.compile around hooks"),
             Feature("torch._subclasses.functional_tensor:FunctionalTensor", "telling when a program is traced"),
-            Feature("torch.multiprocessing.reductions:StorageWeakRef", "one payload per content"),
+            Feature("torch:UntypedStorage._weak_ref", "one payload per content"),
             Feature(
                 "torch._C._autograd:SavedTensor.data",
                 "finding what reads a saved tensor",

@@ -320,15 +320,15 @@ MUTANTS = [
     (
         "engine/ledger.py",
         "wrong value",
-        "max(self._peak, sum(tally.nbytes for tally in self._live.values()))",
-        "sum(tally.nbytes for tally in self._live.values())",
+        "max(self._peak, self._live_bytes)",
+        "self._live_bytes",
         CONTRACT,
     ),
     (
         "engine/ledger.py",
         "dropped lock",
-        "        with self._lock:\n            self._stashed",
-        "        if True:\n            self._stashed",
+        "        with self._lock:\n            self._stashed.tensors",
+        "        if True:\n            self._stashed.tensors",
         CONTRACT,
         "a race of two additions; nothing but statistics is at stake, and no test can wait for it",
     ),
@@ -423,8 +423,8 @@ MUTANTS = [
     (
         "host/budget.py",
         "dropped call",
-        "                self._peak = max(self._peak, used)\n",
-        "                self._peak = used\n",
+        "                if used > self._peak:\n",
+        "                if used:\n",
         BUDGET,
     ),
     (
