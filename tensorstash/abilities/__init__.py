@@ -1,6 +1,13 @@
 """What a backend may offer on top: the abilities of a framework that the engine asks for, each by its protocol."""
 
-from tensorstash.abilities.devices import Event, Kernel, Stream, SupportsKernels, SupportsStreams
+from tensorstash.abilities.devices import (
+    Event,
+    Kernel,
+    Stream,
+    SupportsComputeThreads,
+    SupportsKernels,
+    SupportsStreams,
+)
 from tensorstash.abilities.graph import (
     Readers,
     SupportsCompiledGraphs,
@@ -23,6 +30,7 @@ __all__ = [
     "Recipe",
     "Stream",
     "SupportsCompiledGraphs",
+    "SupportsComputeThreads",
     "SupportsDemand",
     "SupportsHolders",
     "SupportsKernels",

@@ -31,6 +31,19 @@ class Kernel(Protocol[T]):
 
 
 @runtime_checkable
+class SupportsComputeThreads(Protocol):
+    """A backend whose operations on the host run on several threads."""
+
+    def compute_threads(self) -> int:
+        """Return how many threads an operation that this thread calls runs on."""
+        ...
+
+    def compute_library(self) -> str | None:
+        """Return the path of the library whose OpenMP runs them; None if it is not known."""
+        ...
+
+
+@runtime_checkable
 class SupportsKernels(Protocol[T]):
     """A backend, some of whose codecs run where the tensor is."""
 

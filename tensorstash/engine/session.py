@@ -22,6 +22,7 @@ from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.held import Held
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.resident import ResidentWindow
@@ -48,7 +49,6 @@ from tensorstash.stores.memory import Memory
 T = TypeVar("T")
 
 _REMEMBERED_SPECS = 4096
-
 _SMALL = "smaller than min_bytes"
 _POLICY = "policy"
 
@@ -77,6 +77,7 @@ class Session(Generic[T]):
         self._min_bytes = min_bytes
         self._in_flight = ByteBudget(limits.in_flight_bytes)
         self._resident = ResidentWindow(limits.resident_bytes)
+        self._encoding = Encoding(backend, limits)
         self._timeouts = Timeouts(limits.timeout_s)
         self._writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
@@ -102,8 +103,7 @@ class Session(Generic[T]):
         self._spec = backend.spec
         self._alias = backend.alias
         self._version = backend.version
-        self._dedup = DedupIndex()
-        self.calibration = Calibration()
+        self._dedup, self.calibration = DedupIndex(), Calibration()
         self._thread = Thread()
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
         # Looked up once: to ask whether a backend has a protocol takes longer than what it does.
@@ -125,6 +125,7 @@ class Session(Generic[T]):
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
         self.adviser.entries += 1
+        self._encoding.look()
         with self._lock:
             self._dedup.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
@@ -339,9 +340,10 @@ class Session(Generic[T]):
     def _begin(self, payload: Payload) -> None:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
         nbytes = payload.nbytes
-        if nbytes > self._in_flight.limit:
+        if self._encoding.is_now_or_full(payload.route, nbytes, self._in_flight):
             payload.launch()
-            payload.run(self._timeouts.ask)
+            with self._encoding.team:
+                payload.run(self._timeouts.ask)
             return
         lease = self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s)
         if lease is None:
@@ -378,7 +380,7 @@ class Session(Generic[T]):
         self._frees_host_memory |= spec.device == "cpu"
         self.adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
         store, ledger = self._store(config), self._state.ledger
-        route = route_for(plan, spec, self.backend, config, store, ledger, self._transfers)
+        route = route_for(plan, spec, self.backend, config, store, ledger, self._transfers, self._encoding)
         if spec.device != "cpu" and route.transfers is None and route.tier != "device":
             why = "its backend has no streams" if self._transfers is None else self._transfers.why_wait(spec.device)
             ledger.copies_wait(spec.device, why or "")

@@ -208,7 +208,7 @@ class RecomputingSession(Session[T]):
             store = self.policy.plan(spec).rest.store or (Memory() if spec.device == "cpu" else None)
             config = store or Memory()
             parts = Plan((codec,), store), spec, self.backend, config, self._store(config)
-            route = route_for(*parts, self._state.ledger, self._transfers)
+            route = route_for(*parts, self._state.ledger, self._transfers, self._encoding)
             if len(self._mask_routes) >= _REMEMBERED_SPECS:
                 self._mask_routes.clear()
             self._mask_routes[key] = route
