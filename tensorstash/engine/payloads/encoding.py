@@ -2,11 +2,10 @@
 
 from typing import Any, Protocol
 
-from tensorstash.abilities import SupportsComputeThreads
+from tensorstash.abilities import Backend, SupportsComputeThreads
 from tensorstash.engine.limits import Limits
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.team import Team, cores
-from tensorstash.protocols import Backend
 
 
 class Route(Protocol):
@@ -16,6 +15,8 @@ class Route(Protocol):
     """Whether codecs run on the host, and the result stays in its memory, so that all of the way is computing."""
     on_all_cores: bool
     """Whether, besides, each codec shares out its work."""
+    is_brief: bool
+    """Whether all of it takes no longer than handing it to another thread would."""
 
 
 class Encoding:
@@ -55,14 +56,14 @@ class Encoding:
         return self._now and (route.on_all_cores if self._is_auto else route.is_computed)
 
     def is_now_or_full(self, route: Route, nbytes: int, in_flight: ByteBudget) -> bool:
-        """Whether to encode in the hook: for that reason, or what would find no room behind, or not soon.
+        """Whether to encode in the hook: for that reason, or what is brief, or would find no room behind.
 
         Args:
             route: of a tensor.
             nbytes: of the tensor.
             in_flight: bytes that wait behind the computation.
         """
-        if nbytes > in_flight.limit or self.is_now(route):
+        if nbytes > in_flight.limit or route.is_brief or self.is_now(route):
             return True
         may_help = self._is_auto and route.on_all_cores and self.team.helps
         return may_help and in_flight.used + nbytes > in_flight.limit

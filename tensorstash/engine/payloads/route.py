@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import call
 from typing import Any, NamedTuple
 
-from tensorstash.abilities import SupportsKernels, SupportsSharedMemory
+from tensorstash.abilities import Backend, Layouts, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
@@ -20,7 +20,7 @@ from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
 from tensorstash.policies.plan import Plan
-from tensorstash.protocols import Backend, Store, StoreConfig
+from tensorstash.protocols import Store, StoreConfig
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.disk.checksum import checksum
 from tensorstash.stores.memory import Memory
@@ -50,6 +50,8 @@ class PayloadRoute(ABC):
     """See :class:`~tensorstash.engine.payloads.encoding.Route`."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
+    is_brief = False
+    """Whether the work behind what is launched takes no longer than handing it to a worker would."""
     may_wait = False
     """Whether nothing is lost if the tensor stays where it is for a while."""
     is_at_hand = False
@@ -63,7 +65,7 @@ class PayloadRoute(ABC):
         )
         self.spec = spec.dense()
         self.is_lossless = self.plan.is_lossless
-        self._device: SupportsKernels[Any] | None = self.backend if isinstance(self.backend, SupportsKernels) else None
+        self._layouts: Layouts[Any] | None = self.backend.layouts
         self._twin: PayloadRoute | None = None
 
     @abstractmethod
@@ -124,8 +126,8 @@ class PayloadRoute(ABC):
         Raises:
             CodecError: a kernel raised, or returned something its codec's ``encoded_spec`` does not announce.
         """
-        assert self._device is not None, "a backend without kernels"
-        return self.kernels.encode(self._device.dense(source, spec))
+        assert self._layouts is not None, "a backend without layouts"
+        return self.kernels.encode(self._layouts.dense(source, spec))
 
     def assemble(self, launched: Any, spec: TensorSpec, *, adopt: bool) -> Any:
         """Return a fresh, detached tensor in private memory with the exact layout of ``spec``.
@@ -138,8 +140,8 @@ class PayloadRoute(ABC):
         Raises:
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
-        assert self._device is not None, "a backend without kernels"
-        return self._device.restored(self.kernels.decode(launched), spec, adopt=adopt or bool(self.kernels))
+        assert self._layouts is not None, "a backend without layouts"
+        return self._layouts.restored(self.kernels.decode(launched), spec, adopt=adopt or bool(self.kernels))
 
     def round_trip(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return what will come back of a tensor of ``spec`` that is not stored yet, with the layout of ``wanted``.
@@ -162,8 +164,8 @@ class PayloadRoute(ABC):
 
     def copy(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return a copy of a tensor of ``spec`` in private writable memory with the exact layout of ``wanted``."""
-        if self._device is not None:
-            return self._device.restored(self._device.dense(source, spec), wanted, adopt=False)
+        if self._layouts is not None:
+            return self._layouts.restored(self._layouts.dense(source, spec), wanted, adopt=False)
         data = borrowed(self.backend.to_host(source, spec))
         return self.backend.from_host(data.reshape(wanted.dense().shape), wanted)
 
@@ -215,8 +217,9 @@ class HostRoute(PayloadRoute):
             return interleaved.rebuild(data, spec)
         if not self.kernels:
             return self.backend.from_host(data.reshape(spec.dense().shape), spec)
-        assert self._device is not None
-        return self.assemble(self._device.payload(data, self.launched_spec(data.nbytes)), spec, adopt=True)
+        kernels = self.backend.kernels
+        assert kernels is not None, "a backend without kernels"
+        return self.assemble(kernels.payload(data, self.launched_spec(data.nbytes)), spec, adopt=True)
 
 
 class DeviceRoute(PayloadRoute):

@@ -1,14 +1,12 @@
 """A session under a policy that makes tensors again."""
 
 from collections.abc import Hashable
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-import numpy as np
-
+from tensorstash.abilities import Backend
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
@@ -22,7 +20,6 @@ from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle
 from tensorstash.engine.session import Session
 from tensorstash.errors import ConfigError
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
-from tensorstash.protocols import Backend
 from tensorstash.registry import lookup, names
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
@@ -30,6 +27,8 @@ from tensorstash.stores.memory import Memory
 T = TypeVar("T")
 
 _REMEMBERED_SPECS = 4096
+
+_UNKNOWN = Rebuilding(frozenset(), 0, "first")
 
 _FIRST_ELEMENTS = 64
 """Nearly all tensors show within so many elements that they have more than two values."""
@@ -114,11 +113,13 @@ class RecomputingSession(Session[T]):
     def _rebuilding(self, spec: TensorSpec) -> Rebuilding | None:
         module = self._thread.module
         key: Hashable = (module, spec) if module else spec
-        if key not in self._wanted:
+        wanted = self._wanted.get(key, _UNKNOWN)
+        if wanted is _UNKNOWN:
             if len(self._wanted) >= _REMEMBERED_SPECS:
                 self._wanted.clear()
-            self._wanted[key] = self.policy.plan(spec.inside(module) if module else spec).rebuilding
-        return self._wanted[key]
+            wanted = self.policy.plan(spec.inside(module) if module else spec).rebuilding
+            self._wanted[key] = wanted
+        return wanted
 
     def _recomputed(self, tensor: T, spec: TensorSpec, wanted: Rebuilding) -> RecomputedHandle | None:
         started = perf_counter()
@@ -152,38 +153,38 @@ class RecomputingSession(Session[T]):
         recipe = producers.recipe(tensor, wanted.ops, wanted.depth)
         if not isinstance(recipe, str):
             inputs = tuple(map(_referable, recipe.inputs))
-            return self._proved(tensor, Recipe(recipe.rule, recipe.operation, inputs, recipe.depth), wanted)
+            return self._proved(tensor, recipe, inputs, wanted)
         narrowed = producers.narrowed(tensor) if _uses(wanted, "narrow") else None
         if narrowed is None:
             return None
         recipe, narrow = narrowed
         # It goes the way of what cannot be made again, and nobody has it but its handle.
         handle = super().pack(narrow)
-        return self._proved(tensor, replace(recipe, inputs=(_referable(handle),)), wanted)
+        return self._proved(tensor, recipe, (_referable(handle),), wanted)
 
-    def _proved(self, tensor: T, recipe: Recipe, wanted: Rebuilding) -> Recomputed | None:
+    def _proved(self, tensor: T, recipe: Recipe, inputs: tuple[Any, ...], wanted: Rebuilding) -> Recomputed | None:
         producers, state = self._producers, self._state
-        handles = [each for each in recipe.inputs if not isinstance(each, Leaf)]
+        handles = [each for each in inputs if type(each) is not Leaf]
         whole = producers.whole(tensor)
         spec = self._spec(whole)
-        depth = recipe.depth + max((each.depth for each in handles), default=0)
+        depth = recipe.depth + max([each.depth for each in handles], default=0)
         if depth > wanted.depth:
             state.ledger.refused(f"{recipe.rule}: deeper than depth", spec.nbytes)
             return None
-        if not all(each.is_exact for each in handles):
+        if not all([each.is_exact for each in handles]):  # noqa: C419  (it is run for every tensor)
             state.ledger.refused(f"{recipe.rule}: made of what comes back with a loss", spec.nbytes)
             return None
         module = self._thread.module
         version = self._version(tensor)
         kind = recipe.rule, recipe.operation, spec, version, module
-        fault = partial(_fault, producers, recipe, whole, spec)
+        fault = partial(_fault, producers, recipe, inputs, whole, spec)
         if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=wanted.verify == "always"):
             return None
         for each in handles:
             each.add_user()
         sample = producers.sample(whole)
-        saved = Saved(spec.inside(module) if module else spec, version, producers.probe(whole), sample)
-        return Recomputed(state, producers, recipe, saved, depth)
+        saved = Saved(spec, module, version, producers.probe(whole), sample)
+        return Recomputed(state, producers, recipe, inputs, saved, depth)
 
     def _bits(self, tensor: T, spec: TensorSpec) -> Stashed | None:
         """Return the handle of a mask at one bit per element; None if it is none.
@@ -195,8 +196,9 @@ class RecomputingSession(Session[T]):
         if spec.kind != "bool":
             if spec.kind != "float" or spec.device != "cpu":
                 return None
-            few = self.backend.to_host(tensor, spec).reshape(-1)[:_FIRST_ELEMENTS]
-            if np.unique(few.view(f"u{few.itemsize}")).size > 2:
+            few = self.backend.to_host(tensor, spec).reshape(-1)[:_FIRST_ELEMENTS].view(f"u{spec.itemsize}")
+            others = few[few != few[0]]
+            if others.size and (others != others[0]).any():
                 return None
         return self._stash(tensor, spec, self._mask_route(spec))
 
@@ -209,6 +211,7 @@ class RecomputingSession(Session[T]):
             config = store or Memory()
             parts = Plan((codec,), store), spec, self.backend, config, self._store(config)
             route = route_for(*parts, self._state.ledger, self._transfers, self._encoding)
+            route.is_brief = config.tier == "memory" and spec.device == "cpu"
             if len(self._mask_routes) >= _REMEMBERED_SPECS:
                 self._mask_routes.clear()
             self._mask_routes[key] = route
@@ -223,12 +226,14 @@ def _referable(handle: Any) -> Any:
     return KeptHandle(handle) if type(handle) is tuple else handle
 
 
-def _fault(producers: Producers[Any], recipe: Recipe, whole: Any, spec: TensorSpec) -> str | None:
+def _fault(
+    producers: Producers[Any], recipe: Recipe, inputs: tuple[Any, ...], whole: Any, spec: TensorSpec
+) -> str | None:
     """Make a tensor again that is still there, and say what is wrong with the result; None if nothing is."""
     before = producers.random_state(whole)
     why = None
     try:
-        values = [each.tensor if isinstance(each, Leaf) else each.peek() for each in recipe.inputs]
+        values = [each.tensor if isinstance(each, Leaf) else each.peek() for each in inputs]
         if not producers.are_equal(producers.run(recipe, values, spec), whole):
             why = "came out different"
     except Exception as error:  # what cannot be made again is stored, and the statistics say why
