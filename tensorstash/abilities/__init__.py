@@ -5,7 +5,15 @@ is asked for by its protocol.
 """
 
 from tensorstash.abilities.backend import Backend
-from tensorstash.abilities.devices import Event, Kernel, Kernels, Layouts, Stream, Streams
+from tensorstash.abilities.devices import (
+    Event,
+    Kernel,
+    Kernels,
+    Layouts,
+    Stream,
+    Streams,
+    SupportsComputeThreads,
+)
 from tensorstash.abilities.graph import (
     Readers,
     SupportsCompiledGraphs,
@@ -33,6 +41,7 @@ __all__ = [
     "Stream",
     "Streams",
     "SupportsCompiledGraphs",
+    "SupportsComputeThreads",
     "SupportsDemand",
     "SupportsHolders",
     "SupportsImagining",

@@ -19,6 +19,7 @@ from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.payloads.sender import Sender
@@ -80,7 +81,8 @@ class Session(Generic[T]):
         self.backend = backend
         self.limits = limits
         self._min_bytes = min_bytes
-        self._sender = Sender(limits)
+        self._encoding = Encoding(backend, limits)
+        self._sender = Sender(limits, self._encoding)
         alternatives = [plan.rest for plan in policy.alternatives()]
         only_keeps = all(plan.keeps for plan in alternatives)
         self._only_keeps = only_keeps and new_recomputer is None
@@ -107,7 +109,7 @@ class Session(Generic[T]):
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if only_keeps else backend.most_bytes
-        self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers)
+        self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers, self._encoding)
         self.calibration = self._ways.calibration
         self.after_fork()
         renew_after_fork(self)
@@ -119,6 +121,7 @@ class Session(Generic[T]):
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
         self.adviser.entries += 1
+        self._encoding.look()
         with self._lock:
             self._dedup.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)

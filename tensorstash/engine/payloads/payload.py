@@ -254,7 +254,8 @@ class Payload:
     @property
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
-        return self._stored is not None and self._lease is None and self.route.is_costly
+        is_stored = self._stored is not None and self._lease is None
+        return is_stored and self.route.is_costly and not self.route.encoding.is_now(self.route)
 
     @property
     def is_ahead(self) -> bool:
@@ -344,7 +345,8 @@ class Payload:
 
     def _decode(self) -> Any:
         assert self._stored is not None, "asked to decode what was never stored"
-        return self.route.decode(self._stored, self._timeouts.ask)
+        with self.route.encoding.team:
+            return self.route.decode(self._stored, self._timeouts.ask)
 
     def _read(self, loading: Future[Any]) -> Any:
         """Return what a reader has read, or None if the reader was lost meanwhile."""

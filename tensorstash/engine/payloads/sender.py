@@ -4,6 +4,7 @@ from functools import partial
 from weakref import ref
 
 from tensorstash.engine.limits import Limits
+from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.resident import ResidentWindow
 from tensorstash.engine.timeouts import Timeouts
@@ -17,9 +18,11 @@ class Sender:
 
     Args:
         limits: byte budgets and the timeout.
+        encoding: where codecs run.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, encoding: Encoding) -> None:
+        self._encoding = encoding
         self.timeouts = Timeouts(limits.timeout_s)
         """How long to wait for a store."""
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
@@ -35,10 +38,6 @@ class Sender:
         """
         if not payload.route.needs_worker:
             payload.launch()
-            return
-        if payload.route.is_brief:
-            payload.launch()
-            payload.run(self.timeouts.ask)
             return
         may_wait = payload.route.may_wait and self._resident.limit
         for due in self._resident.add(payload) if may_wait else (payload,):
@@ -73,9 +72,10 @@ class Sender:
     def _begin(self, payload: Payload) -> None:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
         nbytes = payload.nbytes
-        if nbytes > self.in_flight.limit:
+        if self._encoding.is_now_or_full(payload.route, nbytes, self.in_flight):
             payload.launch()
-            payload.run(self.timeouts.ask)
+            with self._encoding.team:
+                payload.run(self.timeouts.ask)
             return
         timeout_s = self.timeouts.timeout_s
         lease = self.in_flight.acquire(nbytes, timeout_s=timeout_s)

@@ -7,6 +7,7 @@ from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.route import PayloadRoute, route_for
 from tensorstash.engine.transfers import Transfers
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
@@ -41,18 +42,26 @@ class Ways:
         ledger: counts for the stores.
         adviser: is told where tensors go.
         transfers: brings payloads to the host; None without streams.
+        encoding: where codecs run.
 
     Raises:
         StoreError: a store the policy may use cannot be opened.
     """
 
     def __init__(
-        self, policy: HookPolicy, backend: Backend[Any], ledger: Ledger, adviser: Adviser, transfers: Transfers | None
+        self,
+        policy: HookPolicy,
+        backend: Backend[Any],
+        ledger: Ledger,
+        adviser: Adviser,
+        transfers: Transfers | None,
+        encoding: Encoding,
     ) -> None:
         self._backend = backend
         self._ledger = ledger
         self._adviser = adviser
         self.transfers = transfers
+        self._encoding = encoding
         self.calibration = Calibration()
         self.frees_host_memory = False
         """Whether anything leaves host memory, or shrinks in it."""
@@ -100,7 +109,8 @@ class Ways:
         config = plan.store or Memory()
         self.frees_host_memory |= spec.device == "cpu"
         self._adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
-        route = route_for(plan, spec, self._backend, config, self._store(config), self._ledger, self.transfers)
+        parts = config, self._store(config), self._ledger, self.transfers, self._encoding
+        route = route_for(plan, spec, self._backend, *parts)
         if spec.device != "cpu" and route.transfers is None and route.tier != "device":
             why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
             self._ledger.copies_wait(spec.device, why or "")
