@@ -81,7 +81,7 @@ def there_and_back(backend: Any, tensor: Any, spec: TensorSpec, chain: list[Code
     kernel = kernel_of(backend, chain[0], dense)
     payload = chain[0].encode(borrowed(data), dense)
     if kernel is not None:
-        encoded = kernel.encode(backend.dense(tensor, spec))
+        encoded = kernel.encode(backend.layouts.dense(tensor, spec))
         if not np.array_equal(dense_bits(backend, encoded), payload):
             raise AssertionError("the kernel's payload is not the codec's")
     nbytes = payload.nbytes
@@ -93,7 +93,7 @@ def there_and_back(backend: Any, tensor: Any, spec: TensorSpec, chain: list[Code
             raise AssertionError(f"{codec!r} changed the payload of {chain[0]!r}")
         payload, nbytes = back, stored.nbytes
     if kernel is not None:
-        elements = dense_bits(backend, kernel.decode(backend.payload(payload, backend.spec(encoded))))
+        elements = dense_bits(backend, kernel.decode(backend.kernels.payload(payload, backend.spec(encoded))))
     else:
         elements = chain[0].decode(borrowed(payload), dense).copy()
     rebuilt = backend.from_host(elements.reshape(dense.shape), spec)

@@ -23,6 +23,7 @@ class TinyBackend:
 
     name: ClassVar[str] = "tiny"
     backward_writes: ClassVar[bool] = False
+    kernels = layouts = streams = None  # no device but the host
 
     def owns(self, obj: object, /) -> bool:
         return isinstance(obj, Tensor)

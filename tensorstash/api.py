@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from tensorstash.abilities import Backend
 from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
@@ -26,7 +27,7 @@ from tensorstash.policies import Budget
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.selectors import ModuleNames, Saved
-from tensorstash.protocols import Backend, Undo
+from tensorstash.protocols import Undo
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
 

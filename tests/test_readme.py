@@ -55,7 +55,7 @@ def test_its_figures_are_those_of_the_result_tables() -> None:
     shown = README.rows()
     assert len(shown) > 3
     for cells in shown:
-        method = "recompute" if cells[0].startswith("*recomputation") else cells[0].strip("`")
+        method = "checkpoint" if cells[0].startswith("*checkpoint") else cells[0].strip("`")
         for workload, figures in zip(WORKLOADS, cells[1:], strict=False):
             row = measured[workload, method]
             assert figures == f"{float(row[MEMORY]):.2f} · {float(row[STEP]):.2f}", (workload, method)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import tensorstash as ts
-from tensorstash.abilities import Kernel, SupportsKernels
+from tensorstash.abilities import Kernel
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
@@ -32,4 +32,4 @@ def dense_bits(backend: Any, tensor: Any) -> Array:
 
 def kernel_of(backend: Any, codec: Codec, spec: TensorSpec) -> Kernel[Any] | None:
     """Return the backend's own way to run a codec, if it has one."""
-    return backend.kernel(codec, spec) if isinstance(backend, SupportsKernels) else None
+    return None if backend.kernels is None else backend.kernels.kernel(codec, spec)

@@ -1,6 +1,11 @@
-"""What a backend may offer on top: the abilities of a framework that the engine asks for, each by its protocol."""
+"""What a backend is: the adapter of a framework, and what it may offer on top.
 
-from tensorstash.abilities.devices import Event, Kernel, Stream, SupportsKernels, SupportsStreams
+Kernels, layouts and streams of devices are objects that a backend gives, or None; what a framework tells of its graph
+is asked for by its protocol.
+"""
+
+from tensorstash.abilities.backend import Backend
+from tensorstash.abilities.devices import Event, Kernel, Kernels, Layouts, Stream, Streams
 from tensorstash.abilities.graph import (
     Readers,
     SupportsCompiledGraphs,
@@ -15,22 +20,24 @@ from tensorstash.abilities.graph import (
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 
 __all__ = [
+    "Backend",
     "Event",
     "Kernel",
+    "Kernels",
+    "Layouts",
     "Leaf",
     "Producers",
     "Readers",
     "Recipe",
     "Stream",
+    "Streams",
     "SupportsCompiledGraphs",
     "SupportsDemand",
     "SupportsHolders",
-    "SupportsKernels",
     "SupportsMemoryUse",
     "SupportsOrder",
     "SupportsProducers",
     "SupportsReaders",
     "SupportsRecording",
     "SupportsSharedMemory",
-    "SupportsStreams",
 ]

@@ -1,6 +1,6 @@
 """What devices can do: run codecs where the tensor is, and copy beside the computation."""
 
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
@@ -30,9 +30,8 @@ class Kernel(Protocol[T]):
         ...
 
 
-@runtime_checkable
-class SupportsKernels(Protocol[T]):
-    """A backend, some of whose codecs run where the tensor is."""
+class Kernels(Protocol[T]):
+    """The codecs of a backend that run where the tensor is. Thread-safe."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[T] | None:
         """Return what runs ``codec`` on the device of ``spec``, or None if only the codec itself can.
@@ -44,6 +43,14 @@ class SupportsKernels(Protocol[T]):
             spec: of the dense elements, or of the payload of the kernel before.
         """
         ...
+
+    def payload(self, data: Array, spec: TensorSpec, /) -> T:
+        """Return a contiguous tensor of ``spec`` for :meth:`Kernel.decode`; it may share the memory of ``data``."""
+        ...
+
+
+class Layouts(Protocol[T]):
+    """Takes tensors apart and puts them together where they are. Thread-safe."""
 
     def dense(self, tensor: T, spec: TensorSpec, /) -> T:
         """Return the distinct elements in memory order, contiguous, on the tensor's device, without lazy flags.
@@ -62,10 +69,6 @@ class SupportsKernels(Protocol[T]):
             spec: the layout.
             adopt: whether the memory of ``dense`` may be used for the result.
         """
-        ...
-
-    def payload(self, data: Array, spec: TensorSpec, /) -> T:
-        """Return a contiguous tensor of ``spec`` for :meth:`Kernel.decode`; it may share the memory of ``data``."""
         ...
 
 
@@ -93,9 +96,10 @@ class Stream(Protocol):
         ...
 
 
-@runtime_checkable
-class SupportsStreams(SupportsKernels[T], Protocol[T]):
-    """A backend with devices that work behind the program, so that copies can run beside the computation.
+class Streams(Protocol[T]):
+    """The devices of a backend that work behind the program, so that copies can run beside the computation.
+
+    Thread-safe.
 
     It only says how things are done; in which order is the engine's affair. A tensor's memory belongs to the stream
     that was current when it was allocated: once freed, it may be handed out again at once to work of that stream.
@@ -129,7 +133,7 @@ class SupportsStreams(SupportsKernels[T], Protocol[T]):
         Args:
             source: of any type.
             target: as many writable bytes, one-dimensional ``uint8``.
-            stream: a :class:`Stream` of the tensor's device, as this backend gives them.
+            stream: a :class:`Stream` of the tensor's device, as this object gives them.
         """
         ...
 

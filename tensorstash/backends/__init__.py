@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any
 
 from tensorstash import registry
+from tensorstash.abilities import Backend
 from tensorstash.backends.features import require
 from tensorstash.errors import BackendError
-from tensorstash.protocols import Backend
 
 _IMPORT_NAMES = {"reference": "tensorstash.reference"}
 

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import TypeVar
 from weakref import ref
 
+from tensorstash.abilities import Backend
 from tensorstash.engine.stats import StageStats, Stats, Tally
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.protocols import Backend
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")

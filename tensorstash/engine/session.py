@@ -9,12 +9,12 @@ from typing import Generic, TypeVar
 from weakref import ref
 
 from tensorstash.abilities import (
+    Backend,
     Readers,
     SupportsDemand,
     SupportsHolders,
     SupportsReaders,
     SupportsRecording,
-    SupportsStreams,
 )
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.calibration import Calibration
@@ -41,7 +41,7 @@ from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.host.workers import Workers
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.protocols import Backend, Demand, Store, StoreConfig, strictest
+from tensorstash.protocols import Demand, Store, StoreConfig, strictest
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
 
@@ -88,10 +88,11 @@ class Session(Generic[T]):
         self.adviser = Adviser(ledger, limits, only_keeps=self._only_keeps)
         self._state = SessionState(backend, ledger, prefetcher, held, self.adviser)
         self._transfers: Transfers | None = None
-        if isinstance(backend, SupportsStreams):
-            pinned = PinnedMemory(backend.locked_pages, limits.pinned_bytes)
+        streams = backend.streams
+        if streams is not None:
+            pinned = PinnedMemory(streams.locked_pages, limits.pinned_bytes)
             self._transfers = Transfers(
-                backend, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes
+                streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes
             )
         self._frees_host_memory = False
         # Looked up once: these run for every tensor that is kept.

@@ -3,12 +3,12 @@
 from collections.abc import Hashable
 from typing import Any
 
-from tensorstash.abilities import SupportsCompiledGraphs, SupportsOrder, SupportsReaders
+from tensorstash.abilities import Backend, SupportsCompiledGraphs, SupportsOrder, SupportsReaders
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.held import Held
 from tensorstash.engine.prefetch import Prefetcher
-from tensorstash.protocols import Backend, Demand
+from tensorstash.protocols import Demand
 
 
 class SessionState:

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tensorstash.abilities import Event, Stream, SupportsStreams
+from tensorstash.abilities import Event, Stream, Streams
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.forks import renew_after_fork
@@ -104,14 +104,14 @@ class Transfers:
     """The copies of one session, on all devices. Thread-safe.
 
     Args:
-        backend: how things are done.
+        streams: how things are done.
         pinned: where host memory is from.
         out_bytes: sources that may be held for copies out, in bytes; beyond that compute waits for the oldest.
         back_bytes: tensors that may be brought back before they are asked for, in bytes.
     """
 
-    def __init__(self, backend: SupportsStreams[Any], pinned: PinnedMemory, *, out_bytes: int, back_bytes: int) -> None:
-        self._backend = backend
+    def __init__(self, streams: Streams[Any], pinned: PinnedMemory, *, out_bytes: int, back_bytes: int) -> None:
+        self._streams = streams
         self._pinned = pinned
         self._out_budget = ByteBudget(out_bytes)
         self._back_budget = ByteBudget(back_bytes)
@@ -132,7 +132,7 @@ class Transfers:
             held: what keeps its memory; the tensor itself, or one that it is a view of.
             spec: of ``source``.
         """
-        backend = self._backend
+        streams = self._streams
         compute = self.compute(spec.device)
         with self._lock:
             for known in self._side_streams.values():  # those of copies back hold host memory of the last step
@@ -141,10 +141,10 @@ class Transfers:
         with self._lock:
             side = self._side_stream(spec.device, "out")
             lease = self._make_room(spec.nbytes)
-            backend.use_in(held, compute)
+            streams.use_in(held, compute)
             side.stream.wait(compute.record())
             transfer = Transfer(array, held, compute, side.stream, lease)
-            transfer.start(partial(backend.copy_out, source, array, side.stream), side.transfers)
+            transfer.start(partial(streams.copy_out, source, array, side.stream), side.transfers)
         if lease is None:
             transfer.release()
         return transfer
@@ -158,7 +158,7 @@ class Transfers:
             after: the end of the copy that these bytes came by, unless it is known to have ended.
             is_prefetch: whether nobody has asked for the tensor yet.
         """
-        backend = self._backend
+        streams = self._streams
         lease = self._back_budget.try_acquire(spec.nbytes) if is_prefetch else None
         if is_prefetch and lease is None:
             return None
@@ -166,21 +166,21 @@ class Transfers:
         with self._lock:
             side = self._side_stream(spec.device, "back")
             side.forget_ended()
-            target = backend.empty(spec)
+            target = streams.empty(spec)
             side.stream.wait(compute.record())
             if after is not None:
                 side.stream.wait(after)
             transfer = Transfer(data, target, compute, side.stream, lease)
-            transfer.start(partial(backend.copy_in, data, target, side.stream), side.transfers)
+            transfer.start(partial(streams.copy_in, data, target, side.stream), side.transfers)
         return transfer
 
     def has_streams(self, device: str) -> bool:
         """Whether a device works behind the program."""
-        return self._backend.current_stream(device) is not None
+        return self._streams.current_stream(device) is not None
 
     def why_wait(self, device: str) -> str | None:
         """Say why copies of a device make the program wait; None if they do not."""
-        return self._backend.why_copies_wait(device)
+        return self._streams.why_copies_wait(device)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
@@ -205,7 +205,7 @@ class Transfers:
 
     def used_here(self, tensor: Any, device: str) -> Any:
         """Return a tensor that has stayed on its device, for work of the current stream."""
-        self._backend.use_in(tensor, self.compute(device))
+        self._streams.use_in(tensor, self.compute(device))
         return tensor
 
     def follow(self, stream: Stream, tensor: Any, device: str) -> None:
@@ -213,11 +213,11 @@ class Transfers:
         compute = self.compute(device)
         if compute != stream:
             compute.wait(stream.record())
-            self._backend.use_in(tensor, compute)
+            self._streams.use_in(tensor, compute)
 
     def compute(self, device: str) -> Stream:
         """Return the stream of the computation, as it is now."""
-        stream = self._backend.current_stream(device)
+        stream = self._streams.current_stream(device)
         assert stream is not None, f"{device} has no streams"
         return stream
 
@@ -253,7 +253,7 @@ class Transfers:
         key = device, direction
         side = self._side_streams.get(key)
         if side is None:
-            side = self._side_streams[key] = _SideStream(self._backend.new_stream(device), is_out=direction == "out")
+            side = self._side_streams[key] = _SideStream(self._streams.new_stream(device), is_out=direction == "out")
         return side
 
     def __del__(self) -> None:

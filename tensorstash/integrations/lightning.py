@@ -7,40 +7,17 @@ One line::
 
 from typing import Any
 
-from tensorstash.api import DEFAULT_LIMITS, DEFAULT_MIN_BYTES
-from tensorstash.engine.limits import Limits
-from tensorstash.engine.stats import Stats
-from tensorstash.integrations.training import Training, needs
-from tensorstash.policies.plan import HookPolicy
+from tensorstash.integrations.training import StashesTraining, needs
 
 with needs("lightning", "tensorstash[lightning]"):
     from lightning.pytorch import Callback
 
 
-class StashCallback(Callback):
+class StashCallback(StashesTraining, Callback):
     """Fits under a policy, and logs what it does per step to every logger of the trainer.
 
-    Args:
-        policy: what happens to each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
-        limits: byte budgets of what is under way, and the timeout.
-        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
-
-    Raises:
-        ConfigError: one of them is none.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """
-
-    def __init__(
-        self,
-        policy: HookPolicy | str,
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        min_bytes: int | str = DEFAULT_MIN_BYTES,
-    ) -> None:
-        self._training = Training(policy, limits=limits, min_bytes=min_bytes)
-
-    def stats(self) -> Stats:
-        """Return what was done in the fit that runs, or in the last one."""
-        return self._training.stats()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Wrap the module: its call, and its ``training_step``."""

@@ -101,6 +101,37 @@ class Training:
         return {**vars(self), "_handle": None, "_logged": Stats()}
 
 
+class StashesTraining:
+    """What the callbacks of all libraries have in common: put in front of the library's own class.
+
+    Args:
+        policy: what happens to each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
+        limits: byte budgets of what is under way, and the timeout.
+        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
+
+    Raises:
+        ConfigError: one of them is none.
+    """
+
+    def __init__(
+        self,
+        policy: HookPolicy | str,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        min_bytes: int | str = DEFAULT_MIN_BYTES,
+    ) -> None:
+        super().__init__()
+        self._training = Training(policy, limits=limits, min_bytes=min_bytes)
+
+    def stats(self) -> Stats:
+        """Return what was done in the training that runs, or in the last one."""
+        return self._training.stats()
+
+    def scalars(self) -> dict[str, float]:
+        """Return what a step has done, on average since the last call, as loggers take it; {} if nothing was."""
+        return self._training.scalars()
+
+
 class needs(AbstractContextManager[None]):  # noqa: N801  (reads as a statement)
     """A block that imports a library; where it is missing, the error names the command that installs it.
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tensorstash.abilities import Backend
 from tensorstash.backends import backend_named
 from tensorstash.host.arrays import Array
-from tensorstash.protocols import Backend
 
 Tensor = Any
 """A tensor of the lab's framework."""

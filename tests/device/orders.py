@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 
 import tensorstash as ts
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.backends.torch.streams import DeviceStream
 from tensorstash.engine.session import Session
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.pinned import PinnedMemory
@@ -161,24 +161,13 @@ def in_turn(dice: Dice, scope: Scope) -> list[bytes]:
 def session(policy: HookPolicy, limits: ts.Limits, fault: type | None = None) -> Session[Any]:
     """Return a session, with a fault of its transfers or its backend or none."""
     is_of_backend = fault is not None and issubclass(fault, BackendFault)
-    one: Session[Any] = Session(
-        policy, faulty(fault)() if is_of_backend else TorchBackend(), min_bytes=0, limits=limits
-    )
+    backend = TorchBackend()
+    if is_of_backend:
+        stream = cache(backend.streams.new_stream)
+        fault.put(backend, lambda device: stream(device).block())
+    one: Session[Any] = Session(policy, backend, min_bytes=0, limits=limits)
     if fault is not None and not is_of_backend:
-        pinned = PinnedMemory(one.backend.locked_pages, limits.pinned_bytes)
-        one._transfers = fault(one.backend, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
+        pinned = PinnedMemory(backend.streams.locked_pages, limits.pinned_bytes)
+        one._transfers = fault(backend.streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
         assert isinstance(one._transfers, Transfers)
     return one
-
-
-def faulty(fault: type) -> type[TorchBackend]:
-    """Return a backend with a fault."""
-
-    class Faulty(fault, TorchBackend):
-        _stream: DeviceStream | None = None
-
-        def aside(self, device: str) -> AbstractContextManager[Any]:
-            self._stream = self._stream or self.new_stream(device)
-            return self._stream.block()
-
-    return Faulty

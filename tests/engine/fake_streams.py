@@ -111,14 +111,14 @@ def session(
     policy: Any,
     host: Host,
     limits: ts.Limits,
-    backend: type[ReferenceBackend] = ReferenceBackend,
+    backend: Callable[[], ReferenceBackend] = ReferenceBackend,
     copies: type[Transfers] = Transfers,
 ) -> Session[Any]:
     """Return a session whose threads are the schedule's."""
     one = Session(policy, backend(), min_bytes=0, limits=limits)
-    pinned = PinnedMemory(one.backend.locked_pages, limits.pinned_bytes)  # type: ignore[attr-defined]
+    pinned = PinnedMemory(one.backend.streams.locked_pages, limits.pinned_bytes)
     out_bytes, back_bytes = limits.in_flight_bytes, limits.ahead_bytes
-    one._transfers = copies(one.backend, pinned, out_bytes=out_bytes, back_bytes=back_bytes)  # type: ignore[arg-type]
+    one._transfers = copies(one.backend.streams, pinned, out_bytes=out_bytes, back_bytes=back_bytes)
     one._writers = Queue(host)  # type: ignore[assignment]
     one._state.prefetcher._readers = Queue(host)  # type: ignore[assignment]
     one._in_flight = DrivenBudget(limits.in_flight_bytes, host)

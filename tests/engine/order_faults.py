@@ -1,24 +1,40 @@
 """The orders between copies and the computation, each taken away: what a session may be built of to be wrong.
 
-Faults of transfers stand for :class:`~tensorstash.engine.transfers.Transfers`; those of backends are mixed into one.
+Faults of transfers stand for :class:`~tensorstash.engine.transfers.Transfers`; those of backends stand for one of the
+objects that a backend gives.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 from tensorstash.engine.transfers import Transfer, Transfers
 
 
-class BackendFault(ABC):
-    """A fault of what a backend does for copies; comes before the backend among the bases of a class."""
+class BackendFault:
+    """A fault of what a backend does for copies; stands for one of the objects that it gives.
 
-    @abstractmethod
-    def aside(self, device: str) -> AbstractContextManager[Any]:
-        """Let a block submit to a stream that is not the computation's."""
+    Args:
+        whole: the object without the fault.
+        aside: lets a block submit to a stream of a device that is not the computation's.
+    """
+
+    ability: ClassVar[str] = "streams"
+
+    def __init__(self, whole: Any, aside: Callable[[str], AbstractContextManager[Any]]) -> None:
+        self.whole = whole
+        self.aside = aside
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    @classmethod
+    def put(cls, backend: Any, aside: Callable[[str], AbstractContextManager[Any]]) -> Any:
+        """Return a backend after the fault was put into it."""
+        setattr(backend, cls.ability, cls(getattr(backend, cls.ability), aside))
+        return backend
 
 
 class _Blind:
@@ -43,24 +59,24 @@ class CopyOutBeforeTheSourceIsWritten(Transfers):
         side = self._side_stream(spec.device, "out")
         stream, side.stream = side.stream, _Blind(side.stream, lambda event: False)  # type: ignore[assignment]
         try:
-            backend, self._backend = self._backend, _Unwrapping(self._backend)  # type: ignore[assignment]
+            streams, self._streams = self._streams, _Unwrapping(self._streams)  # type: ignore[assignment]
             return super().out(source, held, spec)
         finally:
-            self._backend, side.stream = backend, stream
+            self._streams, side.stream = streams, stream
 
 
 class _Unwrapping:
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, streams: Any) -> None:
+        self._streams = streams
 
     def copy_out(self, source: Any, target: Any, stream: Any) -> None:
-        self._backend.copy_out(source, target, stream._stream)
+        self._streams.copy_out(source, target, stream._stream)
 
     def copy_in(self, source: Any, target: Any, stream: Any) -> None:
-        self._backend.copy_in(source, target, stream._stream)
+        self._streams.copy_in(source, target, stream._stream)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
+        return getattr(self._streams, name)
 
 
 class _Careless(Transfer):
@@ -93,10 +109,10 @@ class _BackLane(Transfers):
         side = self._side_stream(spec.device, "back")
         stream, side.stream = side.stream, _Blind(side.stream, self._hears(after))  # type: ignore[assignment]
         try:
-            backend, self._backend = self._backend, _Unwrapping(self._backend)  # type: ignore[assignment]
+            streams, self._streams = self._streams, _Unwrapping(self._streams)  # type: ignore[assignment]
             return super().back(data, spec, after, is_prefetch=is_prefetch)
         finally:
-            self._backend, side.stream = backend, stream
+            self._streams, side.stream = streams, stream
 
     def _hears(self, after: Any) -> Callable[[Any], bool]:
         raise NotImplementedError
@@ -121,7 +137,7 @@ class BufferFromThePoolOfTheCopyStream(BackendFault):
 
     def empty(self, spec: Any, /) -> Any:
         with self.aside(spec.device):
-            return super().empty(spec)  # type: ignore[misc]
+            return self.whole.empty(spec)
 
 
 class TensorHandedOutBeforeItArrived(Transfers):
@@ -175,9 +191,11 @@ class HostMemoryReusedBeforeItsCopyEnded(Transfers):
 class ViewPackedOnTheCopyStream(BackendFault):
     """What is not one run of memory is packed by compute."""
 
+    ability = "layouts"
+
     def dense(self, tensor: Any, spec: Any, /) -> Any:
         with self.aside(spec.device):
-            return super().dense(tensor, spec)  # type: ignore[misc]
+            return self.whole.dense(tensor, spec)
 
 
 class HostReadsBeforeTheCopyEnded(Transfers):

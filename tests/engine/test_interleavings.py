@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ def run(
     seed: int,
     setting: Setting,
     scenario: Scenario = anything,
-    backend: type[ReferenceBackend] = ReferenceBackend,
+    backend: Callable[[], ReferenceBackend] = ReferenceBackend,
     copies: type[Transfers] = Transfers,
 ) -> list[bytes]:
     """Return what the program computes in the interleaving of ``seed``."""
@@ -202,19 +203,17 @@ PLANTED: list[tuple[type, Scenario, list[Any]]] = [
 ]
 
 
-def planted(fault: type) -> dict[str, type]:
+def planted(fault: type) -> dict[str, Callable[..., Any]]:
     """Return what :func:`run` is to be built of."""
     if not issubclass(fault, BackendFault):
         return {"copies": fault}
 
-    class Faulty(fault, ReferenceBackend):  # type: ignore[valid-type, misc]
-        _stream: Stream | None = None
+    def faulty() -> ReferenceBackend:
+        stream = cache(partial(Stream, name="side"))
+        backend: ReferenceBackend = fault.put(ReferenceBackend(), lambda device: use_stream(stream(device)))
+        return backend
 
-        def aside(self, device: str) -> Any:
-            self._stream = self._stream or Stream(device, "side")
-            return use_stream(self._stream)
-
-    return {"backend": Faulty}
+    return {"backend": faulty}
 
 
 @pytest.mark.parametrize(("fault", "scenario", "policies"), PLANTED, ids=lambda value: getattr(value, "__name__", ""))

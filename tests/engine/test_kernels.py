@@ -9,7 +9,7 @@ from gates import Gated
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
-from tensorstash.backends.reference.kernels import NumpyKernel
+from tensorstash.backends.reference.kernels import DeviceKernels, NumpyKernel
 from tensorstash.engine.session import Session
 from tensorstash.errors import CodecError
 from tensorstash.policies import Encode, StoreIn
@@ -30,15 +30,20 @@ POLICIES = {
 class HostOnly(ReferenceBackend):
     """A backend without kernels."""
 
-    def kernel(self, codec: Any, spec: Any) -> None:
-        return None
+    kernels = None  # type: ignore[assignment]
+
+
+class EveryKernel(DeviceKernels):
+    """Kernels for the codecs of the tests, too."""
+
+    def kernel(self, codec: Any, spec: Any, /) -> Any:
+        return NumpyKernel(codec, spec) if spec.device != "cpu" else None
 
 
 class WithKernel(ReferenceBackend):
     """A backend that also has kernels for the codecs of the tests."""
 
-    def kernel(self, codec: Any, spec: Any) -> Any:
-        return NumpyKernel(codec, spec) if spec.device != "cpu" else None
+    kernels = EveryKernel()
 
 
 def session(policy: Any, backend: Any = None, limits: ts.Limits = ts.Limits()) -> Session[Any]:  # noqa: B008
@@ -53,8 +58,7 @@ def leaf() -> Any:
 class WithoutStreams(ReferenceBackend):
     """A backend whose devices do their work in the order of the program."""
 
-    def current_stream(self, device: str) -> None:
-        return None
+    streams = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("limits", [ts.Limits(), AT_ONCE], ids=["workers", "at once"])
@@ -167,9 +171,12 @@ def test_a_kernel_that_returns_no_tensor_ends_in_an_error_that_names_it() -> Non
 
         decode = encode
 
-    class Backend(ReferenceBackend):
-        def kernel(self, codec: Any, spec: Any) -> Any:
+    class Kernels(DeviceKernels):
+        def kernel(self, codec: Any, spec: Any, /) -> Any:
             return NoTensor()
+
+    class Backend(ReferenceBackend):
+        kernels = Kernels()
 
     here = session(ts.Quantize(), Backend(), AT_ONCE)
     with here.scope(), pytest.raises(CodecError, match=r"stage 1 of 2 .*encode returned ndarray, expected a tensor"):
@@ -177,9 +184,12 @@ def test_a_kernel_that_returns_no_tensor_ends_in_an_error_that_names_it() -> Non
 
 
 def test_in_host_memory_the_payload_goes_to_the_memory_store_without_a_copy() -> None:
-    class Backend(ReferenceBackend):
-        def kernel(self, codec: Any, spec: Any) -> Any:
+    class Kernels(DeviceKernels):
+        def kernel(self, codec: Any, spec: Any, /) -> Any:
             return Remembering(NumpyKernel(codec, spec))
+
+    class Backend(ReferenceBackend):
+        kernels = Kernels()
 
     class Remembering:
         def __init__(self, kernel: Any) -> None:

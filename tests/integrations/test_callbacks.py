@@ -14,6 +14,7 @@ import pytest
 import torch
 import trainers
 import transformers
+import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trainers import OPTIONS, STEPS, Cell, Lit, collate, llama, loader, rows
 
@@ -76,6 +77,20 @@ def test_the_mixin_logs_to_every_reporter(tmp_path: Path, monkeypatch: pytest.Mo
     trainer.train()
     assert {"train/loss", f"train/{SCALAR}"} <= logged_to_tensorboard(tmp_path / "logs")
     assert all(SCALAR in entry for entry in trainer.state.log_history if "loss" in entry)
+
+
+def test_the_mixin_logs_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true", "WATCH": "false"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    callback = with_transformers.StashCallback("compress", **OPTIONS)
+    trainer = trainer_of(LoggedTrainer, tmp_path, ["wandb"], callback)
+    try:
+        trainer.train()
+        assert wandb.run is not None
+        logged = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+        assert dict(wandb.run.summary)[f"train/{SCALAR}"] == logged[SCALAR] > 0
+    finally:
+        wandb.teardown()
 
 
 def test_the_callback_of_lightning_logs_to_the_loggers(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import paddle
 import pytest
 
 import tensorstash.reference as ref
-from tensorstash.abilities import SupportsStreams
 from tensorstash.backends.paddle.backend import PaddleBackend
-from tensorstash.backends.paddle.streams import GpuStream, GpuStreams, gpu_streams, lend_streams
+from tensorstash.backends.paddle.layout import DeviceLayouts
+from tensorstash.backends.paddle.streams import GpuStream, GpuStreams, gpu_streams
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
@@ -118,7 +118,7 @@ class HostStreams(GpuStreams):
 
 def backend(runtime: Runtime) -> PaddleBackend:
     made = PaddleBackend()
-    lend_streams(made, HostStreams(Device(), runtime))
+    made.streams, made.layouts = HostStreams(Device(), runtime), DeviceLayouts()
     return made
 
 
@@ -126,8 +126,7 @@ def test_a_build_without_cuda_has_none() -> None:
     if paddle.is_compiled_with_cuda():
         pytest.skip("a build with CUDA")
     assert gpu_streams() is None
-    assert not isinstance(PaddleBackend(), SupportsStreams)
-    assert isinstance(backend(Runtime()), SupportsStreams)
+    assert PaddleBackend().streams is None
 
 
 def test_only_cuda_devices_have_streams() -> None:
@@ -148,12 +147,12 @@ def test_a_graph_that_is_being_captured_is_refused(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dense_elements_and_the_layout_they_came_from(layout: str, dtype: str) -> None:
-    streams, plain = GpuStreams(Device(), Runtime()), PaddleBackend()
+    layouts, plain = DeviceLayouts(), PaddleBackend()
     tensor = LAYOUTS[layout].of(LAB, dtype, "cpu")
     spec = plain.spec(tensor)
-    dense = streams.dense(tensor, spec)
+    dense = layouts.dense(tensor, spec)
     assert tuple(dense.shape) == spec.dense().shape
-    back = streams.restored(dense, spec, adopt=False)
+    back = layouts.restored(dense, spec, adopt=False)
     assert tuple(back.shape) == spec.shape
     if spec.numel:
         assert (tuple(back.strides), back._offset()) == (spec.strides, spec.offset)

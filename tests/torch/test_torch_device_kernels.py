@@ -21,7 +21,7 @@ from tensorstash.backends.torch import operators as torch_operators
 from tensorstash.backends.torch import triton as torch_triton
 from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.backends.torch.device_kernels import device_kernel
-from tensorstash.backends.torch.kernels import kernel
+from tensorstash.backends.torch.kernels import DeviceKernels
 from tensorstash.backends.torch.layout import DTYPE_NAMES
 from tensorstash.backends.torch.triton import affine as torch_triton_affine
 from tensorstash.backends.torch.triton import conversion as torch_triton_convert
@@ -219,27 +219,26 @@ def test_user_settings_change_nothing(variant: Variant) -> None:
 def test_training_through_kernels_is_training_through_the_codecs(policy: HookPolicy, variant: Variant) -> None:
     operators, device = variant
 
-    class WithKernels(TorchBackend):
+    class Chosen(DeviceKernels):
         def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
             return device_kernel(codec, spec, operators)
 
-    class Without(TorchBackend):
-        def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
-            return None
+    with_kernels, without = TorchBackend(), TorchBackend()
+    with_kernels.kernels, without.kernels = Chosen(), None
 
     torch.manual_seed(0)
     x, mask = torch.randn(64, 128, device=device), torch.rand(64, 128, device=device) < 0.5
     first, second = (torch.randn(128, 128, device=device, requires_grad=True) for _ in range(2))
     gradients = []
-    for backend in (WithKernels(), Without()):
+    for backend in (with_kernels, without):
         session = Session(policy, backend, min_bytes=0, limits=Limits())
         with session.scope():
             loss = ((x @ first).tanh().masked_fill(mask, 0) @ second).square().mean()
         session.drain()  # what is still on its way is handed out as it was
         gradients.append(torch.autograd.grad(loss, (first, second)))
         assert session.stats().stashed.tensors >= 4
-    for with_kernels, without in zip(*gradients, strict=True):
-        assert torch.equal(with_kernels, without)
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_what_has_no_kernel() -> None:
@@ -252,14 +251,14 @@ def test_what_has_no_kernel() -> None:
 
 def test_host_memory_gets_no_kernel_of_a_device() -> None:
     for codec in (AsType(), PackBits(), TwoValued()):
-        assert kernel(codec, TensorSpec((600,), (1,), 0, "bool", "cpu")) is None
+        assert DeviceKernels().kernel(codec, TensorSpec((600,), (1,), 0, "bool", "cpu")) is None
 
 
 @pytest.mark.gpu
 @needs_device
 def test_devices_get_kernels() -> None:
     for codec, dtype in ((Affine(), "float16"), (AsType(), "float32"), (PackBits(), "bool"), (TwoValued(), "int64")):
-        assert kernel(codec, TensorSpec((600,), (1,), 0, dtype, f"{DEVICE}:0")) is not None
+        assert DeviceKernels().kernel(codec, TensorSpec((600,), (1,), 0, dtype, f"{DEVICE}:0")) is not None
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the inner run")

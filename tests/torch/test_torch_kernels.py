@@ -17,10 +17,10 @@ def test_dense_elements_and_the_layout_they_came_from(layout: str, dtype: str, a
     for device in LAB.devices:
         tensor = LAYOUTS[layout].of(LAB, dtype, device)
         spec = BACKEND.spec(tensor)
-        dense = BACKEND.dense(tensor, spec)
+        dense = BACKEND.layouts.dense(tensor, spec)
         assert dense.is_contiguous()
         assert BACKEND.spec(dense).shape == spec.dense().shape
-        back = BACKEND.restored(dense.clone(), spec, adopt=adopt)
+        back = BACKEND.layouts.restored(dense.clone(), spec, adopt=adopt)
         assert LAB.layout(back) == LAB.layout(tensor)
         assert_same_bits(LAB.bits(back), LAB.bits(tensor), layout)
         assert back.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()
@@ -29,9 +29,9 @@ def test_dense_elements_and_the_layout_they_came_from(layout: str, dtype: str, a
 def test_memory_of_dense_elements_is_adopted_only_where_that_is_allowed() -> None:
     dense = torch.randn(36)[:35]
     spec = BACKEND.spec(dense.reshape(5, 7).t())
-    assert BACKEND.restored(dense, spec, adopt=True).data_ptr() == dense.data_ptr()
-    assert BACKEND.restored(dense, spec, adopt=False).data_ptr() != dense.data_ptr()
-    elsewhere = BACKEND.restored(dense, BACKEND.spec(torch.randn(36)[1:]), adopt=True)
+    assert BACKEND.layouts.restored(dense, spec, adopt=True).data_ptr() == dense.data_ptr()
+    assert BACKEND.layouts.restored(dense, spec, adopt=False).data_ptr() != dense.data_ptr()
+    elsewhere = BACKEND.layouts.restored(dense, BACKEND.spec(torch.randn(36)[1:]), adopt=True)
     assert elsewhere.data_ptr() != dense.data_ptr()
     assert torch.equal(elsewhere, dense)
 
@@ -39,9 +39,9 @@ def test_memory_of_dense_elements_is_adopted_only_where_that_is_allowed() -> Non
 def test_lazy_flags_come_off_and_go_on_again() -> None:
     tensor = torch.randn(4, 3, dtype=torch.complex64).conj()
     spec = BACKEND.spec(tensor)
-    dense = BACKEND.dense(tensor, spec)
+    dense = BACKEND.layouts.dense(tensor, spec)
     assert not dense.is_conj()
-    back = BACKEND.restored(dense, spec, adopt=False)
+    back = BACKEND.layouts.restored(dense, spec, adopt=False)
     assert back.is_conj()
     assert torch.equal(back, tensor)
 
@@ -50,6 +50,6 @@ def test_a_payload_has_the_type_and_shape_of_its_spec_and_shares_host_memory() -
     tensor = torch.randn(6, 4).to(torch.bfloat16)
     spec = BACKEND.spec(tensor)
     data = BACKEND.to_host(tensor, spec)
-    payload = BACKEND.payload(data, spec)
+    payload = BACKEND.kernels.payload(data, spec)
     assert torch.equal(payload, tensor)
     assert payload.data_ptr() == tensor.data_ptr()

@@ -89,7 +89,7 @@ def test_only_the_accelerator_of_the_process_has_streams(streams: DeviceStreams,
     assert streams.why_copies_wait("xpu:0") == "PyTorch's accelerator in this process is cuda"
     assert streams.why_copies_wait("cuda:0") is None
     assert not cuda.calls
-    assert TorchBackend().current_stream("cpu") is None
+    assert TorchBackend().streams.current_stream("cpu") is None
 
 
 def test_the_current_stream_of_the_tensors_device_is_asked_for_each_time(

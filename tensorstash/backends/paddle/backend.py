@@ -12,7 +12,7 @@ from paddle.nn import Layer
 from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
-from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
+from tensorstash.backends.paddle.layout import DeviceLayouts, dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.operators.readers import Readers
 from tensorstash.backends.paddle.operators.writers import writer_patches
@@ -23,7 +23,7 @@ from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_p
 from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
 from tensorstash.backends.paddle.repairs.static import static_patches
 from tensorstash.backends.paddle.storage import token_of, version_probe
-from tensorstash.backends.paddle.streams import gpu_streams, lend_streams
+from tensorstash.backends.paddle.streams import gpu_streams
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
@@ -81,10 +81,10 @@ class PaddleBackend:
         if native.functions is not None:
             self.alias = native.functions.aliasing(Tensor.detach)  # type: ignore[method-assign]
             self.nbytes = native.functions.sizing(Tensor.element_size)  # type: ignore[method-assign]
-        # Only where the build has it: without it, tensors are moved by way of the host.
-        streams = gpu_streams()
-        if streams is not None:
-            lend_streams(self, streams)
+        self.kernels = None
+        # Only where the build has them: without them, tensors are moved by way of the host.
+        self.streams = gpu_streams()
+        self.layouts = None if self.streams is None else DeviceLayouts()
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a layer of Paddle."""

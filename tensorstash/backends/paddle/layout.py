@@ -294,6 +294,16 @@ def laid_out(dense: Tensor, spec: TensorSpec) -> Tensor:
     return view
 
 
+class DeviceLayouts:
+    """What takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
+
+    dense = staticmethod(dense_run)
+
+    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
+        """Return a detached tensor in private memory with the exact layout of ``spec``, byte offset included."""
+        return laid_out(dense, spec)
+
+
 def uninitialised(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
     """Return a contiguous tensor of the type and place of ``spec``, whose memory holds anything."""
     place = paddle.device._convert_to_place(spec.device)

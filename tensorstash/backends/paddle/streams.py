@@ -14,11 +14,11 @@ import paddle
 from paddle import Tensor
 
 from tensorstash.abilities import Event
-from tensorstash.backends.paddle.layout import dense_run, laid_out, uninitialised
+from tensorstash.backends.paddle.layout import uninitialised
 from tensorstash.errors import graph_is_captured
 from tensorstash.host.arrays import Array
 from tensorstash.host.pinned import registered_pages
-from tensorstash.protocols import Codec, Undo
+from tensorstash.protocols import Undo
 from tensorstash.spec import TensorSpec
 
 _TO_HOST, _TO_DEVICE = 2, 1
@@ -65,21 +65,6 @@ class GpuStreams:
     def __init__(self, device: Any, runtime: Any) -> None:
         self._device = device
         self._runtime = runtime
-
-    def kernel(self, codec: Codec, spec: TensorSpec, /) -> None:
-        """Return None: codecs run on the host."""
-
-    def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
-        """Return the distinct elements in memory order, on the tensor's device."""
-        return dense_run(tensor, spec)
-
-    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
-        """Return a detached tensor in private memory with the exact layout of ``spec``, byte offset included."""
-        return laid_out(dense, spec)
-
-    def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
-        """Refuse: there are no kernels to make a payload for."""
-        raise NotImplementedError(f"there is no kernel for {spec}")
 
     def current_stream(self, device: str, /) -> GpuStream | None:
         """Return the stream that the device's work is submitted to, or None for anything but CUDA devices.
@@ -162,9 +147,3 @@ def gpu_streams() -> GpuStreams | None:
         except OSError:
             continue  # of another version
     return None
-
-
-def lend_streams(backend: Any, streams: GpuStreams) -> None:
-    """Give a backend the methods of ``streams``, which makes it one that supports them."""
-    for name in (name for name in vars(GpuStreams) if not name.startswith("_")):
-        setattr(backend, name, getattr(streams, name))

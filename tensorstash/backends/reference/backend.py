@@ -7,14 +7,13 @@ from weakref import ref
 
 import numpy as np
 
-from tensorstash.abilities import Kernel
 from tensorstash.backends.forward import replace_method
-from tensorstash.backends.reference import kernels as reference_kernels
-from tensorstash.backends.reference import streams as reference_streams
+from tensorstash.backends.reference.kernels import DeviceKernels, DeviceLayouts
 from tensorstash.backends.reference.producers import Producers
+from tensorstash.backends.reference.streams import DeviceStreams
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, borrowed
-from tensorstash.protocols import Codec, Undo
+from tensorstash.protocols import Undo
 from tensorstash.reference import (
     HookError,
     Parameter,
@@ -33,6 +32,9 @@ class ReferenceBackend:
 
     name: ClassVar[str] = "reference"
     backward_writes: ClassVar[bool] = False
+    kernels = DeviceKernels()
+    layouts = DeviceLayouts()
+    streams = DeviceStreams()
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a module of the reference engine."""
@@ -133,54 +135,6 @@ class ReferenceBackend:
         np.ndarray(order.shape, spec.carrier, memory, start, strides)[...] = data.reshape(order.shape)
         first = start + order.lead * spec.itemsize
         return from_buffer(memory, spec.shape, spec.strides, first, spec.dtype, spec.device)
-
-    def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
-        """Return what runs ``codec`` on a simulated accelerator, or None."""
-        return reference_kernels.kernel(codec, spec)
-
-    def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
-        """Return the distinct elements in memory order, on the tensor's device."""
-        return reference_kernels.dense(tensor, spec)
-
-    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
-        """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
-        return reference_kernels.restored(dense, spec, adopt=adopt)
-
-    def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
-        """Return a contiguous tensor of ``spec``, a copy of ``data``."""
-        return reference_kernels.contiguous(data.reshape(spec.shape), spec)
-
-    def current_stream(self, device: str, /) -> streams.Stream | None:
-        """Return the stream that this thread submits the device's work to; the host has none."""
-        return reference_streams.current_stream(device)
-
-    def why_copies_wait(self, device: str, /) -> str | None:
-        """Return None: copies of the simulated accelerators never do."""
-        return None
-
-    def new_stream(self, device: str, /) -> streams.Stream:
-        """Return a stream of its own for copies of that device."""
-        return streams.Stream(device)
-
-    def empty(self, spec: TensorSpec, /) -> Tensor:
-        """Return an uninitialised, contiguous tensor for work of the current stream."""
-        return reference_kernels.empty(spec.shape, spec)
-
-    def copy_out(self, source: Tensor, target: Array, stream: streams.Stream, /) -> None:
-        """Submit a copy of a contiguous tensor into host memory."""
-        reference_streams.copy_out(source, target, stream)
-
-    def copy_in(self, source: Array, target: Tensor, stream: streams.Stream, /) -> None:
-        """Submit a copy of host memory into a contiguous tensor."""
-        reference_streams.copy_in(source, target, stream)
-
-    def use_in(self, tensor: Tensor, stream: streams.Stream, /) -> None:
-        """Let the tensor's memory, once it is freed, wait for what ``stream`` has been given until then."""
-        reference_streams.use_in(tensor, stream)
-
-    def locked_pages(self, nbytes: int, /) -> Array:
-        """Return memory as it is: the simulated accelerators reach all of the host's."""
-        return reference_streams.locked_pages(nbytes)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

@@ -47,11 +47,44 @@ class NumpyKernel:
         return out
 
 
-def kernel(codec: Codec, spec: TensorSpec) -> NumpyKernel | None:
-    """Return what runs ``codec`` on the device of ``spec``, or None for host memory and for other codecs."""
-    if spec.device == "cpu" or codec.name not in CODECS or codec.encoded_spec(spec).dtype not in DTYPES:
-        return None
-    return NumpyKernel(codec, spec)
+class DeviceKernels:
+    """The codecs that run on simulated accelerators; see :class:`tensorstash.abilities.Kernels`."""
+
+    def kernel(self, codec: Codec, spec: TensorSpec, /) -> NumpyKernel | None:
+        """Return what runs ``codec`` on the device of ``spec``, or None for host memory and for other codecs."""
+        if spec.device == "cpu" or codec.name not in CODECS or codec.encoded_spec(spec).dtype not in DTYPES:
+            return None
+        return NumpyKernel(codec, spec)
+
+    def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
+        """Return a contiguous tensor of ``spec`` with a copy of ``data``."""
+        return contiguous(data.reshape(spec.shape), spec)
+
+
+class DeviceLayouts:
+    """What takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
+
+    def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
+        """Return the distinct elements in memory order; shares the tensor's memory where they are one run of it."""
+        order = spec.order
+        if order.is_dense:
+            layout = Layout.contiguous(order.shape, spec.itemsize, tensor.layout.begin)
+            return Tensor(tensor.storage, layout, tensor.dtype)
+        packed = empty(order.shape, spec)
+        window = tensor.storage.window(_layout(tensor.layout.begin, spec), tensor.dtype)
+        packed.storage.write(packed.layout, packed.dtype, window)
+        return packed
+
+    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
+        """Return a tensor with the exact layout of ``spec``, in the memory of ``dense`` where that may be and fits."""
+        order = spec.order
+        storage, start = dense.storage, dense.offset
+        if not (adopt and order.is_dense and dense.data_ptr() % 64 == order.alignment(spec)):
+            start = 0
+            storage = Storage.allocate(order.span * spec.itemsize, memory(spec.device), phase=order.alignment(spec))
+            storage.write(_layout(start, spec), dense.dtype, dense.carriers().reshape(order.shape))
+        first = start + order.lead * spec.itemsize
+        return Tensor(storage, Layout(spec.shape, spec.strides, first, spec.itemsize), dense.dtype)
 
 
 def contiguous(data: Array, spec: TensorSpec) -> Tensor:
@@ -61,29 +94,6 @@ def contiguous(data: Array, spec: TensorSpec) -> Tensor:
     tensor = empty(data.shape, spec)
     tensor.storage.write(tensor.layout, tensor.dtype, data.copy())
     return tensor
-
-
-def dense(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """Return the distinct elements in memory order; shares the tensor's memory where they are one run of it."""
-    order = spec.order
-    if order.is_dense:
-        return Tensor(tensor.storage, Layout.contiguous(order.shape, spec.itemsize, tensor.layout.begin), tensor.dtype)
-    packed = empty(order.shape, spec)
-    window = tensor.storage.window(_layout(tensor.layout.begin, spec), tensor.dtype)
-    packed.storage.write(packed.layout, packed.dtype, window)
-    return packed
-
-
-def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
-    """Return a tensor with the exact layout of ``spec``, in the memory of ``dense`` where that may be and fits."""
-    order = spec.order
-    storage, start = dense.storage, dense.offset
-    if not (adopt and order.is_dense and dense.data_ptr() % 64 == order.alignment(spec)):
-        start = 0
-        storage = Storage.allocate(order.span * spec.itemsize, memory(spec.device), phase=order.alignment(spec))
-        storage.write(_layout(start, spec), dense.dtype, dense.carriers().reshape(order.shape))
-    first = start + order.lead * spec.itemsize
-    return Tensor(storage, Layout(spec.shape, spec.strides, first, spec.itemsize), dense.dtype)
 
 
 def empty(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:

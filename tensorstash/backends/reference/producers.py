@@ -11,7 +11,7 @@ import numpy as np
 from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.abilities.search import Call, NoRecipe, Number, run_again
 from tensorstash.abilities.search import Search as AnySearch
-from tensorstash.backends.reference import kernels as reference_kernels
+from tensorstash.backends.reference.kernels import DeviceLayouts, empty
 from tensorstash.reference import Tensor, no_grad
 from tensorstash.reference.autograd.primitive import OpNode
 from tensorstash.reference.autograd.saved import SavedTensor
@@ -153,7 +153,7 @@ class Producers:
             is_fresh = all(value.storage is not made.storage for value in values)
             if is_fresh and made.strides == spec.strides and not made.offset and _alignment(made) == spec.alignment:
                 return made  # type: ignore[no-any-return]
-            laid_out = reference_kernels.restored(reference_kernels.empty((spec.numel,), spec), spec, adopt=False)
+            laid_out = DeviceLayouts().restored(empty((spec.numel,), spec), spec, adopt=False)
             laid_out.copy_(made)
             return laid_out
 

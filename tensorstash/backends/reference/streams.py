@@ -4,34 +4,47 @@ from functools import partial
 
 import numpy as np
 
+from tensorstash.backends.reference.kernels import empty
 from tensorstash.host.arrays import Array, lender
 from tensorstash.host.pages import mapped_pages
 from tensorstash.reference import Tensor, streams
+from tensorstash.spec import TensorSpec
 
 
-def current_stream(device: str) -> streams.Stream | None:
-    """Return the stream that this thread submits the device's work to; the host has none."""
-    return None if device == "cpu" else streams.current_stream(device)
+class DeviceStreams:
+    """What the simulated accelerators do beside the computation; see :class:`tensorstash.abilities.Streams`."""
 
+    def current_stream(self, device: str, /) -> streams.Stream | None:
+        """Return the stream that this thread submits the device's work to; the host has none."""
+        return None if device == "cpu" else streams.current_stream(device)
 
-def copy_out(source: Tensor, target: Array, stream: streams.Stream) -> None:
-    """Submit a copy of a contiguous tensor into host memory."""
-    stream.submit(partial(np.copyto, _bare(target), _bytes(source)))
+    def why_copies_wait(self, device: str, /) -> str | None:
+        """Return None: copies of the simulated accelerators never do."""
+        return None
 
+    def new_stream(self, device: str, /) -> streams.Stream:
+        """Return a stream of its own for copies of that device."""
+        return streams.Stream(device)
 
-def copy_in(source: Array, target: Tensor, stream: streams.Stream) -> None:
-    """Submit a copy of host memory into a contiguous tensor."""
-    stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
+    def empty(self, spec: TensorSpec, /) -> Tensor:
+        """Return an uninitialised, contiguous tensor for work of the current stream."""
+        return empty(spec.shape, spec)
 
+    def copy_out(self, source: Tensor, target: Array, stream: streams.Stream, /) -> None:
+        """Submit a copy of a contiguous tensor into host memory."""
+        stream.submit(partial(np.copyto, _bare(target), _bytes(source)))
 
-def use_in(tensor: Tensor, stream: streams.Stream) -> None:
-    """Let the memory, once it is freed, wait for what ``stream`` has been given until then."""
-    tensor.storage.use_in(stream)
+    def copy_in(self, source: Array, target: Tensor, stream: streams.Stream, /) -> None:
+        """Submit a copy of host memory into a contiguous tensor."""
+        stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
 
+    def use_in(self, tensor: Tensor, stream: streams.Stream, /) -> None:
+        """Let the tensor's memory, once it is freed, wait for what ``stream`` has been given until then."""
+        tensor.storage.use_in(stream)
 
-def locked_pages(nbytes: int) -> Array:
-    """Return memory as it is: the simulated accelerators reach all of the host's."""
-    return mapped_pages(nbytes)
+    def locked_pages(self, nbytes: int, /) -> Array:
+        """Return memory as it is: the simulated accelerators reach all of the host's."""
+        return mapped_pages(nbytes)
 
 
 def _bytes(tensor: Tensor) -> Array:

@@ -21,27 +21,24 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 
-from tensorstash.abilities import Kernel
 from tensorstash.backends.torch.calls import scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running, running_compiled, upcoming
 from tensorstash.backends.torch.hooks import HookScope
-from tensorstash.backends.torch.kernels import kernel
+from tensorstash.backends.torch.kernels import DeviceKernels
 from tensorstash.backends.torch.layout import (
     DTYPE_NAMES,
-    dense,
+    DeviceLayouts,
     elements,
-    payload,
     placed,
     rebuilt,
-    restored,
 )
 from tensorstash.backends.torch.readers import demand
 from tensorstash.backends.torch.recipes.producers import Producers
-from tensorstash.backends.torch.streams import DeviceStream, DeviceStreams, memory_use
+from tensorstash.backends.torch.streams import DeviceStreams, memory_use
 from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
-from tensorstash.protocols import Codec, Demand, Undo, strictest
+from tensorstash.protocols import Demand, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED_LAYOUTS = 4096
@@ -58,7 +55,9 @@ class TorchBackend:
     backward_writes: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._streams = DeviceStreams()
+        self.kernels = DeviceKernels()
+        self.layouts = DeviceLayouts()
+        self.streams = DeviceStreams()
         # What asking adds differs by version: a storage may own the object that stands for it in Python, or not.
         self._own_holders = _holders(torch.empty(1)) - 1
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
@@ -207,62 +206,6 @@ class TorchBackend:
     def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> Tensor:
         """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
         return placed(data, spec, memory, start)
-
-    def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
-        """Return what runs ``codec`` on the device of ``spec``, or None."""
-        return kernel(codec, spec)
-
-    def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
-        """Return the distinct elements in memory order, on the tensor's device."""
-        return dense(tensor, spec)
-
-    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
-        """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device."""
-        return restored(dense, spec, adopt=adopt)
-
-    def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
-        """Return a contiguous tensor of ``spec``; on the CPU it shares the memory of ``data``."""
-        return payload(data, spec)
-
-    def current_stream(self, device: str, /) -> DeviceStream | None:
-        """Return the stream that this thread submits the device's work to, or None if copies make it wait.
-
-        Raises:
-            BackendError: the work is being recorded.
-        """
-        return self._streams.current_stream(device)
-
-    def why_copies_wait(self, device: str, /) -> str | None:
-        """Say why copies of a device make the program wait; None if they do not."""
-        return self._streams.why_copies_wait(device)
-
-    def new_stream(self, device: str, /) -> DeviceStream:
-        """Return a stream of its own for copies of that device."""
-        return self._streams.new_stream(device)
-
-    def empty(self, spec: TensorSpec, /) -> Tensor:
-        """Return an uninitialised, contiguous tensor for work of the device's current stream."""
-        return self._streams.empty(spec)
-
-    def copy_out(self, source: Tensor, target: Array, stream: DeviceStream, /) -> None:
-        """Submit a copy of a contiguous tensor into host memory."""
-        self._streams.copy_out(source, target, stream)
-
-    def copy_in(self, source: Array, target: Tensor, stream: DeviceStream, /) -> None:
-        """Submit a copy of host memory into a contiguous tensor."""
-        self._streams.copy_in(source, target, stream)
-
-    def use_in(self, tensor: Tensor, stream: DeviceStream, /) -> None:
-        """Let the memory, once it is freed, wait for what ``stream`` has been given until then."""
-        self._streams.use_in(tensor, stream)
-
-    def locked_pages(self, nbytes: int, /) -> Array:
-        """Return page-locked host memory.
-
-        Raises:
-            OSError: the system or the device refuses.
-        """
-        return self._streams.locked_pages(nbytes)
 
     def memory_use(self, device: str, /) -> tuple[int, int]:
         """Return the bytes that tensors take on a device now, and those that are free."""

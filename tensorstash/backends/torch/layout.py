@@ -162,6 +162,13 @@ def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
         return _laid_out(run, spec)
 
 
+class DeviceLayouts:
+    """What takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
+
+    dense = staticmethod(dense)
+    restored = staticmethod(restored)
+
+
 def payload(data: Array, spec: TensorSpec) -> Tensor:
     """Return a contiguous tensor of ``spec`` over carrier bits, which it may share and must not be written to."""
     with DisableTorchFunction(), _DisableTorchDispatch():

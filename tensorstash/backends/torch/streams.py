@@ -61,7 +61,7 @@ class DeviceStreams:
         self._find = find
         self._found: Accelerator | str | None = None
 
-    def current_stream(self, device: str) -> DeviceStream | None:
+    def current_stream(self, device: str, /) -> DeviceStream | None:
         """Return the stream that this thread submits the device's work to, or None if copies make it wait.
 
         Raises:
@@ -74,33 +74,33 @@ class DeviceStreams:
             raise graph_is_captured(device)
         return DeviceStream(accelerator.current_stream(torch.device(device)), accelerator)
 
-    def why_copies_wait(self, device: str) -> str | None:
+    def why_copies_wait(self, device: str, /) -> str | None:
         """Say why copies of a device make the program wait; None if they do not."""
         accelerator = self._accelerator(device)
         return accelerator if isinstance(accelerator, str) else None
 
-    def new_stream(self, device: str) -> DeviceStream:
+    def new_stream(self, device: str, /) -> DeviceStream:
         """Return a stream of its own for copies of that device."""
         accelerator = self._accelerator(device)
         assert not isinstance(accelerator, str), f"{device}: {accelerator}"
         return DeviceStream(accelerator.new_stream(torch.device(device)), accelerator)
 
-    def empty(self, spec: TensorSpec) -> Tensor:
+    def empty(self, spec: TensorSpec, /) -> Tensor:
         """Return an uninitialised, contiguous tensor for work of the device's current stream."""
         with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
             # By way of bytes: PyTorch warns of every tensor that is made as complex32.
             raw = torch.empty(spec.nbytes, dtype=torch.uint8, device=spec.device)
             return raw.view(getattr(torch, spec.dtype)).view(spec.shape)
 
-    def copy_out(self, source: Tensor, target: Array, stream: DeviceStream) -> None:
+    def copy_out(self, source: Tensor, target: Array, stream: DeviceStream, /) -> None:
         """Submit a copy of a contiguous tensor into host memory."""
         self._copy(_bytes(source), payload(target, _BYTES), stream)
 
-    def copy_in(self, source: Array, target: Tensor, stream: DeviceStream) -> None:
+    def copy_in(self, source: Array, target: Tensor, stream: DeviceStream, /) -> None:
         """Submit a copy of host memory into a contiguous tensor."""
         self._copy(payload(source, _BYTES), _bytes(target), stream)
 
-    def use_in(self, tensor: Tensor, stream: DeviceStream) -> None:
+    def use_in(self, tensor: Tensor, stream: DeviceStream, /) -> None:
         """Tell the allocator of a stream that uses the memory; nothing happens for the stream that it belongs to."""
         with DisableTorchFunction(), _DisableTorchDispatch():
             # PyTorch would resolve a lazy flag first, and tell of the copy that it makes for that.
@@ -108,7 +108,7 @@ class DeviceStreams:
             plain = torch._neg_view(plain) if plain.is_neg() else plain
             plain.record_stream(stream.raw)
 
-    def locked_pages(self, nbytes: int) -> Array:
+    def locked_pages(self, nbytes: int, /) -> Array:
         """Return page-locked host memory.
 
         Raises:

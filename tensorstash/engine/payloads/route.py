@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import call
 from typing import Any, NamedTuple
 
-from tensorstash.abilities import SupportsKernels, SupportsSharedMemory
+from tensorstash.abilities import Backend, Layouts, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.pipeline import Pipeline, Stored
@@ -19,7 +19,7 @@ from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
 from tensorstash.policies.plan import Plan
-from tensorstash.protocols import Backend, Store, StoreConfig
+from tensorstash.protocols import Store, StoreConfig
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.disk.checksum import checksum
 from tensorstash.stores.memory import Memory
@@ -58,7 +58,7 @@ class PayloadRoute(ABC):
         self.plan, spec, self.backend, self.kernels, self.ledger, self.store_place, self.transfers = parts
         self.spec = spec.dense()
         self.is_lossless = self.plan.is_lossless
-        self._device: SupportsKernels[Any] | None = self.backend if isinstance(self.backend, SupportsKernels) else None
+        self._layouts: Layouts[Any] | None = self.backend.layouts
         self._twin: PayloadRoute | None = None
 
     @abstractmethod
@@ -119,8 +119,8 @@ class PayloadRoute(ABC):
         Raises:
             CodecError: a kernel raised, or returned something its codec's ``encoded_spec`` does not announce.
         """
-        assert self._device is not None, "a backend without kernels"
-        return self.kernels.encode(self._device.dense(source, spec))
+        assert self._layouts is not None, "a backend without layouts"
+        return self.kernels.encode(self._layouts.dense(source, spec))
 
     def assemble(self, launched: Any, spec: TensorSpec, *, adopt: bool) -> Any:
         """Return a fresh, detached tensor in private memory with the exact layout of ``spec``.
@@ -133,8 +133,8 @@ class PayloadRoute(ABC):
         Raises:
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
-        assert self._device is not None, "a backend without kernels"
-        return self._device.restored(self.kernels.decode(launched), spec, adopt=adopt or bool(self.kernels))
+        assert self._layouts is not None, "a backend without layouts"
+        return self._layouts.restored(self.kernels.decode(launched), spec, adopt=adopt or bool(self.kernels))
 
     def round_trip(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return what will come back of a tensor of ``spec`` that is not stored yet, with the layout of ``wanted``.
@@ -157,8 +157,8 @@ class PayloadRoute(ABC):
 
     def copy(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return a copy of a tensor of ``spec`` in private writable memory with the exact layout of ``wanted``."""
-        if self._device is not None:
-            return self._device.restored(self._device.dense(source, spec), wanted, adopt=False)
+        if self._layouts is not None:
+            return self._layouts.restored(self._layouts.dense(source, spec), wanted, adopt=False)
         data = borrowed(self.backend.to_host(source, spec))
         return self.backend.from_host(data.reshape(wanted.dense().shape), wanted)
 
@@ -206,8 +206,9 @@ class HostRoute(PayloadRoute):
             return interleaved.rebuild(data, spec)
         if not self.kernels:
             return self.backend.from_host(data.reshape(spec.dense().shape), spec)
-        assert self._device is not None
-        return self.assemble(self._device.payload(data, self.launched_spec(data.nbytes)), spec, adopt=True)
+        kernels = self.backend.kernels
+        assert kernels is not None, "a backend without kernels"
+        return self.assemble(kernels.payload(data, self.launched_spec(data.nbytes)), spec, adopt=True)
 
 
 class DeviceRoute(PayloadRoute):

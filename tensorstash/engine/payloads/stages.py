@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.abilities import SupportsKernels
+from tensorstash.abilities import Backend
 from tensorstash.engine.ledger import Ledger
 from tensorstash.errors import CodecError, StashError
-from tensorstash.protocols import Backend, Codec
+from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec, contiguous_strides
 
 Run = Callable[[Any], Any]
@@ -139,9 +139,10 @@ def device_stages(
         ledger: where they are counted.
     """
     stages: list[Stage] = []
-    if isinstance(backend, SupportsKernels):
+    kernels = backend.kernels
+    if kernels is not None:
         for codec, place in zip(codecs, places, strict=True):
-            kernel = backend.kernel(codec, spec)
+            kernel = kernels.kernel(codec, spec)
             if kernel is None:
                 break
             after = codec.encoded_spec(spec)

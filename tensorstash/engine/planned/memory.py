@@ -3,10 +3,9 @@
 import os
 from typing import Any
 
-from tensorstash.abilities import SupportsMemoryUse
+from tensorstash.abilities import Backend, SupportsMemoryUse
 from tensorstash.errors import BackendError
 from tensorstash.policies.budget import Budget
-from tensorstash.protocols import Backend
 
 
 class MemoryInUse:

@@ -7,6 +7,7 @@ from itertools import repeat
 from operator import length_hint
 from typing import Any, TypeVar
 
+from tensorstash.abilities import Backend
 from tensorstash.engine.handle import Handle
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.route import PayloadRoute
@@ -22,7 +23,7 @@ from tensorstash.host import native
 from tensorstash.planner.model import KEEP
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.policies.budget import Budget
-from tensorstash.protocols import Backend, Demand
+from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")

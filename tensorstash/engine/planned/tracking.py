@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import TypeVar
 from weakref import ref
 
+from tensorstash.abilities import Backend
 from tensorstash.engine.handle import Handle
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.payload import Payload
@@ -15,7 +16,7 @@ from tensorstash.engine.planned.step import Seen, Step, TrackedKept, TrackedStas
 from tensorstash.engine.session import Session
 from tensorstash.planner.model import SavedClass
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.protocols import Backend, Demand
+from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")

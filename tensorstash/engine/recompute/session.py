@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from tensorstash.abilities import Backend
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
@@ -19,7 +20,6 @@ from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle
 from tensorstash.engine.session import Session
 from tensorstash.errors import ConfigError
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
-from tensorstash.protocols import Backend
 from tensorstash.registry import lookup, names
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory

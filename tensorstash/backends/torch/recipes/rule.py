@@ -67,11 +67,17 @@ def saved(*names: str) -> tuple[Input, ...]:
     return tuple(map(Input, names))
 
 
-def attributes(*names: str) -> Settings:
-    """Return what reads settings that the node has under these names."""
+def attributes(*names: str, **missing: Hashable) -> Settings:
+    """Return what reads settings that the node has under these names.
+
+    Args:
+        names: of attributes that every version of PyTorch has.
+        missing: names of those that some versions lack, with what stands for them there; they come last.
+    """
 
     def read(node: Any, output: int) -> tuple[Hashable, ...]:
-        return tuple(getattr(node, f"_saved_{name}") for name in names)
+        there = [getattr(node, f"_saved_{name}") for name in names]
+        return *there, *(getattr(node, f"_saved_{name}", value) for name, value in missing.items())
 
     return read
 
