@@ -331,10 +331,6 @@ class Session(Generic[T]):
         if not payload.route.needs_worker:
             payload.launch()
             return
-        if payload.route.is_brief:
-            payload.launch()
-            payload.run(self._timeouts.ask)
-            return
         may_wait = payload.route.may_wait and self._resident.limit
         for due in self._resident.add(payload) if may_wait else (payload,):
             self._begin(due)

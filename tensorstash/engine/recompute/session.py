@@ -211,7 +211,8 @@ class RecomputingSession(Session[T]):
             config = store or Memory()
             parts = Plan((codec,), store), spec, self.backend, config, self._store(config)
             route = route_for(*parts, self._state.ledger, self._transfers)
-            route.is_brief = config.tier == "memory" and spec.device == "cpu"
+            if config.tier == "memory" and spec.device == "cpu":  # to hand it to a worker would take longer
+                route.needs_worker = False
             if len(self._mask_routes) >= _REMEMBERED_SPECS:
                 self._mask_routes.clear()
             self._mask_routes[key] = route
