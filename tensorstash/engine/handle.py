@@ -1,6 +1,7 @@
 """What the autograd graph holds in place of a saved tensor."""
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -42,7 +43,17 @@ def restore(handle: Handle) -> Any:
     return alias
 
 
-class Stashed:
+class Asking(ABC):
+    """A handle that asks for stored tensors when it is asked itself."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def asks(self) -> Iterator["Stashed"]:
+        """Give the handles that it will ask, in order; itself if it is stored."""
+
+
+class Stashed(Asking):
     """A tensor whose bytes are in a store, or on their way there.
 
     Several handles may share one payload, each with a layout of its own.
@@ -93,8 +104,13 @@ class Stashed:
         """Return the indices of the payloads that the running backward will ask for, in order; empty if none runs."""
         if self.state.upcoming is None:
             return ()
-        operations = self.state.upcoming(lambda handle: isinstance(handle, Stashed) and handle._dedup is self._dedup)
-        return tuple(dict.fromkeys(handle.payload.index for handle in chain.from_iterable(operations)))
+        operations = self.state.upcoming(lambda handle: isinstance(handle, Asking))
+        stored = (each for handle in chain.from_iterable(operations) for each in handle.asks())
+        return tuple(dict.fromkeys(each.payload.index for each in stored if each._dedup is self._dedup))
+
+    def asks(self) -> Iterator["Stashed"]:
+        """Give itself."""
+        yield self
 
     @property
     def is_exact(self) -> bool:

@@ -49,7 +49,7 @@ def foretold_and_asked(monkeypatch):
 
     def upcoming(self, is_ours):
         operations = known_order(self, is_ours)
-        foretold.append([{handle.payload.index for handle in handles} for handles in operations])
+        foretold.append([{each.payload.index for one in handles for each in one.asks()} for handles in operations])
         return operations
 
     def record(self, dedup, index, tell):
@@ -82,6 +82,21 @@ def test_the_first_backward_asks_in_the_order_of_the_graph(build, foretold_and_a
     backward(build)
     (operations,) = foretold
     assert in_turn(operations, asked) == operations
+
+
+@pytest.mark.parametrize("build", ARCHITECTURES[:4])
+def test_what_a_recipe_needs_is_expected_where_its_tensor_is_asked_for(build, foretold_and_asked):
+    foretold, asked = foretold_and_asked
+    backward(build, ts.Recompute() | ts.DiskSpill())
+    assert len(foretold) == 1
+    known = set()
+    operations = []
+    for indices in foretold[0]:
+        operations.append(indices - known)
+        known |= indices
+    first = list(dict.fromkeys(asked))
+    assert len(first) > 5
+    assert in_turn(operations, first) == operations
 
 
 def test_a_graph_that_changes_with_every_step_is_foretold_at_every_step(foretold_and_asked):

@@ -15,8 +15,6 @@ class Route(Protocol):
     """Whether codecs run on the host, and the result stays in its memory, so that all of the way is computing."""
     on_all_cores: bool
     """Whether, besides, each codec shares out its work."""
-    is_brief: bool
-    """Whether all of it takes no longer than handing it to another thread would."""
 
 
 class Encoding:
@@ -56,14 +54,14 @@ class Encoding:
         return self._now and (route.on_all_cores if self._is_auto else route.is_computed)
 
     def is_now_or_full(self, route: Route, nbytes: int, in_flight: ByteBudget) -> bool:
-        """Whether to encode in the hook: for that reason, or what is brief, or would find no room behind.
+        """Whether to encode in the hook: for that reason, or what would find no room behind.
 
         Args:
             route: of a tensor.
             nbytes: of the tensor.
             in_flight: bytes that wait behind the computation.
         """
-        if nbytes > in_flight.limit or route.is_brief or self.is_now(route):
+        if nbytes > in_flight.limit or self.is_now(route):
             return True
         may_help = self._is_auto and route.on_all_cores and self.team.helps
         return may_help and in_flight.used + nbytes > in_flight.limit

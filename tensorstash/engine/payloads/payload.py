@@ -162,7 +162,9 @@ class Payload:
     # Into the store
 
     def launch(self) -> None:
-        """Begin with what has to be done on the thread that saved the tensor; nothing here."""
+        """Begin with what has to be done on the thread that saved the tensor: all of it, or nothing."""
+        if not self.route.needs_worker:
+            self.run()
 
     def run(self, ask: Ask = call) -> None:
         """Encode and store the source's bytes and drop it; a failure is kept for whoever asks.

@@ -50,8 +50,6 @@ class PayloadRoute(ABC):
     """See :class:`~tensorstash.engine.payloads.encoding.Route`."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
-    is_brief = False
-    """Whether the work behind what is launched takes no longer than handing it to a worker would."""
     may_wait = False
     """Whether nothing is lost if the tensor stays where it is for a while."""
     is_at_hand = False

@@ -93,8 +93,8 @@ class Ways:
             else:
                 rest = self.calibration.applied(plan.rest.within(demand), spec.dense())
             route = self._route(rest, spec)
-            if masks and not isinstance(route, str):
-                route.is_brief = route.tier == "memory" and spec.device == "cpu"
+            if masks and not isinstance(route, str) and route.tier == "memory" and spec.device == "cpu":
+                route.needs_worker = False  # to hand it to one would take longer
             known = self._remembered[kind] = Way(plan.rebuilding, route)
         return known
 

@@ -1,11 +1,12 @@
 """A saved content that is not stored: its recipe, and what it makes of it when backward asks."""
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe
+from tensorstash.engine.handle import Asking, Stashed
 from tensorstash.engine.payloads.payload import modified
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError, TensorStashError
@@ -198,7 +199,7 @@ class Recomputed:
                 self._made = whole, self._state.version(whole)
 
 
-class RecomputedHandle:
+class RecomputedHandle(Asking):
     """What the graph holds in place of a tensor that is made again."""
 
     __slots__ = ("__weakref__", "content", "spec", "state")
@@ -217,6 +218,12 @@ class RecomputedHandle:
     def peek(self) -> Any:
         """Return the tensor, to look at it and drop it."""
         return self.content.peek(self.spec)
+
+    def asks(self) -> Iterator[Stashed]:
+        """Give what its recipe needs of what is stored."""
+        for each in self.content.inputs:
+            if isinstance(each, Asking):
+                yield from each.asks()
 
     @property
     def depth(self) -> int:

@@ -131,10 +131,7 @@ class Producers:
         """Return the tensor, or what it is a view of, detached."""
         base = tensor._base
         made = tensor if base is None else base
-        if not _is_watched():
-            return made.detach()
-        with DisableTorchFunction(), _DisableTorchDispatch():
-            return made.detach()
+        return _detached(made)
 
     def probe(self, whole: Tensor, /) -> Tensor:
         """Return ``whole`` without its memory: ``.data`` changes that alone."""
@@ -163,7 +160,7 @@ class Producers:
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return another layout of the memory of ``whole``."""
         if whole.shape == spec.shape and whole.stride() == spec.strides and not spec.offset:
-            return self.whole(whole)
+            return _detached(whole)
         with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
             start = whole.storage_offset() + spec.offset // spec.itemsize
             return whole.as_strided(spec.shape, spec.strides, start).detach()
@@ -213,6 +210,13 @@ def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
 def _is_watched() -> bool:
     """Whether a mode of the user's would see what is run here."""
     return bool(_len_torch_dispatch_stack() or _len_torch_function_stack())
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    if not _is_watched():
+        return tensor.detach()
+    with DisableTorchFunction(), _DisableTorchDispatch():
+        return tensor.detach()
 
 
 def _sample(tensor: Tensor) -> bytes | None:

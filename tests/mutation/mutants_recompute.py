@@ -1,0 +1,82 @@
+"""Mutants of what is made again: what is proved, what is refused, what is looked at once more."""
+
+RULES = ("tests/torch/test_torch_recompute.py",)
+FAULTS = ("tests/torch/test_torch_recompute.py",)
+CHANGES = ("tests/torch/test_torch_recompute.py",)
+OTHERS = ("tests/torch/test_torch_recompute.py",)
+CONTRACT = ("tests/conformance/test_reference.py",)
+ORDER = ("tests/torch/test_torch_order.py",)
+
+MUTANTS = [
+    ("engine/recompute/proofs.py", "dropped check", "            why = fault()\n", "            why = None\n", FAULTS),
+    (
+        "engine/recompute/proofs.py",
+        "dropped check",
+        "if known is not None and self._step - known < _STEPS and not always:",
+        "if known is not None and not always:",
+        FAULTS,
+    ),
+    (
+        "engine/recompute/session.py",
+        "dropped call",
+        "        producers.set_random_state(whole, before)\n",
+        "",
+        FAULTS,
+    ),
+    (
+        "engine/recompute/recomputed.py",
+        "dropped check",
+        "        if sample != known[1]:\n",
+        "        if False:\n",
+        CHANGES,
+    ),
+    (
+        "engine/recompute/recomputed.py",
+        "dropped check",
+        "        if version != known[0]:\n",
+        "        if False:\n",
+        CHANGES,
+    ),
+    (
+        "engine/recompute/recomputed.py",
+        "dropped check",
+        "if saved.sample is not None and self._producers.sample(whole) != saved.sample:",
+        "if False:",
+        CHANGES,
+    ),
+    (
+        "engine/recompute/recomputed.py",
+        "wrong value",
+        "                yield from each.asks()\n",
+        "                yield from ()\n",
+        ORDER,
+    ),
+    (
+        "abilities/search.py",
+        "boundary",
+        "        if levels > self._depth:\n",
+        "        if levels > self._depth + 1:\n",
+        OTHERS,
+    ),
+    (
+        "abilities/search.py",
+        "negation",
+        "if self._ops is not None and not rule.is_view and rule.name not in self._ops:",
+        "if self._ops is not None and rule.is_view and rule.name not in self._ops:",
+        OTHERS,
+    ),
+    (
+        "backends/torch/recipes/arithmetic.py",
+        "wrong value",
+        "    return torch.add(one, other, alpha=alpha)\n",
+        "    return torch.add(one, other)\n",
+        RULES,
+    ),
+    (
+        "backends/torch/recipes/neural.py",
+        "wrong value",
+        "factor = own_factor if weight is None else own_factor * weight",
+        "factor = own_factor",
+        RULES,
+    ),
+]
