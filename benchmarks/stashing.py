@@ -28,8 +28,9 @@ from typing import Any
 import tensorstash as ts
 from benchmarks.harness.labs import lab_of
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import Job, environment, interleave, run
+from benchmarks.harness.runner import ROOT, environment, interleave
 from benchmarks.hooks import chain
+from tensorstash.cli.turns import Job, run
 from tensorstash.stores import Memory
 from tensorstash.testing.layouts import floats
 
@@ -253,5 +254,5 @@ def main(options: argparse.Namespace, report: Report) -> int:
             "rounds": options.rounds,
             "many": options.many,
         }
-        run(Job(f"stashing, {kind}", "benchmarks.stashing:costs", arguments, environment(threads=1)), add)
+        run(Job(f"stashing, {kind}", "benchmarks.stashing:costs", arguments, environment(threads=1), ROOT), add)
     return 0

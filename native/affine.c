@@ -9,6 +9,7 @@
 #include "floats.h"
 #include "simd.h"
 #include "tables.h"
+#include "team.h"
 
 enum {
     BATCH = 2048, /* elements */
@@ -16,6 +17,7 @@ enum {
     USUAL = 128,  /* elements of a group, unless a user says otherwise */
     SPECIALS = 3, /* codes for minus infinity, infinity and NaN in groups that hold one */
     PER_BYTE = 4, /* codes, at most */
+    CACHED = 65536, /* elements that stay in the second cache with their codes */
 };
 
 static const float FINEST = 255, LIMIT = 0x1p126f, LEAST = 0x1p-100f, MAGIC = 0x1.8p23f;
@@ -301,24 +303,33 @@ restore_specials(const uint8_t *codes, size_t groups, size_t size, const Grids *
 
 /* ---- whole tensors ---- */
 
-/* Call a function for every batch: groups of one size, or, where they are larger than a batch, a single one. */
+/* Call a function for every batch of some rows: groups of one size, or, where they are larger than a batch, a single
+ * one. A row of whole groups counts as so many rows of one group. */
 typedef void Work(void *of, size_t at, size_t group, size_t groups, size_t size);
 
-static void
-each_batch(const Plan *plan, Work *work, void *of)
+static bool
+has_rest(const Plan *plan)
 {
-    size_t rows = plan->rows, whole = plan->length / plan->size, rest = plan->length % plan->size;
+    return plan->length % plan->size != 0;
+}
+
+static void
+each_batch(const Plan *plan, size_t first, size_t last, Work *work, void *of)
+{
+    size_t size = plan->size, most = size < BATCH / MOST ? MOST : size < BATCH ? BATCH / size : 1;
+    size_t rows = last - first, whole = plan->length / size, rest = plan->length % size;
+    size_t at = first * plan->length, group = first * (whole + 1);
     if (rest == 0) {
-        whole *= rows;
+        at = first * size;
+        group = first;
+        whole = rows;
         rows = 1;
     }
-    size_t most = plan->size < BATCH / MOST ? MOST : plan->size < BATCH ? BATCH / plan->size : 1;
-    size_t at = 0, group = 0;
     for (size_t row = 0; row < rows; row++) {
         for (size_t done = 0, some; done < whole; done += some) {
             some = smaller(whole - done, most);
-            work(of, at, group, some, plan->size);
-            at += some * plan->size;
+            work(of, at, group, some, size);
+            at += some * size;
             group += some;
         }
         if (rest) {
@@ -329,6 +340,18 @@ each_batch(const Plan *plan, Work *work, void *of)
     }
 }
 
+/* Share out the rows, so many at a time as stay in a core's cache; a multiple of 8, so that each part begins with a
+ * byte of codes. */
+static void
+share_rows(const Plan *plan, Part *part, void *of)
+{
+    size_t row = has_rest(plan) ? plan->length : plan->size, rows = plan->rows;
+    if (!has_rest(plan)) {
+        rows *= plan->length / plan->size;
+    }
+    in_parts(part, of, rows, (CACHED / row / 8 + 1) * 8);
+}
+
 typedef struct {
     Plan plan;
     const void *source;
@@ -336,6 +359,7 @@ typedef struct {
     uint32_t seed;
     uint8_t codes[BATCH + PER_BYTE]; /* that are not packed yet */
     size_t waiting;
+    uint8_t *last; /* byte of the payload */
 } Encoder;
 
 static const float *
@@ -423,6 +447,18 @@ encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
     }
 }
 
+/* Each part has what waits to be packed to itself; only the last leaves any, in the last byte. */
+static void
+encode_part(void *of, size_t first, size_t last)
+{
+    Encoder e = *(const Encoder *)of;
+    each_batch(&e.plan, first, last, encode_batch, &e);
+    if (e.waiting) {
+        memset(e.codes + e.waiting, 0, PER_BYTE);
+        pack_codes(e.codes, e.plan.bits, e.last, 1);
+    }
+}
+
 typedef struct {
     Plan plan;
     void *target;
@@ -463,6 +499,12 @@ decode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
     for (size_t done = 0; done < size; done += part) {
         decode_piece(d, at + done, groups, smaller(size - done, part), &grids);
     }
+}
+
+static void
+decode_part(void *of, size_t first, size_t last)
+{
+    each_batch(&((const Decoder *)of)->plan, first, last, decode_batch, of);
 }
 
 /* ---- for Python ---- */
@@ -524,11 +566,8 @@ affine_encode(PyObject *Py_UNUSED(module), PyObject *args)
     Encoder e = {.source = source.buf, .stochastic = seed >= 0, .seed = (uint32_t)seed};
     if (plan_of(&source, &body, dtype, bits, rows, length, size, &e.plan)) {
         Py_BEGIN_ALLOW_THREADS
-        each_batch(&e.plan, encode_batch, &e);
-        if (e.waiting) {
-            memset(e.codes + e.waiting, 0, PER_BYTE);
-            pack_codes(e.codes, bits, (uint8_t *)body.buf + body.len - 1, 1);
-        }
+        e.last = (uint8_t *)body.buf + body.len - 1;
+        share_rows(&e.plan, encode_part, &e);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&source);
@@ -549,7 +588,7 @@ affine_decode(PyObject *Py_UNUSED(module), PyObject *args)
     Decoder d = {.target = target.buf};
     if (plan_of(&target, &body, dtype, bits, rows, length, size, &d.plan)) {
         Py_BEGIN_ALLOW_THREADS
-        each_batch(&d.plan, decode_batch, &d);
+        share_rows(&d.plan, decode_part, &d);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&body);

@@ -1,10 +1,13 @@
 /* One bit per element: booleans, and which of two values it is, as tensorstash.kernels.masks defines it. */
 
+#include <stdatomic.h>
+
 #include "tables.h"
+#include "team.h"
 #include "words.h"
 
-/* Elements at a time: a multiple of 8 whose flags stay in the cache. */
-enum { RUN = 1024 };
+/* Elements at a time: a multiple of 8 whose flags stay in the cache; and of a part, which is whole runs. */
+enum { RUN = 1024, PART = 256 * RUN };
 
 EACH_WIDTH static int
 pack_flags(const uint8_t *flags, Py_ssize_t count, uint8_t *packed)
@@ -55,41 +58,55 @@ flag_second(const char *run, Py_ssize_t from, Py_ssize_t to, int size, uint64_t 
     return third;
 }
 
-INLINE int
-each_pack_two(const char *words, Py_ssize_t count, int size, void *pair, uint8_t *packed)
+/* Return the first element that differs from the first of all, or that one where none does. */
+INLINE uint64_t
+each_second(const char *words, Py_ssize_t count, int size)
 {
     const uint64_t first = count ? get_word(words, 0, size) : 0;
-    uint64_t second = first;
+    Py_ssize_t start = 0;
+    for (uint8_t none = 1, flags[RUN]; start < count && none; start += none ? RUN : 0) {
+        Py_ssize_t here = count - start < RUN ? count - start : RUN;
+        none = !flag_second(words + start * size, 0, here, size, first, first, flags);
+    }
+    while (start < count - 1 && get_word(words, start, size) == first) { /* bounded: others may write meanwhile */
+        start++;
+    }
+    return start < count ? get_word(words, start, size) : first;
+}
+
+EACH_WIDTH static uint64_t
+second_of(const char *words, Py_ssize_t count, int size)
+{
+    switch (size) {
+    case 1: return each_second(words, count, 1);
+    case 2: return each_second(words, count, 2);
+    case 4: return each_second(words, count, 4);
+    default: return each_second(words, count, 8);
+    }
+}
+
+INLINE int
+each_pack_two(const char *words, Py_ssize_t count, int size, uint64_t first, uint64_t second, uint8_t *packed)
+{
     for (Py_ssize_t start = 0; start < count; start += RUN) {
-        const char *run = words + start * size;
-        Py_ssize_t here = count - start < RUN ? count - start : RUN, place = 0;
+        Py_ssize_t here = count - start < RUN ? count - start : RUN;
         uint8_t flags[RUN];
-        uint8_t third = flag_second(run, 0, here, size, first, second, flags);
-        if (third && second == first) { /* this run has the second value */
-            while (place < here - 1 && get_word(run, place, size) == first) { /* bounded: others may write meanwhile */
-                place++;
-            }
-            second = get_word(run, place, size);
-            third = flag_second(run, place, here, size, first, second, flags);
-        }
-        if (third) {
+        if (flag_second(words + start * size, 0, here, size, first, second, flags)) {
             return 0;
         }
         pack_run(flags, here, packed + start / 8);
     }
-    put_word(pair, 0, size, first);
-    put_word(pair, 1, size, second);
     return 1;
 }
 
 EACH_WIDTH static int
-pack_two(const char *words, Py_ssize_t count, int size, void *pair, uint8_t *packed)
+pack_two(const char *words, Py_ssize_t count, int size, uint64_t first, uint64_t second, uint8_t *packed)
 {
     switch (size) {
-    case 1: return each_pack_two(words, count, 1, pair, packed);
-    case 2: return each_pack_two(words, count, 2, pair, packed);
-    case 4: return each_pack_two(words, count, 4, pair, packed);
-    default: return each_pack_two(words, count, 8, pair, packed);
+    case 1: return each_pack_two(words, count, 1, first, second, packed);
+    case 2: return each_pack_two(words, count, 2, first, second, packed);
+    case 4: return each_pack_two(words, count, 4, first, second, packed);
+    default: return each_pack_two(words, count, 8, first, second, packed);
     }
 }
 
@@ -118,6 +135,53 @@ unpack_two(const uint8_t *packed, const void *pair, char *words, Py_ssize_t coun
     }
 }
 
+/* What the threads of a team do at once. Once a part has found that it cannot be done, the others are left out. */
+typedef struct {
+    const char *words;
+    char *target;
+    const uint8_t *bits;
+    uint8_t *packed;
+    const void *pair;
+    int size;
+    uint64_t first, second;
+    atomic_int failed;
+} Masks;
+
+static void
+pack_flags_part(void *of, size_t first, size_t last)
+{
+    Masks *m = of;
+    if (!m->failed && !pack_flags((const uint8_t *)m->words + first, (Py_ssize_t)(last - first), m->packed + first / 8)) {
+        m->failed = 1;
+    }
+}
+
+static void
+unpack_flags_part(void *of, size_t first, size_t last)
+{
+    Masks *m = of;
+    unpack_flags(m->bits + first / 8, (Py_ssize_t)(last - first), (uint8_t *)m->target + first);
+}
+
+static void
+pack_two_part(void *of, size_t first, size_t last)
+{
+    Masks *m = of;
+    const char *words = m->words + first * (size_t)m->size;
+    if (!m->failed
+        && !pack_two(words, (Py_ssize_t)(last - first), m->size, m->first, m->second, m->packed + first / 8)) {
+        m->failed = 1;
+    }
+}
+
+static void
+unpack_two_part(void *of, size_t first, size_t last)
+{
+    Masks *m = of;
+    char *target = m->target + first * (size_t)m->size;
+    unpack_two(m->bits + first / 8, m->pair, target, (Py_ssize_t)(last - first), m->size);
+}
+
 /* Whether there is one bit for each byte; else an error is set. */
 static int
 are_flags(const Py_buffer *flags, const Py_buffer *packed)
@@ -139,7 +203,9 @@ pack_booleans(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_flags(&flags, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        done = pack_flags(flags.buf, flags.len, packed.buf);
+        Masks m = {.words = flags.buf, .packed = packed.buf};
+        in_parts(pack_flags_part, &m, (size_t)flags.len, PART);
+        done = !m.failed;
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&flags);
@@ -156,7 +222,8 @@ unpack_booleans(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_flags(&flags, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        unpack_flags(packed.buf, flags.len, flags.buf);
+        Masks m = {.bits = packed.buf, .target = flags.buf};
+        in_parts(unpack_flags_part, &m, (size_t)flags.len, PART);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&packed);
@@ -187,7 +254,14 @@ pack_two_values(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_of_two(&words, &pair, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        done = pack_two(words.buf, words.len / words.itemsize, (int)words.itemsize, pair.buf, packed.buf);
+        Masks m = {.words = words.buf, .packed = packed.buf, .size = (int)words.itemsize};
+        const Py_ssize_t count = words.len / words.itemsize;
+        m.first = count ? get_word(words.buf, 0, m.size) : 0;
+        m.second = second_of(words.buf, count, m.size);
+        put_word(pair.buf, 0, m.size, m.first);
+        put_word(pair.buf, 1, m.size, m.second);
+        in_parts(pack_two_part, &m, (size_t)count, PART);
+        done = !m.failed;
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&words);
@@ -205,7 +279,8 @@ unpack_two_values(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_of_two(&words, &pair, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        unpack_two(packed.buf, pair.buf, words.buf, words.len / words.itemsize, (int)words.itemsize);
+        Masks m = {.bits = packed.buf, .pair = pair.buf, .target = words.buf, .size = (int)words.itemsize};
+        in_parts(unpack_two_part, &m, (size_t)(words.len / words.itemsize), PART);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&packed);

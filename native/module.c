@@ -13,6 +13,7 @@ static PyMethodDef *const tables[] = {
     integers_functions,
     masks_functions,
     nonzero_functions,
+    team_functions,
 };
 
 static int

@@ -13,6 +13,7 @@ extern PyMethodDef hooks_functions[];
 extern PyMethodDef integers_functions[];
 extern PyMethodDef masks_functions[];
 extern PyMethodDef nonzero_functions[];
+extern PyMethodDef team_functions[];
 
 extern PyTypeObject BlockType;
 extern PyTypeObject KeptType;

@@ -5,12 +5,21 @@ is asked for by its protocol.
 """
 
 from tensorstash.abilities.backend import Backend
-from tensorstash.abilities.devices import Event, Kernel, Kernels, Layouts, Stream, Streams
+from tensorstash.abilities.devices import (
+    Event,
+    Kernel,
+    Kernels,
+    Layouts,
+    Stream,
+    Streams,
+    SupportsComputeThreads,
+)
 from tensorstash.abilities.graph import (
     Readers,
     SupportsCompiledGraphs,
     SupportsDemand,
     SupportsHolders,
+    SupportsImagining,
     SupportsMemoryUse,
     SupportsOrder,
     SupportsReaders,
@@ -32,8 +41,10 @@ __all__ = [
     "Stream",
     "Streams",
     "SupportsCompiledGraphs",
+    "SupportsComputeThreads",
     "SupportsDemand",
     "SupportsHolders",
+    "SupportsImagining",
     "SupportsMemoryUse",
     "SupportsOrder",
     "SupportsProducers",

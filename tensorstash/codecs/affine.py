@@ -75,6 +75,7 @@ class Affine:
     name: ClassVar[str] = "affine"
     lossless: ClassVar[bool] = False
     kind: ClassVar[CodecKind] = "array->array"
+    on_all_cores: ClassVar[bool] = True
 
     bits: Literal[2, 4, 8] = 8
     group_size: int = 128

@@ -40,6 +40,7 @@ class AsType:
     name: ClassVar[str] = "astype"
     lossless: ClassVar[bool] = False
     kind: ClassVar[CodecKind] = "array->array"
+    on_all_cores: ClassVar[bool] = True
 
     dtype: Literal["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"] = "bfloat16"
 
@@ -67,11 +68,7 @@ class AsType:
         """
         check_data(self, data, spec)
         encoded = empty_array(self, spec.numel, self.encoded_spec(spec))
-        source, target = data.reshape(-1), encoded.reshape(-1)
-        with np.errstate(all="ignore"):
-            for start in range(0, source.size, BLOCK):
-                values = _float32(source[start : start + BLOCK], spec)
-                target[start : start + BLOCK] = kernels.active.narrow(values, self.dtype)
+        kernels.active.convert(data.reshape(-1), spec.dtype, encoded.reshape(-1), self.dtype)
         return encoded
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -82,13 +79,7 @@ class AsType:
         """
         check_shape(self, data, self.encoded_spec(spec))
         array = empty_array(self, spec.numel, spec)
-        source, target = data.reshape(-1), array.reshape(-1)
-        with np.errstate(all="ignore"):
-            for start in range(0, source.size, BLOCK):
-                values = kernels.active.widen(source[start : start + BLOCK], self.dtype)
-                target[start : start + BLOCK] = (
-                    kernels.active.narrow(values, spec.dtype) if spec.dtype in FORMATS else values
-                )
+        kernels.active.convert(data.reshape(-1), self.dtype, array.reshape(-1), spec.dtype)
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -120,7 +111,3 @@ class AsType:
                 bounds[np.isnan(values)] = 0
                 bound[start : start + BLOCK] = bounds
         return bound.reshape(spec.shape)
-
-
-def _float32(source: Array, spec: TensorSpec) -> Array:
-    return kernels.active.widen(source, spec.dtype) if spec.dtype in FORMATS else source.astype(np.float32, copy=False)

@@ -44,6 +44,7 @@ class PackBits:
     name: ClassVar[str] = "pack_bits"
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
+    on_all_cores: ClassVar[bool] = True
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are booleans."""

@@ -48,6 +48,7 @@ class TwoValued:
     name: ClassVar[str] = "two_valued"
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
+    on_all_cores: ClassVar[bool] = True
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are numbers of 1, 2, 4 or 8 bytes, of a tensor of known shape."""

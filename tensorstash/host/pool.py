@@ -25,7 +25,7 @@ SMALLEST = 64 * 2**10
 _CLASSES = 16
 
 _FEW = 16 * 2**20
-"""Bytes that count as used before they are: a few small buffers of different sizes do not chase each other out."""
+"""Bytes that may be idle beyond what was in use at one time: buffers of different sizes do not chase each other out."""
 
 Pages = NDArray[Any]
 
@@ -44,8 +44,10 @@ class PagePool:
     """Buffers that come back by themselves when the last array over them goes. Thread-safe.
 
     A buffer of a size that is not idle gets the memory of idle ones of other sizes, as far as the system can move it.
-    Idle buffers and those in use are together never more than were in use at one time, or than 16 MiB: payloads that
-    were compressed have ever other sizes, and would fill the pool with buffers that nobody asks for again.
+    Idle buffers and those in use are together at most 16 MiB more than were in use at one time: payloads that were
+    compressed have ever other sizes, and would fill the pool with buffers that nobody asks for again. The 16 MiB are
+    for sizes that take turns, such as those of a record read while others of its step are still in use: without them
+    each would give its pages to the system, and get cleared ones for the next.
 
     Args:
         idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
@@ -113,7 +115,7 @@ class _FreeList:
         self.pid = os.getpid()
         self.idle_bytes = 0
         self.limit = limit
-        self._used, self._most_used = 0, _FEW
+        self._used = self._most_used = 0
         self._idle: dict[int, list[Pages]] = {}
         self._loans: set[_Loan] = set()
         self._returned: deque[_Loan] = deque()
@@ -147,7 +149,7 @@ class _FreeList:
             self._loans.add(loan)
             self._used += size
             self._most_used = max(self._most_used, self._used)
-            self._trim(self._most_used - self._used)
+            self._trim(self._most_used + _FEW - self._used)
             self._is_counted = True
             return lent
 

@@ -11,6 +11,7 @@ DEFINED = Kernels(
     dequantize=quantize.dequantize,
     narrow=floats.narrow,
     widen=floats.widen,
+    convert=floats.convert,
     take_fields=float_fields.take_fields,
     join_fields=float_fields.join_fields,
     integer_range=integers.integer_range,

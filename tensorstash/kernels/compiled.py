@@ -16,6 +16,9 @@ from tensorstash.spec import DTYPES
 QUANTIZED = frozenset({"float32", "bfloat16", "float16"})
 """What is quantized in compiled code: what is computed in ``float32``."""
 
+CONVERTED = frozenset({"bfloat16", "float16"})
+"""What is converted from and to ``float32`` in compiled code."""
+
 
 class Extension(Protocol):
     """What is compiled for arrays: as the functions of :class:`~tensorstash.kernels.table.Kernels`, but where noted.
@@ -34,12 +37,12 @@ class Extension(Protocol):
         """Dequantize, whatever the payload holds."""
         ...
 
-    def narrow_bfloat16(self, values: Array, bits: Array, /) -> None:
-        """Fill ``bits`` with ``float32`` rounded to ``bfloat16``."""
+    def narrow_floats(self, values: Array, bits: Array, dtype: str, /) -> None:
+        """Fill ``bits`` with ``float32`` rounded to a format of :data:`CONVERTED`."""
         ...
 
-    def widen_bfloat16(self, bits: Array, values: Array, /) -> None:
-        """Fill ``values``, ``float32``, with those of ``bfloat16``."""
+    def widen_floats(self, bits: Array, values: Array, dtype: str, /) -> None:
+        """Fill ``values``, ``float32``, with those of a format of :data:`CONVERTED`."""
         ...
 
     def take_fields(self, floats: Array, pairs: tuple[tuple[int, Array], ...], /) -> None:
@@ -83,18 +86,27 @@ def _over(defined: Kernels, compiled: Extension) -> Kernels:
             defined.dequantize(body, target, dtype, groups, bits)
 
     def narrow(values: Array, dtype: str) -> Array:
-        if dtype != "bfloat16" or not values.flags.aligned:
+        if dtype not in CONVERTED or not values.flags.aligned:
             return defined.narrow(values, dtype)
         bits = np.empty(values.size, np.uint16)
-        compiled.narrow_bfloat16(values, bits)
+        compiled.narrow_floats(values, bits, dtype)
         return bits.view(DTYPES[dtype].carrier)
 
     def widen(bits: Array, dtype: str) -> Array:
-        if dtype != "bfloat16" or not bits.flags.aligned:
+        if dtype not in CONVERTED or not bits.flags.aligned:
             return defined.widen(bits, dtype)
         values = np.empty(bits.size, np.float32)
-        compiled.widen_bfloat16(bits, values)
+        compiled.widen_floats(bits, values, dtype)
         return values
+
+    def convert(source: Array, dtype: str, target: Array, wanted: str) -> None:
+        is_aligned = source.flags.aligned and target.flags.aligned
+        if is_aligned and dtype == "float32" and wanted in CONVERTED:
+            compiled.narrow_floats(source, target, wanted)
+        elif is_aligned and dtype in CONVERTED and wanted == "float32":
+            compiled.widen_floats(source, target, dtype)
+        else:
+            defined.convert(source, dtype, target, wanted)
 
     def take_fields(floats: Array, fields: Mapping[int, Array]) -> None:
         pairs = tuple((field_start(floats.itemsize, k), field) for k, field in fields.items())
@@ -106,6 +118,7 @@ def _over(defined: Kernels, compiled: Extension) -> Kernels:
         dequantize=dequantize,
         narrow=narrow,
         widen=widen,
+        convert=convert,
         take_fields=take_fields,
         join_fields=lambda fields, floats: compiled.join_fields(floats, *reversed(fields)),
         integer_range=lambda words: compiled.integer_range(words, words.dtype.kind == "i"),

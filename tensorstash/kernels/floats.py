@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from tensorstash.host.arrays import Array
+from tensorstash.kernels.groups import BLOCK
 from tensorstash.spec import DTYPES
 
 
@@ -92,6 +93,22 @@ def narrow(values: Array, dtype: str) -> Array:
         sign = raw >> np.uint32(31) << np.uint32(target.nbits - 1)
         np.copyto(rounded, sign | np.uint32(target.nan), where=np.isnan(values))
     return rounded.astype(f"u{target.nbits // 8}").view(DTYPES[dtype].carrier)
+
+
+def convert(source: Array, dtype: str, target: Array, wanted: str) -> None:
+    """Fill ``target`` with floats in another format, a block at a time.
+
+    Args:
+        source: flat, contiguous, of ``dtype``; ``float64`` is rounded to ``float32`` first, as frameworks do.
+        dtype: a float dtype.
+        target: as many elements of ``wanted``.
+        wanted: a float dtype; one of the two is a name of :data:`FORMATS`.
+    """
+    with np.errstate(all="ignore"):
+        for start in range(0, source.size, BLOCK):
+            block = source[start : start + BLOCK]
+            values = widen(block, dtype) if dtype in FORMATS else block.astype(np.float32, copy=False)
+            target[start : start + BLOCK] = narrow(values, wanted) if wanted in FORMATS else values
 
 
 def _rounded(raw: Array, drop: int) -> Array:

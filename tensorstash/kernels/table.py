@@ -18,6 +18,7 @@ class Kernels:
         dequantize: see :func:`~tensorstash.kernels.quantize.dequantize`.
         narrow: see :func:`~tensorstash.kernels.floats.narrow`.
         widen: see :func:`~tensorstash.kernels.floats.widen`.
+        convert: see :func:`~tensorstash.kernels.floats.convert`.
         take_fields: see :func:`~tensorstash.kernels.float_fields.take_fields`.
         join_fields: see :func:`~tensorstash.kernels.float_fields.join_fields`.
         integer_range: see :func:`~tensorstash.kernels.integers.integer_range`.
@@ -36,6 +37,7 @@ class Kernels:
     dequantize: Callable[[Array, Array, str, Groups, int], None]
     narrow: Callable[[Array, str], Array]
     widen: Callable[[Array, str], Array]
+    convert: Callable[[Array, str, Array, str], None]
     take_fields: Callable[[Array, Mapping[int, Array]], None]
     join_fields: Callable[[list[Array], Array], None]
     integer_range: Callable[[Array], tuple[int, int]]

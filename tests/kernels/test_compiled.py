@@ -152,8 +152,12 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
             (words, byte, bytes_20),
         ],
         "add_base": [(byte.repeat(60), words[:1].copy(), words), (bytes_20, byte, words)],
-        "narrow_bfloat16": [(words, np.zeros(19, np.uint16)), (words, byte.repeat(81))],
-        "widen_bfloat16": [(np.zeros(40, np.uint16), words.view(np.uint8)[:79])],
+        "narrow_floats": [
+            (words, np.zeros(19, np.uint16), "bfloat16"),
+            (words, byte.repeat(81), "float16"),
+            (words, np.zeros(20, np.uint16), "float64"),
+        ],
+        "widen_floats": [(np.zeros(40, np.uint16), words.view(np.uint8)[:79], "bfloat16")],
         "take_fields": [
             (words, ((0, np.zeros(19, np.uint16)),)),
             (words, ((23, byte.repeat(20)), (32, byte.repeat(20)))),

@@ -34,7 +34,7 @@ MUTANTS = [
     ("host/workers.py", "boundary", "if len(self._todo) <= idle or", "if len(self._todo) < idle or", WORKERS),
     ("host/workers.py", "boundary", "len(self.threads) >= self._limit", "len(self.threads) > self._limit", WORKERS),
     ("host/workers.py", "negation", "return not thread.is_abandoned", "return True", WORKERS),
-    ("host/pool.py", "dropped call", "            self._trim(self._most_used - self._used)\n", "", PAGES),
+    ("host/pool.py", "dropped call", "            self._trim(self._most_used + _FEW - self._used)\n", "", PAGES),
     ("host/pool.py", "dropped check", "if self._free_list.pid != os.getpid():", "if False:", PAGES),
     (
         "host/pool.py",

@@ -1,5 +1,7 @@
 """The adapter of PyTorch."""
 
+import os
+import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -20,7 +22,7 @@ from torch._C import (
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.nn import Module, Parameter
 
-from tensorstash.backends.torch.calls import scope_calls
+from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running, running_compiled, upcoming
 from tensorstash.backends.torch.hooks import HookScope
@@ -63,6 +65,14 @@ class TorchBackend:
         self._bare: dict[tuple[torch.dtype, torch.device, bool, bool], Tensor] = {}
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
+
+    compute_threads: Callable[[], int] = staticmethod(torch.get_num_threads)
+
+    def compute_library(self) -> str | None:
+        """Return the library that PyTorch's operations on the CPU are in."""
+        names = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}
+        name = names.get(sys.platform)
+        return None if name is None else os.path.join(os.path.dirname(torch.__file__), "lib", name)
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a module of PyTorch."""
@@ -214,6 +224,16 @@ class TorchBackend:
     def memory_use(self, device: str, /) -> tuple[int, int]:
         """Return the bytes that tensors take on a device now, and those that are free."""
         return memory_use(device)
+
+    can_imagine = staticmethod(can_imagine)
+    """Return whether shapes tell all that a model saves."""
+
+    imagining = staticmethod(imagining)
+    """Return what calls a model on tensors without memory."""
+
+    def outline(self, tensor: Tensor, /) -> tuple[tuple[int, ...], str, str]:
+        """Return the shape, the dtype and the device of a tensor without memory."""
+        return tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], str(tensor.device)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

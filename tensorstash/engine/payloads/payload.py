@@ -94,6 +94,7 @@ class Payload:
         "nbytes",
         "place",
         "route",
+        "seen",
         "spec",
         "token",
         "trusts_learned",
@@ -134,6 +135,8 @@ class Payload:
         self.place: tuple[Trail, int] | None = None
         """Where it was saved, if its codecs lose something and what will read it is found in the graph."""
         self.demand: Demand = "any"
+        self.seen: Any = None
+        """What a tracker knows of the tensor; None without one."""
         self.known_readers = 0
         self.trusts_learned = False
         """Whether it was encoded for readers that others of its kind had, in steps before."""
@@ -251,7 +254,13 @@ class Payload:
     @property
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
-        return self._stored is not None and self._lease is None and self.route.is_costly
+        is_stored = self._stored is not None and self._lease is None
+        return is_stored and self.route.is_costly and not self.route.encoding.is_now(self.route)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its tensor is counted among what is read ahead."""
+        return self._lease is not None
 
     @property
     def is_quick(self) -> bool:
@@ -336,7 +345,8 @@ class Payload:
 
     def _decode(self) -> Any:
         assert self._stored is not None, "asked to decode what was never stored"
-        return self.route.decode(self._stored, self._timeouts.ask)
+        with self.route.encoding.team:
+            return self.route.decode(self._stored, self._timeouts.ask)
 
     def _read(self, loading: Future[Any]) -> Any:
         """Return what a reader has read, or None if the reader was lost meanwhile."""

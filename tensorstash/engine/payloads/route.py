@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tensorstash.abilities import Backend, Layouts, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.pipeline import Pipeline, Stored
 from tensorstash.engine.payloads.stages import Stages, device_stages, host_stages, stage_places
@@ -35,6 +36,7 @@ class RouteParts(NamedTuple):
     ledger: Ledger
     store_place: str
     transfers: Transfers | None
+    encoding: Encoding
 
 
 class PayloadRoute(ABC):
@@ -43,6 +45,9 @@ class PayloadRoute(ABC):
     tier: str
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
+    is_computed = False
+    on_all_cores = False
+    """See :class:`~tensorstash.engine.payloads.encoding.Route`."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
     is_brief = False
@@ -55,7 +60,9 @@ class PayloadRoute(ABC):
     """What puts rebuilt tensors into one memory, where they are on the host and backward does not write."""
 
     def __init__(self, parts: RouteParts) -> None:
-        self.plan, spec, self.backend, self.kernels, self.ledger, self.store_place, self.transfers = parts
+        self.plan, spec, self.backend, self.kernels, self.ledger, self.store_place, self.transfers, self.encoding = (
+            parts
+        )
         self.spec = spec.dense()
         self.is_lossless = self.plan.is_lossless
         self._layouts: Layouts[Any] | None = self.backend.layouts
@@ -151,7 +158,7 @@ class PayloadRoute(ABC):
         if twin is None:
             here = Memory()
             plan = replace(self.plan, store=here if self.plan.store is not None else None)
-            twin = self._twin = route_for(plan, spec, self.backend, here, here.open(), Ledger(), None)
+            twin = self._twin = route_for(plan, spec, self.backend, here, here.open(), Ledger(), None, self.encoding)
         stored = twin.encode(source, spec)
         return self.copy(source, spec, wanted) if stored is None else twin.rebuild(twin.decode(stored), wanted)
 
@@ -180,6 +187,10 @@ class HostRoute(PayloadRoute):
         self._pipeline = pipeline
         self.tier = pipeline.tier
         self.is_costly = pipeline.is_costly
+        self.is_computed = bool(pipeline.stages) and self.tier == "memory"
+        self.on_all_cores = self.is_computed and all(
+            getattr(codec, "on_all_cores", False) for codec in self.plan.codecs[len(self.kernels) :]
+        )
         self.may_wait = self.is_lossless
         is_shared = not self.kernels and self.spec.device == "cpu" and not self.backend.backward_writes
         if is_shared and isinstance(self.backend, SupportsSharedMemory):
@@ -253,7 +264,7 @@ class TransferRoute(HostRoute):
 
     def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
         super().__init__(parts, pipeline)
-        self.may_wait = False
+        self.may_wait = self.is_computed = self.on_all_cores = False
         self.shares_source = not self.kernels and parts.spec.order.is_dense
         """Whether what is transferred is the tensor's own memory."""
         self.needs_worker = pipeline.looks_at_bytes
@@ -302,6 +313,7 @@ def route_for(
     store: Store,
     ledger: Ledger,
     transfers: Transfers | None,
+    encoding: Encoding,
 ) -> PayloadRoute:
     """Return the route of a plan for tensors of one spec.
 
@@ -313,11 +325,12 @@ def route_for(
         store: opened from ``config``.
         ledger: where stages and payloads are counted.
         transfers: of the session; None where nothing is to be transferred beside the computation.
+        encoding: of the session.
     """
     places = stage_places(plan.codecs, config, spec)
     kernels = device_stages(backend, plan.codecs, spec.dense(), places[:-1], ledger)
     streams = transfers if transfers is not None and transfers.has_streams(spec.device) else None
-    parts = RouteParts(plan, spec, backend, kernels, ledger, places[-1], streams)
+    parts = RouteParts(plan, spec, backend, kernels, ledger, places[-1], streams, encoding)
     if plan.store is None and len(kernels) == len(plan.codecs) > 0 and spec.device != "cpu":
         return DeviceRoute(parts)
     ran = len(kernels)
