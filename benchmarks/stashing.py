@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -27,8 +28,9 @@ from typing import Any
 import tensorstash as ts
 from benchmarks.harness.labs import lab_of
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import Job, environment, interleave, run
+from benchmarks.harness.runner import ROOT, environment, interleave
 from benchmarks.hooks import chain
+from tensorstash.cli.turns import Job, run
 from tensorstash.stores import Memory
 from tensorstash.testing.layouts import floats
 
@@ -159,9 +161,8 @@ def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generat
     program = Program(framework, device, nbytes // 4)
     scopes: dict[str, Scope] = {"none": nullcontext}
     if framework == "torch":
-        import torch
-
-        scopes["save_on_cpu"] = lambda: torch.autograd.graph.save_on_cpu(pin_memory=kind == "sim")
+        save_on_cpu = import_module("torch.autograd.graph").save_on_cpu
+        scopes["save_on_cpu"] = lambda: save_on_cpu(pin_memory=kind == "sim")
     for name, (policy, limits) in policies(kind).items():
         session = ts.stash(policy, framework=framework, limits=limits)
         scopes[name] = lambda session=session: session  # type: ignore[misc]
@@ -253,5 +254,5 @@ def main(options: argparse.Namespace, report: Report) -> int:
             "rounds": options.rounds,
             "many": options.many,
         }
-        run(Job(f"stashing, {kind}", "benchmarks.stashing:costs", arguments, environment(threads=1)), add)
+        run(Job(f"stashing, {kind}", "benchmarks.stashing:costs", arguments, environment(threads=1), ROOT), add)
     return 0

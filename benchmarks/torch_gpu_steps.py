@@ -9,8 +9,9 @@
 A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns, so that a
 clock that drifts is fair to all. Memory is the peak that the device's allocator has handed out, less what it held
 before the step. Copies are read from a profile of a step of its own, or from the log of the simulated device, and
-compared with bare copies between page-locked memory and the device; what a step takes longer than none is what of them
-was not hidden. Gradients are compared on a step with deterministic algorithms. Needs no framework but PyTorch.
+compared with bare copies between page-locked memory and the device; hidden is which share of their time, there and
+back, the device was computing, too. Gradients are compared on a step with deterministic algorithms. Needs no framework
+but PyTorch.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 import tensorstash as ts
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import interleave, seconds
-from benchmarks.harness.torch_accelerator import Accelerator, Copies, accelerator_named
+from benchmarks.harness.torch_accelerator import WAYS, Accelerator, accelerator_named
 from benchmarks.models.torch_llama import Llama
 
 METHODS = (
@@ -249,17 +250,16 @@ def cells(row: dict[str, Any], base: dict[str, Any], bare: dict[str, float]) -> 
     for way in ("DtoH", "HtoD"):
         speed = copies[way]["nbytes"] / copies[way]["seconds"] if copies and copies[way]["seconds"] else 0
         yield f"{speed / 1e9:.1f}, {ratio(speed, bare[way])}" if speed else ""
-    yield hidden(copies, spent - median(base["seconds"]))
+    yield ", ".join(hidden(copies[way]) for way in WAYS) if copies else ""
     payload = row["stats"].get("peak_bytes") or (copies["DtoH"]["nbytes"] if copies else 0)
     pinned = row["pinned_nbytes"]
     yield f"{pinned / 2**30:.2f}, {ratio(pinned, payload)}" if pinned else ""
     yield "equal" if row["gradients"]["equal"] else f"differ by {row['gradients']['distance']:.1e}"
 
 
-def hidden(copies: Copies, longer: float) -> str:
-    """Return which share of the time that copies took was beside computation, for a step that took so much longer."""
-    total = sum(each["seconds"] for each in copies.values())
-    return f"{min(max(1 - longer / total, 0.0), 1.0):.2f}" if total else ""
+def hidden(copies: dict[str, float]) -> str:
+    """Return which share of the time that copies took the device was computing, too."""
+    return ratio(copies["beside"], copies["seconds"])
 
 
 def ratio(value: float, base: float) -> str:
@@ -283,7 +283,7 @@ def main(options: argparse.Namespace, report: Report) -> int:
     accelerator = accelerator_named(options.device, bandwidth=options.gigabytes * 1e9)
     name = accelerator.name
     deadline = perf_counter() + options.budget
-    is_real = accelerator.module is not None and accelerator.take_records is None
+    is_real = accelerator.module is not None and accelerator.log is None
     bare = bare_bandwidth(accelerator, (256 if is_real else 1) << 20)
     copies = ", ".join(f"{way} {speed / 1e9:.1f} GB/s" for way, speed in bare.items())
     report.conditions = f"{name}, {machine(['torch'])}; bare copies: {copies}"

@@ -93,6 +93,7 @@ class TensorSpec:
     itemsize: int = field(init=False, compare=False, repr=False)
     numel: int = field(init=False, compare=False, repr=False)
     nbytes: int = field(init=False, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
     _order: "MemoryOrder | None" = field(init=False, compare=False, repr=False)
     _dense: "TensorSpec | None" = field(init=False, compare=False, repr=False)
 
@@ -104,9 +105,15 @@ class TensorSpec:
         object.__setattr__(self, "itemsize", itemsize)
         object.__setattr__(self, "numel", numel)
         object.__setattr__(self, "nbytes", numel * itemsize)
+        named = self.module, self.producer, self.ordinal
+        kind = self.dtype, self.device, self.is_parameter, self.alignment, self.conj, self.neg
+        object.__setattr__(self, "_hash", hash((self.shape, self.strides, self.offset, *kind, *named)))
         # Worked out when they are first asked for, and then known.
         object.__setattr__(self, "_order", None)
         object.__setattr__(self, "_dense", None)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __str__(self) -> str:
         inside = f" of {self.module}" if self.module else ""
@@ -193,31 +200,29 @@ class MemoryOrder:
     strides: tuple[int, ...]
     span: int
     lead: int = 0
+    block: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)
+    """(size, stride) pairs that name the set of elements from the lowest on, however its views are shaped.
 
-    @property
-    def block(self) -> tuple[tuple[int, int], ...]:
-        """(size, stride) pairs that name the set of elements from the lowest on, however its views are shaped.
+    A tensor, its transpose, its reversed views and its contiguous reshapes have the same block, so that one payload
+    serves them all.
 
-        A tensor, its transpose, its reversed views and its contiguous reshapes have the same block, so that one payload
-        serves them all.
+    >>> memory_order((2, 3, 4), (12, 4, 1)).block == memory_order((4, 6), (-1, 4)).block == ((24, 1),)
+    True
+    >>> memory_order((2, 3), (8, 1)).block
+    ((2, 8), (3, 1))
+    """
+    is_dense: bool = field(init=False, compare=False, repr=False)
+    """Whether there are no gaps, so that the elements are one run of memory."""
 
-        >>> memory_order((2, 3, 4), (12, 4, 1)).block == memory_order((4, 6), (-1, 4)).block == ((24, 1),)
-        True
-        >>> memory_order((2, 3), (8, 1)).block
-        ((2, 8), (3, 1))
-        """
+    def __post_init__(self) -> None:
         block: list[tuple[int, int]] = []
         for size, stride in zip(self.shape, self.strides, strict=True):
             if block and block[-1][1] == stride * size:
                 block[-1] = (block[-1][0] * size, stride)
             else:
                 block.append((size, stride))
-        return tuple(block)
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether there are no gaps, so that the elements are one run of memory."""
-        return prod(self.shape) == self.span
+        object.__setattr__(self, "block", tuple(block))
+        object.__setattr__(self, "is_dense", prod(self.shape) == self.span)
 
     def lowest(self, spec: TensorSpec) -> int:
         """Return where the lowest element of a tensor of ``spec`` lies in its storage, in bytes."""

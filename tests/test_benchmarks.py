@@ -24,6 +24,7 @@ from benchmarks import quality, steps
 from benchmarks.__main__ import NAMES, main
 from benchmarks.budget_sweep import KEEP, RIVALS, Sweep, budget, rows
 from benchmarks.harness.comparison import CHECKPOINT, NONE
+from benchmarks.harness.torch_accelerator import beside
 from benchmarks.harness.training import session
 from benchmarks.main_job import advice, measure
 from benchmarks.models import build
@@ -203,6 +204,22 @@ def test_steps_on_a_device_are_measured_for_every_method(device: str, run_here: 
         assert 0 < offloaded["pinned_nbytes"] < 1.5 * offloaded["stats"]["peak_bytes"]
     assert rows["some: cpu_offload"]["stats"]["seen"]["nbytes"] < rows["cpu_offload"]["stats"]["seen"]["nbytes"] / 2
     assert [row["length"] for row in table((tmp_path / "table").read_text())] == ["64"] * len(rows)
+
+
+def test_what_of_copies_is_beside_computation_is_counted_once_for_each() -> None:
+    assert beside([(0, 4), (3, 5)], [(1, 2), (1.5, 3.5)]) == 3.0
+    assert beside([(0, 1), (6, 7)], [(2, 3)]) == beside([(0, 1)], []) == 0.0
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_hidden_copies_are_read_from_the_log_of_the_device(tmp_path: Path) -> None:
+    sizes = "--width=64 --batch=256 --rounds=1 --share=0.5"
+    script("-m", "benchmarks", "torch_hidden_copies", *sizes.split(), "--json", str(tmp_path / "rows"))
+    rows = {row["method"]: row["copies"] for row in json.loads((tmp_path / "rows").read_text())["rows"]}
+    assert not rows["none"]["DtoH"]["nbytes"]
+    for way in ("DtoH", "HtoD"):
+        assert 0 < rows["cpu_offload"][way]["nbytes"] < rows["save_on_cpu pinned"][way]["nbytes"]
+        assert 0 < rows["cpu_offload"][way]["beside"] <= rows["cpu_offload"][way]["seconds"]
 
 
 def test_kernels_of_devices_are_measured(run_here: RunHere, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a benchmark asks of any accelerator of PyTorch: memory, the end of its work, and the copies that it did.
+"""What a benchmark asks of any accelerator of PyTorch: memory, the end of its work, and its log of copies and work.
 
 The simulated device of the tests is one: ``sim``. It is built where a C++ compiler is.
 """
@@ -6,7 +6,8 @@ The simulated device of the tests is one: ``sim``. It is built where a C++ compi
 import json
 import platform
 import tempfile
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ import torch
 WAYS = ("DtoH", "HtoD")
 
 Copies = dict[str, dict[str, float]]
-"""Bytes and seconds in each direction."""
+"""For each direction: bytes, seconds, and how many of those seconds the device was computing, too."""
+
+Span = tuple[float, float]
+"""When something began and when it ended, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,13 @@ class Accelerator:
         device: which.
         name: what it is called.
         module: what PyTorch offers for its type; None for the host.
-        take_records: returns the copies that a simulated device has done since it was last called; None elsewhere.
+        log: of a simulated device: what takes its records, and what lets it have computations; None elsewhere.
     """
 
     device: torch.device
     name: str
     module: Any = None
-    take_records: Callable[[], Any] | None = None
+    log: Any = None
 
     @property
     def has_pinned_memory(self) -> bool:
@@ -77,20 +81,62 @@ class Accelerator:
 
     def copies(self, run: Callable[[], object]) -> Copies:
         """Return what a run copies in each direction, from a profile or the device's log if there is one."""
-        if self.take_records is not None:
-            self.take_records()
-            run()
-            self.synchronize()
-            return _logged(self.take_records())
+        if self.log is not None:
+            return _logged(run, self.synchronize, self.log)
         return _profiled(run, self.synchronize) if self.is_cuda else {}
 
 
-def _logged(records: Any) -> Copies:
-    totals = {way: {"nbytes": 0.0, "seconds": 0.0} for way in WAYS}
-    for record in records:
-        totals[WAYS[record.direction]]["nbytes"] += record.nbytes
-        totals[WAYS[record.direction]]["seconds"] += record.ended - record.begun
-    return totals
+def beside(spans: Iterable[Span], others: Iterable[Span]) -> float:
+    """Return for how many seconds of the spans there was one of the others, too.
+
+    Args:
+        spans: each counts on its own.
+        others: which may overlap.
+
+    >>> beside([(0, 4), (3, 5)], [(1, 2), (1.5, 3.5)])
+    3.0
+    """
+    merged: list[list[float]] = []
+    for begun, ended in sorted(others):
+        if merged and begun <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], ended)
+        else:
+            merged.append([begun, ended])
+    ends = [ended for _, ended in merged]
+    total = 0.0
+    for begun, ended in spans:
+        for start, stop in merged[bisect_right(ends, begun) :]:
+            if start >= ended:
+                break
+            total += min(stop, ended) - max(start, begun)
+    return total
+
+
+def _totals(copies: dict[str, list[tuple[Span, int]]], work: list[Span]) -> Copies:
+    return {
+        way: {
+            "nbytes": float(sum(nbytes for _, nbytes in found)),
+            "seconds": sum(ended - begun for (begun, ended), _ in found),
+            "beside": beside((span for span, _ in found), work),
+        }
+        for way, found in copies.items()
+    }
+
+
+def _logged(run: Callable[[], object], synchronize: Callable[[], None], log: Any) -> Copies:
+    log.records()
+    with log.computations():
+        run()
+        synchronize()
+    copies: dict[str, list[tuple[Span, int]]] = {way: [] for way in WAYS}
+    work: list[Span] = []
+    for record in log.records():
+        span = record.begun, record.ended
+        if record.direction < len(WAYS):
+            copies[WAYS[record.direction]].append((span, record.nbytes))
+        else:
+            work.append(span)
+    return _totals(copies, work)
 
 
 def _profiled(run: Callable[[], object], synchronize: Callable[[], None]) -> Copies:
@@ -101,13 +147,19 @@ def _profiled(run: Callable[[], object], synchronize: Callable[[], None]) -> Cop
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    totals = {way: {"nbytes": 0.0, "seconds": 0.0} for way in WAYS}
+    copies: dict[str, list[tuple[Span, int]]] = {way: [] for way in WAYS}
+    work: list[Span] = []
     for event in events:
-        way = next((way for way in totals if way in event.get("name", "")), None)
+        way = next((way for way in WAYS if way in event.get("name", "")), None)
         if event.get("cat") == "gpu_memcpy" and way:
-            totals[way]["nbytes"] += event["args"]["bytes"]
-            totals[way]["seconds"] += event["dur"] / 1e6
-    return totals
+            copies[way].append((_span(event), event["args"]["bytes"]))
+        elif event.get("cat") == "kernel":
+            work.append(_span(event))
+    return _totals(copies, work)
+
+
+def _span(event: dict[str, Any]) -> Span:
+    return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
 
 def accelerator_named(name: str, *, bandwidth: float = 0.0) -> Accelerator:
@@ -125,7 +177,7 @@ def accelerator_named(name: str, *, bandwidth: float = 0.0) -> Accelerator:
 
         device = simulated()
         device.link(bandwidth=bandwidth)
-        return Accelerator(torch.device(name), "simulated device", torch.sim, device.records)  # type: ignore[attr-defined]
+        return Accelerator(torch.device(name), "simulated device", torch.sim, device)  # type: ignore[attr-defined]
     device = torch.device(name)
     if device.type == "cpu":
         return Accelerator(device, platform.machine())

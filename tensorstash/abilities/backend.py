@@ -26,12 +26,12 @@ class Backend(Protocol[T]):
 
     @property
     def layouts(self) -> Layouts[T] | None:
-        """What takes tensors apart where they are; None only where there are neither kernels nor streams."""
+        """What takes tensors apart where they are; None if that is done on the host, as without kernels and streams."""
         ...
 
     @property
     def streams(self) -> Streams[T] | None:
-        """The devices whose copies can run beside the computation; None if every copy makes the program wait."""
+        """The devices whose copies can run beside the computation; None if there are none but the host."""
         ...
 
     def owns(self, obj: object, /) -> bool:

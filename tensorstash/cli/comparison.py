@@ -33,6 +33,9 @@ Below the first row both are relative to it; of durations, the median of the rat
 all processes live at one time, and take turns step by step. First steps do not count, nor those in which a budget
 tries plans. "checkpoint per block" is what the framework offers: activations of each block are computed again."""
 
+_SAVES = 0.95
+"""Most memory, relative to no policy, of a policy that saves any."""
+
 Measured = Mapping[str, Any]
 """What a process reports: ``activation_bytes``, the peak above its floor; ``step_s`` and ``cpu_s``, seconds and
 processor seconds of each step; ``gradients``, the text of the table's cell about them."""
@@ -151,10 +154,16 @@ class Training:
         return f"{memory:.2f} · {time:.2f}", measured["gradients"]
 
     def frontier(self) -> list[Variant]:
-        """Return the variants than which no other takes less memory in less time, as the table shows them."""
-        plain = next(iter(self.measured))
+        """Return the variants than which no other takes less memory in less time, as the table shows them.
+
+        A policy that saves next to nothing is none of them: its time differs from that without one by chance.
+        """
         shown = {variant: tuple(round(each, 2) for each in self.ratios(variant)[:2]) for variant in self.measured}
-        points = {variant: point for variant, point in shown.items() if variant == plain or point[0] < 1}
+        points = {
+            variant: point
+            for variant, point in shown.items()
+            if point[0] < _SAVES or (variant.policy == NO_POLICY and not variant.is_checkpointed)
+        }
         best = [
             variant
             for variant, (memory, time) in points.items()
@@ -181,8 +190,9 @@ def verdict(trainings: Sequence[Training]) -> str:
     """Return one sentence: which policies are on the frontier of memory against time."""
     found = []
     for training in trainings:
-        points = (f"{variant} ({training.cells(variant)[0]})" for variant in training.frontier()[1:])
-        found.append(f"{training.title}: {', '.join(points) or 'nothing but no policy'}")
+        ratios = {variant: training.ratios(variant) for variant in training.frontier()}
+        points = (f"{variant} ({memory:.2f} · {time:.2f})" for variant, (memory, time, _) in ratios.items())
+        found.append(f"{training.title}: {', '.join(points)}")
     return (
         f"On the frontier of memory against time on this machine, where nothing else takes less of both: "
         f"{'; '.join(found)}."

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from itertools import count
 from types import MappingProxyType
 from typing import TypeVar
@@ -98,6 +98,20 @@ class Movable:
             self._contents = None
 
 
+class _Sum:
+    """What a tally is of, as it grows."""
+
+    __slots__ = ("nbytes", "tensors")
+
+    def __init__(self) -> None:
+        self.tensors = 0
+        self.nbytes = 0
+
+    def tally(self) -> Tally:
+        """Return it as it stands."""
+        return Tally(self.tensors, self.nbytes)
+
+
 class Ledger:
     """The counters of one session. Thread-safe.
 
@@ -111,17 +125,18 @@ class Ledger:
         self.after_fork()
         renew_after_fork(self)
         self._looks: Counter[tuple[str, int]] = Counter()
-        self._deduplicated = Tally()
-        self._stashed = Tally()
-        self._declined = Tally()
+        self._deduplicated = _Sum()
+        self._stashed = _Sum()
+        self._declined = _Sum()
         self._stages: defaultdict[str, _Runs] = defaultdict(_Runs)
         self._recomputed: defaultdict[str, _Runs] = defaultdict(_Runs)
         self._refused: dict[str, Tally] = {}
-        self._stored: dict[str, Tally] = {}
+        self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._saved = 0
-        self._modules: dict[str, Tally] = {}
+        self._modules: defaultdict[str, _Sum] = defaultdict(_Sum)
         self.movable = Movable()
-        self._live: dict[str, Tally] = {}
+        self._live: defaultdict[str, _Sum] = defaultdict(_Sum)
+        self._live_bytes = 0
         self._peaks: dict[str, int] = {}
         self._peak = 0
         self._waits: dict[str, str] = {}
@@ -142,7 +157,8 @@ class Ledger:
     def deduplicated(self, nbytes: int) -> None:
         """Count a tensor that shares a payload."""
         with self._lock:
-            self._deduplicated = self._deduplicated.plus(nbytes)
+            self._deduplicated.tensors += 1
+            self._deduplicated.nbytes += nbytes
 
     @property
     def stashed_bytes(self) -> int:
@@ -157,14 +173,18 @@ class Ledger:
             module: that it belongs to, if that is known.
         """
         with self._lock:
-            self._stashed = self._stashed.plus(nbytes)
+            self._stashed.tensors += 1
+            self._stashed.nbytes += nbytes
             if module:
-                self._modules[module] = self._modules.get(module, Tally()).plus(nbytes)
+                sums = self._modules[module]
+                sums.tensors += 1
+                sums.nbytes += nbytes
 
     def declined(self, nbytes: int) -> None:
         """Count a stashed tensor that is kept after all, since its content does not shrink."""
         with self._lock:
-            self._declined = self._declined.plus(nbytes)
+            self._declined.tensors += 1
+            self._declined.nbytes += nbytes
 
     def copies_wait(self, device: str, why: str) -> None:
         """Note that copies of a device make the program wait."""
@@ -192,10 +212,14 @@ class Ledger:
             self._entries.add(entry)
             is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
             self._saved += spec.nbytes - payload_bytes if is_same_memory else spec.nbytes
-            self._stored[tier] = self._stored.get(tier, Tally()).plus(payload_bytes)
-            live = self._live[tier] = self._live.get(tier, Tally()).plus(payload_bytes)
+            stored, live = self._stored[tier], self._live[tier]
+            stored.tensors += 1
+            stored.nbytes += payload_bytes
+            live.tensors += 1
+            live.nbytes += payload_bytes
+            self._live_bytes += payload_bytes
             self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)
-            self._peak = max(self._peak, sum(tally.nbytes for tally in self._live.values()))
+            self._peak = max(self._peak, self._live_bytes)
         return counted
 
     def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
@@ -230,22 +254,23 @@ class Ledger:
             kept = {reason: tally for reason in list(self.kept) if (tally := self._tally(reason)).tensors}
             unpacked = next(self._unpackings) - self._snapshots
             self._snapshots += 1
-            again = [Tally(done.tensors, done.bytes_in) for done in self._recomputed.values()]
-            parts = [*kept.values(), self._deduplicated, self._stashed, *again]
+            again = (Tally(done.tensors, done.bytes_in) for done in self._recomputed.values())
+            deduplicated, stashed = self._deduplicated.tally(), self._stashed.tally()
+            parts = [*kept.values(), deduplicated, stashed, *again]
             return Stats(
                 seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
                 kept=MappingProxyType(kept),
-                deduplicated=self._deduplicated,
-                stashed=self._stashed,
-                declined=self._declined,
+                deduplicated=deduplicated,
+                stashed=stashed,
+                declined=self._declined.tally(),
                 recomputed=MappingProxyType({rule: done.stats() for rule, done in self._recomputed.items()}),
                 refused=MappingProxyType(dict(self._refused)),
-                stages=MappingProxyType({name: done.stats() for name, done in self._stages.items()}),
-                stored=MappingProxyType(dict(self._stored)),
+                stages=MappingProxyType({name: sums.stats() for name, sums in self._stages.items()}),
+                stored=_tallies(self._stored),
                 saved_bytes=self._saved,
                 movable=self.movable.tally,
-                modules=MappingProxyType(dict(self._modules)),
-                live=Tally(sum(t.tensors for t in self._live.values()), sum(t.nbytes for t in self._live.values())),
+                modules=_tallies(self._modules),
+                live=Tally(len(self._entries), self._live_bytes),
                 peak_bytes=self._peak,
                 peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),
                 unpacked=unpacked,
@@ -275,13 +300,21 @@ class Ledger:
             if entry in self._entries:
                 self._entries.discard(entry)
                 live = self._live[entry.tier]
-                self._live[entry.tier] = Tally(live.tensors - 1, live.nbytes - entry.nbytes)
+                live.tensors -= 1
+                live.nbytes -= entry.nbytes
+                self._live_bytes -= entry.nbytes
 
     def _count_anew(self) -> None:
         """Count what exists, in case an interrupt has come between two steps."""
         self._gone.clear()
         self._entries = {entry for entry in list(self._entries) if entry() is not None}
-        live = dict.fromkeys(self._live, Tally())
+        live: defaultdict[str, _Sum] = defaultdict(_Sum)
         for entry in self._entries:
-            live[entry.tier] = live[entry.tier].plus(entry.nbytes)
+            live[entry.tier].tensors += 1
+            live[entry.tier].nbytes += entry.nbytes
         self._live = live
+        self._live_bytes = sum(sums.nbytes for sums in live.values())
+
+
+def _tallies(sums: Mapping[str, _Sum]) -> Mapping[str, Tally]:
+    return MappingProxyType({name: some.tally() for name, some in sums.items()})

@@ -1,7 +1,7 @@
 """A number of bytes that is never exceeded, and whose bytes always come back."""
 
 import threading
-from operator import attrgetter
+from collections import deque
 from time import monotonic
 from weakref import ref
 
@@ -16,10 +16,10 @@ class Lease:
 
     __slots__ = ("__weakref__", "_budget", "_entry")
 
-    def __init__(self, budget: "ByteBudget", nbytes: int) -> None:
+    def __init__(self, budget: "ByteBudget") -> None:
         self._budget = budget
         self._entry = entry = _Entry(self, budget.returned)
-        entry.nbytes = nbytes
+        entry.nbytes = 0
 
     def release(self) -> None:
         """Give the bytes back and wake who waits for them; idempotent."""
@@ -35,15 +35,14 @@ class _Entry(ref[Lease]):
     nbytes: int
 
 
-_nbytes = attrgetter("nbytes")
-
-
 class ByteBudget:
     """Bytes that may be in use at one time. Thread-safe.
 
-    What is in use is the sum of the leases that live. Each is entered, and struck out when its last reference goes, by
-    one operation of C; so whatever an interrupt ends, at whichever moment, and whoever forgets to give bytes back: they
-    come back with the lease. Those who wait are woken by :meth:`Lease.release`, and find out about others soon.
+    A lease leaves a note when its last reference goes, by one operation of C; so whatever an interrupt ends, at
+    whichever moment, and whoever forgets to give bytes back: they come back with the lease. What is in use is a sum,
+    which is changed together with what a lease counts for, where no interrupt can come between; so a request takes the
+    same time however many leases there are. Those who wait are woken by :meth:`Lease.release`, and find out about
+    others soon.
 
     Args:
         limit: most bytes in use.
@@ -57,7 +56,7 @@ class ByteBudget:
     0
     """
 
-    __slots__ = ("__weakref__", "_entries", "_lock", "_peak", "_waiting", "limit", "returned")
+    __slots__ = ("__weakref__", "_entries", "_gone", "_lock", "_peak", "_used", "_waiting", "limit", "returned")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -69,14 +68,18 @@ class ByteBudget:
         """Forget what other threads have taken, who are not there any more."""
         self._lock = threading.Lock()
         self._waiting: set[threading.Lock] = set()
+        self._used = 0
         self._entries: set[_Entry] = set()
-        self.returned = self._entries.discard
+        self._gone: deque[_Entry] = deque()
+        self.returned = self._gone.append
         """What a lease that goes is reported to; C, so that nothing interrupts it."""
 
     @property
     def used(self) -> int:
         """Bytes in use now."""
-        return sum(map(_nbytes, list(self._entries)))  # a copy: the garbage collector may strike some out meanwhile
+        with self._lock:
+            self._settle()
+            return self._used
 
     @property
     def peak(self) -> int:
@@ -85,14 +88,18 @@ class ByteBudget:
 
     def try_acquire(self, nbytes: int) -> Lease | None:
         """Take bytes if they fit now, without waiting; return None if they do not."""
-        lease = Lease(self, nbytes)  # of nothing, until it is entered
+        lease = Lease(self)  # of nothing, until it is entered
+        entry = lease._entry
         try:
             with self._lock:
-                used = self.used + nbytes
+                self._settle()
+                used = self._used + nbytes
                 if used > self.limit:
                     return None
-                self._entries.add(lease._entry)
-                self._peak = max(self._peak, used)
+                self._entries.add(entry)
+                self._used, entry.nbytes = used, nbytes  # no call is between the two
+                if used > self._peak:
+                    self._peak = used
         except BaseException:
             lease.release()  # the error may keep it alive
             raise
@@ -112,6 +119,15 @@ class ByteBudget:
             self._waiting.discard(bell)
             if lease is not None or left <= 0:
                 return lease
+
+    def _settle(self) -> None:
+        """Take note of what came back; each as often as an interrupt wants it."""
+        gone = self._gone
+        while gone:
+            entry = gone[0]
+            self._used, entry.nbytes = self._used - entry.nbytes, 0  # no call is between the two
+            self._entries.discard(entry)
+            gone.popleft()
 
     def give_back(self, entry: _Entry) -> None:
         """Strike a lease out, and wake who waits."""

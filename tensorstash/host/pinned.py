@@ -72,6 +72,7 @@ class PinnedMemory:
         self._locked_pages = locked_pages
         self._budget = budget_bytes
         self._slabs: set[_Slab] = set()
+        self._most_locked = 0  # bytes, or more: what was given up is counted where it matters
         self._shared: list[_Slab] = []
         self._idle: dict[int, list[_Block]] = {}
         self._loans: set[_Loan] = set()
@@ -87,7 +88,7 @@ class PinnedMemory:
     @property
     def locked_bytes(self) -> int:
         """Bytes that are locked now, in use or not."""
-        return sum(slab.memory.nbytes for slab in list(self._slabs))
+        return sum(map(_nbytes, list(self._slabs)))
 
     def take(self, nbytes: int) -> Array:
         """Return uninitialised, writable bytes that are the caller's until the last view of them goes.
@@ -149,19 +150,20 @@ class PinnedMemory:
 
     def _pages_to_share(self, size: int) -> int:
         """Return bytes for blocks of one size, which most of the next ones have; at most a power of two."""
-        wanted = min(max(self.locked_bytes // _SHARE_OF_ALL, size, _FEWEST_SHARED), _MOST_SHARED)
+        wanted = min(max(self._most_locked // _SHARE_OF_ALL, size, _FEWEST_SHARED), _MOST_SHARED)
         count = max((1 << wanted.bit_length() - 1) // size, 1)
         return -(-count * size // BLOCK) * BLOCK
 
     def _new_slab(self, nbytes: int) -> "_Slab | None":
-        if self.locked_bytes + nbytes > self._budget:
+        if self._most_locked + nbytes > self._budget:
             self._drop(list(self._slabs))
-        if self.locked_bytes + nbytes > self._budget:
-            return None
+            self._most_locked = self.locked_bytes
+            if self._most_locked + nbytes > self._budget:
+                return None
         try:
             memory = self._locked_pages(nbytes)
         except OSError as error:
-            self._budget = self.locked_bytes
+            self._most_locked = self._budget = self.locked_bytes
             warn(
                 f"no more than {format_bytes(self._budget)} of host memory could be page-locked: {error}. The device "
                 f"waits for copies to the rest, which is slow; raise `ulimit -l`, or set Limits(pinned=...)",
@@ -170,6 +172,7 @@ class PinnedMemory:
             )
             return None
         slab = _Slab(memory)
+        self._most_locked += nbytes
         self._slabs.add(slab)
         return slab
 
@@ -183,23 +186,28 @@ class PinnedMemory:
                 if (kept := [block for block in blocks if block.slab not in unused])
             }
             self._slabs -= unused
+            self._most_locked = self.locked_bytes
             self._shared = [slab for slab in self._shared if slab not in unused]
 
 
 class _Slab:
     """Pages that are locked together, and unlocked when the last array in them goes."""
 
-    __slots__ = ("last_step", "memory", "taken")
+    __slots__ = ("last_step", "memory", "nbytes", "taken")
 
     def __init__(self, memory: Array) -> None:
         self.memory = memory
+        self.nbytes = memory.nbytes
         self.taken = 0
         self.last_step = 0
 
     @property
     def room(self) -> int:
         """Bytes that were never taken."""
-        return self.memory.nbytes - self.taken
+        return self.nbytes - self.taken
+
+
+_nbytes = attrgetter("nbytes")
 
 
 class _Block:

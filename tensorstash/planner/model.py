@@ -157,7 +157,8 @@ class Table:
         self.on_freed = Moments(self.freed, self.points)
         self.on_wanted = Moments(self.wanted, self.points)
         self.on_released = Moments(self.released, self.points)
-        self.so_far = Moments(self.saved, self.points).until(self.nbytes)
+        self.on_saved = Moments(self.saved, self.points)
+        self.so_far = self.on_saved.until(self.nbytes)
         """Bytes that were saved by each point."""
 
     def priced(self, choice: Ints) -> float:

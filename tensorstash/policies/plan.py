@@ -52,6 +52,7 @@ class Plan:
     store: StoreConfig | None = None
     reason: str = field(default="", compare=False)
     rebuilding: Rebuilding | None = field(default=None, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for first, second in zip(self.codecs, self.codecs[1:], strict=False):
@@ -60,6 +61,10 @@ class Plan:
                     f"{second!r} takes an array, but {first!r} before it returns bytes; "
                     f"put array codecs (such as quantization) before byte codecs (such as compression)"
                 )
+        object.__setattr__(self, "_hash", hash((self.codecs, self.store, self.rebuilding)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def keeps(self) -> bool:

@@ -82,12 +82,18 @@ struct Link {  // from or to one device; one copy after the other
     return begun;
   }
 };
-enum Direction { TO_HOST, TO_DEVICE };
+enum Direction { TO_HOST, TO_DEVICE, COMPUTED };
 auto& links = *new std::array<std::array<Link, 2>, DEVICES>;
 
 struct Record { int32_t device; int32_t direction; int64_t stream; int64_t nbytes; double submitted, begun, ended; };
 auto& records = *new std::vector<Record>;
 auto& records_lock = *new std::mutex;
+std::atomic<bool> has_computations{false};  // whether the log has them, too
+
+void note(const Record& record) {
+  std::lock_guard<std::mutex> held(records_lock);
+  records.push_back(record);
+}
 
 // Streams and events.
 
@@ -236,6 +242,26 @@ struct Operation { std::atomic<bool> is_spoiled{false}; };
 thread_local std::shared_ptr<Operation> operation;  // that this thread submits
 
 Place current(int device) { return {device, current_streams[device]}; }
+
+// It takes the time of computing it, without that of waiting to know what its operands will be, and the time of its stream.
+struct Timed {  // a piece of computation
+  Place place;
+  double submitted, begun = now();
+  ~Timed() { if (has_computations) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
+};
+
+struct Submission;
+thread_local Submission* submission = nullptr;
+struct Submission {  // of an operation, by this thread
+  std::shared_ptr<Operation> before = std::exchange(operation, std::make_shared<Operation>());
+  Submission* outer = std::exchange(submission, this);
+  Place place = current(current_device);
+  double submitted = now(), begun = submitted;
+
+  void pause() { if (has_computations && !outer) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
+  void resume() { begun = now(); }
+  ~Submission() { pause(); operation = before; submission = outer; }
+};
 
 // Memory of the devices.
 
@@ -400,7 +426,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* raw, const c10::Stream& stream) const override {
     auto point = event(raw);
-    of(stream).put_unknown([point] { point->wait(); });
+    if (!point->query()) of(stream).put_unknown([point] { point->wait(); });  // what is over orders nothing
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override { memory.use(data.get(), stream.id()); }
   bool queryEvent(void* raw) const override { return event(raw)->query(); }
@@ -457,10 +483,18 @@ at::Tensor operand(const at::Tensor& tensor) {  // of the operation that this th
   NoRecording guard(c10::autograd_dispatch_keyset);
   auto& work = queue(current(tensor.device().index()));
   std::optional<at::Tensor> read;
-  while (!(read = work.foreseen(memory))) work.drain();
-  work.put([reader = operation, memory = as_bytes(memory), read = as_bytes(*read)] {
+  if (submission) submission->place = current(tensor.device().index());
+  while (!(read = work.foreseen(memory))) {
+    if (submission) submission->pause();
+    work.drain();
+    if (submission) submission->resume();
+  }
+  work.put([reader = operation, memory = as_bytes(memory), read = as_bytes(*read), place = current(tensor.device().index()), submitted = now()] {
+    Timed timed{place, submitted};
     NoRecording guard(c10::autograd_dispatch_keyset);
-    if (!at::equal(memory, read)) reader->is_spoiled = true;
+    bool is_one_run = memory.is_non_overlapping_and_dense() && memory.strides() == read.strides();
+    bool is_same = is_one_run ? !memcmp(memory.const_data_ptr(), read.const_data_ptr(), memory.numel()) : at::equal(memory, read);
+    if (!is_same) reader->is_spoiled = true;
   });
   return flagged(read->alias(), tensor);
 }
@@ -476,17 +510,14 @@ void write_result(const at::Tensor& result, const at::Tensor& target) {  // of t
     bytes.view(to.scalar_type()).as_strided(to.sizes(), to.strides(), 0).copy_(result);
     writing = {begin, begin + target.nbytes(), true, bytes};
   }
-  queue(current(target.device().index())).put_writing(writing, [by = operation, result, to] {
+  auto place = current(target.device().index());
+  queue(place).put_writing(writing, [by = operation, result, to, place, submitted = now()] {
+    Timed timed{place, submitted};
     if (!by->is_spoiled) return copy_bits(result, to);
     auto bytes = at::full({int64_t(result.numel() * result.itemsize())}, POISON, at::kByte);
     copy_bits(bytes.view(result.scalar_type()).view(result.sizes()), to);
   });
 }
-
-struct Submission {  // of an operation, by this thread
-  std::shared_ptr<Operation> before = std::exchange(operation, std::make_shared<Operation>());
-  ~Submission() { operation = before; }
-};
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   if (!target.numel()) return target;
@@ -518,8 +549,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
     auto part = [&](int64_t start, int64_t length) { copy_bits(from.view(-1).narrow(0, start, length), to.view(-1).narrow(0, start, length)); };
     double begun = links[device][direction].cross(from.nbytes(), [&] { if (half) part(0, half); });
     half ? part(half, from.numel() - half) : copy_bits(from, to);
-    std::lock_guard<std::mutex> held(records_lock);
-    records.push_back({device, direction, place.second, int64_t(from.nbytes()), submitted, begun, now()});
+    note({device, direction, place.second, int64_t(from.nbytes()), submitted, begun, now()});
   });
   bool runs_on_its_own = non_blocking && pinned.has((outward ? target : source).data_ptr());
   if (!runs_on_its_own) work.drain();
@@ -706,6 +736,7 @@ void set_delays(double longest, unsigned chance) {
     one->chance.seed(chance + 1000 * ++number);
   }
 }
+void set_computations(bool logged) { has_computations = logged; }
 void set_record_stream(bool works) { has_record_stream = works; }
 int64_t count_records() { std::lock_guard<std::mutex> held(records_lock); return int64_t(records.size()); }
 void take_records(Record* target, int64_t count) {

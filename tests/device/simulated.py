@@ -23,7 +23,7 @@ import torch
 NAME = "sim"
 DEVICES = 2
 SOURCE = Path(__file__).with_name("device.cpp")
-TO_HOST, TO_DEVICE = 0, 1
+TO_HOST, TO_DEVICE, COMPUTED = 0, 1, 2
 
 FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC")
 
@@ -55,16 +55,16 @@ def library() -> Path:
 
 
 class Record(ctypes.Structure):
-    """A copy between a device and the host that has ended.
+    """A copy between a device and the host that has ended, or a piece of computation.
 
     Attributes:
         device: its index.
-        direction: :data:`TO_HOST` or :data:`TO_DEVICE`.
+        direction: :data:`TO_HOST` or :data:`TO_DEVICE`, or :data:`COMPUTED` where nothing was copied.
         stream: where it was submitted; 0 is the default stream.
-        nbytes: how much.
+        nbytes: how much was copied.
         submitted: when, in seconds of a clock that all records share.
-        begun: when it had the link.
-        ended: when it was done.
+        begun: when it had the link, or the device began to compute or went on after it had waited for operands.
+        ended: when it was done, or began to wait for operands.
     """
 
     _fields_ = (
@@ -123,10 +123,19 @@ class Simulated:
         self.functions.set_delays(longest, seed)
 
     def records(self) -> Sequence[Record]:
-        """Return the copies that have ended since this was last called."""
+        """Return the log since this was last called: copies that have ended, and what :meth:`computations` adds."""
         found = (Record * self.functions.count_records())()
         self.functions.take_records(found, ctypes.c_int64(len(found)))
         return list(found)
+
+    @contextmanager
+    def computations(self) -> Iterator[None]:
+        """Let the log have the pieces of computation, too, which are many."""
+        self.functions.set_computations(True)
+        try:
+            yield
+        finally:
+            self.functions.set_computations(False)
 
     @contextmanager
     def limited(self, nbytes: int, device: int = 0) -> Iterator[None]:
@@ -161,7 +170,7 @@ def simulated() -> Simulated:
     functions.set_limit.argtypes = [ctypes.c_int, ctypes.c_int64]
     functions.set_link.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_double]
     functions.set_delays.argtypes = [ctypes.c_double, ctypes.c_uint]
-    functions.set_record_stream.argtypes = [ctypes.c_bool]
+    functions.set_record_stream.argtypes = functions.set_computations.argtypes = [ctypes.c_bool]
     return Simulated(functions)
 
 

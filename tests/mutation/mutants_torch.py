@@ -58,8 +58,8 @@ MUTANTS = [
     (
         "backends/torch/backend.py",
         "boundary",
-        "return _holders(tensor) - self._own_holders",
-        "return _holders(tensor) - self._own_holders - 1",
+        "getrefcount(storage) - self._own_holders",
+        "getrefcount(storage) - self._own_holders - 1",
         LAYOUT,
     ),
     (
@@ -89,8 +89,15 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "dropped check",
-        "        if on_host and not order.is_dense:\n",
-        "        if False:\n",
+        '    if spec.device == "cpu" and order.is_dense:\n',
+        '    if spec.device == "cpu":\n',
+        LAYOUT,
+    ),
+    (
+        "backends/torch/layout.py",
+        "dropped check",
+        "        if start + order.span * spec.itemsize > nbytes:\n",
+        "        if nbytes == 0:\n",
         LAYOUT,
     ),
     (

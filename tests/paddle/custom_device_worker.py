@@ -161,7 +161,7 @@ def memory():
 
 
 def training():
-    """Return, for each policy, whether gradients are those without it, and how many tensors were moved."""
+    """Return, for each policy, whether gradients are those without it, how many tensors were moved, and what waited."""
     paddle.seed(0)
     block = lambda: [paddle.nn.Linear(16, 64), paddle.nn.GELU(), paddle.nn.Linear(64, 16), paddle.nn.LayerNorm(16)]  # noqa: E731
     model = paddle.nn.Sequential(*block(), *block())
@@ -181,7 +181,8 @@ def training():
         for number, limits in enumerate(LIMITS):
             stash = ts.stash(ts.parse(line), framework="paddle", min_bytes=0, limits=limits)
             same = [all(map(np.array_equal, plain, gradients(stash))) for _ in range(2)]
-            found[f"{line} {number}"] = [all(same), stash.stats().stashed.tensors]
+            stats = stash.stats()
+            found[f"{line} {number}"] = [all(same), stats.stashed.tensors, dict(stats.waits)]
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorstash.reference as ref
 from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.backends.paddle.layout import DeviceLayouts
-from tensorstash.backends.paddle.streams import GpuStream, GpuStreams, gpu_streams
+from tensorstash.backends.paddle.streams import GpuStream, GpuStreams, cuda_runtime
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
@@ -125,13 +125,18 @@ def backend(runtime: Runtime) -> PaddleBackend:
 def test_a_build_without_cuda_has_none() -> None:
     if paddle.is_compiled_with_cuda():
         pytest.skip("a build with CUDA")
-    assert gpu_streams() is None
-    assert PaddleBackend().streams is None
+    reason = cuda_runtime()
+    assert reason == "this build of PaddlePaddle is not one for CUDA"
+    assert PaddleBackend().streams.why_copies_wait("gpu:0") == reason
+    assert PaddleBackend().streams.current_stream("gpu:0") is None
+    assert PaddleBackend().layouts is None
 
 
 def test_only_cuda_devices_have_streams() -> None:
     streams = GpuStreams(Device(), Runtime())
     assert streams.current_stream("cpu") is None
+    assert streams.current_stream("sim:0") is None
+    assert streams.why_copies_wait("gpu:0") is None
     first = streams.current_stream("gpu:0")
     assert first is not None
     assert first == streams.current_stream("gpu:0")

@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar
 
+import paddle
 from paddle import Tensor, is_grad_enabled
 from paddle.base import libpaddle
 from paddle.nn import Layer
@@ -24,7 +25,7 @@ from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_p
 from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
 from tensorstash.backends.paddle.repairs.static import static_patches
 from tensorstash.backends.paddle.storage import token_of, version_probe
-from tensorstash.backends.paddle.streams import gpu_streams
+from tensorstash.backends.paddle.streams import GpuStreams, cuda_runtime
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
@@ -85,9 +86,10 @@ class PaddleBackend:
             self.nbytes = native.functions.sizing(Tensor.element_size)  # type: ignore[method-assign]
         self._max_threads = openmp_function(libpaddle.__file__, "omp_get_max_threads")
         self.kernels = None
-        # Only where the build has them: without them, tensors are moved by way of the host.
-        self.streams = gpu_streams()
-        self.layouts = None if self.streams is None else DeviceLayouts()
+        runtime = cuda_runtime()
+        self.streams = GpuStreams(paddle.device, runtime)
+        # On other devices views may be copies: there tensors are laid out on the host.
+        self.layouts = None if isinstance(runtime, str) else DeviceLayouts()
 
     def compute_threads(self) -> int:
         """Return how many threads an operation runs on: one, unless ``OMP_NUM_THREADS`` was set before the import."""

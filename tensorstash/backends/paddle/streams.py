@@ -55,11 +55,11 @@ class GpuStream:
 
 
 class GpuStreams:
-    """What Paddle's CUDA devices can do beside the computation. Thread-safe, without state.
+    """What Paddle's devices can do beside the computation. Thread-safe, without state.
 
     Args:
         device: ``paddle.device``.
-        runtime: the CUDA runtime library that Paddle uses.
+        runtime: the CUDA runtime library that Paddle uses, or why there is none.
     """
 
     def __init__(self, device: Any, runtime: Any) -> None:
@@ -67,12 +67,12 @@ class GpuStreams:
         self._runtime = runtime
 
     def current_stream(self, device: str, /) -> GpuStream | None:
-        """Return the stream that the device's work is submitted to, or None for anything but CUDA devices.
+        """Return the stream that the device's work is submitted to, or None if copies make the program wait.
 
         Raises:
             BackendError: a CUDA graph is being captured.
         """
-        if not device.startswith("gpu"):
+        if self.why_copies_wait(device) is not None:
             return None
         is_capturing = getattr(paddle.base.core, "is_cuda_graph_capturing", None)
         if is_capturing is not None and is_capturing():
@@ -81,7 +81,13 @@ class GpuStreams:
 
     def why_copies_wait(self, device: str, /) -> str | None:
         """Say why copies of a device make the program wait; None if they do not."""
-        return None if device.startswith("gpu") else "streams of CUDA devices alone are known"
+        kind = device.partition(":")[0]
+        if kind == "cpu":
+            return "it is the host"
+        if kind != "gpu":
+            # Streams and events of others can be had; a copy in a stream of one's own cannot.
+            return f"PaddlePaddle copies to and from {kind} only in the stream of the computation"
+        return self._runtime if isinstance(self._runtime, str) else None
 
     def new_stream(self, device: str, /) -> GpuStream:
         """Return a stream of its own for copies of that device."""
@@ -137,13 +143,13 @@ class GpuStreams:
             raise RuntimeError(f"cudaMemcpyAsync of {nbytes} bytes: error {failed}")
 
 
-def gpu_streams() -> GpuStreams | None:
-    """Return what this build of Paddle can do beside the computation; None without CUDA, and without its runtime."""
+def cuda_runtime() -> Any:
+    """Return the CUDA runtime library that this build of Paddle uses, or say why there is none."""
     if not paddle.device.is_compiled_with_cuda() or paddle.device.is_compiled_with_rocm():
-        return None
+        return "this build of PaddlePaddle is not one for CUDA"
     for name in _LIBRARIES:
         try:
-            return GpuStreams(paddle.device, ctypes.CDLL(name))
+            return ctypes.CDLL(name)
         except OSError:
             continue  # of another version
-    return None
+    return "the CUDA runtime library is not found"

@@ -10,7 +10,7 @@ from sys import getrefcount
 from typing import Any, ClassVar
 
 import torch
-from torch import Size, Tensor
+from torch import Size, Tensor, UntypedStorage
 from torch._C import (
     DisableTorchFunction,
     _DisableTorchDispatch,
@@ -20,10 +20,9 @@ from torch._C import (
     _storage_Use_Count,
 )
 from torch._C._autograd import _get_current_graph_task_keep_graph
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 
-from tensorstash.backends.torch.calls import scope_calls
+from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running, running_compiled, upcoming
 from tensorstash.backends.torch.hooks import HookScope
@@ -61,7 +60,9 @@ class TorchBackend:
         self.layouts = DeviceLayouts()
         self.streams = DeviceStreams()
         # What asking adds differs by version: a storage may own the object that stands for it in Python, or not.
-        self._own_holders = _holders(torch.empty(1)) - 1
+        self._own_holders = 0
+        self._own_holders = self.holders(torch.empty(1)) - 1
+        self._bare: dict[tuple[torch.dtype, torch.device, bool, bool], Tensor] = {}
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
 
@@ -138,12 +139,14 @@ class TorchBackend:
 
         The weak reference keeps the address of the storage object, though not its memory, from being used again.
         """
-        token: Hashable = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        return token, int(tensor.storage_offset()) * tensor.itemsize
+        token: Any = tensor.untyped_storage()._weak_ref()
+        return _StorageToken(token), int(tensor.storage_offset()) * tensor.itemsize
 
     def holders(self, tensor: Tensor, /) -> int:
         """Return how many tensors, storage objects and others hold the memory, ``tensor`` among them."""
-        return _holders(tensor) - self._own_holders
+        with DisableTorchFunction():  # no operation of the user's program
+            storage = tensor.untyped_storage()
+        return int(_storage_Use_Count(storage._cdata)) + getrefcount(storage) - self._own_holders
 
     def readers(self, is_ours: Callable[[object], bool], /) -> "_Demands":
         """Return what finds the readers of handles in the graph that this thread records from now on."""
@@ -198,11 +201,12 @@ class TorchBackend:
         """Return an empty tensor that shares the version counter of ``tensor``: ``.data`` changes memory alone."""
         with DisableTorchFunction(), _DisableTorchDispatch():
             probe = tensor.detach()
-            # By way of bytes: PyTorch warns of every tensor that is made as complex32.
-            bare = torch.empty(0, dtype=torch.uint8, device=tensor.device).view(tensor.dtype)
             # Not every device takes memory for one that differs in a lazy flag.
-            bare = bare.conj() if tensor.is_conj() else bare
-            probe.data = torch._neg_view(bare) if tensor.is_neg() else bare
+            kind = tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg()
+            bare = self._bare.get(kind)
+            if bare is None:
+                bare = self._bare[kind] = _bare(*kind)
+            probe.data = bare
             return probe
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
@@ -220,6 +224,16 @@ class TorchBackend:
     def memory_use(self, device: str, /) -> tuple[int, int]:
         """Return the bytes that tensors take on a device now, and those that are free."""
         return memory_use(device)
+
+    can_imagine = staticmethod(can_imagine)
+    """Return whether shapes tell all that a model saves."""
+
+    imagining = staticmethod(imagining)
+    """Return what calls a model on tensors without memory."""
+
+    def outline(self, tensor: Tensor, /) -> tuple[tuple[int, ...], str, str]:
+        """Return the shape, the dtype and the device of a tensor without memory."""
+        return tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], str(tensor.device)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""
@@ -239,6 +253,17 @@ class TorchBackend:
         return scope_calls(model, scope)
 
 
+class _StorageToken(int):
+    """A weak reference of a storage, as the number that PyTorch names it by; hashed and compared without Python."""
+
+    __slots__ = ()
+
+    _free: Callable[[int], None] = staticmethod(UntypedStorage._free_weak_ref)  # there also while the process ends
+
+    def __del__(self) -> None:
+        self._free(self)
+
+
 class _Demands:
     """What the readers need that are found in the graph, for one thread.
 
@@ -256,18 +281,18 @@ class _Demands:
         return [(found.handle, demand(found.reader)) for found in self._readers.visit(tensor)]
 
 
+def _bare(dtype: torch.dtype, device: torch.device, conj: bool, neg: bool) -> Tensor:
+    # By way of bytes: PyTorch warns of every tensor that is made as complex32.
+    bare = torch.empty(0, dtype=torch.uint8, device=device).view(dtype)
+    bare = bare.conj() if conj else bare
+    return torch._neg_view(bare) if neg else bare
+
+
 def _foreign_reason(tensor: Tensor) -> str | None:
     # NumPy, another process, a file: PyTorch does not know who else holds the memory, and does not resize it.
     storage = tensor.untyped_storage()
     is_foreign = not storage.resizable() or (tensor.is_cpu and storage.is_shared())
     return "memory of another library" if is_foreign else None
-
-
-def _holders(tensor: Tensor) -> int:
-    with DisableTorchFunction():  # no operation of the user's program
-        storage = tensor.untyped_storage()
-    count: int = _storage_Use_Count(storage._cdata)
-    return count + getrefcount(storage)
 
 
 def _spec(

@@ -22,6 +22,8 @@ _CARRIERS: Mapping[str, torch.dtype] = MappingProxyType(
     {name: getattr(torch, row.carrier) for name, row in DTYPES.items()}
 )
 
+_TYPES: Mapping[str, str] = MappingProxyType({name: np.dtype(row.carrier).str for name, row in DTYPES.items()})
+
 
 def elements(tensor: Tensor, spec: TensorSpec) -> Array:
     """Return the distinct elements of a tensor in memory order, as carrier bits.
@@ -32,17 +34,19 @@ def elements(tensor: Tensor, spec: TensorSpec) -> Array:
 
     Returns:
         A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
+
+    Raises:
+        RuntimeError: the storage was resized, and is too small for them.
     """
     order = spec.order
+    if spec.device == "cpu" and order.is_dense:
+        return borrowed(np.asarray(_LiveMemory(tensor, spec)))
     with DisableTorchFunction(), _DisableTorchDispatch():  # unseen by dispatch modes and default devices
         run = _plain(tensor, spec).view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
-        on_host = run.device.type == "cpu"
-        if on_host and not order.is_dense:
+        if spec.device == "cpu":
             array: Array = aligned_empty(prod(order.shape) * spec.itemsize).view(spec.carrier).reshape(order.shape)
             torch.from_numpy(array).copy_(run)
             return array
-        if on_host:
-            return borrowed(np.asarray(_LiveMemory(run, spec.carrier)))
         if not order.is_dense:
             run = run.clone(memory_format=torch.contiguous_format)
         copy: Array = run.cpu().numpy()
@@ -50,24 +54,29 @@ def elements(tensor: Tensor, spec: TensorSpec) -> Array:
 
 
 class _LiveMemory:
-    """A contiguous tensor's own memory, as NumPy reads it.
+    """The one run of memory of a tensor's elements, as NumPy reads it.
 
     ``Tensor.numpy`` would make the storage one that can never be resized again.
 
     Args:
-        run: a tensor on the host, which lives as long as the array.
-        carrier: the array's type.
+        tensor: on the host; it lives as long as the array.
+        spec: its spec.
     """
 
-    __slots__ = ("__array_interface__", "_run")
+    __slots__ = ("__array_interface__", "_tensor")
 
-    def __init__(self, run: Tensor, carrier: str) -> None:
-        self._run = run
+    def __init__(self, tensor: Tensor, spec: TensorSpec) -> None:
+        order = spec.order
+        start = spec.offset - order.lead * spec.itemsize
+        nbytes = tensor.untyped_storage().nbytes()
+        if start + order.span * spec.itemsize > nbytes:
+            raise RuntimeError(f"the elements are out of bounds for storage of size {nbytes}")
+        self._tensor = tensor
         self.__array_interface__ = {
             "version": 3,
-            "shape": tuple(run.shape),
-            "typestr": np.dtype(carrier).str,
-            "data": (run.data_ptr(), False),
+            "shape": order.shape,
+            "typestr": _TYPES[spec.dtype],
+            "data": (tensor.data_ptr() - order.lead * spec.itemsize, False),
         }
 
 

@@ -13,9 +13,9 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.abilities import Event
 from tensorstash.backends.torch.accelerator import Accelerator, found_accelerator
-from tensorstash.backends.torch.layout import Unrecorded, payload
+from tensorstash.backends.torch.layout import Unrecorded
 from tensorstash.errors import BackendError, graph_is_captured
-from tensorstash.host.arrays import Array
+from tensorstash.host.arrays import Array, adopted
 from tensorstash.spec import TensorSpec
 
 
@@ -94,11 +94,11 @@ class DeviceStreams:
 
     def copy_out(self, source: Tensor, target: Array, stream: DeviceStream, /) -> None:
         """Submit a copy of a contiguous tensor into host memory."""
-        self._copy(_bytes(source), payload(target, _BYTES), stream)
+        self._copy(source, target, stream, is_out=True)
 
     def copy_in(self, source: Array, target: Tensor, stream: DeviceStream, /) -> None:
         """Submit a copy of host memory into a contiguous tensor."""
-        self._copy(payload(source, _BYTES), _bytes(target), stream)
+        self._copy(target, source, stream, is_out=False)
 
     def use_in(self, tensor: Tensor, stream: DeviceStream, /) -> None:
         """Tell the allocator of a stream that uses the memory; nothing happens for the stream that it belongs to."""
@@ -133,17 +133,14 @@ class DeviceStreams:
             found = self._found = self._find()
         return found
 
-    def _copy(self, source: Tensor, target: Tensor, stream: DeviceStream) -> None:
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded(), stream.block():
-            target.copy_(source, non_blocking=True)
-
-
-_BYTES = TensorSpec((-1,), (1,), 0, "uint8", "cpu")
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    with DisableTorchFunction(), _DisableTorchDispatch():
-        return tensor.detach().reshape(-1).view(torch.uint8)
+    def _copy(self, tensor: Tensor, array: Array, stream: DeviceStream, *, is_out: bool) -> None:
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+            there = tensor.detach().reshape(-1).view(torch.uint8)
+            # PyTorch warns of arrays that it could write to.
+            here = torch.from_numpy(array if array.flags.writeable else adopted(array))
+            source, target = (there, here) if is_out else (here, there)
+            with stream.block():
+                target.copy_(source, non_blocking=True)
 
 
 def memory_use(device: str) -> tuple[int, int]:

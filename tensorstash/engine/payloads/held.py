@@ -103,7 +103,9 @@ class Held:
         taken: list[Payload] = []
         for token in tokens:
             live = _live(self._groups[token])
-            is_ready = unread or all(payload.route.is_lossless or payload.knows_readers for payload in live)
+            is_ready = True
+            for payload in () if unread else live:
+                is_ready = is_ready and (payload.route.is_lossless or payload.knows_readers)
             if not live or (is_ready and not self._is_shared(live)):
                 del self._groups[token]
                 taken += live

@@ -94,6 +94,7 @@ class Payload:
         "nbytes",
         "place",
         "route",
+        "seen",
         "spec",
         "token",
         "trusts_learned",
@@ -134,6 +135,8 @@ class Payload:
         self.place: tuple[Trail, int] | None = None
         """Where it was saved, if its codecs lose something and what will read it is found in the graph."""
         self.demand: Demand = "any"
+        self.seen: Any = None
+        """What a tracker knows of the tensor; None without one."""
         self.known_readers = 0
         self.trusts_learned = False
         """Whether it was encoded for readers that others of its kind had, in steps before."""
@@ -253,6 +256,11 @@ class Payload:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
         is_stored = self._stored is not None and self._lease is None
         return is_stored and self.route.is_costly and not self.route.encoding.is_now(self.route)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its tensor is counted among what is read ahead."""
+        return self._lease is not None
 
     @property
     def is_quick(self) -> bool:

@@ -15,9 +15,9 @@ from tensorstash.engine.timeouts import Ask
 from tensorstash.errors import CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
 from tensorstash.protocols import Slot, Store, StoreConfig
-from tensorstash.spec import TensorSpec
 from tensorstash.stores.disk.checksum import checksum
 
+D = TypeVar("D", Array, "Stored")
 R = TypeVar("R")
 
 _PASSING = frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})
@@ -97,7 +97,7 @@ class Pipeline:
         payload = as_bytes(data)
         if self.stages and self.store.retains and not is_private(payload):
             return None
-        stored = self._ask_store(ask, partial(self._put, payload), f"storing {payload.nbytes} bytes")
+        stored = self._ask_store(ask, self._put, payload, "storing")
         self._ledger.stage_in(self.tier, payload.nbytes, payload.nbytes, perf_counter() - started)
         return stored
 
@@ -113,8 +113,10 @@ class Pipeline:
             StoreError: the store could not give the payload back.
         """
         started = perf_counter()
-        data = self._ask_store(ask, partial(self._get, stored), f"reading {stored.nbytes} bytes")
-        data = _shaped(data, self.stages.result)
+        data = self._ask_store(ask, self._get, stored, "reading")
+        result = self.stages.result
+        if result.shape != (-1,):
+            data = data.view(result.carrier).reshape(result.shape)
         self._ledger.stage_back(self.tier, perf_counter() - started)
         decoded: Array = self.stages.decode(data)
         return decoded
@@ -134,25 +136,27 @@ class Pipeline:
             raise CorruptDataError(f"{stored.nbytes} bytes came back altered")
         return data
 
-    def _ask_store(self, ask: Ask, question: Callable[[], R], doing: str) -> R:
+    def _ask_store(self, ask: Ask, question: Callable[[D], R], given: D, doing: str) -> R:
+        if not self._waits or ask is call:
+            return self._answer(question, given)
         try:
-            answer: R = (ask if self._waits else call)(partial(self._answer, question))
+            answer: R = ask(partial(self._answer, question, given))
             return answer
         except StashError:
             raise
         except (TimeoutError, RuntimeError) as error:
-            raise StoreError(f"{self.store_place}: {doing} {error}") from error
+            raise StoreError(f"{self.store_place}: {doing} {given.nbytes} bytes {error}") from error
 
-    def _answer(self, question: Callable[[], R]) -> R:
+    def _answer(self, question: Callable[[D], R], given: D) -> R:
         """Return the answer of the store, asked again if it may have been a passing error; else one that says where."""
         try:
             for _ in range(_MORE_ATTEMPTS):
                 try:
-                    return question()
+                    return question(given)
                 except (OSError, StoreError) as error:
                     if not _may_pass(error):
                         raise
-            return question()
+            return question(given)
         except StashError as error:
             raise error.at(self.store_place) from error
         except Exception as error:
@@ -162,7 +166,3 @@ class Pipeline:
 def _may_pass(error: BaseException) -> bool:
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in _PASSING
-
-
-def _shaped(data: Array, spec: TensorSpec) -> Array:
-    return data if spec.shape == (-1,) else data.view(spec.carrier).reshape(spec.shape)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.device.simulated import TO_DEVICE, TO_HOST, Simulated
+from tests.device.simulated import COMPUTED, TO_DEVICE, TO_HOST, Record, Simulated
 
 BYTES = 1 << 20
 
@@ -85,6 +85,41 @@ def test_copies_from_memory_that_is_not_pinned_wait(device: Simulated) -> None:
     device.link(latency=0.05)
     target = torch.zeros(8).copy_(torch.ones(8, device="sim"), non_blocking=True)
     assert target[0] == 1.0
+
+
+def computed(device: Simulated) -> list[Record]:
+    """Return the pieces of computation in the log."""
+    torch.accelerator.synchronize("sim:0")
+    return [record for record in device.records() if record.direction == COMPUTED]
+
+
+def test_the_log_has_computations_where_it_is_asked_for(device: Simulated) -> None:
+    x = filled(2.0)
+    x + x
+    assert not computed(device)
+    with device.computations():
+        x + x
+        pieces = computed(device)
+    assert pieces
+    assert all(piece.submitted <= piece.begun <= piece.ended and piece.nbytes == 0 for piece in pieces)
+    x + x
+    assert not computed(device)
+
+
+def test_to_wait_for_an_operand_is_no_computation(device: Simulated) -> None:
+    x, fresh = filled(1.0), torch.ones(BYTES // 4, pin_memory=True)
+    torch.accelerator.synchronize("sim:0")
+    device.records()
+    device.link(bandwidth=BYTES / 0.1)
+    with device.computations():
+        x.copy_(fresh, non_blocking=True)
+        x + x
+        torch.accelerator.synchronize("sim:0")
+    records = device.records()
+    (copy,) = [record for record in records if record.direction == TO_DEVICE]
+    pieces = [record for record in records if record.direction == COMPUTED]
+    assert pieces[-1].begun >= copy.ended
+    assert not [piece for piece in pieces if piece.begun < (copy.begun + copy.ended) / 2 < piece.ended]
 
 
 def late(device: Simulated, *, is_ordered: bool) -> float:
