@@ -58,8 +58,8 @@ def run(module: str, *arguments: object, output: int | None = None, **variables:
 
 
 def train(arguments: list[str]) -> None:
-    """Train under no policy and under each policy, and print one table."""
-    run("benchmarks", "main_job", *arguments)
+    """Train under no policy and under each policy, print one table and draw it as main_job.png."""
+    run("benchmarks", "main_job", "--plot", "main_job.png", *arguments)
 
 
 def test(arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import join
 
 from benchmarks.harness.report import Report, add_options
-from benchmarks.harness.runner import WorkerError
+from tensorstash.cli.turns import WorkerError
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))

@@ -21,8 +21,9 @@ from typing import Any
 
 from benchmarks.harness.labs import lab_of
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import Job, run
+from benchmarks.harness.runner import ROOT
 from benchmarks.harness.training import NO_POLICY, session
+from tensorstash.cli.turns import Job, run
 from tensorstash.testing.layouts import floats
 
 FRAMEWORKS = ("reference", "torch", "paddle")
@@ -116,7 +117,7 @@ def main(options: argparse.Namespace, report: Report) -> int:
             arguments = {name: getattr(options, name) for name in ("steps", "rows", "width", "directory")}
             arguments |= {"framework": framework, "policy": policy}
             samples: list[Held] = []
-            job = Job(f"{framework}, {policy}", "benchmarks.endurance:train", arguments, environment)
+            job = Job(f"{framework}, {policy}", "benchmarks.endurance:train", arguments, environment, ROOT)
             run(job, lambda sample, samples=samples: samples.append(sample))
             first, rest = largest(samples[:WARM_UP]), largest(samples[WARM_UP:])
             found = grown(first, rest, int(options.tolerance_mib * 2**20))

@@ -20,7 +20,8 @@ from typing import Any
 import tensorstash as ts
 from benchmarks.harness.labs import lab_of
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import Job, environment, interleave, run
+from benchmarks.harness.runner import ROOT, environment, interleave
+from tensorstash.cli.turns import Job, run
 from tensorstash.testing.layouts import floats
 
 FRAMEWORKS = {"torch": "torch", "paddle": "paddlepaddle"}
@@ -110,5 +111,5 @@ def main(options: argparse.Namespace, report: Report) -> int:
             report.row(framework, name, f"{plain:.2f}", f"{identity:.2f}", f"{ours:.2f}", f"{ours / identity:.2f}")
 
         arguments = {"framework": framework, "saves": options.saves, "rounds": options.rounds}
-        run(Job(f"hooks, {framework}", "benchmarks.hooks:costs", arguments, environment(threads=1)), add)
+        run(Job(f"hooks, {framework}", "benchmarks.hooks:costs", arguments, environment(threads=1), ROOT), add)
     return 0

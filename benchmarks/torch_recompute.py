@@ -1,23 +1,27 @@
 """What Recompute leaves of the bytes that autograd holds, per architecture, and what it costs, in PyTorch.
 
     python -m benchmarks torch_recompute
-    python -m benchmarks torch_recompute --rounds 9 --only llama,bert
+    python -m benchmarks torch_recompute --rounds 9 --only llama,bert --size wide
 
 What is left: distinct memory that the graph of a forward holds, without parameters, beside the same without a policy.
-Time: processor time of a step on one thread, beside one without a policy in the same round; the median of the ratios.
+Time: processor time of a step on one thread, of all threads of the process together, beside one without a policy in the
+same round; the median of the ratios. Beside it, torch.utils.checkpoint around every block, and the time in ``pack`` for
+each tensor that autograd saves. The wider a model, the more work behind each saved byte: sizes are small, and wide.
 """
 
 import argparse
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from statistics import median
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
 from benchmarks.harness.report import Report, machine
@@ -25,54 +29,120 @@ from tensorstash.abilities.recipes import Leaf
 from tensorstash.engine.recompute.inputs import KeptHandle
 from tensorstash.engine.recompute.recomputed import RecomputedHandle
 
+Built = tuple[nn.Module, Callable[[nn.Module], Tensor]]
+"""A model, and its loss."""
+
 _IDS = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def language_model(kind: str, **config: Any) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+def language_model(kind: str, tokens: tuple[int, int], **config: Any) -> Built:
     """Return a language model of Transformers with random weights, and its loss on random tokens."""
     import transformers
 
     made = getattr(transformers, f"{kind}Config")(attn_implementation="sdpa", **_IDS, **config)
     head = "ForMaskedLM" if kind == "Bert" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    model, tokens = getattr(transformers, f"{kind}{head}")(made), torch.randint(3, 512, (6, 128))
-    return model, lambda model: model(input_ids=tokens, labels=tokens).loss  # type: ignore[no-any-return]
+    model, ids = getattr(transformers, f"{kind}{head}")(made), torch.randint(3, 512, tokens)
+    return model, lambda model: model(input_ids=ids, labels=ids).loss  # type: ignore[no-any-return]
 
 
-def vit() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+def vit(width: int) -> Built:
     import transformers
 
-    sizes = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 768}
+    sizes = {"hidden_size": width, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 4 * width}
     made = transformers.ViTConfig(image_size=64, patch_size=8, attn_implementation="sdpa", num_labels=10, **sizes)
     images, labels = torch.randn(16, 3, 64, 64), torch.randint(0, 10, (16,))
     model = transformers.ViTForImageClassification(made)
     return model, lambda model: model(pixel_values=images, labels=labels).loss  # type: ignore[no-any-return]
 
 
-def resnet() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+def resnet(width: int) -> Built:
     import transformers
 
-    sizes = {"embedding_size": 64, "hidden_sizes": [64, 128, 256], "depths": [2, 2, 2], "layer_type": "basic"}
+    widths = [width, 2 * width, 4 * width]
+    sizes = {"embedding_size": width, "hidden_sizes": widths, "depths": [2, 2, 2], "layer_type": "basic"}
     model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=10, **sizes))
     images, labels = torch.randn(8, 3, 96, 96), torch.randint(0, 10, (8,))
     return model, lambda model: model(images, labels=labels).loss  # type: ignore[no-any-return]
 
 
-def encoder() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    layer = nn.TransformerEncoderLayer(128, 4, 512, activation="gelu", batch_first=True)
-    inputs = torch.randn(4, 64, 128)
+def encoder(width: int) -> Built:
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, activation="gelu", batch_first=True)
+    inputs = torch.randn(4, 64, width)
     return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), lambda model: model(inputs).square().mean()
 
 
-_WIDE = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
-ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, Callable[[nn.Module], Tensor]]]] = {
-    "llama": lambda: language_model("Llama", intermediate_size=688, num_key_value_heads=2, **_WIDE),
-    "qwen3": lambda: language_model("Qwen3", intermediate_size=688, num_key_value_heads=2, head_dim=64, **_WIDE),
-    "gpt2": lambda: language_model("GPT2", n_embd=256, n_layer=3, n_head=4, n_positions=128),
-    "bert": lambda: language_model("Bert", intermediate_size=1024, **_WIDE),
-    "vit": vit,
-    "resnet": resnet,
-    "encoder": encoder,
+def _llama(kind: str, tokens: tuple[int, int], width: int, layers: int, **more: Any) -> Built:
+    shape = {"hidden_size": width, "intermediate_size": width * 43 // 16, "num_hidden_layers": layers}
+    return language_model(kind, tokens, num_attention_heads=4, num_key_value_heads=2, **shape, **more)
+
+
+def _gpt2(tokens: tuple[int, int], width: int, layers: int) -> Built:
+    return language_model("GPT2", tokens, n_embd=width, n_layer=layers, n_head=width // 64, n_positions=tokens[1])
+
+
+def _bert(tokens: tuple[int, int], width: int, layers: int) -> Built:
+    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
+    return language_model("Bert", tokens, num_attention_heads=width // 64, **shape)
+
+
+_SMALL, _WIDE = (6, 128), (4, 256)
+ARCHITECTURES: dict[str, dict[str, Callable[[], Built]]] = {
+    "small": {
+        "llama": lambda: _llama("Llama", _SMALL, 256, 3),
+        "qwen3": lambda: _llama("Qwen3", _SMALL, 256, 3, head_dim=64),
+        "gpt2": lambda: _gpt2(_SMALL, 256, 3),
+        "bert": lambda: _bert(_SMALL, 256, 3),
+        "vit": lambda: vit(192),
+        "resnet": lambda: resnet(64),
+        "encoder": lambda: encoder(128),
+    },
+    "wide": {
+        "llama": lambda: _llama("Llama", _WIDE, 512, 4),
+        "gpt2": lambda: _gpt2(_WIDE, 384, 4),
+        "bert": lambda: _bert(_WIDE, 384, 4),
+        "resnet": lambda: resnet(128),
+    },
 }
+"""By size, and by name."""
+
+BLOCKS = (
+    "LlamaDecoderLayer",
+    "Qwen3DecoderLayer",
+    "GPT2Block",
+    "BertLayer",
+    "ViTLayer",
+    "ResNetBasicLayer",
+    "TransformerEncoderLayer",
+)
+
+
+@contextmanager
+def checkpointed(model: nn.Module) -> Iterator[None]:
+    """Run every block of a model under :func:`torch.utils.checkpoint.checkpoint` until the block of code ends."""
+    blocks = [module for module in model.modules() if type(module).__name__ in BLOCKS]
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+@contextmanager
+def timed_hooks(spent: list[float]) -> Iterator[None]:
+    """Append the seconds of each ``pack`` of the innermost hooks until the block of code ends."""
+    inner, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+    def pack(tensor: Tensor) -> Any:
+        started = perf_counter()
+        try:
+            return inner(tensor)
+        finally:
+            spent.append(perf_counter() - started)
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
 
 
 def handles(loss: Tensor) -> Iterator[Any]:
@@ -126,33 +196,48 @@ def bytes_held(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], around:
     return sum(memory.values()) + (0 if session is None else session.stats().live.nbytes)
 
 
+def seconds_in_pack(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], around: Any, autocast: bool) -> float:
+    """Return the seconds that ``pack`` takes for each tensor that a step saves."""
+    spent: list[float] = []
+    with around, timed_hooks(spent), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = loss_of(model)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return sum(spent) / len(spent)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--rounds", type=int, default=5, help="rounds of steps that are timed (5)")
-    parser.add_argument("--only", default=",".join(ARCHITECTURES), help="architectures, by name")
+    parser.add_argument("--size", choices=ARCHITECTURES, default="small", help="of the models (small)")
+    parser.add_argument("--only", help="architectures, by name")
 
 
 def main(options: argparse.Namespace, report: Report) -> int:
     """Measure, and report a row for each architecture and type."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    report.begin("model", "type", "held, MiB", "left", "step time", "made again", left=("model", "type", "made again"))
-    for name in options.only.split(","):
+    columns = ("model", "type", "held, MiB", "left", "step time", "checkpoint", "pack, us", "made again")
+    report.begin(*columns, left=("model", "type", "made again"))
+    builds = ARCHITECTURES[options.size]
+    for name in options.only.split(",") if options.only else builds:
         for autocast in (False, True):
             torch.manual_seed(0)
-            model, loss_of = ARCHITECTURES[name]()
+            model, loss_of = builds[name]()
             model.train()
             plain = saved_tensors_hooks(lambda tensor: tensor if tensor.is_leaf else tensor.detach(), lambda kept: kept)
             native = bytes_held(model, loss_of, plain, autocast)
             left = bytes_held(model, loss_of, ts.stash(ts.Recompute(), framework="torch", min_bytes=1), autocast)
             stash = ts.stash(ts.Recompute(), framework="torch")
-            ratios = []
+            ratios, again, packs = [], [], []
             for _ in range(options.rounds + 1):
                 before = step(model, loss_of, nullcontext(), autocast)
                 ratios.append(step(model, loss_of, stash, autocast) / before)
-            again = sorted(stash.stats().recomputed.items(), key=lambda item: -item[1].bytes_in)
-            rules = ", ".join(rule for rule, _ in again[:4])
-            share, ratio = f"{left / native:.3f}", f"{median(ratios[1:]):.3f}"
-            report.row(name, "autocast" if autocast else "float32", f"{native / 2**20:.1f}", share, ratio, rules)
+                with checkpointed(model):
+                    again.append(step(model, loss_of, nullcontext(), autocast) / before)
+                packs.append(seconds_in_pack(model, loss_of, stash, autocast))
+            made = sorted(stash.stats().recomputed.items(), key=lambda item: -item[1].bytes_in)
+            times = f"{median(ratios[1:]):.3f}", f"{median(again[1:]):.3f}", f"{1e6 * median(packs[1:]):.0f}"
+            kind, mib = "autocast" if autocast else "float32", f"{native / 2**20:.1f}"
+            report.row(name, kind, mib, f"{left / native:.3f}", *times, ", ".join(rule for rule, _ in made[:4]))
     report.conditions = machine(("torch", "transformers"))
     return 0

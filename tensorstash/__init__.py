@@ -20,6 +20,7 @@ from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning
 from tensorstash.host import allocator
+from tensorstash.planner.estimate import Estimate, estimate
 from tensorstash.policies import (
     Budget,
     Cast,
@@ -50,6 +51,7 @@ __all__ = [
     "CpuOffload",
     "DiskSpill",
     "Encode",
+    "Estimate",
     "HookPolicy",
     "Keep",
     "Limits",
@@ -68,6 +70,7 @@ __all__ = [
     "TensorStashWarning",
     "Wrapped",
     "allocator",
+    "estimate",
     "format",
     "from_dict",
     "load",

@@ -15,9 +15,9 @@ from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits, limits_of
-from tensorstash.engine.planned.session import BudgetSession, plan_of
-from tensorstash.engine.planned.tracking import TrackingSession
-from tensorstash.engine.recompute.session import RecomputingSession
+from tensorstash.engine.planned.budgeted import budgeted
+from tensorstash.engine.planned.tracker import NewTracker, by_class
+from tensorstash.engine.recompute.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
@@ -129,7 +129,7 @@ class Stash(ContextDecorator, Block):
 
     def plan(self) -> BudgetPlan:
         """Return what a budget has become; raises ConfigError for other policies, StashError before a step ended."""
-        return plan_of(self._session)
+        return self._session.plan()  # type: ignore[no-any-return]
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -179,7 +179,7 @@ class Wrapped:
 
     def plan(self) -> BudgetPlan:
         """Return what a budget has become; raises as :meth:`Stash.plan`."""
-        return plan_of(self._session)
+        return self._session.plan()  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         return f"<{'wrapped' if self._undos else 'no longer wrapped'} under {self._session.policy!r}>"
@@ -368,14 +368,19 @@ def _session(
     policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
 ) -> Session[Any]:
     nbytes = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
+    tracker: NewTracker | None = None
     if isinstance(policy, Budget):
-        return BudgetSession(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
-    kind: type[Session[Any]] = TrackingSession if any(isinstance(part, Saved) for part in walk(policy)) else Session
-    if any(plan.rebuilding for plan in policy.alternatives()):
-        if kind is TrackingSession:
-            raise ConfigError(f"{caller}: got a policy that recomputes, and selects by Saved; expected one of the two")
-        kind = RecomputingSession
-    return kind(policy, backend, min_bytes=nbytes, limits=limits_of(limits, caller))
+        tracker = budgeted(policy)
+    elif any(isinstance(part, Saved) for part in walk(policy)):
+        tracker = by_class(policy)
+    return Session(
+        policy,
+        backend,
+        min_bytes=nbytes,
+        limits=limits_of(limits, caller),
+        new_tracker=tracker,
+        new_recomputer=Recomputer if any(plan.rebuilding for plan in policy.alternatives()) else None,
+    )
 
 
 def _default_methods(model: object) -> tuple[str, ...]:

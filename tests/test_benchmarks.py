@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +22,15 @@ from sklearn.datasets import load_digits
 
 from benchmarks import quality, steps
 from benchmarks.__main__ import NAMES, main
-from benchmarks.harness.comparison import NONE, RECOMPUTE
-from benchmarks.harness.runner import WorkerError
+from benchmarks.budget_sweep import KEEP, RIVALS, Sweep, budget, rows
+from benchmarks.harness.comparison import CHECKPOINT, NONE
 from benchmarks.harness.torch_accelerator import beside
 from benchmarks.harness.training import session
-from benchmarks.main_job import Variant, advice, measure
+from benchmarks.main_job import advice, measure
 from benchmarks.models import build
 from benchmarks.models.data import Digits
+from tensorstash.cli.comparison import HALF, Training, Variant
+from tensorstash.cli.turns import WorkerError
 from tensorstash.host.allocator import advised_environment
 from tensorstash.stores.disk.syscalls import Syscalls
 from tests.device.simulated import compiler
@@ -65,34 +68,92 @@ def script(*arguments: str, environment: dict[str, str] | None = None) -> "subpr
     return done
 
 
-@pytest.mark.parametrize(("framework", "policies"), [("torch", [LOSSLESS]), ("paddle", [LOSSLESS, LOSSY])])
+@pytest.mark.parametrize(("framework", "policies"), [("torch", [LOSSLESS]), ("paddle", [HALF, LOSSY])])
 def test_the_comparison_trains_under_each_policy(framework: str, policies: list[str], tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    arguments = ["--quick", "--framework", framework, "--steps", "2", "--json", str(report)]
+    report, picture = tmp_path / "report.json", tmp_path / "bars.png"
+    arguments = ["--quick", "--framework", framework, "--rounds", "1", "--json", str(report), "--plot", str(picture)]
     # Where our environment is the advised one, nothing is run in another.
     environment = advised_environment(os.environ) if framework == "torch" else dict(os.environ)
     others = 1 if framework == "paddle" and advice() else 0
-    lines = [argument for policy in policies for argument in ("--policy", policy)]
+    lines = [f"--policy={policy.format(half='100KiB')}" for policy in policies]
     done = script("-m", "benchmarks", "main_job", *arguments, *lines, environment=environment)
 
-    baseline, *rest = json.loads(report.read_text())["measurements"]
-    assert [m["variant"]["policy"] for m in (baseline, *rest)] == ["none", *["none"] * others, *policies]
-    assert [m["variant"]["advised"] for m in (baseline, *rest)] == [True, *[False] * others, *[True] * len(policies)]
+    ((_, (baseline, *rest)),) = json.loads(report.read_text())["trainings"].items()
+    assert [m["stats"] is None for m in (baseline, *rest)] == [True, *[True] * others, True, *[False] * len(policies)]
     for measured in (baseline, *rest):
         assert measured["activation_bytes"] > 0
-        assert measured["step_seconds"] > 0
-        if measured["variant"]["policy"] == LOSSY:
+        assert measured["time_ratio"] > 0
+        assert len(measured["step_s"]) == (8 if "budget" in measured["variant"] else 2)
+        if measured["variant"] == LOSSY:
             assert 0 < measured["gradient_difference"] < 0.5
         else:
             assert measured["gradients_sha256"] == baseline["gradients_sha256"]
-            assert measured["final_loss"] == baseline["final_loss"]
-    assert all(m["stats"]["stashed"]["tensors"] > 0 for m in rest[others:])
+    assert all(m["stats"]["stashed"]["tensors"] > 0 for m in rest[others + 1 :])
 
-    rows = [line for line in done.stdout.splitlines() if line.startswith(f"| {framework}")]
-    assert len(rows) == 1 + len(rest)
-    for row in rows[1:]:
-        assert ("differ by" if "quantize" in row else "bitwise equal") in row
-    assert f"{2 * len(rows)}/{2 * len(rows)}" in done.stderr
+    assert [row["policy"].replace("\\", "") for row in table(done.stdout)] == [m["variant"] for m in (baseline, *rest)]
+    assert done.stdout.count("differ by") == policies.count(LOSSY)
+    assert re.search("On the frontier of memory against time .*: ", done.stdout)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def measured(*points: tuple[float, float]) -> Training:
+    """Return a training of made-up memory and time: first that without a policy."""
+    found = {Variant(f"policy {n}" if n else "none"): point for n, point in enumerate(points)}
+    figures = {key: figure(memory * 100, [9, time, time]) for key, (memory, time) in found.items()}
+    return Training("net, framework", figures)
+
+
+def figure(nbytes: float, seconds: list[float]) -> dict[str, Any]:
+    """Return what a process reports."""
+    return {"activation_bytes": nbytes, "step_s": seconds, "cpu_s": seconds}
+
+
+def test_the_frontier_has_what_nothing_beats_in_memory_and_time() -> None:
+    training = measured((1, 1), (0.5, 1.1), (0.5, 1.2), (0.6, 1.15), (0.2, 1.3), (1.0, 0.9), (0.1, 2.0))
+    assert [str(variant) for variant in training.frontier()] == ["none", "policy 1", "policy 4", "policy 6"]
+    assert training.ratios(training.frontier()[1]) == (0.5, 1.1, 1.1)
+
+
+def test_first_steps_do_not_count_and_ratios_are_of_the_same_round() -> None:
+    none, policy = Variant(), Variant("keep")
+    times = {none: [9.0, 1.0, 2.0, 4.0], policy: [1.0, 1.5, 3.0, 6.0]}
+    training = Training("", {key: figure(1, seconds) for key, seconds in times.items()})
+    assert training.ratios(policy)[1] == 1.5
+
+
+def test_budgets_are_held_against_what_else_fits(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ("--workload=torch_gpt", "--tiny", "--rounds=1", "--part=0.5")
+    done = script("-m", "benchmarks", "budget_sweep", *sizes, "--json", str(report))
+    *others, budget = table(done.stdout)
+    assert [row["policy"] for row in others] == ["none", *(str(rival).replace("|", "\\|") for rival in RIVALS)]
+    assert budget["policy"] == "budget 0.5"
+    assert {row["gradients"] for row in (*others, budget)} == {"bitwise"}
+    assert 0 < float(budget["held"]) < 1.1
+    assert float(budget["step"]) > 0
+
+
+def sweep(times: dict[float, float], held: dict[float, float]) -> list[tuple[str, ...]]:
+    """Return the rows of budgets of 100 bytes in 150, made up: duration of steps, and what was held."""
+    found = {Variant(): figure(150, [9, 10]), KEEP: figure(151, [9, 10.5])}
+    found |= {rival: figure(100, [9, 12]) for rival in RIVALS[1:]}
+    for part, seconds in times.items():
+        measured = figure(50 + held[part], [9] * 7 + [seconds])
+        found[budget(100, part)] = {**measured, "stats": {"peak_held": held[part]}}
+    swept = Sweep(100, {key: {"gradients_sha256": "", **value} for key, value in found.items()})
+    return list(rows("net", swept, sorted(times)))[1 + len(RIVALS) :]
+
+
+def test_a_budget_meets_its_bars_or_says_which_it_misses() -> None:
+    good = sweep({0.2: 14.0, 0.6: 12.2, 1.0: 10.5}, {0.2: 20, 0.6: 60, 1.0: 100})
+    assert [row[-1] for row in good] == ["met"] * 3
+    assert [row[6] for row in good] == ["nothing else fits", "1.017 of recompute", "1.000 of keep"]
+    bad = sweep({0.6: 10.0, 0.8: 13.0, 1.0: 10.7}, {0.6: 66, 0.8: 50, 1.0: 100})
+    assert [row[-1].partition(": ")[2] for row in bad] == [
+        "held > 1.02, resident > 1.05, order of steps",
+        "step > 1.03, order of peaks",
+        "step > 1.01",
+    ]
 
 
 def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,10 +164,9 @@ def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(capsys: py
 
 
 def test_a_training_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None:
-    variant = Variant("paddle", f"disk_spill:directory={tmp_path / 'missing'}")
-    gradients = tmp_path / "gradients.npz"
+    variant = Variant(f"disk_spill:directory={tmp_path / 'missing'}")
     with pytest.raises(WorkerError, match=r"^paddle, disk_spill.*: exit status 1\n") as failure:
-        measure(variant, steps=2, quick=True, gradients=gradients, reference=gradients, on_step=str)
+        measure("paddle", [Variant(), variant], rounds=1, quick=True)
     assert str(tmp_path / "missing") in str(failure.value).splitlines()[1:][-1]
 
 
@@ -205,10 +265,10 @@ def test_the_disk_store_is_measured_beside_a_bare_loop(run_here: RunHere, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "before", "method", "gradients"),
     [
-        ("--workload paddle_gpt", [NONE, NONE, RECOMPUTE], "disk_spill", "bitwise"),
+        ("--workload paddle_gpt", [NONE, NONE, CHECKPOINT], "disk_spill", "bitwise"),
         (
             "--set policies --workload gpt --dtype bfloat16 --allocator default --method quantize:bits=2",
-            [NONE, RECOMPUTE],
+            [NONE, CHECKPOINT],
             "quantize:bits=2",
             "differ",
         ),
@@ -235,11 +295,11 @@ def test_whole_steps_are_compared(
 @pytest.mark.parametrize("workload", ["gpt", "gpt_dropout", "resnet"])
 def test_steps_that_are_compared_compute_the_same(workload: str) -> None:
     found = {}
-    for method in (NONE, RECOMPUTE, "compress | disk_spill"):
+    for method in (NONE, CHECKPOINT, "compress | disk_spill"):
         model = steps.model_of(steps.Variant(workload, method, threads=torch.get_num_threads()), tiny=True)
         training = build(model)
         training.warm_up()
-        with session(NONE if method == RECOMPUTE else method, "torch", {}):
+        with session(NONE if method == CHECKPOINT else method, "torch", {}):
             loss = training.forward(0)
         training.backward(loss)
         found[method] = [array.tobytes() for _, array in training.gradients()]
@@ -291,6 +351,16 @@ def test_the_cost_of_hooks_is_measured(framework: str, run_here: RunHere) -> Non
     rows = table(run_here("hooks", "--framework", framework, "--rounds", "2", "--saves", "20"))
     assert len(rows) == 4
     assert all(float(row["no hooks"]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
+def test_the_cost_of_a_stashed_tensor_is_measured(framework: str, run_here: RunHere) -> None:
+    few = ("--rounds", "2", "--saves", "10", "--kib", "16", "--many", "40")
+    rows = {row["policy"]: row for row in table(run_here("stashing", "--framework", framework, *few))}
+    assert {"host memory, at once", "Quantize(8)", "DiskSpill"} <= set(rows)
+    assert all(float(row["growth, pack"]) > 0 for name, row in rows.items() if name != "save_on_cpu")
+    here, others = rows["host memory, at once"]["calls, pack"].split(" + ")
+    assert int(here) > int(others) == 0
 
 
 def test_without_a_name_the_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,12 @@ DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 COMPANIONS = {"torch": {"triton"}, **{name: {name} for name in ("accelerate", "lightning", "transformers")}}
 """What comes with a framework, or trains with it, and is imported only where its name stands."""
 
-OPTIONAL = {"config.files": {"yaml"}, "planner.bound": {"scipy"}, "planner.plot": {"matplotlib"}}
+OPTIONAL = {
+    "cli.comparison": {"matplotlib"},
+    "config.files": {"yaml"},
+    "planner.bound": {"scipy"},
+    "planner.plot": {"matplotlib"},
+}
 """What a module imports only where it is asked for."""
 
 RANKS = {

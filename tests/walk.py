@@ -113,7 +113,7 @@ def walks(lab: Lab, line: str) -> dict[str, list[Step]]:
 def walk_idle(session: Any) -> None:
     """Wait for the workers, unobserved."""
     sys.setprofile(None)
-    session._session._writers.submit(_nothing).result(60)
+    session._session._sender.writers.submit(_nothing).result(60)
 
 
 def _nothing() -> None:

@@ -11,25 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()) -> str:
-    """Return a Markdown table whose columns are aligned in the text too.
-
-    Args:
-        heads: of the columns.
-        rows: cells; vertical bars in them are escaped.
-        left: heads of the columns that are aligned to the left.
-    """
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in (heads, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    is_left = [head in left for head in heads]
-    rule = ["-" * width if plain else "-" * (width - 1) + ":" for width, plain in zip(widths, is_left, strict=True)]
-    return "\n".join(_line(row, widths, is_left) for row in (cells[0], rule, *cells[1:]))
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], is_left: Sequence[bool]) -> str:
-    columns = zip(cells, widths, is_left, strict=True)
-    return f"| {' | '.join(f'{cell:<{width}}' if left else f'{cell:>{width}}' for cell, width, left in columns)} |"
+from tensorstash.cli.comparison import markdown
 
 
 def machine(packages: Iterable[str]) -> str:
@@ -62,6 +44,7 @@ class Report:
     Attributes:
         conditions: one line: versions, machine, date, and what else a benchmark adds.
         legend: what the columns mean.
+        verdict: the last sentence.
         measured: everything, in plain values.
     """
 
@@ -69,7 +52,7 @@ class Report:
         self, title: str = "", command: str = "", *, markdown: Path | None = None, json: Path | None = None
     ) -> None:
         self.conditions = machine(("tensorstash", "numpy"))
-        self.legend = ""
+        self.legend = self.verdict = ""
         self.measured: dict[str, Any] = {}
         self._title, self._command = title, command
         self._markdown, self._json = markdown, json
@@ -109,8 +92,8 @@ class Report:
     def __str__(self) -> str:
         parts: list[str] = []
         for before, heads, left, rows in self._tables:
-            parts += [before, table(heads, rows, left=left)] if rows else []
-        return "\n\n".join(filter(None, [*parts, f"{self.conditions}\n{self.legend}".rstrip()]))
+            parts += [before, markdown(heads, rows, left=tuple(left))] if rows else []
+        return "\n\n".join(filter(None, [*parts, f"{self.conditions}\n{self.legend}".rstrip(), self.verdict]))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

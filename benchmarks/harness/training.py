@@ -1,6 +1,6 @@
 """The job of everything that trains to be measured: steps of one model under one policy."""
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tensorstash as ts
-from benchmarks.harness.worker import Meter
 from benchmarks.models import Model, build
+from tensorstash.cli.comparison import NO_POLICY
+from tensorstash.cli.worker import Meter
 from tensorstash.host.allocator import keep_idle
-
-NO_POLICY = "none"
 
 
 def train(
@@ -25,10 +24,10 @@ def train(
     limits: Mapping[str, Any] | None = None,
     min_bytes: int | str = "64KiB",
     idle: str | None = None,
-    compared: int = 0,
+    compared: Sequence[int] = (0,),
     saved: str | None = None,
-) -> Generator[float | None, None, dict[str, Any]]:
-    """Train, a step for each turn, and yield its loss; return what was measured.
+) -> Generator[dict[str, Any] | None, None, dict[str, Any]]:
+    """Train, a step for each turn, and yield its loss and the peak so far; return what was measured.
 
     Args:
         model: fields of a :class:`~benchmarks.models.Model`.
@@ -37,8 +36,8 @@ def train(
         limits: of the session, by name.
         min_bytes: smaller tensors are kept.
         idle: most bytes of host memory that the package keeps for later, as text; None for what it keeps by itself.
-        compared: the step whose gradients are compared.
-        saved: where these are written as well; an ``.npz`` file.
+        compared: steps whose gradients are compared.
+        saved: where the last of them are written as well; an ``.npz`` file.
     """
     if idle is not None:
         keep_idle(idle)
@@ -47,7 +46,7 @@ def train(
     training.warm_up()
     meter = Meter()
     yield None
-    digest, value = "", float("nan")
+    digest, value = sha256(), float("nan")
     for step in range(steps):
         meter.begin()
         with meter:
@@ -55,18 +54,19 @@ def train(
                 loss = training.forward(step + 1)
             value = training.backward(loss)
             del loss
-        if step == compared:
-            digest = save_gradients(saved and Path(saved), training.gradients())
+        if step in compared:
+            digest.update(save_gradients(saved and Path(saved), training.gradients()).encode())
         with meter:
             training.update()
-        yield value
+        yield {"loss": value, "activation_bytes": meter.activation_bytes}
     stats = scope.stats() if isinstance(scope, ts.Stash) else None
     return {
         **meter.report(),
         "final_loss": value,
-        "gradients_sha256": digest,
+        "gradients_sha256": digest.hexdigest(),
         "stashed_bytes": stats.stashed.nbytes / steps if stats else 0.0,
         "stats": stats.to_dict() if stats else None,
+        "native_bytes": scope.plan().native if policy.startswith("budget") else None,
     }
 
 

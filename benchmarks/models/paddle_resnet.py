@@ -1,6 +1,7 @@
 """A residual network on handwritten digits, in PaddlePaddle; each stage has twice the channels of the one before."""
 
 from paddle import Tensor, nn
+from paddle.distributed.fleet.utils import recompute as recomputed
 from paddle.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 from benchmarks.models import Model
@@ -17,12 +18,16 @@ def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Layer:
 class Block(nn.Layer):
     """Two convolutions, added to their input."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, recompute: bool) -> None:
         super().__init__()
+        self.recompute = recompute
         self.first = convolution(channels, channels)
         self.second = convolution(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
+        return recomputed(self.added, x) if self.recompute else self.added(x)
+
+    def added(self, x: Tensor) -> Tensor:
         return F.relu(x + self.second(F.relu(self.first(x))))
 
 
@@ -35,7 +40,7 @@ class ResNet(nn.Layer):
         layers: list[nn.Layer] = []
         for stage, (inputs, outputs) in enumerate(zip([1, *channels], channels, strict=False)):
             layers += [convolution(inputs, outputs, stride=2 if stage else 1), nn.ReLU()]
-            layers += [Block(outputs) for _ in range(model.depth)]
+            layers += [Block(outputs, model.recompute) for _ in range(model.depth)]
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(channels[-1], Digits.classes)
 

@@ -1,6 +1,7 @@
 """What a framework tells of its graph and its memory beyond what every backend says."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tensorstash.host.arrays import Array
@@ -42,6 +43,34 @@ class SupportsMemoryUse(Protocol):
     def memory_use(self, device: str, /) -> tuple[int, int]:
         """Return the bytes that tensors take on a device now, and those that are free; raises BackendError where it
         is not told of that device."""
+        ...
+
+
+@runtime_checkable
+class SupportsImagining(Protocol):
+    """A backend that runs models on tensors that have shapes and no memory."""
+
+    def can_imagine(self, model: Any, /) -> bool:
+        """Whether shapes tell all that a model saves."""
+        ...
+
+    def imagining(
+        self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], /
+    ) -> AbstractContextManager[tuple[Callable[[], Any], Callable[[Any], bool]]]:
+        """Return what calls a model on imagined weights and inputs, and what tells whether a tensor is a weight.
+
+        Args:
+            model: stays as it is.
+            inputs: what it is called with.
+            named: the same, by name.
+
+        Raises:
+            BackendError: when called: the model does not run on such tensors.
+        """
+        ...
+
+    def outline(self, tensor: Any, /) -> tuple[tuple[int, ...], str, str]:
+        """Return the shape, the dtype and the device of an imagined tensor."""
         ...
 
 

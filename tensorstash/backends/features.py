@@ -61,7 +61,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "torch": Framework(
         "torch",
         "2.8",
-        "2.13",
+        "2.14",
         (
             Feature("torch._C._autograd:_push_saved_tensors_default_hooks", "hooks"),
             Feature("torch._C._autograd:_top_saved_tensors_default_hooks", "hooks inside of hooks"),
@@ -79,7 +79,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
             Feature(
                 "torch._C._autograd:SavedTensor.data",
                 "finding what reads a saved tensor",
-                "under lossy policies every operation gets exact tensors",
+                "under lossy policies every operation gets exact tensors, and nothing is recomputed",
             ),
         ),
     ),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tensorstash.errors import TensorStashError
 
-VERBS = ("bench", "doctor", "report", "run")
+VERBS = ("bench", "doctor", "estimate", "plan", "report", "run")
 """Modules of this folder, by name."""
 
 _RUN = "run"

@@ -1,28 +1,39 @@
 """Train a small transformer under each policy: memory, time and gradients, on this machine.
 
-tensorstash bench [--framework torch] [--policy LINE ...] [--steps N] [--depth N] ...
+tensorstash bench [--framework torch] [--policy LINE ...] [--rounds N] [--plot FILE] [--depth N] ...
 
-Each run is a process of its own, started as `python -m tensorstash` starts programs. Memory is the peak of a step above
-model, gradients and libraries: of the accelerator if there is one, else of the process. Give the sizes of your model:
-how much a policy costs depends on them.
+Each run is a process of its own, started as `python -m tensorstash` starts programs; all live at one time and take
+turns, step by step. Memory is the peak of a step above model, gradients and libraries: of the accelerator if there is
+one, else of the process. Give the sizes of your model: how much a policy costs depends on them.
 """
 
 import argparse
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from tensorstash.backends.features import FRAMEWORKS, installed
+from tensorstash.cli.comparison import (
+    LEGEND,
+    POLICIES,
+    Training,
+    Variant,
+    compare,
+    heads,
+    markdown,
+    plot,
+    rows,
+    steps_of,
+    variants,
+    verdict,
+)
+from tensorstash.cli.turns import Job, WorkerError
 from tensorstash.config import parse
 from tensorstash.errors import BackendError
 from tensorstash.host.allocator import advised_environment
-from tensorstash.sizes import format_bytes
 
-NO_POLICY = "none"
-POLICIES = ("keep", "cpu_offload", "compress", "disk_spill", "compress | disk_spill", "quantize:bits=8")
 SIZES = {"batch": 16, "length": 128, "width": 256, "heads": 8, "depth": 6}
 
 
@@ -30,80 +41,71 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("--framework", choices=sorted(FRAMEWORKS), help="by default the first that is installed")
     parser.add_argument("--policy", action="append", metavar="LINE", help="only this one; repeatable")
-    parser.add_argument("--steps", type=int, default=5, metavar="N", help="of each run, 2 or more (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="steps of each that count (default: 5)")
     parser.add_argument("--in-flight", default="16MiB", help="budget in each direction (default: 16MiB)")
+    parser.add_argument("--plot", metavar="FILE", help="draw memory and time as bars; needs matplotlib")
     parser.add_argument("--json", action="store_true", help="for programs")
     for name, size in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=size, metavar="N", help=f"of the model (default: {size})")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print one row for each run, as it comes."""
+    """Print one table and a verdict."""
     framework = options.framework or next((name for name in FRAMEWORKS if installed(name)), None)
     if framework is None:
         packages = " or ".join(each.package for each in FRAMEWORKS.values())
         raise BackendError(f"no framework is installed; pip install {packages}")
-    policies = [NO_POLICY, *(options.policy or POLICIES)]
-    jobs = [job(framework, policy, options) for policy in policies]
-    if not options.json:
-        print(f"{'policy':24}  {'memory':>9}  {'ratio':>5}  {'step':>8}  {'ratio':>5}  gradients", flush=True)
-    rows: list[dict[str, Any]] = []
-    for each in jobs:
-        rows.append(run(each))
-        if not options.json:
-            print(line(rows[-1], rows[0]), flush=True)
+    for policy in options.policy or ():
+        parse(policy)
+    compared = variants(options.policy or ("cpu_offload", *POLICIES), advice={})
+    training = measure(framework, compared, options)
+    if options.plot:
+        plot(options.plot, [training])
     if options.json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([{"policy": str(key), **found} for key, found in training.measured.items()], indent=1))
+        return 0
+    names = list(heads([training]))
+    print(markdown(names, list(rows([training])), left=(names[0], names[2])))
+    print(f"\n{LEGEND}\n\n{verdict([training])}")
     return 0
 
 
-def job(framework: str, policy: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what a process is told.
+def measure(framework: str, compared: list[Variant], options: argparse.Namespace) -> Training:
+    """Train all variants.
 
     Args:
         framework: which one trains.
-        policy: one line, or :data:`NO_POLICY`.
+        compared: no policy comes first.
         options: of the command line.
 
     Raises:
-        ConfigError: the line describes no policy.
+        BackendError: a process failed; the message ends with what it wrote.
     """
-    if policy != NO_POLICY:
-        parse(policy)
-    sizes = {name: getattr(options, name) for name in SIZES}
-    return {
-        "framework": framework,
-        "policy": policy,
-        "sizes": sizes,
-        "steps": max(2, options.steps),
-        "budget": options.in_flight,
-    }
+    rounds = max(1, options.rounds)
+    total, done = steps_of(compared, rounds), count(1)
 
+    def job(variant: Variant, half_bytes: int) -> Job:
+        told: dict[str, Any] = {
+            "framework": framework,
+            "policy": variant.line(half_bytes),
+            "is_checkpointed": variant.is_checkpointed,
+            "sizes": {name: getattr(options, name) for name in SIZES},
+            "steps": variant.untimed + rounds,
+            "budget": options.in_flight,
+        }
+        return Job(str(variant), "tensorstash.cli.bench_worker:train", told, advised_environment(os.environ))
 
-def run(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a job in a process of its own, and return what it has measured.
+    def on_turn(variant: Variant) -> None:
+        text = f"\r{next(done)} of {total} steps: {variant}"
+        print(f"{text:60}", end="", file=sys.stderr, flush=True)
 
-    Args:
-        told: what :func:`job` has returned.
-
-    Raises:
-        BackendError: the process failed; the message ends with what it wrote.
-    """
-    command = [sys.executable, "-m", "tensorstash.cli.bench_worker", json.dumps(told)]
-    done = subprocess.run(command, env=advised_environment(os.environ), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BackendError(f"{told['policy']}: the process ended with {done.returncode}\n{done.stderr[-2000:]}")
-    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return measured
-
-
-def line(row: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
-    """Return a row of the table; ratios are to the first one."""
-    memory = row["peak_bytes"] / max(baseline["peak_bytes"], 1)
-    step = row["step_s"] / baseline["step_s"]
-    is_equal = row["gradients"] == baseline["gradients"]
-    gradients = "the reference" if row is baseline else "bitwise equal" if is_equal else "close"
-    return (
-        f"{row['policy']:24}  {format_bytes(row['peak_bytes']):>9}  {memory:>5.2f}  {row['step_s'] * 1e3:>5.0f} ms  "
-        f"{step:>5.2f}  {gradients}"
-    )
+    try:
+        measured = compare(compared, job, rounds, on_turn)
+    except WorkerError as error:
+        raise BackendError(str(error)) from error
+    finally:
+        print(file=sys.stderr)
+    reference = measured[compared[0]]["gradients_sha256"]
+    for found in measured.values():
+        found["gradients"] = "bitwise equal" if found["gradients_sha256"] == reference else "close"
+    return Training(f"transformer, {framework}", measured)

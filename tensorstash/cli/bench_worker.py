@@ -1,69 +1,54 @@
-"""The process of one run of ``tensorstash bench``: reads a job from the command line and prints what it measured."""
+"""The process of one run of ``tensorstash bench``."""
 
-import gc
 import hashlib
-import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 from tensorstash.api import Stash, stash
-from tensorstash.cli import memory
-from tensorstash.cli.bench import NO_POLICY
+from tensorstash.cli.comparison import NO_POLICY
+from tensorstash.cli.worker import Meter
 from tensorstash.engine.limits import Limits
 
 
-def measure(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Train as told, and return what it took.
+def train(
+    framework: str, policy: str, is_checkpointed: bool, sizes: Mapping[str, int], steps: int, budget: str
+) -> Generator[dict[str, Any] | None, None, dict[str, Any]]:
+    """Train, a step for each turn, and yield its loss and the peak so far; return what was measured.
 
     Args:
-        told: what :func:`tensorstash.cli.bench.job` has returned.
+        framework: which one trains.
+        policy: one line, or :data:`NO_POLICY`.
+        is_checkpointed: whether the framework computes the activations of each block again.
+        sizes: of the model.
+        steps: how many.
+        budget: bytes under way in each direction, as text.
     """
-    module = import_module(f"tensorstash.cli.frameworks.{told['framework']}")
-    job = module.Job(told["sizes"])
-    scope = scope_of(told)
+    module = import_module(f"tensorstash.cli.frameworks.{framework}")
+    job = module.Job(sizes, is_checkpointed)
+    scope = _scope(framework, policy, budget)
     job.backward(job.forward(small=True))  # gradients and libraries are in memory
     job.update()
-    gc.collect()
-    memory.release_free()
-    memory.reset_peak()
-    of_device = job.peak()
-    peak = of_device or memory.peak_bytes
-    floor = peak()
-    times, digest, loss = [], "", 0.0
-    for _ in range(told["steps"]):
-        begun = perf_counter()
-        with scope:
-            value = job.forward()
-        loss = job.backward(value)
-        del value
-        times.append(perf_counter() - begun)
+    meter = Meter(job.peak())
+    yield None
+    digest, loss = "", float("nan")
+    for _ in range(steps):
+        meter.begin()
+        with meter:
+            with scope:
+                value = job.forward()
+            loss = job.backward(value)
+            del value
         digest = digest or hashlib.sha256(b"".join(job.gradients())).hexdigest()
         job.update()
+        yield {"loss": loss, "activation_bytes": meter.activation_bytes}
     stats = scope.stats().to_dict() if isinstance(scope, Stash) else None
-    return {
-        "policy": told["policy"],
-        "framework": told["framework"],
-        "memory": "accelerator" if of_device else "process",
-        "peak_bytes": peak() - floor,
-        "step_s": median(times[1:]),
-        "loss": loss,
-        "gradients": digest,
-        "stats": stats,
-    }
+    return {**meter.report(), "loss": loss, "gradients_sha256": digest, "stats": stats}
 
 
-def scope_of(told: Mapping[str, Any]) -> AbstractContextManager[Any]:
+def _scope(framework: str, policy: str, budget: str) -> AbstractContextManager[Any]:
     """Return what the forward passes run under: a stash, or nothing."""
-    if told["policy"] == NO_POLICY:
+    if policy == NO_POLICY:
         return nullcontext()
-    limits = Limits(in_flight=told["budget"], ahead=told["budget"])
-    return stash(told["policy"], framework=told["framework"], limits=limits)
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(json.loads(sys.argv[1]))))
+    return stash(policy, framework=framework, limits=Limits(in_flight=budget, ahead=budget))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorstash.backends.features import FRAMEWORKS, installed
 from tensorstash.cli import own_version
-from tensorstash.cli.checks import Finding, allocator, cores, disks, extension, frameworks
+from tensorstash.cli.machine.checks import Finding, allocator, cores, disks, extension, frameworks
 from tensorstash.sizes import parse_bytes
 
 _MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}

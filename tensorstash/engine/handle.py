@@ -48,14 +48,14 @@ class Stashed:
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("__weakref__", "_dedup", "_is_read_by", "_payload", "_spec", "state")
+    __slots__ = ("__weakref__", "_dedup", "_is_read_by", "_spec", "payload", "state")
 
     depth = 0
     """Operations that are run for it."""
 
     def __init__(self, state: SessionState, payload: Payload, dedup: DedupIndex, spec: TensorSpec) -> None:
         self.state = state
-        self._payload = payload
+        self.payload = payload
         self._dedup = dedup
         self._spec = spec
         self._is_read_by: Demand | None = None
@@ -64,8 +64,8 @@ class Stashed:
         """Note what the operation that saved it needs of it."""
         if self._is_read_by is None:
             self._is_read_by = demand
-            self._payload.demand = strictest((self._payload.demand, demand)) or demand
-            self._payload.known_readers += 1
+            self.payload.demand = strictest((self.payload.demand, demand)) or demand
+            self.payload.known_readers += 1
 
     def __call__(self) -> Any:
         """Return the saved tensor: its source if the bytes have not left and lose nothing, else a fresh tensor.
@@ -77,15 +77,15 @@ class Stashed:
         state = self.state
         state.was_asked = True
         state.ledger.unpacked()
-        state.prefetcher.asked(self._dedup, self._payload.index, self._foretold)
+        state.prefetcher.asked(self._dedup, self.payload.index, self._foretold)
         if state.adviser.watches and state.compiled_graph is not None:
             graph = state.compiled_graph()
             if graph is not None:
                 state.adviser.asked(graph, self._spec.nbytes)
-        if self._is_read_by is None and self._payload.kind is not None:
+        if self._is_read_by is None and self.payload.kind is not None:
             self._learn()
         tensor = self._restore()
-        if self._payload.is_streamed:
+        if self.payload.is_streamed:
             state.prefetcher.prefetch_to_device(self._dedup)
         return tensor
 
@@ -94,20 +94,20 @@ class Stashed:
         if self.state.upcoming is None:
             return ()
         operations = self.state.upcoming(lambda handle: isinstance(handle, Stashed) and handle._dedup is self._dedup)
-        return tuple(dict.fromkeys(handle._payload.index for handle in chain.from_iterable(operations)))
+        return tuple(dict.fromkeys(handle.payload.index for handle in chain.from_iterable(operations)))
 
     @property
     def is_exact(self) -> bool:
         """Whether what comes back is equal to the bit, whatever reads it."""
-        return self._payload.route.is_lossless
+        return self.payload.route.is_lossless
 
     def add_user(self) -> None:
         """Count somebody besides the graph who will ask, as a recipe does."""
-        self._payload.users += 1
+        self.payload.users += 1
 
     def peek(self) -> Any:
         """Return the tensor to look at it and drop it; nobody is told, and nothing is read ahead."""
-        payload, spec = self._payload, self._spec
+        payload, spec = self.payload, self._spec
         source = payload.source
         if source is not None:
             return source if spec == payload.spec else payload.route.copy(source, payload.spec, spec)
@@ -116,7 +116,7 @@ class Stashed:
 
     def _learn(self) -> None:
         """Learn from the operation that asks what it needs, for the next content of this kind."""
-        state, payload = self.state, self._payload
+        state, payload = self.state, self.payload
         demand = None if state.running_demand is None else state.running_demand(self)
         if demand is None:
             return
@@ -132,14 +132,14 @@ class Stashed:
             )
 
     def _restore(self) -> Any:
-        source = self._payload.source
+        source = self.payload.source
         if source is not None:
             self.state.ledger.forwarded()
             return self._forward(source)
-        return self._payload.restore(self._spec)
+        return self.payload.restore(self._spec)
 
     def _forward(self, source: Any) -> Any:
-        payload, held = self._payload, self.state.held
+        payload, held = self.payload, self.state.held
         if payload.loses:
             tensor = payload.route.round_trip(source, payload.spec, self._spec)
         elif self._spec == payload.spec and held is not None and held.may_give(payload):

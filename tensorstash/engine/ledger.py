@@ -32,6 +32,32 @@ class _Entry(ref[Counted]):
     tier: str
 
 
+class _Runs:
+    """How often something was done both ways, as it is counted."""
+
+    __slots__ = ("bytes_in", "bytes_out", "loads", "seconds_back", "seconds_in", "tensors")
+
+    def __init__(self) -> None:
+        self.tensors = self.bytes_in = self.bytes_out = self.loads = 0
+        self.seconds_in = self.seconds_back = 0.0
+
+    def there(self, bytes_in: int, bytes_out: int, seconds: float) -> None:
+        """Count one run on the way in."""
+        self.tensors += 1
+        self.bytes_in += bytes_in
+        self.bytes_out += bytes_out
+        self.seconds_in += seconds
+
+    def back(self, seconds: float) -> None:
+        """Count one run on the way back."""
+        self.loads += 1
+        self.seconds_back += seconds
+
+    def stats(self) -> StageStats:
+        """Return the numbers as they stand."""
+        return StageStats(self.tensors, self.bytes_in, self.bytes_out, self.seconds_in, self.loads, self.seconds_back)
+
+
 class Movable:
     """Counts what a policy could move in one step, each content once. Thread-safe."""
 
@@ -88,8 +114,8 @@ class Ledger:
         self._deduplicated = Tally()
         self._stashed = Tally()
         self._declined = Tally()
-        self._stages: dict[str, StageStats] = {}
-        self._recomputed: dict[str, StageStats] = {}
+        self._stages: defaultdict[str, _Runs] = defaultdict(_Runs)
+        self._recomputed: defaultdict[str, _Runs] = defaultdict(_Runs)
         self._refused: dict[str, Tally] = {}
         self._stored: dict[str, Tally] = {}
         self._saved = 0
@@ -175,22 +201,22 @@ class Ledger:
     def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """Count one run of a stage on the way in."""
         with self._lock:
-            self._stages[name] = self._stages.get(name, StageStats()).plus(bytes_in, bytes_out, seconds)
+            self._stages[name].there(bytes_in, bytes_out, seconds)
 
     def stage_back(self, name: str, seconds: float) -> None:
         """Count one run of a stage on the way back."""
         with self._lock:
-            self._stages[name] = self._stages.get(name, StageStats()).plus_load(seconds)
+            self._stages[name].back(seconds)
 
     def recomputed(self, rule: str, nbytes: int, seconds: float) -> None:
         """Count a tensor that is made again when it is needed."""
         with self._lock:
-            self._recomputed[rule] = self._recomputed.get(rule, StageStats()).plus(nbytes, 0, seconds)
+            self._recomputed[rule].there(nbytes, 0, seconds)
 
     def made_again(self, rule: str, seconds: float) -> None:
         """Count one run of a recipe."""
         with self._lock:
-            self._recomputed[rule] = self._recomputed.get(rule, StageStats()).plus_load(seconds)
+            self._recomputed[rule].back(seconds)
 
     def refused(self, why: str, nbytes: int) -> None:
         """Count a tensor that is not made again though there is a recipe."""
@@ -204,7 +230,7 @@ class Ledger:
             kept = {reason: tally for reason in list(self.kept) if (tally := self._tally(reason)).tensors}
             unpacked = next(self._unpackings) - self._snapshots
             self._snapshots += 1
-            again = (Tally(done.tensors, done.bytes_in) for done in self._recomputed.values())
+            again = [Tally(done.tensors, done.bytes_in) for done in self._recomputed.values()]
             parts = [*kept.values(), self._deduplicated, self._stashed, *again]
             return Stats(
                 seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
@@ -212,9 +238,9 @@ class Ledger:
                 deduplicated=self._deduplicated,
                 stashed=self._stashed,
                 declined=self._declined,
-                recomputed=MappingProxyType(dict(self._recomputed)),
+                recomputed=MappingProxyType({rule: done.stats() for rule, done in self._recomputed.items()}),
                 refused=MappingProxyType(dict(self._refused)),
-                stages=MappingProxyType(dict(self._stages)),
+                stages=MappingProxyType({name: done.stats() for name, done in self._stages.items()}),
                 stored=MappingProxyType(dict(self._stored)),
                 saved_bytes=self._saved,
                 movable=self.movable.tally,

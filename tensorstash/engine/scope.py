@@ -21,8 +21,6 @@ class Thread(threading.local):
         self.module = ""
         self.readers: Readers[Any] | None = None
         self.trail = Trail()
-        self.seen: Any = None
-        """What is known, under a budget, of the tensor that is being packed."""
 
 
 class _Innermost(threading.local):

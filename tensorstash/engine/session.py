@@ -5,52 +5,45 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Generic, TypeVar
-from weakref import ref
+from typing import Any, Generic, TypeVar
 
 from tensorstash.abilities import (
     Backend,
     Readers,
     SupportsDemand,
-    SupportsHolders,
     SupportsReaders,
     SupportsRecording,
 )
 from tensorstash.engine.advice import Adviser
-from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.dedup import DedupIndex
-from tensorstash.engine.payloads.held import Held
 from tensorstash.engine.payloads.payload import Payload
-from tensorstash.engine.payloads.resident import ResidentWindow
-from tensorstash.engine.payloads.route import PayloadRoute, route_for
+from tensorstash.engine.payloads.route import PayloadRoute
+from tensorstash.engine.payloads.sender import Sender
 from tensorstash.engine.payloads.sequence import Trail
 from tensorstash.engine.payloads.stream_payload import StreamPayload
-from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
+from tensorstash.engine.payloads.ways import POLICY, Way, Ways
+from tensorstash.engine.planned.handles import TrackedStashed
+from tensorstash.engine.planned.step import Seen
+from tensorstash.engine.planned.tracker import NewTracker
+from tensorstash.engine.recompute.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
-from tensorstash.engine.timeouts import Timeouts
-from tensorstash.engine.transfers import Transfers
-from tensorstash.errors import StoreError
+from tensorstash.engine.transfers import transfers_of
+from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.host.pinned import PinnedMemory
-from tensorstash.host.workers import Workers
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.protocols import Demand, Store, StoreConfig, strictest
+from tensorstash.protocols import Codec, Demand, strictest
 from tensorstash.spec import TensorSpec
-from tensorstash.stores.memory import Memory
 
 T = TypeVar("T")
 
-_REMEMBERED_SPECS = 4096
-
 _SMALL = "smaller than min_bytes"
-_POLICY = "policy"
 
 
 class Session(Generic[T]):
@@ -65,37 +58,40 @@ class Session(Generic[T]):
         backend: the framework's adapter.
         min_bytes: tensors below this size are kept, in bytes.
         limits: byte budgets and the timeout.
+        new_tracker: makes what knows the class of each saved tensor; None where nothing depends on that.
+        new_recomputer: makes what makes tensors again; None where none are.
 
     Raises:
+        ConfigError: the backend cannot do what a part needs.
         StoreError: a store the policy may use cannot be opened.
     """
 
-    def __init__(self, policy: HookPolicy, backend: Backend[T], *, min_bytes: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        policy: HookPolicy,
+        backend: Backend[T],
+        *,
+        min_bytes: int,
+        limits: Limits,
+        new_tracker: NewTracker | None = None,
+        new_recomputer: NewRecomputer | None = None,
+    ) -> None:
         self.policy = policy
         self.backend = backend
         self.limits = limits
         self._min_bytes = min_bytes
-        self._in_flight = ByteBudget(limits.in_flight_bytes)
-        self._resident = ResidentWindow(limits.resident_bytes)
-        self._timeouts = Timeouts(limits.timeout_s)
-        self._writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
-        readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
-        prefetcher = Prefetcher(ByteBudget(limits.ahead_bytes), readers, QUICK_BYTES * limits.readers)
-        held = Held(backend) if isinstance(backend, SupportsHolders) else None
+        self._sender = Sender(limits)
         alternatives = [plan.rest for plan in policy.alternatives()]
-        self._only_keeps = all(plan.keeps for plan in alternatives)
+        only_keeps = all(plan.keeps for plan in alternatives)
+        self._only_keeps = only_keeps and new_recomputer is None
         ledger = Ledger()
-        self.adviser = Adviser(ledger, limits, only_keeps=self._only_keeps)
-        self._state = SessionState(backend, ledger, prefetcher, held, self.adviser)
-        self._transfers: Transfers | None = None
-        streams = backend.streams
-        if streams is not None:
-            pinned = PinnedMemory(streams.locked_pages, limits.pinned_bytes)
-            self._transfers = Transfers(
-                streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes
-            )
-        self._frees_host_memory = False
-        # Looked up once: these run for every tensor that is kept.
+        self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
+        tracked = backend, ledger, limits, min_bytes, self.adviser
+        self._tracker = None if new_tracker is None else new_tracker(*tracked)
+        ahead = ByteBudget(limits.ahead_bytes) if self._tracker is None else self._tracker.ahead
+        self._state = SessionState(backend, ledger, self.adviser, limits, ahead)
+        self._transfers = transfers_of(backend, limits)
+        # Looked up once: these run for every tensor.
         self._kept = self._state.ledger.kept
         self._movable = self._state.ledger.movable
         self._small = self._kept[_SMALL]
@@ -104,18 +100,15 @@ class Session(Generic[T]):
         self._alias = backend.alias
         self._version = backend.version
         self._dedup = DedupIndex()
-        self.calibration = Calibration()
         self._thread = Thread()
+        self._recomputer = None if new_recomputer is None else new_recomputer(self._state, self._thread)
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
         # Looked up once: to ask whether a backend has a protocol takes longer than what it does.
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, what they add up to is all there is to say about them.
-        self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
-        self._stores: dict[StoreConfig, Store] = {}
-        for plan in alternatives:
-            if not plan.keeps:
-                self._store(plan.store or Memory())
-        self._remembered: dict[Hashable, PayloadRoute | str] = {}
+        self._nbytes = backend.nbytes if only_keeps else backend.most_bytes
+        self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers)
+        self.calibration = self._ways.calibration
         self.after_fork()
         renew_after_fork(self)
 
@@ -143,14 +136,20 @@ class Session(Generic[T]):
             self._start_freed(self._state.held.freed(all_of_them=True))
 
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
+        pack = self._counting_pack if self._movable.is_counting else self.pack
         if native.functions is None or type(self).pack is not Session.pack:  # a subclass is asked for every tensor
-            return self.pack, self.unpack
+            return pack, self.unpack
         # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
-        large = self._kept[_POLICY] if self._only_keeps and not self._movable.is_counting else None
-        pack = native.functions.keeping(
-            self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, self.pack
-        )
-        return pack, native.functions.restoring(self.unpack)
+        large: Any = self._kept[POLICY] if self._only_keeps and not self._movable.is_counting else None
+        if self._tracker is not None:
+            large = self._tracker.passing(self._state)
+        parts = self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, pack
+        return native.functions.keeping(*parts), native.functions.restoring(self.unpack)
+
+    def _counting_pack(self, tensor: T) -> Handle:
+        """Return what :meth:`pack` does; while the first step lasts, and in the scopes that have begun in it."""
+        self._movable.look(tensor, self.backend, self._min_bytes, is_over=self._state.was_asked)
+        return self.pack(tensor)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return what says that what this thread saves until a block ends belongs to the module ``name``."""
@@ -158,12 +157,27 @@ class Session(Generic[T]):
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
+        if self._tracker is not None:
+            self._tracker.count_passed()
         stats = self._state.ledger.snapshot()
         if self._state.held is not None:
             stats = replace(stats, held=self._state.held.tally())
         if self._transfers is not None:
             stats = replace(stats, pinned_bytes=self._transfers.pinned_bytes)
-        return replace(stats, advice=self.adviser.text(self._frees_host_memory))
+        stats = replace(stats, advice=self.adviser.text(self._ways.frees_host_memory))
+        return stats if self._tracker is None else self._tracker.described(stats)
+
+    def plan(self) -> Any:
+        """Return what a budget has become.
+
+        Raises:
+            ConfigError: the policy is no budget.
+            StashError: no step has ended yet.
+        """
+        plan = None if self._tracker is None else self._tracker.plan()
+        if plan is None:
+            raise ConfigError(f"plan: got the policy {self.policy!r}, expected a Budget: nothing else is planned")
+        return plan
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -178,19 +192,15 @@ class Session(Generic[T]):
             self._start_freed(self._state.held.clear())
         with self._lock:
             self._dedup.close()  # whoever holds what is captured may write to it now
-        for payload in self._resident.clear():
-            self._begin(payload)
-        if self._in_flight.acquire(self._in_flight.limit, timeout_s=self.limits.timeout_s) is None:
-            used = self._in_flight.used
-            self._writers.abandon()
-            raise StoreError(f"{used} bytes are still on their way after {self.limits.timeout_s} seconds")
+        self._sender.drain()
         if self._transfers is not None:
             self._transfers.drain()
         for payload in self._dedup.payloads():
             payload.settle()
+        if self._recomputer is not None:
+            self._recomputer.settle()
 
     unpack = staticmethod(restore)
-    _handle: type[Stashed] = Stashed
 
     def pack(self, tensor: T) -> Handle:
         """Return the handle that the graph holds in place of ``tensor``.
@@ -198,38 +208,86 @@ class Session(Generic[T]):
         Raises:
             StashError: the tensor's bytes had to be captured at once and could not be, or a store hangs.
         """
-        try:
-            nbytes = self._nbytes(tensor)
-        except RuntimeError:  # sparse tensors have no such number
-            nbytes = 0
+        tracker = self._tracker
+        if tracker is None:
+            return self._pack(tensor)
+        with tracker.in_hook():
+            nbytes = self._most_bytes(tensor)
+            if tracker.passes(nbytes, self._state):
+                return self._state, self._alias(tensor), self._version(tensor)
+            tracker.begin(nbytes)
+            handle = self._pack(tensor)
+            if self._state.held is not None:
+                self._start_freed(self._state.held.freed())
+            self._sender.make_room(tracker.excess())
+            return handle
+
+    def _pack(self, tensor: T) -> Handle:
+        nbytes = self._most_bytes(tensor)
         if 0 < nbytes < self._min_bytes:
-            next(self._small[nbytes])
-            return self._state, self._alias(tensor), self._version(tensor)
-        if self._movable.is_counting:
-            self._movable.look(tensor, self.backend, self._min_bytes, is_over=self._state.was_asked)
-        if self._only_keeps:
-            reason = _POLICY
-        else:
-            plan = self._keep_reason(tensor) or self._route(spec := self._spec(tensor))
-            if self._demand is not None and not isinstance(plan, str) and not plan.is_lossless:
-                plan = self._route(spec, self._demand())
-            if isinstance(plan, str):
-                reason = plan
-            elif spec.nbytes >= self._min_bytes:
-                return self._stash(tensor, spec, plan)
-            else:
-                reason, nbytes = _SMALL, spec.nbytes
+            return self._keep(tensor, _SMALL, nbytes)
+        reason = POLICY if self._only_keeps else self._keep_reason(tensor)
+        if reason is not None:
+            return self._keep(tensor, reason, nbytes)
+        spec = self._spec(tensor)
+        is_large = spec.nbytes >= self._min_bytes
+        tracker, recomputer = self._tracker, self._recomputer
+        seen = tracker.see(tensor, spec, self._thread.module) if tracker is not None and is_large else None
+        handle: Any = None
+        if recomputer is not None and is_large:
+            handle = self._made_again(recomputer, tensor, spec, seen)
+        if handle is None:
+            handle = self._store_or_keep(tensor, spec, nbytes, seen)
+        if tracker is not None and seen is not None:
+            handle = tracker.tracked(handle, seen)
+        return handle if recomputer is None else recomputer.noted(tensor, handle)  # type: ignore[no-any-return]
+
+    def _most_bytes(self, tensor: T) -> int:
+        try:
+            return self._nbytes(tensor)
+        except RuntimeError:  # sparse tensors have no such number
+            return 0
+
+    def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
         next(self._kept[reason][nbytes])
         return self._state, self._alias(tensor), self._version(tensor)
 
-    def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute) -> Stashed:
+    def _store_or_keep(self, tensor: T, spec: TensorSpec, nbytes: int, seen: Seen | None) -> Handle:
+        route = self._way(spec, "any", seen).route
+        if self._demand is not None and not isinstance(route, str) and not route.is_lossless:
+            route = self._way(spec, self._demand(), seen).route
+        if isinstance(route, str):
+            return self._keep(tensor, route, nbytes)
+        if spec.nbytes < self._min_bytes:
+            return self._keep(tensor, _SMALL, spec.nbytes)
+        return self._stash(tensor, spec, route, seen)
+
+    def _made_again(self, recomputer: Recomputer, tensor: T, spec: TensorSpec, seen: Seen | None) -> Handle | None:
+        wanted = self._way(spec, "any", seen).rebuilding
+        if wanted is None:
+            return None
+        if self._state.was_asked:
+            with self._lock:
+                self._current_dedup()
+        handle = recomputer.handle(tensor, spec, wanted, partial(self._store_narrow, seen))
+        if handle is not None:
+            return handle
+        codecs = recomputer.mask_codecs(tensor, spec, wanted)
+        route = self._way(spec, "any", seen, codecs).route if codecs else ""
+        return None if isinstance(route, str) else self._stash(tensor, spec, route, seen)
+
+    def _store_narrow(self, seen: Seen | None, narrow: T) -> Handle:
+        spec = self._spec(narrow)
+        return self._store_or_keep(narrow, spec, spec.nbytes, seen)
+
+    def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute, seen: Seen | None) -> Stashed:
         state = self._state
         measured = not self.calibration.is_settled and self.calibration.wants(route.plan)
         if measured:
             with self._lock:
                 self._current_dedup()
             if self.calibration.is_settled:  # this is the first tensor of the second step
-                now = self._route(spec)
+                now = self._way(spec, "any", seen).route
                 assert isinstance(now, PayloadRoute)
                 route, measured = now, False
         version = self.backend.version(tensor)
@@ -246,12 +304,13 @@ class Session(Generic[T]):
             is_new = payload is None
             if payload is None:
                 payload = self._payload(tensor, source, spec, version, route)
+                payload.seen = seen
                 if route.shared_memory is not None and not spec.order.is_dense:
                     memory = token, spec.dtype, version
                     payload.interleaved = dedup.interleaved_place(memory, spec, start, route.shared_memory)
                 dedup.add(content, payload)
             payload.users += 1
-        handle = self._handle(state, payload, dedup, spec)
+        handle = (Stashed if seen is None else TrackedStashed)(state, payload, dedup, spec)
         readers = self._thread.readers
         if readers is not None and not route.is_lossless:
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
@@ -285,7 +344,7 @@ class Session(Generic[T]):
 
     def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
         probe = self.backend.version_probe(tensor) if self._state.held is None else None
-        parts = route, source, spec, version, probe, self._state.prefetcher.budget, self._timeouts
+        parts = route, source, spec, version, probe, self._state.prefetcher.budget, self._sender.timeouts
         return Payload(*parts) if route.transfers is None else StreamPayload(route.transfers, *parts)
 
     def _new_readers(self) -> Readers[T] | None:
@@ -305,7 +364,7 @@ class Session(Generic[T]):
         if is_guess:
             demand = strictest((demand, self._state.learned.get(payload.kind, "exact"))) or demand
             payload.known_readers = payload.users
-        route = self._route(payload.spec, demand) if demand != "any" else payload.route
+        route = self._way(payload.spec, demand, payload.seen).route if demand != "any" else payload.route
         if isinstance(route, str):
             self._state.ledger.declined(payload.spec.nbytes)
             return False
@@ -321,79 +380,21 @@ class Session(Generic[T]):
             self._state.prefetcher.learn(self._dedup)
             self._dedup.close()
             self._dedup = DedupIndex()
-            if self.calibration.settle():
-                self._remembered.clear()
+            if self._recomputer is not None:
+                self._recomputer.begin_stretch()
+            self._ways.settle()
             if self._transfers is not None:
                 self._transfers.end_step()
         return self._dedup
 
     def _start(self, payload: Payload) -> None:
-        if not payload.route.needs_worker:
-            payload.launch()
-            return
-        may_wait = payload.route.may_wait and self._resident.limit
-        for due in self._resident.add(payload) if may_wait else (payload,):
-            self._begin(due)
-        if payload.nbytes > self._in_flight.limit:
-            payload.raise_store_failure()
+        if self._tracker is not None and payload.seen is not None:
+            self._tracker.freed(payload.seen)
+        self._sender.start(payload)
 
-    def _begin(self, payload: Payload) -> None:
-        """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
-        nbytes = payload.nbytes
-        if nbytes > self._in_flight.limit:
-            payload.launch()
-            payload.run(self._timeouts.ask)
-            return
-        lease = self._in_flight.acquire(nbytes, timeout_s=self.limits.timeout_s)
-        if lease is None:
-            used = self._in_flight.used
-            self._writers.abandon()
-            raise StoreError(
-                f"{payload.route.store_place}: {used} bytes have been on their way into the store for "
-                f"{self.limits.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
-            )
-        try:
-            payload.launch()
-            # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
-            # also when its thread is lost: what that still holds is written off.
-            self._writers.submit(partial(_capture, ref(payload)), ended=lease.release)
-        except BaseException:
-            lease.release()
-            raise
-
-    def _route(self, spec: TensorSpec, demand: Demand = "any") -> PayloadRoute | str:
+    def _way(self, spec: TensorSpec, demand: Demand, seen: Seen | None, masks: tuple[Codec, ...] = ()) -> Way:
+        if seen is not None:
+            return self._ways.of((seen.way, spec, demand, masks), seen.policy, seen.named(spec), demand, masks)
         module = self._thread.module
-        key: Hashable = (module, spec, demand) if module or demand != "any" else spec
-        known = self._remembered.get(key)
-        if known is None:
-            if len(self._remembered) >= _REMEMBERED_SPECS:
-                self._remembered.clear()
-            known = self._remembered[key] = self._plan(spec.inside(module) if module else spec, demand)
-        return known
-
-    def _plan(self, spec: TensorSpec, demand: Demand, policy: HookPolicy | None = None) -> PayloadRoute | str:
-        plan = self.calibration.applied((policy or self.policy).plan(spec).rest.within(demand), spec.dense())
-        if plan.keeps:
-            return plan.reason or _POLICY
-        config = plan.store or Memory()
-        self._frees_host_memory |= spec.device == "cpu"
-        self.adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
-        store, ledger = self._store(config), self._state.ledger
-        route = route_for(plan, spec, self.backend, config, store, ledger, self._transfers)
-        if spec.device != "cpu" and route.transfers is None and route.tier != "device":
-            why = "its backend has no streams" if self._transfers is None else self._transfers.why_wait(spec.device)
-            ledger.copies_wait(spec.device, why or "")
-        return route
-
-    def _store(self, config: StoreConfig) -> Store:
-        store = self._stores.get(config)
-        if store is None:
-            store = self._stores[config] = config.open()
-            self.adviser.judge_directories(getattr(config, "directories", ()))
-        return store
-
-
-def _capture(payload: ref[Payload]) -> None:
-    wanted = payload()
-    if wanted is not None:
-        wanted.run()
+        kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
+        return self._ways.of(kind, self.policy, spec.inside(module) if module else spec, demand, masks)

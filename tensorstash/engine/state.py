@@ -3,11 +3,14 @@
 from collections.abc import Hashable
 from typing import Any
 
-from tensorstash.abilities import Backend, SupportsCompiledGraphs, SupportsOrder, SupportsReaders
+from tensorstash.abilities import Backend, SupportsCompiledGraphs, SupportsHolders, SupportsOrder, SupportsReaders
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.held import Held
-from tensorstash.engine.prefetch import Prefetcher
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
+from tensorstash.host.budget import ByteBudget
+from tensorstash.host.workers import Workers
 from tensorstash.protocols import Demand
 
 
@@ -17,9 +20,9 @@ class SessionState:
     Args:
         backend: the framework's adapter.
         ledger: where everything is counted.
-        prefetcher: what reads ahead of backward.
-        held: what waits for others to let go of its memory; None where the framework does not tell who holds it.
         adviser: what says so where the session has no effect.
+        limits: byte budgets and the timeout.
+        ahead: bytes that may be read ahead of backward.
     """
 
     __slots__ = (
@@ -37,13 +40,15 @@ class SessionState:
     )
 
     def __init__(
-        self, backend: Backend[Any], ledger: Ledger, prefetcher: Prefetcher, held: Held | None, adviser: Adviser
+        self, backend: Backend[Any], ledger: Ledger, adviser: Adviser, limits: Limits, ahead: ByteBudget
     ) -> None:
         self.backend = backend
         self.adviser = adviser
         self.ledger = ledger
-        self.prefetcher = prefetcher
-        self.held = held
+        readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
+        self.prefetcher = Prefetcher(ahead, readers, QUICK_BYTES * limits.readers)
+        self.held = Held(backend) if isinstance(backend, SupportsHolders) else None
+        """What waits for others to let go of its memory; None where the framework does not tell who holds it."""
         # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.
         self.version = backend.version
         self.compiled_graph = backend.compiled_graph if isinstance(backend, SupportsCompiledGraphs) else None

@@ -53,21 +53,6 @@ class StageStats:
         both = zip(astuple(self), astuple(earlier), strict=True)
         return StageStats(*(after - before for after, before in both))
 
-    def plus(self, bytes_in: int, bytes_out: int, seconds: float) -> "StageStats":
-        """Return the numbers with one more run on the way in."""
-        return StageStats(
-            self.tensors + 1,
-            self.bytes_in + bytes_in,
-            self.bytes_out + bytes_out,
-            self.seconds_in + seconds,
-            self.loads,
-            self.seconds_back,
-        )
-
-    def plus_load(self, seconds: float) -> "StageStats":
-        """Return the numbers with one more run on the way back."""
-        return replace(self, loads=self.loads + 1, seconds_back=self.seconds_back + seconds)
-
 
 @dataclass(frozen=True, slots=True)
 class Stats:

@@ -29,7 +29,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tensorstash.abilities import Event, Stream, Streams
+from tensorstash.abilities import Backend, Event, Stream, Streams
+from tensorstash.engine.limits import Limits
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.forks import renew_after_fork
@@ -262,6 +263,15 @@ class Transfers:
         if not sys.is_finalizing() and os.getpid() == self._pid:
             for side in self._side_streams.values():
                 side.finish()
+
+
+def transfers_of(backend: Backend[Any], limits: Limits) -> Transfers | None:
+    """Return what copies between a backend's devices and the host; None where it has no streams."""
+    streams = backend.streams
+    if streams is None:
+        return None
+    pinned = PinnedMemory(streams.locked_pages, limits.pinned_bytes)
+    return Transfers(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
 
 
 class _SideStream:

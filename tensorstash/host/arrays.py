@@ -1,5 +1,7 @@
-"""Host buffers: aligned allocation, and who may write to an array."""
+"""Host buffers: aligned allocation, who may write to an array, and a few of its bytes."""
 
+import ctypes
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -108,3 +110,30 @@ def as_bytes(array: Array) -> Array:
     (24,)
     """
     return array.reshape(-1).view(np.uint8)
+
+
+_WORDS = {2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+_SAMPLES = 16
+
+
+def few_bytes(address: int, nbytes: int, itemsize: int) -> bytes:
+    """Return some elements of memory, spread over all of it: all of each, and always the same ones.
+
+    Args:
+        address: where the memory begins, which the caller keeps.
+        nbytes: how much there is.
+        itemsize: of an element, in bytes.
+
+    >>> numbers = np.arange(100, dtype=np.int16)
+    >>> np.frombuffer(few_bytes(numbers.ctypes.data, numbers.nbytes, 2), np.int16)[:4]
+    array([ 0,  6, 12, 18], dtype=int16)
+    """
+    kind, step = _words(nbytes, itemsize)
+    return memoryview(kind.from_address(address))[::step].tobytes()
+
+
+@lru_cache(1024)
+def _words(nbytes: int, itemsize: int) -> tuple[Any, int]:
+    word = _WORDS.get(itemsize, ctypes.c_uint8 if nbytes % 8 else ctypes.c_uint64)
+    count = nbytes // ctypes.sizeof(word)
+    return word * count, max(count // _SAMPLES, 1)

@@ -102,6 +102,25 @@ class Problem:
         return Table(self.records)
 
 
+class Moments:
+    """When something happens to each record.
+
+    Args:
+        times: of each record.
+        points: at which one asks what has happened.
+    """
+
+    def __init__(self, times: Floats, points: Floats) -> None:
+        self.order = np.argsort(times, kind="stable")
+        self._places = np.searchsorted(times[self.order], points, side="right")
+
+    def until(self, nbytes: Floats) -> Floats:
+        """Return the bytes of all records to which it has happened by each point."""
+        total = np.zeros(len(self.order) + 1)
+        np.cumsum(nbytes[self.order], out=total[1:])
+        return total[self._places]
+
+
 class Table:
     """Records and their options as arrays, one row for each record; options that it lacks cost infinitely much.
 
@@ -135,8 +154,12 @@ class Table:
         self.rows = np.arange(self.count)
         self.points = np.unique(np.concatenate([self.saved, self.wanted]))
         """When memory is looked at: just after each tensor was saved, and just after each came back."""
-        self.by_freed = np.argsort(self.freed, kind="stable")
-        self.by_wanted = np.argsort(self.wanted, kind="stable")
+        self.on_freed = Moments(self.freed, self.points)
+        self.on_wanted = Moments(self.wanted, self.points)
+        self.on_released = Moments(self.released, self.points)
+        self.on_saved = Moments(self.saved, self.points)
+        self.so_far = self.on_saved.until(self.nbytes)
+        """Bytes that were saved by each point."""
 
     def priced(self, choice: Ints) -> float:
         """Return the seconds that the options of a choice add by themselves."""
@@ -191,56 +214,59 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
         choice: an option for each record.
         room: bytes for the records.
     """
-    rows = table.rows
-    away = choice > 0
     if not table.count:
         return Pressure(np.zeros(0), -room, 0.0, 0.0, 0.0, 0.0, np.zeros(0, bool))
-    leaves = np.where(away, table.freed, np.inf)
-    comes = np.where(away, table.wanted, np.inf)
-    link = table.link[rows, choice]
-    link_s = 0.0
-    for number in range(len(table.links)):
-        out = table.by_freed[link[table.by_freed] == number]
-        if out.size:
-            took = table.out_s[out, choice[out]]
-            total = np.cumsum(took)
-            leaves[out] = np.maximum.accumulate(table.freed[out] - (total - took)) + total
-            back = table.by_wanted[link[table.by_wanted] == number]
-            took_back = table.back_s[back, choice[back]]
-            later = np.cumsum(took_back[::-1])[::-1]
-            comes[back] = np.minimum.accumulate((table.wanted[back] + (later - took_back))[::-1])[::-1] - later
-            link_s += float(total[-1] + later[0])
-    # What would come back before it has left does so at once, unless the program waits for it both ways.
-    stays = away & (comes < leaves)
-    at_once = np.clip((leaves + comes) / 2, table.freed, table.wanted) if stays.any() else leaves
-    sent, fetched = leaves, comes
-    leaves, comes = np.where(stays, at_once, leaves), np.where(stays, at_once, comes)
-    left = table.resident[rows, choice] * away
-
-    points = table.points
-    held = _until(points, table.saved, table.nbytes) - _until(points, table.released, np.where(away, left, 0.0))
-    held -= _until(points, np.where(away, leaves, table.released), table.nbytes)
-    held += _until(points, np.where(away, table.freed, np.inf), left)
-    held += _until(points, np.where(away, comes, np.inf), table.nbytes)
-    held -= _until(points, np.where(away, table.released, np.inf), table.nbytes)
-
-    carried = away & (link >= 0)
+    here = table.rows, choice
+    link, nbytes = table.link[here], table.nbytes
+    away, carried = choice > 0, link >= 0
+    left = np.where(away, table.resident[here], 0.0)
+    at_once = np.where(away & ~carried, nbytes, 0.0)
+    held = table.so_far - table.on_released.until(left + nbytes)
+    held += table.on_freed.until(left - at_once)
+    held += table.on_wanted.until(at_once)
     seconds = table.priced(choice)
+    stays = np.zeros(table.count, bool)
     if not carried.any():
         worst = float(held.max())
-        return Pressure(held, worst - room, worst, 0.0, seconds, link_s, stays)
-    nbytes = table.nbytes[carried]
-    out_order, out_total = _ordered(leaves[carried], nbytes)
-    back_order, back_total = _ordered(comes[carried], nbytes)
-    gone = _at(points, out_order, out_total)
-    under_way = np.maximum(_until(points, table.freed[carried], nbytes) - gone, 0.0)
-    begun = _at(points, back_order, back_total)
-    early = np.maximum(begun - _until(points, table.wanted[carried], nbytes), 0.0)
+        return Pressure(held, worst - room, worst, 0.0, seconds, 0.0, stays)
+
+    sent, fetched = table.freed.copy(), table.wanted.copy()
+    out_s, back_s = table.out_s[here], table.back_s[here]
+    link_s = 0.0
+    for number in range(len(table.links)):
+        mine = link == number
+        out = table.on_freed.order[mine[table.on_freed.order]]
+        if out.size:
+            took = out_s[out]
+            total = np.cumsum(took)
+            sent[out] = np.maximum.accumulate(table.freed[out] - (total - took)) + total
+            back = table.on_wanted.order[mine[table.on_wanted.order]]
+            took_back = back_s[back]
+            later = np.cumsum(took_back[::-1])[::-1]
+            fetched[back] = np.minimum.accumulate((table.wanted[back] + (later - took_back))[::-1])[::-1] - later
+            link_s += float(total[-1] + later[0])
+    on_link = np.flatnonzero(carried)
+    sent, fetched, nbytes = sent[on_link], fetched[on_link], nbytes[on_link]
+    leaves, comes = sent, fetched
+    # What would come back before it has left does so at once, unless the program waits for it both ways.
+    in_vain = comes < leaves
+    if in_vain.any():
+        stays[on_link] = in_vain
+        middle = np.clip((leaves + comes) / 2, table.freed[on_link], table.wanted[on_link])
+        leaves, comes = np.where(in_vain, middle, leaves), np.where(in_vain, middle, comes)
+    points = table.points
+    out_order, out_total = _ordered(leaves, nbytes)
+    back_order, back_total = _ordered(comes, nbytes)
+    gone, begun = _at(points, out_order, out_total), _at(points, back_order, back_total)
+    held += begun - gone
+    moved = np.where(carried, table.nbytes, 0.0)
+    under_way = np.maximum(table.on_freed.until(moved) - gone, 0.0)
+    early = np.maximum(begun - table.on_wanted.until(moved), 0.0)
     over = np.maximum(held - room, 0.0)
     waits = np.minimum(over, under_way)
     delays = np.minimum(over - waits, early)
-    stall = _longest_wait(points, waits, gone, np.sort(sent[carried]), out_total)
-    stall += _longest_delay(points, delays, begun, np.sort(fetched[carried]), back_total)
+    stall = _longest_wait(points, waits, gone, np.sort(sent), out_total)
+    stall += _longest_delay(points, delays, begun, np.sort(fetched), back_total)
     least = held - under_way - early
     return Pressure(
         held,
@@ -261,11 +287,6 @@ def _ordered(times: Floats, nbytes: Floats) -> tuple[Floats, Floats]:
 def _at(points: Floats, times: Floats, total: Floats) -> Floats:
     result: Floats = total[np.searchsorted(times, points, side="right")]
     return result
-
-
-def _until(points: Floats, times: Floats, nbytes: Floats) -> Floats:
-    """Return the bytes of all that has happened by each point."""
-    return _at(points, *_ordered(times, nbytes))
 
 
 def _longest_wait(points: Floats, waits: Floats, gone: Floats, times: Floats, total: Floats) -> float:

@@ -1,17 +1,22 @@
 """A plan as a value: what becomes of each class of saved tensors, why, and what it costs."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from typing import Any
+
+import numpy as np
 
 from tensorstash.config import to_dict
 from tensorstash.errors import ConfigError
 from tensorstash.planner.bound import lower_bound
-from tensorstash.planner.model import KEEP, Ints, Problem, Record, SavedClass, pressure
+from tensorstash.planner.model import KEEP, Problem, Record, SavedClass
+from tensorstash.planner.plot import plot
 from tensorstash.planner.solve import Solution, Status, price_of_memory
+from tensorstash.planner.trace import Curves, Span, chrome_trace, curves, spans
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.route import Route, Rule
 from tensorstash.policies.selectors import Saved
@@ -58,6 +63,8 @@ class BudgetPlan:
         step_s: seconds of the step without hooks.
         price: seconds of a step that one more byte saves.
         bound_s: seconds that every plan adds at least; None where SciPy is not installed.
+        held: bytes over the step.
+        spans: what takes time in it.
     """
 
     budget: int
@@ -72,6 +79,36 @@ class BudgetPlan:
     step_s: float = 0.0
     price: float = 0.0
     bound_s: float | None = None
+    held: Curves = field(default=Curves((), (), (), {}), repr=False, compare=False)
+    spans: tuple[Span, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """What tells this plan from others: sixteen hexadecimal digits of its budget and what becomes of each class.
+
+        Equal on all processes that do the same, whatever they have measured.
+        """
+        decided = json.dumps([self.budget, sorted((*row.key, row.tier) for row in self.rows)])
+        return hashlib.blake2b(decided.encode(), digest_size=8).hexdigest()
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the bytes held over one step, before and after, with the tiers coloured.
+
+        Args:
+            path: of the file; its suffix is the format.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        plot(self.held, self.budget, self.background, path)
+
+    def to_chrome_trace(self) -> dict[str, Any]:
+        """Return one step on a time line, for ``json.dump`` and Perfetto: compute, codecs, links, stalls, bytes.
+
+        When tensors are saved and wanted was measured; what the plan does in between is predicted from it.
+        """
+        return chrome_trace(self.spans, self.held)
 
     @property
     def tiers(self) -> dict[SavedClass, str]:
@@ -123,7 +160,8 @@ class BudgetPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, lists, numbers and texts, ready for JSON."""
-        plain = asdict(self)
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain |= {"digest": self.digest, "held": self.held._asdict(), "spans": [span._asdict() for span in self.spans]}
         plain["rows"] = [{**asdict(row), "key": row.key._asdict()} for row in self.rows]
         return plain
 
@@ -178,6 +216,7 @@ def planned(problem: Problem, solution: Solution, aliases: Mapping[SavedClass, S
         if owner in rows
     ]
     is_planned = solution.status == "planned"
+    choice = np.array(solution.choice, np.int64)
     return BudgetPlan(
         problem.budget,
         solution.status,
@@ -191,15 +230,9 @@ def planned(problem: Problem, solution: Solution, aliases: Mapping[SavedClass, S
         problem.step_s,
         price_of_memory(problem, solution) if is_planned else 0.0,
         lower_bound(problem) if is_planned else None,
+        curves(problem, choice),
+        spans(problem, choice),
     )
-
-
-def curves(problem: Problem, choice: Ints) -> tuple[list[float], list[float], list[float]]:
-    """Return points in time, the bytes held at each if everything is kept, and the bytes held under a choice."""
-    table = problem.table
-    keep = pressure(table, choice * 0, problem.room).held + problem.background
-    plan = pressure(table, choice, problem.room).held + problem.background
-    return table.points.tolist(), keep.tolist(), plan.tolist()
 
 
 def _row(record: Record, place: int) -> Row:

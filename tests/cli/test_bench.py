@@ -6,14 +6,18 @@ import pytest
 
 from tensorstash.cli import main
 
-SMALL = ["--steps", "2", "--depth", "1", "--batch", "2", "--length", "32", "--width", "64", "--heads", "2", "--json"]
+SMALL = ["--rounds", "1", "--depth", "1", "--batch", "2", "--length", "32", "--width", "64", "--heads", "2", "--json"]
 
 
 def test_policies_are_compared_with_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--framework", "torch", "--policy", "compress:min_ratio=1", *SMALL]) == 0
-    plain, compressed = json.loads(capsys.readouterr().out)
-    assert (plain["policy"], compressed["policy"]) == ("none", "compress:min_ratio=1")
-    assert plain["gradients"] == compressed["gradients"]
+    plain, checkpointed, compressed = json.loads(capsys.readouterr().out)
+    assert [row["policy"] for row in (plain, checkpointed, compressed)] == [
+        "none",
+        "checkpoint per block",
+        "compress:min_ratio=1",
+    ]
+    assert plain["gradients_sha256"] == compressed["gradients_sha256"] == checkpointed["gradients_sha256"]
     assert plain["stats"] is None
     assert compressed["stats"]["stashed"]["tensors"] > 0
 

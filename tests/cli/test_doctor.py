@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tensorstash.backends import features
-from tensorstash.cli import checks, main
-from tensorstash.cli.checks import Finding
+from tensorstash.cli import main
+from tensorstash.cli.machine import checks
+from tensorstash.cli.machine.checks import Finding
 from tensorstash.errors import MissingDependencyError
 from tensorstash.host import native
 

@@ -27,7 +27,7 @@ from tensorstash.errors import CodecError
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.kernels.float_fields import field_widths
 from tensorstash.protocols import Codec
-from tensorstash.spec import opaque_bytes
+from tensorstash.spec import TensorSpec, opaque_bytes
 
 
 def normal(size: int, dtype: str = "float32") -> Array:
@@ -305,6 +305,13 @@ def test_lossless_passes_on_what_only_the_sample_compressed() -> None:
     assert np.shares_memory(Lossless(min_ratio=1.15).encode(data, spec), data)
 
 
+def test_lossless_refuses_the_payload_of_a_codec_that_does_not_take_the_dtype() -> None:
+    spec = spec_of((4096,), "int64")
+    payload = FloatSplit().encode(normal(4096), spec_of((4096,), "float32"))
+    with pytest.raises(CodecError, match="begins with"):
+        Lossless().decode(payload, spec)
+
+
 def test_lossless_is_smaller_at_higher_levels() -> None:
     data = np.maximum(normal(1 << 18), 0)
     spec = spec_of(data.shape, "float32")
@@ -337,17 +344,42 @@ def traced(call: Callable[[], Array]) -> tuple[Array, int]:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("place", [0, 3, 6, 7])
-@pytest.mark.parametrize(
+with_header = pytest.mark.parametrize(
     "codec", [PackBits(), TwoValued(), FrameOfReference(), Sparse(), FloatSplit(), Zstd(), Affine()], ids=repr
 )
-def test_header_of_another_format_is_refused(codec: Codec, place: int) -> None:
+
+
+def zeros(codec: Codec) -> tuple[Array, TensorSpec]:
+    """Return the payload of 100 zeros, and their spec."""
     dtype = next(dtype for dtype in ("bool", "float32", "int64") if codec.accepts(spec_of((100,), dtype)))
     spec = spec_of((100,), dtype)
-    payload = codec.encode(np.zeros(100, spec.carrier), spec)
+    return codec.encode(np.zeros(100, spec.carrier), spec), spec
+
+
+@pytest.mark.parametrize("place", [0, 3, 6, 7])
+@with_header
+def test_header_of_another_format_is_refused(codec: Codec, place: int) -> None:
+    payload, spec = zeros(codec)
     payload[place] ^= 1
     with pytest.raises(CodecError, match="it is not of this codec"):
         codec.decode(payload, spec)
+
+
+@pytest.mark.parametrize("place", [4, 5])
+@with_header
+def test_a_mode_or_parameter_that_the_codec_does_not_write_is_refused(codec: Codec, place: int) -> None:
+    payload, spec = zeros(codec)
+    payload[place] ^= 64
+    with pytest.raises(CodecError, match="unknown mode"):
+        codec.decode(payload, spec)
+
+
+@pytest.mark.parametrize("size", [0, 8, 15])
+@with_header
+def test_a_payload_shorter_than_its_header_is_refused(codec: Codec, size: int) -> None:
+    payload, spec = zeros(codec)
+    with pytest.raises(CodecError, match=f"got a payload of {size} bytes, expected a header of 16"):
+        codec.decode(payload[:size], spec)
 
 
 @cache

@@ -8,7 +8,7 @@ from planted import Fault, Planted, note
 from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.reference.producers import Producers
-from tensorstash.engine.recompute.session import RecomputingSession
+from tensorstash.engine.recompute.recomputer import Recomputer
 from tensorstash.errors import TensorStashError
 
 FAULTS: list[Fault] = []
@@ -87,7 +87,7 @@ class _Claims:
         return self._handle()
 
 
-class _TakesAnything(RecomputingSession[Any]):
+class _TakesAnything(Recomputer):
     def _proved(self, tensor: Any, recipe: Recipe, wanted: Any) -> Any:
         inputs = tuple(each if isinstance(each, Leaf) else _Claims(each) for each in recipe.inputs)
         return super()._proved(tensor, Recipe(recipe.rule, recipe.operation, inputs, recipe.depth), wanted)
@@ -95,4 +95,4 @@ class _TakesAnything(RecomputingSession[Any]):
 
 @caught_by("test_line01_what_is_made_again_widens_no_error", raises=(TensorStashError,))
 class MakesThingsOfWhatHasLost(Planted):
-    recomputing = _TakesAnything
+    recomputer = _TakesAnything

@@ -18,7 +18,7 @@ from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.engine.limits import Limits
-from tensorstash.engine.recompute.session import RecomputingSession
+from tensorstash.engine.recompute.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
 from tensorstash.testing import BackendSuite
@@ -36,7 +36,7 @@ class Planted(BackendSuite):
     lab = ReferenceLab()
     Backend: ClassVar[Callable[[], Any]] = ReferenceBackend
     session: ClassVar[type[Session[Any]]] = Session
-    recomputing: ClassVar[type[Session[Any]]] = RecomputingSession
+    recomputer: ClassVar[type[Recomputer]] = Recomputer
 
     def stash(self, policy: Any, *, min_bytes: Any = 0, limits: Limits | None = None) -> Stash:
         with self._planted():
@@ -59,7 +59,7 @@ class Planted(BackendSuite):
             patch.object(api, "backend_named", lambda name: backend),
             patch.object(api, "backend_of", backend_of),
             patch.object(api, "Session", self.session),
-            patch.object(api, "RecomputingSession", self.recomputing),
+            patch.object(api, "Recomputer", self.recomputer),
         ):
             yield
 

@@ -118,10 +118,11 @@ def session(
     one = Session(policy, backend(), min_bytes=0, limits=limits)
     pinned = PinnedMemory(one.backend.streams.locked_pages, limits.pinned_bytes)
     out_bytes, back_bytes = limits.in_flight_bytes, limits.ahead_bytes
-    one._transfers = copies(one.backend.streams, pinned, out_bytes=out_bytes, back_bytes=back_bytes)
-    one._writers = Queue(host)  # type: ignore[assignment]
+    copies_of = copies(one.backend.streams, pinned, out_bytes=out_bytes, back_bytes=back_bytes)
+    one._transfers = one._ways.transfers = copies_of
+    one._sender.writers = Queue(host)  # type: ignore[assignment]
     one._state.prefetcher._readers = Queue(host)  # type: ignore[assignment]
-    one._in_flight = DrivenBudget(limits.in_flight_bytes, host)
+    one._sender.in_flight = DrivenBudget(limits.in_flight_bytes, host)
     return one
 
 

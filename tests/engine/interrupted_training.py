@@ -73,11 +73,11 @@ def left(stash: ts.Stash) -> list[str]:
     """Return what is still held."""
     session = stash._session
     held = {
-        "in flight": session._in_flight.used,
+        "in flight": session._sender.in_flight.used,
         "read ahead": session._state.prefetcher.budget.used,
         "counted as live": stash.stats().live.nbytes,
     }
-    held |= {f"in {config}": store.used_bytes for config, store in session._stores.items()}
+    held |= {f"in {config}": store.used_bytes for config, store in session._ways.stores.items()}
     return [f"{nbytes} bytes are left {place}" for place, nbytes in held.items() if nbytes]
 
 

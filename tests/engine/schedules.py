@@ -179,7 +179,7 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
     policy = ts.Compress() | StoreIn(store) if plan.compresses else StoreIn(store)
     stash = ts.stash(policy, framework=plan.framework, min_bytes=0, limits=plan.limits)
     session = stash._session
-    session._in_flight = TellingBudget(plan.limits.in_flight_bytes, auditor.gate)
+    session._sender.in_flight = TellingBudget(plan.limits.in_flight_bytes, auditor.gate)
     done = Run()
 
     def train(steps: tuple[int, ...]) -> None:
@@ -210,7 +210,7 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
     session.drain()
     _wait_for_readers(session._state.prefetcher._readers.submit, plan.limits.readers)
     peaks = {
-        "in flight": (session._in_flight, plan.limits.in_flight_bytes),
+        "in flight": (session._sender.in_flight, plan.limits.in_flight_bytes),
         "ahead": (session._state.prefetcher.budget, plan.limits.ahead_bytes),
     }
     for name, (budget, limit) in peaks.items():

@@ -147,7 +147,7 @@ def test_forward_waits_at_the_limit_and_never_overshoots():
     gate.puts.set()
     thread.join()
     assert done.is_set()
-    assert stash._session._in_flight.peak == 80
+    assert stash._session._sender.in_flight.peak == 80
 
 
 def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
@@ -162,7 +162,7 @@ def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
     with pytest.raises(StoreError, match="planted") as caught, stash:
         (x * 1.0).exp()
     assert caught.value.__traceback__ is not None, "what holds every frame there was"
-    assert stash._session._in_flight.used == 0
+    assert stash._session._sender.in_flight.used == 0
     monkeypatch.undo()
     del caught
     with stash:

@@ -64,7 +64,7 @@ def test_a_full_budget_a_blocked_writer_and_an_unpack_inside_the_forward_do_not_
     limits = ts.Limits(in_flight=10 * nbytes, ahead=nbytes, timeout_s=60)
     stash = ts.stash(StoreIn(store), framework=framework, min_bytes=0, limits=limits)
     gate = threading.Event()
-    budget = stash._session._in_flight = TellingBudget(10 * nbytes, gate)
+    budget = stash._session._sender.in_flight = TellingBudget(10 * nbytes, gate)
     asked_meanwhile = []
 
     def put(call, data):

@@ -73,7 +73,7 @@ def assert_nothing_is_held(stash: ts.Stash, store: Faulty, lab: Lab) -> None:
     settle(session)
     assert stash.stats().live.tensors == 0
     assert store.used_bytes == 0
-    assert (session._in_flight.used, session._state.prefetcher.budget.used) == (0, 0)
+    assert (session._sender.in_flight.used, session._state.prefetcher.budget.used) == (0, 0)
 
 
 def run(cell: Cell, first: Path, last: Path) -> None:

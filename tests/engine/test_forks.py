@@ -97,13 +97,13 @@ def test_a_child_waits_for_no_bytes_that_only_threads_of_the_parent_would_give_b
     if framework == "torch":
         session._start_freed(session._state.held.clear())
     gate.arrived.acquire()  # a writer is inside put
-    assert session._in_flight.used > 0
+    assert session._sender.in_flight.used > 0
 
     def child():
         for _ in range(3):
             assert np.array_equal(gradient(lab, stash), expected)
         session.drain()
-        assert session._in_flight.used == 0
+        assert session._sender.in_flight.used == 0
         lab.backward(loss)  # what was in flight has never left
         assert np.array_equal(lab.gradient(leaf), expected)
 

@@ -141,7 +141,7 @@ def test_a_budget_is_held_and_gradients_are_those_without_it(program: Any, share
         assert_equal(found, expected)
     assert stash.plan().status == "planned"
     assert stash.plan().peak <= budget
-    assert stash._session._meter.peak <= 1.02 * budget  # type: ignore[attr-defined]
+    assert stash._session._tracker.peak <= 1.02 * budget  # type: ignore[attr-defined]
     assert stash.stats().stashed.tensors
 
 
@@ -168,7 +168,7 @@ def test_larger_inputs_are_measured_where_everything_fitted_before(program: Any)
     for found in trained(program, stash, STEPS, rows=lambda _: 2 * ROWS):
         assert_equal(found, expected)
     assert stash.plan().status == "planned"
-    assert stash._session._meter.peak <= 1.02 * budget  # type: ignore[attr-defined]
+    assert stash._session._tracker.peak <= 1.02 * budget  # type: ignore[attr-defined]
 
 
 def test_changing_shapes_have_a_plan_each(program: Any) -> None:
@@ -201,9 +201,9 @@ def test_a_dropped_graph_gives_its_bytes_back(program: Any) -> None:
             loss = program.loss(ROWS)
         del loss
     assert_equal(trained(program, stash, 2)[-1], unhooked(program))
-    session: Any = stash._session
-    session._settle()
-    assert session._meter.held() == 0
+    tracker: Any = stash._session._tracker
+    tracker.settle()
+    assert tracker.held == 0
 
 
 def test_a_saved_plan_runs_without_the_planner(program: Any, tmp_path: Path) -> None:

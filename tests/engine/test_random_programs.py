@@ -78,8 +78,8 @@ class TestRandomPrograms:
         session = stash._session
         settle(session)
         assert stash.stats().live.tensors == 0
-        assert session._in_flight.used == session._state.prefetcher.budget.used == 0
-        assert session._in_flight.peak <= limits.in_flight_bytes
+        assert session._sender.in_flight.used == session._state.prefetcher.budget.used == 0
+        assert session._sender.in_flight.peak <= limits.in_flight_bytes
         assert session._state.prefetcher.budget.peak <= limits.ahead_bytes
 
     @given(program=programs(modified=True), policy=st.sampled_from(sorted(LOSSLESS)), limits=limits())
@@ -170,7 +170,7 @@ class TestRandomPrograms:
         session = stash._session
         settle(session)
         assert stash.stats().live.tensors == 0
-        assert session._in_flight.used == session._state.prefetcher.budget.used == 0
+        assert session._sender.in_flight.used == session._state.prefetcher.budget.used == 0
 
 
 @given(program=programs())

@@ -21,7 +21,7 @@ def storage(tensor):
 
 def memory_of(handle):
     """Return what gives the memory that a part came back in, if it is still there."""
-    return handle._payload.interleaved._group._memory
+    return handle.payload.interleaved._group._memory
 
 
 def saved(parts, policy=SPILL):

@@ -9,12 +9,12 @@ from tensorstash.host.workers import Workers
 
 
 def teams(session: Session[Any]) -> tuple[Workers, Workers, Workers]:
-    return session._writers, session._state.prefetcher._readers, session._timeouts._callers
+    return session._sender.writers, session._state.prefetcher._readers, session._sender.timeouts._callers
 
 
 def set_timeout(session: Session[Any], timeout_s: float) -> None:
     session.limits = replace(session.limits, timeout_s=timeout_s)
-    session._timeouts.timeout_s = timeout_s
+    session._sender.timeouts.timeout_s = timeout_s
     for workers in teams(session):
         workers._pool._timeout_s = timeout_s
 

@@ -6,7 +6,7 @@ Started by the tests as ``python distributed_worker.py RANK WORLD_SIZE STORE_FIL
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -130,6 +130,13 @@ def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, wr
         handle.remove()
 
 
+@contextmanager
+def casting(stash: Any) -> Iterator[None]:
+    """Enter a stash, and autocast within."""
+    with stash, torch.autocast("cpu", torch.bfloat16):
+        yield
+
+
 def bits(tensor: torch.Tensor | None) -> bytes:
     if tensor is None:
         return b""
@@ -141,8 +148,14 @@ def report(parallelize: Callable[[nn.Sequential], nn.Module]) -> dict[str, objec
     plain = list(gradients(parallelize, nullcontext))
     pair = CopyingPair()
     stash = ts.stash(ts.Compress(), framework="torch", min_bytes=0)
+    again = ts.stash(ts.Recompute(verify="always"), framework="torch", min_bytes=1)
+    cast = list(gradients(parallelize, lambda: casting(nullcontext())))
     return {
         "kind": parallelize.__name__,
+        "recomputed_equal": list(gradients(parallelize, lambda: again)) == plain,
+        "recomputed_casts_equal": list(gradients(parallelize, lambda: casting(again))) == cast,
+        "recomputed": {rule: done.loads for rule, done in again.stats().recomputed.items()},
+        "refused": list(again.stats().refused),
         "gradients": len(plain),
         "repeatable": list(gradients(parallelize, nullcontext)) == plain,
         "copied_equal": list(gradients(parallelize, pair.hooks)) == plain,

@@ -56,6 +56,18 @@ def test_gradients_are_bitwise_those_without_hooks(reports, kind):
         assert report["stashed"] > 10
 
 
+@pytest.mark.parametrize("kind", ["ddp", "ddp_gradient_views", "fsdp2", "fsdp2_keeping", "fsdp2_bf16"])
+def test_what_is_made_again_of_parameters_is_made_of_those_that_backward_has_gathered(reports, kind):
+    for report in reports[kind]:
+        assert report["recomputed_equal"]
+        assert report["recomputed_casts_equal"]
+        assert not report["refused"] or kind == "fsdp2_bf16"  # statistics of bfloat16 do not tell eps
+        made = report["recomputed"]
+        assert sum(made[rule] for rule in made if "layer_norm" in rule) > 0
+        assert "cast" in made or kind == "fsdp2_bf16"  # which casts weights itself
+        assert all(made.values())
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp2", "fsdp2_keeping", "fsdp2_bf16"])
 def test_no_weight_is_copied(reports, kind):
     for report in reports[kind]:

@@ -107,7 +107,8 @@ def test_the_table_holds_every_dtype_that_numpy_and_its_carriers_can_move():
     absent = {str(dtype).removeprefix("torch.") for dtype in build - set(DTYPE_NAMES)}
     quantized = {"qint8", "qint32", "quint8", "quint4x2", "quint2x4"}
     below_a_byte = {f"{sign}int{n}" for sign in ("", "u") for n in range(1, 8)} | {"bits1x8", "bits2x4", "bits4x2"}
-    assert absent <= quantized | below_a_byte
+    experimental = {"bcomplex32"}  # from PyTorch 2.14 on; hardly any operator takes it
+    assert absent <= quantized | below_a_byte | experimental
 
 
 def test_special_values_keep_their_bits(backend):

@@ -49,7 +49,7 @@ def foretold_and_asked(monkeypatch):
 
     def upcoming(self, is_ours):
         operations = known_order(self, is_ours)
-        foretold.append([{handle._payload.index for handle in handles} for handles in operations])
+        foretold.append([{handle.payload.index for handle in handles} for handles in operations])
         return operations
 
     def record(self, dedup, index, tell):

@@ -105,6 +105,7 @@ CASES = {
     "rms_norm": lambda x: F.rms_norm(x, EIGHT, weight(8), 1e-6),
     "group_norm": lambda x: F.group_norm(x.view(3, 4, 10), 2, weight(4), weight(4), 1e-3),
     "batch_norm": lambda x: F.batch_norm(x, torch.zeros(8), torch.ones(8), weight(8), weight(8), True, 0.1, 1e-4),
+    "batch_norm bare": lambda x: F.batch_norm(x, None, None, training=True),
     "batch_norm eval": lambda x: F.batch_norm(x, torch.rand(8), torch.rand(8) + 1, weight(8), weight(8)),
     "embedding": lambda x: F.embedding(torch.arange(15) % 5, weight(5, 8)),
     "clone": lambda x: x.exp().view(5, 3, 8).transpose(0, 1).contiguous(),

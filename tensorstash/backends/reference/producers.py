@@ -1,13 +1,16 @@
 """What made a saved tensor of the reference engine, and how it is made again."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
 from tensorstash.abilities.recipes import Leaf, Recipe
+from tensorstash.abilities.search import Call, NoRecipe, Number, run_again
+from tensorstash.abilities.search import Search as AnySearch
 from tensorstash.backends.reference.kernels import DeviceLayouts, empty
 from tensorstash.reference import Tensor, no_grad
 from tensorstash.reference.autograd.primitive import OpNode
@@ -16,46 +19,59 @@ from tensorstash.reference.dispatch import OPERATIONS
 from tensorstash.reference.tensor import AccumulateGrad
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
-RULES: Mapping[str, str] = MappingProxyType(
-    {
-        "add": "add",
-        "apply_mask": "dropout",
-        "cast": "cast",
-        "clone": "clone",
-        "div": "div",
-        "gelu": "gelu",
-        "mul": "mul",
-        "neg": "neg",
-        "normalise": "layer_norm",
-        "power": "pow",
-        "relu": "relu",
-        "sigmoid": "sigmoid",
-        "sub": "sub",
-        "tanh": "tanh",
-    }
-)
-"""What :class:`~tensorstash.policies.recompute.Recompute` calls an operation of the engine."""
 
-_VIEWS = frozenset({"expand_to", "permute_axes", "view_as"})
-_NARROW = frozenset({"bfloat16", "float16"})
-_SAMPLES = 16
+def _row(node: str, name: str, *, is_view: bool = False) -> "Rule":
+    def run(attributes: tuple[tuple[str, Hashable], ...], *operands: Any) -> Any:
+        return OPERATIONS[node](*operands, **dict(attributes))
+
+    return Rule(name, node, run, is_view)
 
 
-class _Call(NamedTuple):
-    """One operation; a number stands for an input, by its place."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """How one operation of the engine is run again.
+
+    Args:
+        name: what :class:`~tensorstash.policies.recompute.Recompute` calls it.
+        node: the operation.
+        run: takes its attributes, then its operands.
+        is_view: whether it returns a view of its first operand.
+    """
 
     name: str
-    attributes: tuple[tuple[str, Hashable], ...]
-    operands: tuple[Any, ...]
+    node: str
+    run: Callable[..., Any]
+    is_view: bool = False
 
 
-class _Number(NamedTuple):
-    written: str
-    value: Any
+_NAMES = {
+    "add": "add",
+    "apply_mask": "dropout",
+    "cast": "cast",
+    "clone": "clone",
+    "div": "div",
+    "gelu": "gelu",
+    "mul": "mul",
+    "neg": "neg",
+    "normalise": "layer_norm",
+    "power": "pow",
+    "relu": "relu",
+    "sigmoid": "sigmoid",
+    "sub": "sub",
+    "tanh": "tanh",
+}
+_VIEWS = ("expand_to", "permute_axes", "view_as")
 
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        **{node: _row(node, name) for node, name in _NAMES.items()},
+        **{node: _row(node, "view", is_view=True) for node in _VIEWS},
+    }
+)
+"""By the operation."""
 
-class _NoRecipe(Exception):  # noqa: N818  (it is no error)
-    """Why there is no recipe."""
+_NARROW = frozenset({"bfloat16", "float16"})
+_SAMPLES = 16
 
 
 class Producers:
@@ -70,7 +86,7 @@ class Producers:
 
     def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Any]) -> None:
         self._is_ours = is_ours
-        self._rules = {**RULES, **{rule.node: rule.name for rule in rules}}
+        self._rules = {**RULES, **{rule.node: _row(rule.node, rule.name) for rule in rules}}
         self._noted: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
         self._views: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 
@@ -100,12 +116,11 @@ class Producers:
             return "made outside of the graph"
         if made.offset or made.dtype is not tensor.dtype or made.storage.nbytes != made.nbytes:
             return "part of a larger memory"
-        inputs: list[Any] = []
+        search = _Search(self._noted, self._is_ours, self._rules, ops, depth)
         try:
-            operation, levels = self._output(node, ops, depth, inputs, is_root=True)
-        except _NoRecipe as reason:
+            return search.recipe(search.output(node, is_root=True))
+        except NoRecipe as reason:
             return str(reason)
-        return Recipe(self._text(operation), operation, tuple(inputs), levels)
 
     def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
         """Return what a wide floating-point tensor was before it was cast, and the cast."""
@@ -118,7 +133,7 @@ class Producers:
             return None
         with no_grad():
             narrow = made.detach().astype(source).detach()
-        operation = _Call("cast", (("dtype", made.dtype),), (0,))
+        operation = Call(RULES["cast"], ((("dtype", made.dtype),),), (0,))
         return Recipe("narrow", operation, (), 1), narrow
 
     def whole(self, tensor: Tensor, /) -> Tensor:
@@ -132,7 +147,7 @@ class Producers:
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe."""
         with no_grad():
-            made = _run(recipe.operation, values).detach()
+            made = run_again(recipe.operation, values).detach()
             if made.shape != spec.shape or made.dtype.name != spec.dtype:
                 raise ValueError(f"made {made.dtype.name}{made.shape}, expected {spec}")
             is_fresh = all(value.storage is not made.storage for value in values)
@@ -168,62 +183,49 @@ class Producers:
         name, keys, *rest = state
         np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
 
-    def _output(
-        self, node: Any, ops: frozenset[str] | None, depth: int, inputs: list[Any], *, is_root: bool = False
-    ) -> tuple[Any, int]:
+
+class _Search(AnySearch[Rule]):
+    """Follows the graph back from one tensor; notes are handles by node."""
+
+    __slots__ = ("_is_ours", "_noted")
+
+    def __init__(
+        self,
+        noted: Mapping[Any, ref[Any]],
+        is_ours: Callable[[object], bool],
+        rules: Mapping[str, Rule],
+        ops: frozenset[str] | None,
+        depth: int,
+    ) -> None:
+        super().__init__(rules, ops, depth)
+        self._noted = noted
+        self._is_ours = is_ours
+
+    def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
         noted = None if is_root else self._noted.get(node)
         handle = None if noted is None else noted()
         if handle is not None:
-            return _added(inputs, handle), 0
+            return self.input(handle), 0
         if isinstance(node, AccumulateGrad):
-            return _added(inputs, Leaf(node.variable)), 0
-        rule = self._rules.get(node.name) if isinstance(node, OpNode) else None
-        is_view = isinstance(node, OpNode) and node.name in _VIEWS
-        if rule is None and not is_view:
-            raise _NoRecipe(f"no rule for {node.name}")
-        if ops is not None and not is_view and rule not in ops:
-            raise _NoRecipe(f"{rule} is not among ops")
-        if depth <= 0 and not is_view:
-            raise _NoRecipe("deeper than depth")
-        left = depth - (not is_view)
-        found = [self._operand(node, place, ops, left, inputs) for place in range(len(node.operands))]
-        attributes = tuple(sorted(node.attributes.items()))
-        levels = max((level for _, level in found), default=0) + (not is_view)
-        return _Call(node.name, attributes, tuple(operand for operand, _ in found)), levels
+            return self.input(Leaf(node.variable)), 0
+        if not isinstance(node, OpNode):
+            raise NoRecipe(f"no rule for {node.name}")
+        rule = self.rule(node.name)
+        found = [self._operand(node, place) for place in range(len(node.operands))]
+        return self.call(rule, (tuple(sorted(node.attributes.items())),), found)
 
-    def _operand(
-        self, node: Any, place: int, ops: frozenset[str] | None, depth: int, inputs: list[Any]
-    ) -> tuple[Any, int]:
+    def _operand(self, node: OpNode, place: int) -> tuple[Any, int]:
         saved = node.saved(place)
         if isinstance(saved, SavedTensor):
             if not self._is_ours(saved.packed):
-                raise _NoRecipe("an operand that was saved under the hooks of others")
-            return _added(inputs, saved.packed), 0
+                raise NoRecipe("an operand that was saved under the hooks of others")
+            return self.input(saved.packed), 0
         if saved is not None:
-            return _Number(repr(saved), saved), 0
+            return Number(repr(saved), saved), 0
         edge = node.edges[place]
         if edge is None:
-            raise _NoRecipe("an operand that the graph does not know")
-        return self._output(edge.node, ops, depth, inputs)
-
-    def _text(self, operation: Any) -> str:
-        if type(operation) is not _Call:
-            return ""
-        inner = ", ".join(filter(None, map(self._text, operation.operands)))
-        rule = self._rules.get(operation.name)
-        return inner if rule is None else f"{rule}({inner})" if inner else rule
-
-
-def _added(inputs: list[Any], value: Any) -> int:
-    inputs.append(value)
-    return len(inputs) - 1
-
-
-def _run(operation: Any, values: Sequence[Tensor]) -> Any:
-    if type(operation) is _Call:
-        operands = [_run(operand, values) for operand in operation.operands]
-        return OPERATIONS[operation.name](*operands, **dict(operation.attributes))
-    return operation.value if type(operation) is _Number else values[operation]
+            raise NoRecipe("an operand that the graph does not know")
+        return self.output(edge.node)
 
 
 def _alignment(tensor: Tensor) -> int:

@@ -21,7 +21,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Module, Parameter
 
-from tensorstash.backends.torch.calls import scope_calls
+from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running, running_compiled, upcoming
 from tensorstash.backends.torch.hooks import HookScope
@@ -210,6 +210,16 @@ class TorchBackend:
     def memory_use(self, device: str, /) -> tuple[int, int]:
         """Return the bytes that tensors take on a device now, and those that are free."""
         return memory_use(device)
+
+    can_imagine = staticmethod(can_imagine)
+    """Return whether shapes tell all that a model saves."""
+
+    imagining = staticmethod(imagining)
+    """Return what calls a model on tensors without memory."""
+
+    def outline(self, tensor: Tensor, /) -> tuple[tuple[int, ...], str, str]:
+        """Return the shape, the dtype and the device of a tensor without memory."""
+        return tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], str(tensor.device)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""

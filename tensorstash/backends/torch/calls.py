@@ -1,13 +1,22 @@
-"""The call of one module of PyTorch inside a scope."""
+"""The call of one module of PyTorch: inside a scope, or on tensors without memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from sys import _getframe
 from types import MethodType
 from typing import Any, Self
 
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch.nn import Module
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.func import functional_call
+from torch.nn import LSTM, Module
+from torch.utils._pytree import tree_map
 
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
 from tensorstash.errors import BackendError
@@ -44,6 +53,49 @@ def scope_calls(module: Module, scope: Scope) -> Undo:
             each()
 
     return undo
+
+
+def can_imagine(model: Module) -> bool:
+    """Whether shapes tell all that a model saves: oneDNN does not say what its LSTM saves for itself.
+
+    Args:
+        model: with its weights where they will be.
+    """
+    cells = [module for module in model.modules() if isinstance(module, LSTM)]
+    return not any(weight.device.type == "cpu" for module in cells for weight in module.parameters())
+
+
+@contextmanager
+def imagining(
+    model: Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
+) -> Iterator[tuple[Callable[[], Any], Callable[[Any], bool]]]:
+    """Return what calls a model on fake tensors, and what tells whether a tensor shares memory with a weight.
+
+    Args:
+        model: stays as it is.
+        inputs: what it is called with.
+        named: the same, by name.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+
+        def fake(value: Any) -> Any:
+            return mode.from_tensor(value) if isinstance(value, Tensor) else value
+
+        weights = {name: fake(value) for name, value in model.named_parameters()}
+        buffers = {name: fake(value) for name, value in model.named_buffers()}
+        storages = {value.untyped_storage()._cdata for value in weights.values()}
+        args, kwargs = tree_map(fake, (inputs, dict(named)))
+
+        def call() -> Any:
+            try:
+                return functional_call(model, {**weights, **buffers}, args, kwargs)
+            except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException) as error:
+                raise BackendError(
+                    f"estimate: {type(model).__qualname__} decides by what its tensors hold ({error}), so that it "
+                    f"does not run on shapes alone; run a step under Budget('1TiB') instead, and print its plan()"
+                ) from error
+
+        yield call, lambda tensor: tensor.untyped_storage()._cdata in storages
 
 
 class _OpaqueCall(ScopedMethod):

@@ -5,6 +5,7 @@ from typing import Any
 
 import paddle
 from paddle import nn
+from paddle.distributed.fleet.utils import recompute
 
 
 def accelerators() -> list[str]:
@@ -20,10 +21,12 @@ class Job:
 
     Args:
         sizes: ``batch``, ``length``, ``width``, ``heads`` and ``depth``.
+        is_checkpointed: whether the activations of each block are computed again in backward.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], is_checkpointed: bool = False) -> None:
         paddle.seed(0)
+        self._is_checkpointed = is_checkpointed
         width = sizes["width"]
         blocks = [
             nn.TransformerEncoderLayer(width, sizes["heads"], 4 * width, 0.0, "gelu", normalize_before=True)
@@ -35,7 +38,10 @@ class Job:
 
     def forward(self, *, small: bool = False) -> Any:
         """Return the loss with its graph."""
-        return self._network(self._inputs[:1, :8] if small else self._inputs).square().mean()
+        x = self._inputs[:1, :8] if small else self._inputs
+        for block in self._network:
+            x = recompute(block, x) if self._is_checkpointed else block(x)
+        return x.square().mean()
 
     def backward(self, loss: Any) -> float:
         """Compute the gradients, and return the loss as a number."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 def accelerators() -> list[str]:
@@ -25,10 +26,12 @@ class Job:
 
     Args:
         sizes: ``batch``, ``length``, ``width``, ``heads`` and ``depth``.
+        is_checkpointed: whether the activations of each block are computed again in backward.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], is_checkpointed: bool = False) -> None:
         torch.manual_seed(0)
+        self._is_checkpointed = is_checkpointed
         self.device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         width = sizes["width"]
         blocks = [
@@ -41,7 +44,10 @@ class Job:
 
     def forward(self, *, small: bool = False) -> Any:
         """Return the loss with its graph."""
-        return self._network(self._inputs[:1, :8] if small else self._inputs).square().mean()
+        x = self._inputs[:1, :8] if small else self._inputs
+        for block in self._network:
+            x = checkpoint(block, x, use_reentrant=False) if self._is_checkpointed else block(x)
+        return x.square().mean()
 
     def backward(self, loss: Any) -> float:
         """Compute the gradients, and return the loss as a number."""

@@ -94,6 +94,7 @@ class Payload:
         "nbytes",
         "place",
         "route",
+        "seen",
         "spec",
         "token",
         "trusts_learned",
@@ -134,6 +135,8 @@ class Payload:
         self.place: tuple[Trail, int] | None = None
         """Where it was saved, if its codecs lose something and what will read it is found in the graph."""
         self.demand: Demand = "any"
+        self.seen: Any = None
+        """What a tracker knows of the tensor; None without one."""
         self.known_readers = 0
         self.trusts_learned = False
         """Whether it was encoded for readers that others of its kind had, in steps before."""
@@ -252,6 +255,11 @@ class Payload:
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
         return self._stored is not None and self._lease is None and self.route.is_costly
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its tensor is counted among what is read ahead."""
+        return self._lease is not None
 
     @property
     def is_quick(self) -> bool:

@@ -45,6 +45,8 @@ class PayloadRoute(ABC):
     """Whether it takes longer to decode than a copy does."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
+    is_brief = False
+    """Whether the work behind what is launched takes no longer than handing it to a worker would."""
     may_wait = False
     """Whether nothing is lost if the tensor stays where it is for a while."""
     is_at_hand = False

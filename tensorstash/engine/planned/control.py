@@ -65,12 +65,10 @@ class Control:
     """Decides what becomes of each class of saved tensors. Used by the thread that runs the steps.
 
     Args:
-        room: returns the bytes that saved tensors may take now, and those among them that no decision changes.
         say: tells the user what cannot be helped.
     """
 
-    def __init__(self, room: Callable[[], tuple[int, int]], say: Callable[[str], None]) -> None:
-        self._room = room
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._known: OrderedDict[Hashable, Held] = OrderedDict()
         self.current: Held | None = None
@@ -104,18 +102,19 @@ class Control:
         self._known.pop(signature, None)
         self.current = None
 
-    def end(self, step: Step, peak: int) -> None:
+    def end(self, step: Step, peak: int, room: tuple[int, int]) -> None:
         """Learn from a step.
 
         Args:
             step: that is over.
             peak: most bytes held in it.
+            room: the bytes of the budget, and those among them that no decision changes.
         """
         signature, held = step.signature, self.current
         if signature is None:
             return
         if held is None or step.surprises > len(step.seen) // 10:
-            self._plan(step)
+            self._plan(step, *room)
             return
         candidate = held.candidate
         candidate.seconds.append(step.wall_ended - step.wall)
@@ -128,8 +127,7 @@ class Control:
             candidate.overran = False
             self._shrink(held, peak)
 
-    def _plan(self, step: Step) -> None:
-        budget, background = self._room()
+    def _plan(self, step: Step, budget: int, background: int) -> None:
         made, aliases = records(step)
         problem = Problem(made, max(budget, 1), background, step.ended - step.began)
         solution = solve(problem)

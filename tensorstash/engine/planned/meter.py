@@ -2,12 +2,16 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 from weakref import ref
 
+from tensorstash.engine.ledger import Ledger
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.forks import renew_after_fork
+
+ENOUGH = 2**62
+"""A limit that holds nothing back."""
 
 
 class _Watch(ref[Any]):
@@ -36,17 +40,26 @@ class Meter:
     Objects leave a note when they go, by one operation of C, so that no finalizer takes a lock.
 
     Args:
-        others: bytes that are held besides, such as payloads in memory.
+        ledger: counts payloads, those in budgeted memory among them.
     """
 
-    def __init__(self, others: Callable[[], int]) -> None:
-        self._others = others
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.tiers: tuple[str, ...] = ("memory", "device")
+        """Where payloads lie that take budgeted memory."""
+        self.limit = ENOUGH
+        """Most bytes that may be held."""
+        self.spare = 0
+        """Bytes among them that nothing is read ahead into."""
+        self.unseen = 0
+        """Bytes that are kept without having been looked at."""
+        self.due = 0
+        """Bytes of what is being brought back."""
         self._memories: dict[Hashable, _Memory] = {}
         self._watches: set[_Watch] = set()
         self._gone: deque[_Watch] = deque()
         self._watched = 0
-        self.peak = 0
-        """Most bytes that were held when something was added, since this was last set."""
+        self._found: deque[Any] = deque()
         self.after_fork()
         renew_after_fork(self)
 
@@ -79,8 +92,14 @@ class Meter:
             self._watches.add(watch)
 
     def settle(self) -> list[Any]:
-        """Strike out what is gone; return what it was watched with."""
+        """Strike out what is gone; return what it was watched with, since this was last called."""
+        self._strike_out()
         found = []
+        while self._found:
+            found.append(self._found.popleft())
+        return found
+
+    def _strike_out(self) -> None:
         with self._lock:
             while self._gone:
                 watch = self._gone.popleft()
@@ -92,22 +111,20 @@ class Meter:
                     if self._memories.get(memory.key) is memory:
                         del self._memories[memory.key]
                 if watch.seen is not None:
-                    found.append(watch.seen)
-        return found
+                    self._found.append(watch.seen)
 
     def knows(self, key: Hashable) -> bool:
         """Whether a memory is counted."""
         return key in self._memories
 
     def held(self) -> int:
-        """Return the bytes that are held now, but for what has gone since :meth:`settle`."""
-        return self._watched + self._others()
+        """Return the bytes that are held now besides what was read ahead; what has gone since :meth:`settle`, too."""
+        return self._watched + self.unseen + self._ledger.bytes_in(self.tiers)
 
-    def look(self) -> int:
-        """Return :meth:`held`, and remember the most."""
-        held = self.held()
-        self.peak = max(self.peak, held)
-        return held
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes that were read ahead, all together, have room."""
+        self._strike_out()
+        return self.held() + self.due + nbytes + self.spare <= self.limit
 
 
 class GatedBudget(ByteBudget):
@@ -115,15 +132,15 @@ class GatedBudget(ByteBudget):
 
     Args:
         limit: most bytes in use.
-        has_room: whether so many more bytes fit.
+        meter: knows how much room there is.
     """
 
-    __slots__ = ("_has_room",)
+    __slots__ = ("_meter",)
 
-    def __init__(self, limit: int, has_room: Callable[[int], bool]) -> None:
-        self._has_room = has_room
+    def __init__(self, limit: int, meter: Meter) -> None:
+        self._meter = meter
         super().__init__(limit)
 
     def try_acquire(self, nbytes: int) -> Lease | None:
         """Take bytes if they fit now, without waiting; return None if they do not."""
-        return super().try_acquire(nbytes) if self._has_room(nbytes) else None
+        return super().try_acquire(nbytes) if self._meter.has_room(self.used + nbytes) else None

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Hashable
-from typing import Any
 
-from tensorstash.engine.handle import Kept, Stashed, restore
 from tensorstash.planner.model import KEEP, Option, Record, SavedClass
+from tensorstash.policies.placement import Keep
+from tensorstash.policies.plan import HookPolicy
+from tensorstash.spec import TensorSpec
 
 _MOST = 0.9
 """Part of what a step has saved that has to be asked for, or gone, before what is saved next begins another one."""
@@ -25,7 +26,20 @@ class Seen:
         saved: when it was saved.
     """
 
-    __slots__ = ("block", "freed", "key", "nbytes", "options", "released", "saved", "tier", "token", "wanted")
+    __slots__ = (
+        "block",
+        "freed",
+        "is_named",
+        "key",
+        "nbytes",
+        "options",
+        "policy",
+        "released",
+        "saved",
+        "tier",
+        "token",
+        "wanted",
+    )
 
     def __init__(self, key: SavedClass, nbytes: int, token: Hashable, block: Hashable, saved: float) -> None:
         self.key = key
@@ -38,6 +52,21 @@ class Seen:
         self.released: float | None = None
         self.tier = ""
         self.options: tuple[Option, ...] = ()
+        self.policy: HookPolicy = Keep()
+        """What becomes of it."""
+        self.is_named = False
+        """Whether the policy goes by its class."""
+
+    @property
+    def way(self) -> Hashable:
+        """All that the policy goes by besides the spec."""
+        return self.key if self.is_named else self.tier
+
+    def named(self, spec: TensorSpec) -> TensorSpec:
+        """Return a spec with all that the policy goes by."""
+        if not self.is_named:
+            return spec
+        return spec.inside(self.key.module).saved_as(self.key.producer, self.key.ordinal)
 
 
 class Step:
@@ -108,54 +137,6 @@ class Step:
             seen.released = now
             if seen.wanted is None:
                 self._done += seen.nbytes
-
-
-class TrackedKept:
-    """The handle of a tensor that is kept under a budget.
-
-    Args:
-        kept: what a session without one would return.
-        seen: what is known of it.
-        session: that is told when it is asked for.
-    """
-
-    __slots__ = ("__weakref__", "_kept", "_session", "seen")
-
-    def __init__(self, kept: Kept, seen: Seen, session: Any) -> None:
-        self._kept = kept
-        self._session = session
-        self.seen = seen
-
-    def __call__(self) -> Any:
-        """Return the saved tensor; see :func:`~tensorstash.engine.handle.restore`."""
-        session = self._session()
-        if session is None:
-            return restore(self._kept)
-        with session.asking(self.seen):
-            return restore(self._kept)
-
-
-class TrackedStashed(Stashed):
-    """The handle of a tensor that is stashed under a budget."""
-
-    __slots__ = ("seen", "session")
-
-    seen: Seen | None
-    session: Any
-
-    def __call__(self) -> Any:
-        """Return the saved tensor; see :class:`~tensorstash.engine.handle.Stashed`."""
-        session = self.session()
-        if session is None or self.seen is None:
-            return super().__call__()
-        with session.asking(self.seen):
-            payload = self._payload
-            source = payload.alias
-            with session.bringing(0 if source is not None or payload._lease is not None else payload.nbytes):
-                tensor = super().__call__()
-            if tensor is not source:
-                session.watch_rebuilt(tensor, payload)
-            return tensor
 
 
 def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass]]:

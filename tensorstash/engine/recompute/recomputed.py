@@ -17,16 +17,21 @@ class Saved(NamedTuple):
     """What a whole tensor was when it was saved.
 
     Args:
-        spec: its layout, and the module that it was saved in.
+        spec: its layout.
+        module: that it was saved in; empty where that is not known.
         version: its in-place version.
         probe: what shares that version, without the memory.
         sample: a few of its elements; None where they are not looked at.
     """
 
     spec: TensorSpec
+    module: str
     version: int
     probe: Any
     sample: Hashable
+
+    def __str__(self) -> str:
+        return str(self.spec.inside(self.module))
 
 
 class Recomputed:
@@ -43,6 +48,7 @@ class Recomputed:
         state: of the session.
         producers: runs the recipe.
         recipe: how it is made.
+        inputs: what of: for each of the recipe's a handle that can be referred to weakly, or a leaf.
         saved: what it was.
         depth: operations that are run for it at most, those of its inputs among them.
     """
@@ -60,19 +66,28 @@ class Recomputed:
         "_state",
         "_uses",
         "depth",
+        "inputs",
         "users",
     )
 
     def __init__(
-        self, state: SessionState, producers: Producers[Any], recipe: Recipe, saved: Saved, depth: int
+        self,
+        state: SessionState,
+        producers: Producers[Any],
+        recipe: Recipe,
+        inputs: tuple[Any, ...],
+        saved: Saved,
+        depth: int,
     ) -> None:
         self._state = state
         self._producers = producers
         self._recipe = recipe
+        self.inputs = inputs
+        """Handles of what it is made of, and leaves."""
         self._saved = saved
         self._leaves = [
-            (state.version(each.tensor), producers.sample(each.tensor)) if isinstance(each, Leaf) else None
-            for each in recipe.inputs
+            (state.version(each.tensor), producers.sample(each.tensor)) if type(each) is Leaf else None
+            for each in inputs
         ]
         self._is_refused_if_modified = True
         self.depth = depth
@@ -82,11 +97,6 @@ class Recomputed:
         self._made: tuple[Any, int] | None = None
         self._lease: Lease | None = None
         self._lock = threading.Lock()
-
-    @property
-    def inputs(self) -> tuple[Any, ...]:
-        """Handles of what it is made of, and leaves."""
-        return self._recipe.inputs
 
     @property
     def version(self) -> int:
@@ -109,7 +119,7 @@ class Recomputed:
         if self._is_refused_if_modified:
             version = self._state.version(saved.probe)
             if version != saved.version:
-                raise modified(str(saved.spec), version, saved.version)
+                raise modified(str(saved), version, saved.version)
         whole = self._reuse()
         if whole is None:
             whole = self._make()
@@ -123,12 +133,12 @@ class Recomputed:
 
     def peek(self, spec: TensorSpec) -> Any:
         """Return the same without being asked by backward, to look at it and drop it."""
-        values = [each.tensor if isinstance(each, Leaf) else each.peek() for each in self._recipe.inputs]
+        values = [each.tensor if isinstance(each, Leaf) else each.peek() for each in self.inputs]
         return self._producers.part(self._producers.run(self._recipe, values, self._saved.spec), spec)
 
     def _make(self) -> Any:
         recipe, saved = self._recipe, self._saved
-        values = [self._value(each, place) for place, each in enumerate(recipe.inputs)]
+        values = [self._value(each, place) for place, each in enumerate(self.inputs)]
         started = perf_counter()
         try:
             whole = self._producers.run(recipe, values, saved.spec)
@@ -143,7 +153,7 @@ class Recomputed:
         return whole
 
     def _value(self, needed: Any, place: int) -> Any:
-        if not isinstance(needed, Leaf):
+        if type(needed) is not Leaf:
             try:
                 return needed()
             except TensorStashError as error:
@@ -163,7 +173,7 @@ class Recomputed:
         return needed.tensor
 
     def _place(self) -> str:
-        return f"Recompute, rule {self._recipe.rule}, tensor {self._saved.spec}"
+        return f"Recompute, rule {self._recipe.rule}, tensor {self._saved}"
 
     def _reuse(self) -> Any:
         with self._lock:

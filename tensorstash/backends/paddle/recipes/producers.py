@@ -10,19 +10,18 @@ from paddle import Tensor
 from paddle.base import core
 
 from tensorstash.abilities.recipes import Recipe
+from tensorstash.abilities.search import NoRecipe, run_again
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.layout import Layout, dense_run, dtype_name, elements, laid_out, rebuilt
 from tensorstash.backends.paddle.nodes import kind_of, node_of
 from tensorstash.backends.paddle.operators.readers import reader
 from tensorstash.backends.paddle.recipes.rule import Rule
 from tensorstash.backends.paddle.recipes.rules import FIRST_OF_SEVERAL, OUTPUTS, READERS, RULES
-from tensorstash.backends.paddle.recipes.search import MASK, Leaves, NoRecipe, Note, Search, rules_of, run_again
+from tensorstash.backends.paddle.recipes.search import MASK, Leaves, Note, Search
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.paddle.storage import version_probe
-from tensorstash.host.arrays import borrowed
+from tensorstash.host.arrays import borrowed, few_bytes
 from tensorstash.spec import ALIGNMENT, TensorSpec
-
-_SAMPLES = 16
 
 _REMEMBERED = 65536
 
@@ -94,12 +93,10 @@ class Producers:
             return f"a statistic of {name}"
         search = Search(self._notes, self._leaves, self._rules, ops, depth)
         try:
-            operation, levels = search.made(node, tensor)
+            recipe = search.recipe(search.made(node, tensor))
         except NoRecipe as reason:
             return str(reason)
-        if not levels:
-            return "a view"
-        return Recipe(rules_of(operation), operation, tuple(search.inputs), levels)
+        return recipe if recipe.depth else "a view"
 
     def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
         """Return None: the graph of Paddle does not show what a tensor was cast from."""
@@ -141,9 +138,9 @@ class Producers:
         """Return a few elements of a tensor on the host as bytes; None for others."""
         if not tensor.place.is_cpu_place() or not tensor._is_initialized() or 0 in tensor.shape:
             return None
-        with Unrecorded():
-            run = elements(tensor, Layout(tensor).spec()).reshape(-1)
-        return run[:: max(run.size // _SAMPLES, 1)].tobytes()
+        itemsize = tensor.element_size()
+        nbytes = min(prod(tensor.shape) * itemsize, tensor._holder_size() - tensor._offset())
+        return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
 
     def random_state(self, tensor: Tensor, /) -> "_RandomState":
         """Return the states of the generators of the host and of the tensor's device."""

@@ -13,12 +13,11 @@ from weakref import ref
 from paddle import Tensor
 
 from tensorstash.abilities.recipes import Leaf
+from tensorstash.abilities.search import NoRecipe
+from tensorstash.abilities.search import Search as AnySearch
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
 from tensorstash.backends.paddle.recipes.rule import Like, Rule
-
-_STEPS = 64
-"""Nodes, views among them, that are followed for one tensor."""
 
 MASK = "mask"
 
@@ -37,14 +36,6 @@ class Note(NamedTuple):
     dtype: Any
 
 
-class Call(NamedTuple):
-    """One operation of a recipe; a number stands for an input, by its place."""
-
-    rule: Rule
-    settings: tuple[Hashable, ...]
-    operands: tuple[Any, ...]
-
-
 class _Wanted(NamedTuple):
     """What is known of an output on the way; None for what is not."""
 
@@ -53,10 +44,6 @@ class _Wanted(NamedTuple):
 
     def operand(self, like: Like) -> "_Wanted":
         return _Wanted(self.shape if like == "same" else None, None if like == "free" else self.dtype)
-
-
-class NoRecipe(Exception):  # noqa: N818  (it is no error)
-    """Why there is no recipe."""
 
 
 class Leaves:
@@ -97,7 +84,7 @@ def _with_nodes(parameters: Parameters) -> list[tuple[Tensor, Any]]:
     return [(each, node) for each in dense if (node := node_of(each)) is not None]
 
 
-class Search:
+class Search(AnySearch[Rule]):
     """Follows the graph back from one tensor.
 
     Args:
@@ -108,7 +95,7 @@ class Search:
         depth: most operations one after the other.
     """
 
-    __slots__ = ("_depth", "_leaves", "_left", "_notes", "_ops", "_rules", "inputs")
+    __slots__ = ("_leaves", "_notes")
 
     def __init__(
         self,
@@ -118,13 +105,9 @@ class Search:
         ops: frozenset[str] | None,
         depth: int,
     ) -> None:
+        super().__init__(rules, ops, depth)
         self._notes = notes
         self._leaves = leaves
-        self._rules = rules
-        self._ops = ops
-        self._depth = depth
-        self._left = _STEPS
-        self.inputs: list[Any] = []
 
     def made(self, node: Any, tensor: Tensor) -> tuple[Any, int]:
         """Return how a tensor that a node has made is made again, and in how many operations.
@@ -144,21 +127,9 @@ class Search:
             leaf = self._leaves.at(node)
             if leaf is None:
                 raise NoRecipe("a leaf that is no parameter")
-            return self._input(Leaf(leaf)), 0
-        rule = self._rules.get(kind)
-        if rule is None:
-            raise NoRecipe(f"no rule for {kind}")
-        if self._ops is not None and not rule.is_view and rule.name not in self._ops:
-            raise NoRecipe(f"{rule.name} is not among ops")
-        self._left -= 1
-        if self._left < 0:
-            raise NoRecipe("deeper than depth")
-        settings = self._settings(node, kind, rule, wanted)
-        operands = self._operands(node, kind, rule, wanted)
-        levels = max(level for _, level in operands) + (not rule.is_view)
-        if levels > self._depth:
-            raise NoRecipe("deeper than depth")
-        return Call(rule, settings, tuple(operand for operand, _ in operands)), levels
+            return self.input(Leaf(leaf)), 0
+        rule = self.rule(kind)
+        return self.call(rule, self._settings(node, kind, rule, wanted), self._operands(node, kind, rule, wanted))
 
     def _settings(self, node: Any, kind: str, rule: Rule, wanted: _Wanted) -> tuple[Hashable, ...]:
         known = wanted.shape if rule.is_view else wanted.dtype if rule.is_cast else ()
@@ -183,25 +154,4 @@ class Search:
     def _noted(self, key: Any) -> int | None:
         noted = self._notes.get(key)
         handle = None if noted is None else noted.handle()
-        return None if handle is None else self._input(handle)
-
-    def _input(self, value: Any) -> int:
-        self.inputs.append(value)
-        return len(self.inputs) - 1
-
-
-def run_again(operation: Any, values: list[Tensor]) -> Any:
-    """Return what the operation of a recipe makes of its inputs."""
-    if type(operation) is Call:
-        return operation.rule.run(*operation.settings, *(run_again(operand, values) for operand in operation.operands))
-    return values[operation]
-
-
-def rules_of(operation: Any) -> str:
-    """Return the rules of an operation as they are nested, without views and inputs."""
-    if type(operation) is not Call:
-        return ""
-    inner = ", ".join(filter(None, map(rules_of, operation.operands)))
-    if operation.rule.is_view:
-        return inner
-    return f"{operation.rule.name}({inner})" if inner else operation.rule.name
+        return None if handle is None else self.input(handle)

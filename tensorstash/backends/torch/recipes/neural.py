@@ -1,6 +1,6 @@
 """Rules for activation functions, normalization and what else networks are made of."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -36,25 +36,45 @@ _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 def _layer_norm(
     shape: tuple[int, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
 ) -> Tensor:
-    # The graph does not tell what was added to the variance; the statistics do.
-    for eps in _likely_epsilons(x, len(shape), rstd):
-        y, again, factor = torch.native_layer_norm(x, shape, weight, bias, eps)
-        if torch.equal(factor, rstd) and torch.equal(again, mean):
-            return y
-    raise ValueError(f"none of the usual values of eps makes the statistics that were saved: {_EPSILONS}")
-
-
-def _likely_epsilons(x: Tensor, dims: int, rstd: Tensor) -> list[float]:
-    """Return the usual values, those first that the statistics of the first row come closest to."""
-    row = x[(0,) * (x.dim() - dims)]
-    guess = float(rstd.reshape(-1)[0]) ** -2 - float(row.double().var(correction=0))
-    return sorted(_EPSILONS, key=lambda eps: abs(eps - guess))
+    first = x[(0,) * (x.dim() - len(shape))]
+    return _with_usual_eps(lambda eps: torch.native_layer_norm(x, shape, weight, bias, eps), first, mean, rstd)
 
 
 def _group_norm(
-    n: int, c: int, hxw: int, groups: int, eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None
+    n: int,
+    c: int,
+    hxw: int,
+    groups: int,
+    eps: float | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
 ) -> Tensor:
-    return torch.native_group_norm(x, weight, bias, n, c, hxw, groups, eps)[0]
+    def run(eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.native_group_norm(x, weight, bias, n, c, hxw, groups, eps)
+
+    return run(eps)[0] if eps is not None else _with_usual_eps(run, x[0, : c // groups], mean, rstd)
+
+
+def _with_usual_eps(
+    run: Callable[[float], tuple[Tensor, Tensor, Tensor]], first: Tensor, mean: Tensor, rstd: Tensor
+) -> Tensor:
+    """Normalize where the graph does not tell what was added to the variance: the statistics do.
+
+    Args:
+        run: normalizes with a value for eps; returns the result and the statistics.
+        first: what the first of the statistics are of: the usual values that come closest to them are tried first.
+        mean: as it was saved.
+        rstd: as it was saved.
+    """
+    guess = float(rstd.reshape(-1)[0]) ** -2 - float(first.double().var(correction=0))
+    for eps in sorted(_EPSILONS, key=lambda eps: abs(eps - guess)):
+        y, again, factor = run(eps)
+        if torch.equal(factor, rstd) and torch.equal(again, mean):
+            return y
+    raise ValueError(f"none of the usual values of eps makes the statistics that were saved: {_EPSILONS}")
 
 
 def _batch_norm(
@@ -65,15 +85,22 @@ def _batch_norm(
     bias: Tensor | None,
     mean: Tensor | None,
     variance: Tensor | None,
+    own_mean: Tensor | None,
+    own_factor: Tensor | None,
 ) -> Tensor:
-    # With statistics of its own, those that are learned are neither read nor written.
-    learned = (None, None) if training else (mean, variance)
-    return torch.native_batch_norm(x, weight, bias, *learned, training, 0.0, eps)[0]
+    if not training:
+        return torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, eps)[0]
+    if not x.is_cpu or own_mean is None or own_factor is None:
+        # With statistics of its own, those that are learned are neither read nor written.
+        return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
+    # The same kernel, given the statistics that were saved: a factor of 1 / sqrt(1 + 0) changes no bit.
+    factor = own_factor if weight is None else own_factor * weight
+    return torch.native_batch_norm(x, factor, bias, own_mean, torch.ones_like(own_factor), False, 0.0, 0.0)[0]
 
 
-def _biased(*names: str) -> Any:
+def _biased(*names: str, **missing: Hashable) -> Any:
     """Return what reads settings of a node that saves the weight, and shows the bias only where it is trained."""
-    read = attributes(*names)
+    read = attributes(*names, **missing)
 
     def settings(node: Any, output: int) -> tuple[Hashable, ...] | None:
         has_weight = node._raw_saved_weight.data is not None
@@ -113,9 +140,9 @@ NEURAL = (
     Rule(
         "group_norm",
         "NativeGroupNormBackward0",
-        (Input("input"), Input("weight", True), Input("", True)),
+        (Input("input"), Input("weight", True), Input("", True), Input("result1"), Input("result2")),
         _group_norm,
-        _biased("N", "C", "HxW", "group", "eps"),
+        _biased("N", "C", "HxW", "group", eps=None),
     ),
     Rule(
         "batch_norm",
@@ -126,6 +153,8 @@ NEURAL = (
             Input("", True),
             Input("running_mean", True),
             Input("running_var", True),
+            Input("result1", True),
+            Input("result2", True),
         ),
         _batch_norm,
         _biased("eps", "training"),

@@ -1,7 +1,7 @@
 """What made a saved tensor, and how it is made again: the ability of the PyTorch backend that recipes need."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -14,43 +14,54 @@ from torch._C import (
 )
 
 from tensorstash.abilities.recipes import Recipe
+from tensorstash.abilities.search import NoRecipe, run_again
 from tensorstash.backends.torch.graph import CAN_TELL
-from tensorstash.backends.torch.layout import Unrecorded, dense, restored
+from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
 from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.rule import Rule
-from tensorstash.backends.torch.recipes.search import (
-    NoRecipe,
-    Note,
-    Search,
-    cast_to,
-    narrow_source,
-    notes,
-    rules_of,
-    run_again,
-)
+from tensorstash.backends.torch.recipes.search import Note, Search, cast_to, narrow_source, notes
+from tensorstash.host.arrays import few_bytes
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
-_SAMPLES = 16
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _NO_PRODUCER = "made outside of the graph"
 
+_REMEMBERED = 4096
+_STEPS = 64
+"""Steps after which what had no recipe is looked at again."""
+
+
+class _Refused(NamedTuple):
+    """A tensor without a recipe, of the place in a step at which it was saved."""
+
+    node: type
+    shape: torch.Size
+    dtype: torch.dtype
+    wanted: tuple[frozenset[str] | None, int]
+    why: str
+
 
 class Producers:
     """What made saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
+
+    The steps of a training are much alike: what had no recipe at its place in the step before is not searched for again
+    for a while. That costs no more than memory where a step differs.
 
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.
         rules: besides those that are built in.
     """
 
-    __slots__ = ("_bare", "_is_ours", "_key", "_rules")
+    __slots__ = ("_bare", "_is_ours", "_key", "_place", "_refused", "_rules", "_step")
 
     def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
         self._is_ours = is_ours
         self._rules = {**RULES, **{rule.node: rule for rule in rules}}
         self._key = object()
         self._bare: dict[Hashable, Tensor] = {}
+        self._place = self._step = 0
+        self._refused: dict[int, _Refused] = {}
 
     def note(self, tensor: Tensor, handle: Any, /) -> None:
         """Remember in the tensor's node which handle stands for it, and in that of what it is a view of."""
@@ -78,6 +89,10 @@ class Producers:
     def forget(self) -> None:
         """Take nothing that was noted so far for an input any more."""
         self._key = object()
+        self._place = 0
+        self._step += 1
+        if self._step % _STEPS == 0:
+            self._refused = {}
 
     def recipe(self, tensor: Tensor, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         """Return how the whole of a tensor is made again, or why there is no recipe."""
@@ -88,12 +103,18 @@ class Producers:
             return _NO_PRODUCER if node is None else "this version of PyTorch does not show what nodes have saved"
         if not _is_plain_view(tensor, made) or not _is_all_of_its_memory(made):
             return "part of a larger memory"
+        place, self._place = self._place, self._place + 1
+        kind, wanted = type(node), (ops, depth)
+        known = self._refused.get(place)
+        if known is not None and known[:4] == (kind, made.shape, made.dtype, wanted):
+            return known.why
         search = Search(self._key, self._is_ours, self._rules, ops, depth)
         try:
-            operation, levels = search.output(node, made.output_nr, is_root=True)
+            return search.recipe(search.output(node, made.output_nr, is_root=True))
         except NoRecipe as reason:
+            if place < _REMEMBERED:
+                self._refused[place] = _Refused(kind, made.shape, made.dtype, wanted, str(reason))
             return str(reason)
-        return Recipe(rules_of(operation), operation, tuple(search.inputs), levels)
 
     def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
         """Return what a wide floating-point tensor was before it was cast, and the cast."""
@@ -126,8 +147,10 @@ class Producers:
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe; see :meth:`tensorstash.abilities.recipes.Producers.run`."""
-        device = torch.device(spec.device).type
+        device = spec.device.partition(":")[0]
         follows = torch.is_autocast_enabled(device)
+        if not follows and not torch.is_grad_enabled() and not _is_watched():  # as nearly always in backward
+            return _laid_out(run_again(recipe.operation, values), values, spec)
         if follows:
             torch.set_autocast_enabled(device, False)
         try:
@@ -139,6 +162,8 @@ class Producers:
 
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return another layout of the memory of ``whole``."""
+        if whole.shape == spec.shape and whole.stride() == spec.strides and not spec.offset:
+            return self.whole(whole)
         with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
             start = whole.storage_offset() + spec.offset // spec.itemsize
             return whole.as_strided(spec.shape, spec.strides, start).detach()
@@ -149,13 +174,13 @@ class Producers:
             return one.dtype == other.dtype and torch.equal(_as_bits(one), _as_bits(other))
 
     def sample(self, tensor: Tensor, /) -> Hashable:
-        """Return a few elements of a tensor on the host as bits; None for others."""
-        if not tensor.is_cpu or not tensor.numel() or not tensor.untyped_storage().nbytes():
+        """Return a few elements of a tensor on the host as bytes; None for others."""
+        if not tensor.is_cpu:
             return None
         if not _is_watched():
-            return _sample(tensor.detach())
+            return _sample(tensor)
         with DisableTorchFunction(), _DisableTorchDispatch():
-            return _sample(tensor.detach())
+            return _sample(tensor)
 
     def random_state(self, tensor: Tensor, /) -> bytes:
         """Return the states of the generators of the host and of the tensor's device."""
@@ -174,13 +199,13 @@ class Producers:
 
 
 def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
-    if str(made.dtype).removeprefix("torch.") != spec.dtype or tuple(made.shape) != spec.shape:
+    if DTYPE_NAMES.get(made.dtype) != spec.dtype or made.shape != spec.shape:
         raise ValueError(f"made {made.dtype}{tuple(made.shape)}, expected {spec}")
     address = made.untyped_storage().data_ptr()
     is_fresh = all(value is None or value.untyped_storage().data_ptr() != address for value in values)
     if not is_fresh or made.stride() != spec.strides or made.storage_offset():
         made = torch.empty_strided(spec.shape, spec.strides, dtype=made.dtype, device=made.device).copy_(made)
-    if made.numel() and made.data_ptr() % ALIGNMENT != spec.alignment:
+    if made.data_ptr() % ALIGNMENT != spec.alignment and made.numel():
         made = restored(dense(made, spec), spec, adopt=False)
     return made
 
@@ -190,19 +215,22 @@ def _is_watched() -> bool:
     return bool(_len_torch_dispatch_stack() or _len_torch_function_stack())
 
 
-def _sample(tensor: Tensor) -> Hashable:
-    shown = _as_bits(tensor)
-    count = shown.numel()
-    taken = min(count, _SAMPLES)
-    return tuple(shown.as_strided((taken,), (count // taken,), shown.storage_offset()).tolist())
+def _sample(tensor: Tensor) -> bytes | None:
+    itemsize = tensor.itemsize
+    there = tensor.untyped_storage().nbytes() - int(tensor.storage_offset()) * itemsize
+    nbytes = min(tensor.nbytes, there)  # less where it repeats itself; none where its memory was freed for a while
+    return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
 
 
 def _is_plain_view(tensor: Tensor, base: Tensor) -> bool:
-    lazy = tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg()
-    return tensor.dtype == base.dtype and not lazy
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    return tensor is base or (tensor.dtype == base.dtype and not base.is_conj() and not base.is_neg())
 
 
 def _is_dense(tensor: Tensor) -> bool:
+    if tensor.is_contiguous():
+        return True
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.numel() == last + 1
 

@@ -1,7 +1,7 @@
 """What one rule says, and how settings are read from a node of PyTorch's graph."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -44,7 +44,6 @@ class Rule:
         output: the number of the output that ``run`` returns; None if the settings say which.
         weight: how many operations it counts as for ``depth``: several where it takes as long.
         is_view: whether ``run`` returns a view of its first operand, which costs nothing.
-        varies: whether the node has any number of operands, all like the only one of ``inputs``.
     """
 
     name: str
@@ -55,7 +54,12 @@ class Rule:
     output: int | None = 0
     weight: int = 1
     is_view: bool = False
-    varies: bool = False
+    shown: tuple[str, ...] = field(init=False)
+    """Attributes of the node that show what it has saved of each operand; empty for none."""
+
+    def __post_init__(self) -> None:
+        shown = tuple(f"_raw_saved_{each.saved}" if each.saved else "" for each in self.inputs)
+        object.__setattr__(self, "shown", shown)
 
 
 def saved(*names: str) -> tuple[Input, ...]:
@@ -63,11 +67,17 @@ def saved(*names: str) -> tuple[Input, ...]:
     return tuple(map(Input, names))
 
 
-def attributes(*names: str) -> Settings:
-    """Return what reads settings that the node has under these names."""
+def attributes(*names: str, **missing: Hashable) -> Settings:
+    """Return what reads settings that the node has under these names.
+
+    Args:
+        names: of attributes that every version of PyTorch has.
+        missing: names of those that some versions lack, with what stands for them there; they come last.
+    """
 
     def read(node: Any, output: int) -> tuple[Hashable, ...]:
-        return tuple(getattr(node, f"_saved_{name}") for name in names)
+        there = [getattr(node, f"_saved_{name}") for name in names]
+        return *there, *(getattr(node, f"_saved_{name}", value) for name, value in missing.items())
 
     return read
 

@@ -8,7 +8,7 @@ Attributes of nodes that are no part of PyTorch's documented interface are read 
 in :mod:`tensorstash.backends.torch.graph`. Where a node has not the one that is wanted, there is no recipe.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -17,13 +17,20 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tensorstash.abilities.recipes import Leaf
+from tensorstash.abilities.search import Call, NoRecipe, Number
+from tensorstash.abilities.search import Search as AnySearch
 from tensorstash.backends.torch.recipes import RULES
-from tensorstash.backends.torch.recipes.rule import Rule
+from tensorstash.backends.torch.recipes.rule import Rule, saved
 
 _CAST = "ToCopyBackward0"
 
-_STEPS = 64
-"""Nodes, views among them, that are followed for one tensor."""
+
+def _as_laid_out(shape: tuple[int, ...], strides: tuple[int, ...], tensor: Tensor) -> Tensor:
+    return tensor.as_strided(shape, strides, tensor.storage_offset())
+
+
+_LAYOUT = Rule("view", "", saved(""), _as_laid_out, is_view=True)
+"""An input as another layout of the same memory."""
 
 
 class Note(NamedTuple):
@@ -40,39 +47,13 @@ class Note(NamedTuple):
     is_input: bool
 
 
-class _Call(NamedTuple):
-    """One operation of a recipe; a number stands for an input, by its place, and None for an operand that is None."""
-
-    rule: Rule
-    settings: tuple[Hashable, ...]
-    operands: tuple[Any, ...]
-
-
-class _View(NamedTuple):
-    """An input as another layout of the same memory."""
-
-    operand: int
-    layout: tuple[tuple[int, ...], tuple[int, ...]]
-
-
-class _Number(NamedTuple):
-    """A number that stands in the program; told apart by how it is written, since 1 == 1.0 and 0.0 == -0.0."""
-
-    written: str
-    value: Any
-
-
-class NoRecipe(Exception):  # noqa: N818  (it is no error)
-    """Why there is no recipe."""
-
-
 def notes(node: Any) -> dict[Any, Any]:
     """Return what a node carries for others, as long as it lives."""
     known: dict[Any, Any] = node.metadata
     return known
 
 
-class Search:
+class Search(AnySearch[Rule]):
     """Follows the graph back from one tensor.
 
     Args:
@@ -83,7 +64,7 @@ class Search:
         depth: most operations one after the other.
     """
 
-    __slots__ = ("_depth", "_is_ours", "_key", "_left", "_ops", "_rules", "inputs")
+    __slots__ = ("_is_ours", "_key")
 
     def __init__(
         self,
@@ -93,13 +74,9 @@ class Search:
         ops: frozenset[str] | None,
         depth: int,
     ) -> None:
+        super().__init__(rules, ops, depth)
         self._key = key
         self._is_ours = is_ours
-        self._rules = rules
-        self._ops = ops
-        self._depth = depth
-        self._left = _STEPS
-        self.inputs: list[Any] = []
 
     def output(self, node: Any, number: int, *, is_root: bool = False) -> tuple[Any, int]:
         """Return how an output of a node is made, and in how many operations.
@@ -116,14 +93,9 @@ class Search:
         kind = type(node).__name__
         if kind == "AccumulateGrad":
             return self._leaf(node.variable), 0
-        rule = self._rules.get(kind)
-        if rule is None or (rule.output is not None and rule.output != number):
+        rule = self.rule(kind)
+        if rule.output is not None and rule.output != number:
             raise NoRecipe(f"no rule for {kind}")
-        if self._ops is not None and not rule.is_view and rule.name not in self._ops:
-            raise NoRecipe(f"{rule.name} is not among ops")
-        self._left -= 1
-        if self._left < 0:
-            raise NoRecipe("deeper than depth")
         try:
             settings = rule.settings(node, number)
             if settings is None:
@@ -133,25 +105,23 @@ class Search:
             raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
         except RuntimeError as error:  # what it has saved is released
             raise NoRecipe(f"{kind} does not show what it has saved") from error
-        levels = max((level for _, level in operands), default=0) + (0 if rule.is_view else rule.weight)
-        if levels > self._depth:
-            raise NoRecipe("deeper than depth")
-        return _Call(rule, settings, tuple(operand for operand, _ in operands)), levels
+        return self.call(rule, settings, operands, rule.weight)
 
     def _operand(self, node: Any, rule: Rule, place: int) -> tuple[Any, int]:
-        name, optional, which = rule.inputs[place]
+        name = rule.shown[place]
+        _, optional, which = rule.inputs[place]
         if name:
-            shown = getattr(node, f"_raw_saved_{name}")
+            shown = getattr(node, name)
             kept = (shown if which is None else shown[which]).data
             if isinstance(kept, Tensor):
                 if kept.dim() or not kept.is_cpu:
                     raise NoRecipe("an operand that was saved outside of the scope")
                 value = kept.item()
-                return _Number(repr(value), value), 0
+                return Number(repr(value), value), 0
             if kept is not None:
                 if not self._is_ours(kept):
                     raise NoRecipe("an operand that was saved under the hooks of others")
-                return self._input(kept), 0
+                return self.input(kept), 0
         edges = node.next_functions
         before, number = edges[place] if place < len(edges) else (None, 0)
         if before is None and optional:
@@ -159,21 +129,17 @@ class Search:
         return self.output(before, number)
 
     def _noted(self, node: Any, number: int) -> Any:
-        note = notes(node).get((self._key, number))
+        note = node.metadata.get((self._key, number))
         handle = None if note is None else note.handle()
-        if note is None or handle is None or not note.is_input:
+        if handle is None or not note.is_input:
             return None
-        place = self._input(handle)
-        return place if note.layout is None else _View(place, note.layout)
+        place = self.input(handle)
+        return place if note.layout is None else Call(_LAYOUT, note.layout, (place,))
 
     def _leaf(self, tensor: Tensor) -> int:
         if type(tensor) not in (Tensor, Parameter) or not tensor.untyped_storage().nbytes():
             raise NoRecipe("a leaf without memory of its own")
-        return self._input(Leaf(tensor))
-
-    def _input(self, value: Any) -> int:
-        self.inputs.append(value)
-        return len(self.inputs) - 1
+        return self.input(Leaf(tensor))
 
 
 def narrow_source(node: Any, dtype: torch.dtype) -> torch.dtype | None:
@@ -188,27 +154,4 @@ def narrow_source(node: Any, dtype: torch.dtype) -> torch.dtype | None:
 
 def cast_to(dtype: torch.dtype) -> Hashable:
     """Return the operation that casts the only input of a recipe."""
-    return _Call(RULES[_CAST], (dtype,), (0,))
-
-
-def run_again(operation: Any, values: Sequence[Any]) -> Any:
-    """Return what the operation of a recipe makes of its inputs."""
-    if type(operation) is _Call:
-        return operation.rule.run(*operation.settings, *(run_again(operand, values) for operand in operation.operands))
-    if type(operation) is int:
-        return values[operation]
-    if type(operation) is _View:
-        shape, strides = operation.layout
-        tensor = values[operation.operand]
-        return tensor.as_strided(shape, strides, tensor.storage_offset())
-    return operation.value if type(operation) is _Number else None
-
-
-def rules_of(operation: Any) -> str:
-    """Return the rules of an operation as they are nested, without views and inputs."""
-    if type(operation) is not _Call:
-        return ""
-    inner = ", ".join(filter(None, map(rules_of, operation.operands)))
-    if operation.rule.is_view:
-        return inner
-    return f"{operation.rule.name}({inner})" if inner else operation.rule.name
+    return Call(RULES[_CAST], (dtype,), (0,))

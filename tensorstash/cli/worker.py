@@ -1,4 +1,4 @@
-"""The process of one job: ``python -m benchmarks.harness.worker module:function '{"argument": value}'``.
+"""The process of one job: ``python -m tensorstash.cli.worker module:function '{"argument": value}'``.
 
 Prints what the job yields and returns, each as a line of JSON with ``"yield"`` or ``"return"`` before it, and reads a
 line before the job goes on. Also what jobs measure themselves with.
@@ -8,7 +8,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from importlib import import_module
 from time import perf_counter, process_time
 from typing import Any, Self
@@ -17,20 +17,29 @@ from tensorstash.cli import memory
 
 
 class Meter:
-    """Seconds, processor seconds and peak resident memory of each step of this process.
+    """Seconds, processor seconds and peak memory of each step of this process.
 
-    What runs inside of the context counts, all of it since the last :meth:`begin` as one step. Everything that is
-    resident when the meter is made is its floor; free memory is given back before.
+    What runs inside of the context counts, all of it since the last :meth:`begin` as one step. Everything that is in
+    memory when the meter is made is its floor; free memory is given back before.
+
+    Args:
+        peak: returns the peak of an accelerator's bytes; by default that of resident memory is taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peak: Callable[[], int] | None = None) -> None:
         gc.collect()
         memory.release_free()
         memory.reset_peak()
-        self.floor_bytes = self.peak_bytes = memory.peak_bytes()
+        self._peak = peak or memory.peak_bytes
+        self.floor_bytes = self.peak_bytes = self._peak()
         self.step_s: list[float] = []
         self.cpu_s: list[float] = []
         self._started = self._cpu_started = 0.0
+
+    @property
+    def activation_bytes(self) -> int:
+        """The peak so far above the floor."""
+        return self.peak_bytes - self.floor_bytes
 
     def begin(self) -> None:
         """Begin a step."""
@@ -45,11 +54,12 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         self.step_s[-1] += perf_counter() - self._started
         self.cpu_s[-1] += process_time() - self._cpu_started
-        self.peak_bytes = max(self.peak_bytes, memory.peak_bytes())
+        self.peak_bytes = max(self.peak_bytes, self._peak())
 
     def report(self) -> dict[str, Any]:
         """Return everything by name, in plain values."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        names = ("floor_bytes", "peak_bytes", "activation_bytes", "step_s", "cpu_s")
+        return {name: getattr(self, name) for name in names}
 
 
 def main() -> None:

@@ -1,0 +1,144 @@
+"""How the graph of a framework is followed back from a tensor to a recipe: what is the same for all of them."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from tensorstash.abilities.recipes import Recipe
+
+_STEPS = 64
+"""Nodes, views among them, that are followed for one tensor."""
+
+_REMEMBERED = 4096
+
+
+class Operation(Protocol):
+    """What a search needs of a rule; equal only to itself."""
+
+    @property
+    def name(self) -> str:
+        """What :class:`~tensorstash.policies.recompute.Recompute` calls it."""
+        ...
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        """Takes the settings, then the operands, and returns one output."""
+        ...
+
+    @property
+    def is_view(self) -> bool:
+        """Whether what it returns shares the memory of what it is given, which costs nothing."""
+        ...
+
+
+R = TypeVar("R", bound=Operation)
+
+
+class Call(NamedTuple):
+    """One operation of a recipe; a number stands for an input, by its place, and None for an operand that is None."""
+
+    rule: Any
+    settings: tuple[Hashable, ...]
+    operands: tuple[Any, ...]
+
+
+class Number(NamedTuple):
+    """A number that stands in the program; told apart by how it is written, since 1 == 1.0 and 0.0 == -0.0."""
+
+    written: str
+    value: Any
+
+
+class NoRecipe(Exception):  # noqa: N818  (it is no error)
+    """Why there is no recipe."""
+
+
+class Search(Generic[R]):
+    """Follows a graph back from one tensor; a backend adds how its nodes are read.
+
+    Args:
+        rules: by the name of the node.
+        ops: names of the rules that may be used; None for all.
+        depth: most operations one after the other.
+    """
+
+    __slots__ = ("_depth", "_left", "_ops", "_rules", "inputs")
+
+    def __init__(self, rules: Mapping[str, R], ops: frozenset[str] | None, depth: int) -> None:
+        self._rules = rules
+        self._ops = ops
+        self._depth = depth
+        self._left = _STEPS
+        self.inputs: list[Any] = []
+        """What the numbers in the operation stand for."""
+
+    def rule(self, kind: str) -> R:
+        """Return the rule for a node, which is followed now.
+
+        Raises:
+            NoRecipe: there is none, it must not be used, or too many nodes were followed already.
+        """
+        rule = self._rules.get(kind)
+        if rule is None:
+            raise NoRecipe(f"no rule for {kind}")
+        if self._ops is not None and not rule.is_view and rule.name not in self._ops:
+            raise NoRecipe(f"{rule.name} is not among ops")
+        self._left -= 1
+        if self._left < 0:
+            raise NoRecipe("deeper than depth")
+        return rule
+
+    def call(
+        self, rule: R, settings: tuple[Hashable, ...], operands: Sequence[tuple[Any, int]], weight: int = 1
+    ) -> tuple[Call, int]:
+        """Return one operation and how many are run for it, its operands' among them.
+
+        Args:
+            rule: of the operation.
+            settings: as it takes them.
+            operands: with the number of operations behind each.
+            weight: how many operations this one counts as; nothing for a view.
+
+        Raises:
+            NoRecipe: these are too many.
+        """
+        levels = 0
+        for _, behind in operands:
+            levels = max(levels, behind)
+        if not rule.is_view:
+            levels += weight
+        if levels > self._depth:
+            raise NoRecipe("deeper than depth")
+        return Call(rule, settings, tuple([operand for operand, _ in operands])), levels
+
+    def input(self, value: Any) -> int:
+        """Return the number that stands for a handle or a leaf."""
+        self.inputs.append(value)
+        return len(self.inputs) - 1
+
+    def recipe(self, found: tuple[Any, int]) -> Recipe:
+        """Return the recipe that was found."""
+        operation, levels = found
+        return Recipe(rules_of(operation), operation, tuple(self.inputs), levels)
+
+
+def run_again(operation: Any, values: Sequence[Any]) -> Any:
+    """Return what the operation of a recipe makes of its inputs."""
+    kind = type(operation)
+    if kind is Call:
+        operands = [run_again(operand, values) for operand in operation.operands]
+        return operation.rule.run(*operation.settings, *operands)
+    if kind is int:
+        return values[operation]
+    return None if operation is None else operation.value
+
+
+@lru_cache(_REMEMBERED)
+def rules_of(operation: Any) -> str:
+    """Return the rules of an operation as they are nested, without views and inputs."""
+    if type(operation) is not Call:
+        return ""
+    inner = ", ".join(filter(None, map(rules_of, operation.operands)))
+    if operation.rule.is_view:
+        return inner
+    return f"{operation.rule.name}({inner})" if inner else str(operation.rule.name)

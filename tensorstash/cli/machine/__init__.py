@@ -1,0 +1,1 @@
+"""What `tensorstash doctor` looks at."""

@@ -1,0 +1,102 @@
+"""Captures payloads behind the program, as fast as a budget lets it."""
+
+from functools import partial
+from weakref import ref
+
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.payloads.payload import Payload
+from tensorstash.engine.payloads.resident import ResidentWindow
+from tensorstash.engine.timeouts import Timeouts
+from tensorstash.errors import StoreError
+from tensorstash.host.budget import ByteBudget
+from tensorstash.host.workers import Workers
+
+
+class Sender:
+    """Has payloads captured on workers, oldest first, behind the window of those that stay for a while.
+
+    Args:
+        limits: byte budgets and the timeout.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.timeouts = Timeouts(limits.timeout_s)
+        """How long to wait for a store."""
+        self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
+        self.in_flight = ByteBudget(limits.in_flight_bytes)
+        """Bytes that are on their way."""
+        self._resident = ResidentWindow(limits.resident_bytes)
+
+    def start(self, payload: Payload) -> None:
+        """Send a payload on its way, or let it wait in the window.
+
+        Raises:
+            StoreError: the store hangs, or a payload too large for the budget was refused by it.
+        """
+        if not payload.route.needs_worker:
+            payload.launch()
+            return
+        if payload.route.is_brief:
+            payload.launch()
+            payload.run(self.timeouts.ask)
+            return
+        may_wait = payload.route.may_wait and self._resident.limit
+        for due in self._resident.add(payload) if may_wait else (payload,):
+            self._begin(due)
+        if payload.nbytes > self.in_flight.limit:
+            payload.raise_store_failure()
+
+    def make_room(self, excess: int) -> None:
+        """Wait until so many bytes of those that are on their way have arrived, or all."""
+        used = self.in_flight.used
+        if excess <= 0 or not used:
+            return
+        most = self.in_flight.limit - max(used - excess, 0)
+        lease = self.in_flight.acquire(most, timeout_s=self.timeouts.timeout_s)
+        if lease is not None:
+            lease.release()
+
+    def drain(self) -> None:
+        """Wait until everything has been captured.
+
+        Raises:
+            StoreError: it was not within ``timeout_s``.
+        """
+        for payload in self._resident.clear():
+            self._begin(payload)
+        timeout_s = self.timeouts.timeout_s
+        if self.in_flight.acquire(self.in_flight.limit, timeout_s=timeout_s) is None:
+            used = self.in_flight.used
+            self.writers.abandon()
+            raise StoreError(f"{used} bytes are still on their way after {timeout_s} seconds")
+
+    def _begin(self, payload: Payload) -> None:
+        """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
+        nbytes = payload.nbytes
+        if nbytes > self.in_flight.limit:
+            payload.launch()
+            payload.run(self.timeouts.ask)
+            return
+        timeout_s = self.timeouts.timeout_s
+        lease = self.in_flight.acquire(nbytes, timeout_s=timeout_s)
+        if lease is None:
+            used = self.in_flight.used
+            self.writers.abandon()
+            raise StoreError(
+                f"{payload.route.store_place}: {used} bytes have been on their way into the store for "
+                f"{timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+            )
+        try:
+            payload.launch()
+            # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
+            # also when its thread is lost: what that still holds is written off.
+            self.writers.submit(partial(_capture, ref(payload)), ended=lease.release)
+        except BaseException:
+            lease.release()
+            raise
+
+
+def _capture(payload: ref[Payload]) -> None:
+    wanted = payload()
+    if wanted is not None:
+        wanted.run()

@@ -1,0 +1,114 @@
+"""What becomes of each kind of saved tensors, by a policy: found out once, and remembered."""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+from tensorstash.abilities import Backend
+from tensorstash.engine.advice import Adviser
+from tensorstash.engine.calibration import Calibration
+from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.payloads.route import PayloadRoute, route_for
+from tensorstash.engine.transfers import Transfers
+from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
+from tensorstash.protocols import Codec, Demand, Store, StoreConfig
+from tensorstash.spec import TensorSpec
+from tensorstash.stores.memory import Memory
+
+POLICY = "policy"
+"""Why a tensor is kept of which a policy says no more."""
+
+_REMEMBERED = 4096
+
+
+class Way(NamedTuple):
+    """What becomes of tensors of a kind.
+
+    Args:
+        rebuilding: whether those that can be made again are; None for no.
+        route: where all others go, or why they are kept.
+    """
+
+    rebuilding: Rebuilding | None
+    route: PayloadRoute | str
+
+
+class Ways:
+    """Remembers what a policy says of each kind of tensors, and shares one store among equal configs.
+
+    Args:
+        policy: whose stores are opened now; every other one that is asked is among its choices.
+        backend: the framework's adapter.
+        ledger: counts for the stores.
+        adviser: is told where tensors go.
+        transfers: brings payloads to the host; None without streams.
+
+    Raises:
+        StoreError: a store the policy may use cannot be opened.
+    """
+
+    def __init__(
+        self, policy: HookPolicy, backend: Backend[Any], ledger: Ledger, adviser: Adviser, transfers: Transfers | None
+    ) -> None:
+        self._backend = backend
+        self._ledger = ledger
+        self._adviser = adviser
+        self.transfers = transfers
+        self.calibration = Calibration()
+        self.frees_host_memory = False
+        """Whether anything leaves host memory, or shrinks in it."""
+        self.stores: dict[StoreConfig, Store] = {}
+        self._remembered: dict[Hashable, Way] = {}
+        for plan in policy.alternatives():
+            if not plan.rest.keeps:
+                self._store(plan.rest.store or Memory())
+
+    def of(
+        self, kind: Hashable, policy: HookPolicy, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()
+    ) -> Way:
+        """Return what becomes of tensors of a kind.
+
+        Args:
+            kind: all that the answer depends on, hashable.
+            policy: to be asked.
+            spec: what it is asked about.
+            demand: what backward needs of them.
+            masks: codecs of those that are masks, in place of the policy's.
+        """
+        known = self._remembered.get(kind)
+        if known is None:
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            plan = policy.plan(spec)
+            if masks:
+                rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
+            else:
+                rest = self.calibration.applied(plan.rest.within(demand), spec.dense())
+            route = self._route(rest, spec)
+            if masks and not isinstance(route, str):
+                route.is_brief = route.tier == "memory" and spec.device == "cpu"
+            known = self._remembered[kind] = Way(plan.rebuilding, route)
+        return known
+
+    def settle(self) -> None:
+        """End a step in which codecs were measured."""
+        if self.calibration.settle():
+            self._remembered.clear()
+
+    def _route(self, plan: Plan, spec: TensorSpec) -> PayloadRoute | str:
+        if plan.keeps:
+            return plan.reason or POLICY
+        config = plan.store or Memory()
+        self.frees_host_memory |= spec.device == "cpu"
+        self._adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
+        route = route_for(plan, spec, self._backend, config, self._store(config), self._ledger, self.transfers)
+        if spec.device != "cpu" and route.transfers is None and route.tier != "device":
+            why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
+            self._ledger.copies_wait(spec.device, why or "")
+        return route
+
+    def _store(self, config: StoreConfig) -> Store:
+        store = self.stores.get(config)
+        if store is None:
+            store = self.stores[config] = config.open()
+            self._adviser.judge_directories(getattr(config, "directories", ()))
+        return store

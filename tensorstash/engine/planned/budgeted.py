@@ -1,0 +1,175 @@
+"""A budget at work: what becomes of each class of saved tensors is measured, planned, and held."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tensorstash.abilities import Backend
+from tensorstash.engine.advice import Adviser
+from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.planned.allowance import Allowance
+from tensorstash.engine.planned.control import Control
+from tensorstash.engine.planned.memory import MemoryInUse
+from tensorstash.engine.planned.options import SAMPLE_BYTES, at_rates, options, rates
+from tensorstash.engine.planned.step import Seen, Step
+from tensorstash.engine.planned.tracker import NewTracker, Tracker
+from tensorstash.engine.state import SessionState
+from tensorstash.engine.stats import Stats
+from tensorstash.errors import StashError
+from tensorstash.planner.model import KEEP
+from tensorstash.planner.plan import BudgetPlan
+from tensorstash.policies.budget import Budget
+from tensorstash.spec import TensorSpec
+
+
+class Budgeted:
+    """Chooses the tier that a plan has for the class of a tensor; the smallest for what no plan knows.
+
+    Args:
+        policy: the budget.
+        backend: the framework's adapter.
+        ledger: tells how fast stores are.
+        min_bytes: tensors below this size are kept, in bytes.
+        adviser: tells the user what cannot be helped.
+    """
+
+    def __init__(self, policy: Budget, backend: Backend[Any], ledger: Ledger, min_bytes: int, adviser: Adviser) -> None:
+        self._backend = backend
+        self._ledger = ledger
+        self._min_bytes = min_bytes
+        self._tiers = policy.tiers()
+        self._memory = MemoryInUse(policy, backend)
+        self._small = 0
+        """Bytes of the step that are too small to be looked at."""
+        self._control = Control(adviser.say)
+        self._before = ledger.snapshot()
+        self._peak = 0
+        self._allowance = Allowance(ledger)
+        adviser.watches = False  # what there is to gain is what the plan says
+
+    def limit(self, step: Step) -> int:
+        """Return the bytes that may be held."""
+        small = (nbytes * count for nbytes, count in step.sizes.items() if nbytes < self._min_bytes)
+        self._small = sum(small)
+        budget, background = self._room()
+        return budget - background
+
+    def _room(self) -> tuple[int, int]:
+        return self._memory.room(self._small)
+
+    # Where everything fits
+
+    def passing(self, state: SessionState) -> Mapping[int, Iterator[None]] | None:
+        """Return how many tensors of each size need not be looked at; None if all are."""
+        if not self._control.is_declined:
+            return None
+        if state.was_asked or not self._allowance.counters:
+            self._refill(state)
+        return self._allowance.counters
+
+    def passes(self, nbytes: int, state: SessionState) -> bool | int:
+        """Return whether a tensor was expected where everything fits; if there were too many, the bytes they had."""
+        if not self._control.is_declined:
+            return False
+        if self._allowance.take(nbytes):
+            return True
+        if state.was_asked:
+            self._refill(state)
+            if self._allowance.take(nbytes):
+                return True
+        held = self._control.current
+        assert held is not None, "declined without a plan"
+        self._control.forget(next(iter(held.plan.tiers), None))
+        return min(held.plan.native - held.plan.background, self._allowance.end())
+
+    def _refill(self, state: SessionState) -> None:
+        state.was_asked = False
+        assert self._control.current is not None, "declined without a plan"
+        self._allowance.refill(self._control.current.sizes)
+
+    # Within a step
+
+    def begin_step(self, first: Seen, spec: TensorSpec) -> None:
+        """Look up the plan of a step by its first tensor."""
+        self._memory.begin(spec.device)
+        self._control.begin(first.key)
+        self._before = self._ledger.snapshot()
+
+    def choose(self, tensor: Any, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> None:
+        """Choose what the plan says; what is smallest if it says nothing, or if there is no room."""
+        shared = step.tiers.get(seen.token)
+        if shared is None and self._control.current is None:
+            seen.options = options(self._tiers, spec, self._sample(tensor, spec))
+        seen.tier = shared or self._tier(seen, spec, step, spare)
+        seen.policy = self._tiers[seen.tier]
+
+    def _tier(self, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> str:
+        planned = self._control.tier(seen.key)
+        if planned is None:
+            step.surprises += 1
+        elif spare < 0:
+            step.overran |= planned == KEEP
+            planned = None
+        tier = planned or self._floor(spec)
+        quota = getattr(self._tiers.get("disk_spill"), "budget", None)
+        if tier == "disk_spill":
+            if quota is not None and step.on_disk + spec.nbytes > quota:
+                return "compress" if "compress" in self._tiers else KEEP
+            step.on_disk += spec.nbytes
+        return tier
+
+    def _floor(self, spec: TensorSpec) -> str:
+        order = ("disk_spill", "compress") if spec.device == "cpu" else ("cpu_offload", "disk_spill", "compress")
+        return next((tier for tier in order if tier in self._tiers), KEEP)
+
+    def _sample(self, tensor: Any, spec: TensorSpec) -> Any:
+        data = self._backend.to_host(tensor, spec).reshape(-1)
+        count = max(SAMPLE_BYTES // max(spec.itemsize, 1), 1)
+        start = max((data.size - count) // 2, 0)
+        return data[start : start + count]
+
+    def next_bytes(self, step: Step) -> int:
+        """Return how many bytes the next tensor will have, as far as that is known; else those of the largest."""
+        following = self._control.next_bytes(len(step.seen))
+        return step.largest if following is None else following
+
+    # From step to step
+
+    def end_step(self, step: Step, peak: int) -> None:
+        """Learn from a step, in which so many bytes were held at most."""
+        measured = rates(self._ledger.snapshot() - self._before)
+        for seen in step.seen:
+            seen.options = tuple(at_rates(option, measured) for option in seen.options)
+        self._peak = max(self._peak, peak)
+        if step.was_asked:
+            self._control.end(step, peak, self._room())
+
+    def plan(self) -> BudgetPlan:
+        """Return what the budget has become: a table when printed.
+
+        Raises:
+            StashError: no step has ended yet.
+        """
+        if self._control.newest is None:
+            raise StashError("budget: there is no plan before a step has ended: run forward and backward once")
+        return self._control.newest.plan
+
+    def described(self, stats: Stats, peak: int) -> Stats:
+        """Return statistics with the plan, and the most bytes that were held."""
+        newest = self._control.newest
+        text = "measuring the first step" if newest is None else newest.plan.summary
+        return replace(stats, plan=text, peak_held=max(self._peak, peak))
+
+    def count_passed(self) -> None:
+        """Count what has passed without having been looked at."""
+        self._allowance.count()
+
+
+def budgeted(policy: Budget) -> NewTracker:
+    """Return what makes a tracker that holds a budget."""
+
+    def new_tracker(backend: Backend[Any], ledger: Ledger, limits: Limits, min_bytes: int, adviser: Adviser) -> Tracker:
+        return Tracker(Budgeted(policy, backend, ledger, min_bytes, adviser), backend, ledger, limits)
+
+    return new_tracker

@@ -1,0 +1,66 @@
+"""What the graph holds in place of saved tensors whose asking is noted."""
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from tensorstash.engine.handle import Kept, Stashed
+from tensorstash.engine.planned.step import Seen
+from tensorstash.engine.recompute.inputs import KeptHandle
+
+
+class Observer(Protocol):
+    """Is told when a saved tensor is asked for."""
+
+    def asking(self, seen: Seen, /) -> AbstractContextManager[None]:
+        """Return what takes note that a saved tensor is asked for."""
+        ...
+
+    def bringing(self, nbytes: int, /) -> AbstractContextManager[None]:
+        """Return what leaves room for what is brought back."""
+        ...
+
+    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, /) -> None:
+        """Count a tensor that was brought back."""
+        ...
+
+
+class TrackedKept(KeptHandle):
+    """The handle of a tensor that is kept, and whose asking is noted.
+
+    Args:
+        kept: what it would be otherwise.
+        seen: what is known of the tensor.
+        tracker: is told when it is asked for.
+    """
+
+    __slots__ = ("_tracker", "seen")
+
+    def __init__(self, kept: Kept, seen: Seen, tracker: Observer) -> None:
+        super().__init__(kept)
+        self._tracker = tracker
+        self.seen = seen
+
+    def __call__(self) -> Any:
+        """Return the saved tensor; see :func:`~tensorstash.engine.handle.restore`."""
+        with self._tracker.asking(self.seen):
+            return super().__call__()
+
+
+class TrackedStashed(Stashed):
+    """The handle of a tensor that is stashed, and whose asking is noted from :attr:`tracker` on."""
+
+    __slots__ = ("seen", "tracker")
+
+    seen: Seen
+    tracker: Observer
+
+    def __call__(self) -> Any:
+        """Return the saved tensor; see :class:`~tensorstash.engine.handle.Stashed`."""
+        payload, tracker = self.payload, self.tracker
+        with tracker.asking(self.seen):
+            source = payload.alias
+            with tracker.bringing(0 if source is not None or payload.is_ahead else payload.nbytes):
+                tensor = super().__call__()
+            if tensor is not source and not payload.is_ahead:  # else it is counted among what was read ahead
+                tracker.watch_rebuilt(tensor, payload, payload.nbytes)
+            return tensor

@@ -1,0 +1,322 @@
+"""What knows the class of each saved tensor, when a step begins, and how much is held."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Protocol
+
+from tensorstash.abilities import Backend
+from tensorstash.engine.advice import Adviser
+from tensorstash.engine.handle import Handle
+from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.limits import Limits
+from tensorstash.engine.planned.handles import TrackedKept, TrackedStashed
+from tensorstash.engine.planned.meter import ENOUGH, GatedBudget, Meter
+from tensorstash.engine.planned.step import Seen, Step
+from tensorstash.engine.state import SessionState
+from tensorstash.engine.stats import Stats
+from tensorstash.planner.model import SavedClass
+from tensorstash.planner.plan import BudgetPlan
+from tensorstash.policies.plan import HookPolicy
+from tensorstash.spec import TensorSpec
+
+NewTracker = Callable[[Backend[Any], Ledger, Limits, int, Adviser], "Tracker"]
+"""Makes a tracker for one session, of its backend, ledger, limits, ``min_bytes`` and adviser."""
+
+_RESERVE = 8
+"""What is read ahead leaves room for the largest tensor, but no more than this part of all there is."""
+
+
+class Chooser(Protocol):
+    """Says what becomes of each saved tensor, and how many bytes may be held."""
+
+    def limit(self, step: Step) -> int:
+        """Return the bytes that may be held."""
+        ...
+
+    def begin_step(self, first: Seen, spec: TensorSpec) -> None:
+        """Take note of the first tensor of a step."""
+        ...
+
+    def choose(self, tensor: Any, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> None:
+        """Set what becomes of a tensor: its tier, policy, and whether that goes by its class.
+
+        Args:
+            tensor: that autograd saves.
+            seen: what is known of it.
+            spec: of it.
+            step: without it.
+            spare: bytes for which there is room, if it is kept.
+        """
+        ...
+
+    def next_bytes(self, step: Step) -> int:
+        """Return how many bytes the next tensor will have."""
+        ...
+
+    def end_step(self, step: Step, peak: int) -> None:
+        """Learn from a step, in which so many bytes were held at most."""
+        ...
+
+    def passing(self, state: SessionState) -> Mapping[int, Iterator[None]] | None:
+        """Return how many tensors of each size need not be looked at; None if all are."""
+        ...
+
+    def passes(self, nbytes: int, state: SessionState) -> bool | int:
+        """Return whether a tensor of so many bytes need not be looked at; or what has passed, if too much did."""
+        ...
+
+    def plan(self) -> BudgetPlan | None:
+        """Return what was planned last; None if nothing ever is."""
+        ...
+
+    def count_passed(self) -> None:
+        """Count what has passed without having been looked at."""
+        ...
+
+    def described(self, stats: Stats, peak: int) -> Stats:
+        """Return statistics with what there is to say."""
+        ...
+
+
+class Tracker:
+    """Observes what is saved, asked for and let go, step by step; a chooser says what becomes of it.
+
+    Steps are those of one thread at a time.
+
+    Args:
+        chooser: says what becomes of each tensor.
+        backend: the framework's adapter.
+        ledger: counts payloads.
+        limits: byte budgets.
+    """
+
+    def __init__(self, chooser: Chooser, backend: Backend[Any], ledger: Ledger, limits: Limits) -> None:
+        self._chooser = chooser
+        self._backend = backend
+        self._meter = Meter(ledger)
+        self.ahead = GatedBudget(limits.ahead_bytes, self._meter)
+        """What may be read ahead of backward."""
+        self._hook_s = 0.0
+        self._depth = 0
+        self._step = Step(0.0, perf_counter())
+        self._peak = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that are held now."""
+        return self._meter.held() + self.ahead.used
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that were held in this step."""
+        return self._peak
+
+    @contextmanager
+    def in_hook(self) -> Iterator[float]:
+        """Stop the clock of the program, which is returned."""
+        started = perf_counter()
+        self._depth += 1
+        try:
+            yield started - self._hook_s
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self._hook_s += perf_counter() - started
+
+    # Packing
+
+    def passing(self, state: SessionState) -> Mapping[int, Iterator[None]] | None:
+        """Return how many tensors of each size need not be looked at; None if all are."""
+        return self._chooser.passing(state)
+
+    def passes(self, nbytes: int, state: SessionState) -> bool:
+        """Whether a tensor of so many bytes need not be looked at."""
+        passed = self._chooser.passes(nbytes, state)
+        if passed is True or passed is False:
+            return passed
+        self._meter.unseen = passed
+        self._new_step()
+        return False
+
+    def begin(self, nbytes: int) -> None:
+        """Take note that a tensor is packed, which may be the first of a step."""
+        self.settle()
+        if self._step.is_over:
+            self._end_step()
+        if nbytes:
+            self._step.sizes[nbytes] += 1
+
+    def see(self, tensor: Any, spec: TensorSpec, module: str) -> Seen:
+        """Return what is known of a saved tensor, and what becomes of it."""
+        step, backend = self._step, self._backend
+        kind = module, backend.producer(tensor), spec.dtype, spec.shape
+        token, start = backend.storage(tensor)
+        seen = Seen(SavedClass(*kind, step.ordinal(kind)), spec.nbytes, token, (start, spec.order.block), self._now())
+        if not step.seen:
+            self._begin_step(seen, spec)
+        step.add(seen)
+        incoming = 0 if self._meter.knows(token) else seen.nbytes
+        self._chooser.choose(tensor, seen, spec, step, self._meter.limit - self.held - incoming)
+        step.tiers[token] = seen.tier
+        return seen
+
+    def tracked(self, handle: Any, seen: Seen) -> Handle:
+        """Return a handle that tells when it is asked for, in place of one that does not."""
+        if isinstance(handle, TrackedStashed):
+            handle.seen, handle.tracker = seen, self
+            self._watch_stashed(handle, seen)
+            self._meter.watch(handle, ("handle", id(seen)), None, 0, seen)
+        else:
+            handle = TrackedKept(handle, seen, self)
+            self._meter.watch(handle, seen.token, seen.block, seen.nbytes, seen)
+        self._look()
+        return handle  # type: ignore[no-any-return]
+
+    def _watch_stashed(self, handle: TrackedStashed, seen: Seen) -> None:
+        payload = handle.payload
+        source = payload.alias
+        if source is not None:
+            self._meter.watch(source, id(payload) if payload.is_private else seen.token, seen.block, seen.nbytes)
+
+    def excess(self) -> int:
+        """Return the bytes for which there is no room when the next tensor is saved; 0 or less if there is."""
+        self.settle()
+        return self.held + self._chooser.next_bytes(self._step) - self._meter.limit
+
+    def freed(self, seen: Seen) -> None:
+        """Take note that nobody besides the graph holds a tensor any more."""
+        if seen.freed is None:
+            seen.freed = self._now()
+
+    # Unpacking
+
+    @contextmanager
+    def asking(self, seen: Seen) -> Iterator[None]:
+        """Take note that a saved tensor is asked for."""
+        with self.in_hook() as now:
+            self.settle()
+            self._step.asked(seen, now, perf_counter())
+            yield
+            self._look()
+
+    @contextmanager
+    def bringing(self, nbytes: int) -> Iterator[None]:
+        """Leave room for what is brought back now, while others are read ahead."""
+        before = self._meter.due
+        self._meter.due = before + nbytes
+        try:
+            yield
+        finally:
+            self._meter.due = before
+
+    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int) -> None:
+        """Count a tensor that was brought back, as long as it lives."""
+        self._meter.watch(tensor, ("back", id(content)), None, nbytes)
+
+    # Steps
+
+    def settle(self) -> None:
+        """Take note of what the graph has let go, and of how much may be held."""
+        now = self._now()
+        for seen in self._meter.settle():
+            self._step.gone(seen, now)
+        meter = self._meter
+        meter.limit = self._chooser.limit(self._step)
+        meter.spare = min(self._step.largest, meter.limit // _RESERVE)
+
+    def _now(self) -> float:
+        """Return the seconds that the program has run, outside of hooks."""
+        return perf_counter() - self._hook_s
+
+    def _look(self) -> None:
+        self._peak = max(self._peak, self.held)
+
+    def _begin_step(self, first: Seen, spec: TensorSpec) -> None:
+        self._meter.tiers = ("memory", "device") if spec.device == "cpu" else ("device",)
+        self._step.began, self._step.wall = first.saved, perf_counter()
+        self._chooser.begin_step(first, spec)
+        self._meter.limit = self._chooser.limit(self._step)
+        self._peak = 0
+
+    def _end_step(self) -> None:
+        self._chooser.end_step(self._step, self._peak)
+        self._new_step()
+
+    def _new_step(self) -> None:
+        self._meter.unseen = 0 if self._step.is_over else self._meter.unseen
+        self._step = Step(self._now(), perf_counter())
+
+    def plan(self) -> BudgetPlan | None:
+        """Return what a budget has become; None without a budget.
+
+        Raises:
+            StashError: no step has ended yet.
+        """
+        self.settle()
+        if self._step.is_over and self._step.seen:
+            self._end_step()
+        return self._chooser.plan()
+
+    def count_passed(self) -> None:
+        """Count what has passed without having been looked at."""
+        self._chooser.count_passed()
+
+    def described(self, stats: Stats) -> Stats:
+        """Return statistics with what there is to say of what is tracked."""
+        return self._chooser.described(stats, self._peak)
+
+
+class ByClass:
+    """Leaves everything to a policy that goes by the classes of tensors.
+
+    Args:
+        policy: what becomes of each saved tensor.
+    """
+
+    def __init__(self, policy: HookPolicy) -> None:
+        self._policy = policy
+
+    def limit(self, step: Step) -> int:
+        """Return a limit that holds nothing back."""
+        return ENOUGH
+
+    def begin_step(self, first: Seen, spec: TensorSpec) -> None:
+        """Take note of nothing."""
+
+    def choose(self, tensor: Any, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> None:
+        """Choose the policy."""
+        seen.policy, seen.is_named = self._policy, True
+
+    def next_bytes(self, step: Step) -> int:
+        """Return nothing to wait for."""
+        return 0
+
+    def end_step(self, step: Step, peak: int) -> None:
+        """Learn nothing."""
+
+    def passing(self, state: SessionState) -> None:
+        """Return that all are looked at."""
+
+    def passes(self, nbytes: int, state: SessionState) -> bool:
+        """Return that it does not."""
+        return False
+
+    def plan(self) -> None:
+        """Return that nothing was planned."""
+
+    def count_passed(self) -> None:
+        """Count nothing: all are looked at."""
+
+    def described(self, stats: Stats, peak: int) -> Stats:
+        """Return the statistics as they are."""
+        return stats
+
+
+def by_class(policy: HookPolicy) -> NewTracker:
+    """Return what makes a tracker that leaves everything to a policy."""
+
+    def new_tracker(backend: Backend[Any], ledger: Ledger, limits: Limits, min_bytes: int, adviser: Adviser) -> Tracker:
+        return Tracker(ByClass(policy), backend, ledger, limits)
+
+    return new_tracker

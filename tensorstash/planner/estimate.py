@@ -1,0 +1,228 @@
+"""What a model saves, before it is trained: by module and dtype, and what each tier would leave."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+from weakref import finalize
+
+from tensorstash.abilities import Backend, SupportsImagining
+from tensorstash.backends import backend_of
+from tensorstash.errors import BackendError
+from tensorstash.policies.budget import Budget
+from tensorstash.sizes import format_bytes
+from tensorstash.spec import TensorSpec, contiguous_strides
+
+_TIERS = Budget(allow="lossless+cast+quantize").tiers()
+
+_SAMPLES = 2, 4
+"""Where tensors cannot be imagined: so many rows of the batch are run, and what they save is a line through both."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBytes:
+    """What the modules of one name save in one dtype.
+
+    Args:
+        module: dotted name; empty for the model itself.
+        dtype: name of the element type.
+        tensors: saved, each memory once.
+        nbytes: of them.
+    """
+
+    module: str
+    dtype: str
+    tensors: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one training step saves for backward. Prints as a table.
+
+    Args:
+        rows: by module and dtype, in the order of the forward pass.
+        nbytes: saved at the end of the forward pass, each memory once, parameters left out.
+        peak: most bytes saved at one time during it.
+        tiers: bytes that are left of ``nbytes`` in the memory of the device under each tier of a
+            :class:`~tensorstash.Budget` alone; None where it depends on what the tensors hold.
+        is_imagined: whether nothing was computed; otherwise a few rows of the batch were.
+    """
+
+    rows: tuple[SavedBytes, ...]
+    nbytes: int
+    peak: int
+    tiers: Mapping[str, int | None]
+    is_imagined: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dictionaries, lists, numbers and texts, ready for JSON."""
+        return {**asdict(self), "rows": [asdict(row) for row in self.rows], "tiers": dict(self.tiers)}
+
+    def __str__(self) -> str:
+        lines = [f"{'module':44} {'dtype':10} {'tensors':>7} {'bytes':>10}"]
+        lines += [
+            f"{row.module:44} {row.dtype:10} {row.tensors:>7} {format_bytes(row.nbytes):>10}" for row in self.rows
+        ]
+        lines.append(f"saved {format_bytes(self.nbytes)}, at most {format_bytes(self.peak)} at one time")
+        left = [f"{tier} {'?' if n is None else format_bytes(n)}" for tier, n in self.tiers.items()]
+        return "\n".join([*lines, f"what each tier leaves: {', '.join(left)}  (?: depends on the values)"])
+
+
+def estimate(model: Any, *inputs: Any, **named: Any) -> Estimate:
+    """Return what a forward pass of a model saves for backward.
+
+    On PyTorch nothing is computed and nothing allocated: tensors are imagined, with shapes alone. Elsewhere, and for
+    an LSTM on the CPU, whose kernel does not say what it saves, two and four rows of the batch are run, which draws
+    random numbers and moves running statistics; what they save is extended to the whole batch. What is saved outside
+    of the model, such as by the loss, is not counted.
+
+    Args:
+        model: a module of a known framework; stays as it is.
+        inputs: what the model is called with; the first dimension of each tensor is that of the batch.
+        named: the same, by name.
+
+    Raises:
+        BackendError: a model of no known framework, or one that cannot run on imagined tensors.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> found = ts.estimate(ref.nn.GELU(), ref.ones((64, 256), requires_grad=True).exp())
+    >>> found.nbytes, found.tiers["cast"], found.tiers["compress"]
+    (65536, 32768, None)
+    """
+    backend = backend_of(model)
+    if isinstance(backend, SupportsImagining) and backend.can_imagine(model):
+        with backend.imagining(model, inputs, named) as (call, is_weight):
+            return _estimate(_saved(backend, model, call, is_weight), is_imagined=True)
+    rows = _batch(backend, (*inputs, *named.values()))
+    if rows is None or rows <= _SAMPLES[1]:
+        return _estimate(_saved(backend, model, partial(model, *inputs, **named)), is_imagined=False)
+    few, more = (_saved(backend, model, _on_rows(backend, model, inputs, named, rows, n)) for n in _SAMPLES)
+    return _estimate(_extended(few, more, rows), is_imagined=False)
+
+
+@dataclass
+class _Saved:
+    """All memories that were saved, in order, and the most bytes of them at one time."""
+
+    entries: list[tuple[str, TensorSpec, int]]
+    peak: int = 0
+
+
+class _Handle:
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
+def _saved(
+    backend: Backend[Any], model: Any, call: Callable[[], Any], is_weight: Callable[[Any], bool] | None = None
+) -> _Saved:
+    inside: list[str] = [""]
+    blocks: dict[Any, tuple[str, TensorSpec, int]] = {}
+    living: dict[Any, int] = {}
+    found = _Saved([])
+
+    @contextmanager
+    def named(name: str) -> Iterator[None]:
+        inside.append(name)
+        try:
+            yield
+        finally:
+            inside.pop()
+
+    def gone(key: Any) -> None:
+        living[key] -= 1
+        if not living[key]:
+            del living[key], blocks[key]
+
+    def pack(tensor: Any) -> _Handle:
+        handle = _Handle(backend.alias(tensor))  # the graph holding its own output would be a cycle
+        if is_weight(tensor) if is_weight is not None else backend.keep_reason(tensor) is not None:
+            return handle
+        spec = backend.spec(tensor) if is_weight is None else _outlined(backend, tensor)
+        token, start = backend.storage(tensor)
+        key = token, start, spec.nbytes
+        if key not in living:
+            blocks[key] = inside[-1], spec, spec.nbytes
+        living[key] = living.get(key, 0) + 1
+        finalize(handle, gone, key).atexit = False
+        found.peak = max(found.peak, sum(nbytes for _, _, nbytes in blocks.values()))
+        return handle
+
+    with ExitStack() as undos:
+        for name, module in backend.named_modules(model):
+            undos.callback(backend.wrap_forward(module, partial(named, name)))
+        with backend.hooks(pack, lambda handle: handle.tensor):
+            output = call()
+        found.entries = list(blocks.values())
+    del output
+    return found
+
+
+def _outlined(backend: Backend[Any], tensor: Any) -> TensorSpec:
+    assert isinstance(backend, SupportsImagining)
+    shape, dtype, device = backend.outline(tensor)
+    return TensorSpec(shape, contiguous_strides(shape), 0, dtype, device)
+
+
+def _batch(backend: Backend[Any], inputs: tuple[Any, ...]) -> int | None:
+    shapes = [tuple(each.shape) for each in inputs if backend.owns(each)]
+    sizes = {shape[0] for shape in shapes if shape}
+    return int(next(iter(sizes))) if len(sizes) == 1 else None
+
+
+def _on_rows(
+    backend: Backend[Any], model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], rows: int, count: int
+) -> Callable[[], Any]:
+    def few(value: Any) -> Any:
+        return value[:count] if backend.owns(value) and value.shape and value.shape[0] == rows else value
+
+    return lambda: model(*map(few, inputs), **{name: few(value) for name, value in named.items()})
+
+
+def _extended(few: _Saved, more: _Saved, rows: int) -> _Saved:
+    if len(few.entries) != len(more.entries):
+        raise BackendError(
+            f"estimate: {_SAMPLES[0]} rows of the batch save {len(few.entries)} tensors and {_SAMPLES[1]} save "
+            f"{len(more.entries)}, so nothing can be said of {rows}; call it with a batch of at most {_SAMPLES[1]} rows"
+        )
+    first, second = _SAMPLES
+
+    def at(one: int, other: int) -> int:
+        return round(one + (other - one) * (rows - first) / (second - first))
+
+    entries = [
+        (module, spec, at(one, other))
+        for (module, spec, one), (_, _, other) in zip(few.entries, more.entries, strict=True)
+    ]
+    return _Saved(entries, at(few.peak, more.peak))
+
+
+def _estimate(saved: _Saved, *, is_imagined: bool) -> Estimate:
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for module, spec, nbytes in saved.entries:
+        count, total = sums.get((module, spec.dtype), (0, 0))
+        sums[module, spec.dtype] = count + 1, total + nbytes
+    total = sum(nbytes for _, _, nbytes in saved.entries)
+    tiers = {tier: _left(saved, tier) for tier in _TIERS}
+    rows = tuple(SavedBytes(*key, *counted) for key, counted in sums.items())
+    return Estimate(rows, total, max(saved.peak, total), tiers, is_imagined)
+
+
+def _left(saved: _Saved, tier: str) -> int | None:
+    """Return the bytes that a tier leaves; None if they depend on what the tensors hold."""
+    left = 0
+    for _, spec, nbytes in saved.entries:
+        plan = _TIERS[tier].plan(spec)
+        if plan.store is not None and (plan.store.tier == "disk" or spec.device != "cpu"):
+            continue
+        at = spec
+        for codec in plan.codecs:
+            at = codec.encoded_spec(at)
+            if at.numel < 0:
+                return None
+        left += round(nbytes * at.nbytes / max(spec.nbytes, 1))
+    return left
