@@ -87,7 +87,7 @@ class Session(Generic[T]):
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
         tracked = backend, ledger, limits, min_bytes, self.adviser
         self._tracker = None if new_tracker is None else new_tracker(*tracked)
-        ahead = ByteBudget(limits.ahead_bytes) if self._tracker is None else self._tracker.ahead
+        ahead = ByteBudget(limits.ahead_bytes) if self._tracker is None else self._tracker.prefetch_budget
         self._state = SessionState(backend, ledger, self.adviser, limits, ahead)
         self._transfers = transfers_of(backend, limits)
         # Looked up once: these run for every tensor.

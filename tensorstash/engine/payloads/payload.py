@@ -257,7 +257,7 @@ class Payload:
         return self._stored is not None and self._lease is None and self.route.is_costly
 
     @property
-    def is_ahead(self) -> bool:
+    def is_prefetched(self) -> bool:
         """Whether its tensor is counted among what is read ahead."""
         return self._lease is not None
 
