@@ -77,8 +77,7 @@ class Session(Generic[T]):
     ) -> None:
         self.policy = policy
         self.backend = backend
-        self.limits = limits
-        self._min_bytes = min_bytes
+        self.limits, self._min_bytes = limits, min_bytes
         self._sender = Sender(limits)
         alternatives = [plan.rest for plan in policy.alternatives()]
         only_keeps = all(plan.keeps for plan in alternatives)
@@ -121,7 +120,8 @@ class Session(Generic[T]):
         with self._lock:
             self._dedup.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
-        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
+        failed = None if self._tracker is None else self._tracker.failed
+        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended, failed)
 
     def _entry_ended(self) -> None:
         self._start_all_freed()
