@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tensorstash.abilities import Backend
+from tensorstash.abilities.recipes import SupportsProducers
 from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
@@ -368,9 +369,11 @@ def _session(
     policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
 ) -> Session[Any]:
     nbytes = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
+    remakes = any(plan.rebuilding for plan in policy.alternatives())
     tracker: NewTracker | None = None
     if isinstance(policy, Budget):
         tracker = budgeted(policy)
+        remakes &= isinstance(backend, SupportsProducers)  # a budget does without what a backend cannot do
     elif any(isinstance(part, Saved) for part in walk(policy)):
         tracker = by_class(policy)
     return Session(
@@ -379,7 +382,7 @@ def _session(
         min_bytes=nbytes,
         limits=limits_of(limits, caller),
         new_tracker=tracker,
-        new_recomputer=Recomputer if any(plan.rebuilding for plan in policy.alternatives()) else None,
+        new_recomputer=Recomputer if remakes else None,
     )
 
 

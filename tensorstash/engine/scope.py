@@ -43,6 +43,7 @@ class Scope(Block, Generic[S]):
         readers: of the block.
         trail: of the block.
         ended: called behind a block that has raised nothing.
+        failed: called with what a block has raised.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Scope(Block, Generic[S]):
         readers: Readers[Any] | None,
         trail: Trail,
         ended: Callable[[], None],
+        failed: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._session = session
         self._adviser = adviser
@@ -64,6 +66,7 @@ class Scope(Block, Generic[S]):
         self._inner = readers, trail
         self._outer = thread.readers, thread.trail
         self._ended = ended
+        self._failed = failed
         self._is_in_force = False
 
     def enter(self) -> S:
@@ -89,6 +92,8 @@ class Scope(Block, Generic[S]):
             self._around.covered(self._adviser, self._adviser.stashed_bytes - self._stashed_before)
         if error is None:
             self._ended()
+        elif self._failed is not None:
+            self._failed(error)
 
     def undo(self) -> None:
         """Take the hooks back, as far as they are in force."""

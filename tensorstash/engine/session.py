@@ -79,8 +79,7 @@ class Session(Generic[T]):
     ) -> None:
         self.policy = policy
         self.backend = backend
-        self.limits = limits
-        self._min_bytes = min_bytes
+        self.limits, self._min_bytes = limits, min_bytes
         self._encoding = Encoding(backend, limits)
         self._sender = Sender(limits, self._encoding)
         alternatives = [plan.rest for plan in policy.alternatives()]
@@ -90,7 +89,7 @@ class Session(Generic[T]):
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
         tracked = backend, ledger, limits, min_bytes, self.adviser
         self._tracker = None if new_tracker is None else new_tracker(*tracked)
-        ahead = ByteBudget(limits.ahead_bytes) if self._tracker is None else self._tracker.ahead
+        ahead = ByteBudget(limits.ahead_bytes) if self._tracker is None else self._tracker.prefetch_budget
         self._state = SessionState(backend, ledger, self.adviser, limits, ahead)
         self._transfers = transfers_of(backend, limits)
         # Looked up once: these run for every tensor.
@@ -125,7 +124,8 @@ class Session(Generic[T]):
         with self._lock:
             self._dedup.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
-        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
+        failed = None if self._tracker is None else self._tracker.failed
+        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended, failed)
 
     def _entry_ended(self) -> None:
         self._start_all_freed()

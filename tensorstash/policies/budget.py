@@ -11,11 +11,21 @@ from tensorstash.policies.encoding import Cast, Compress, PackMasks, Quantize
 from tensorstash.policies.placement import CpuOffload, DiskSpill, Keep
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import Policy, append
+from tensorstash.policies.recompute import Recompute
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import format_bytes, parse_bytes
 from tensorstash.spec import TensorSpec
 
-LOSSLESS = ("keep", "pack_masks", "compress", "cpu_offload", "disk_spill")
+LOSSLESS = (
+    "keep",
+    "recompute",
+    "pack_masks",
+    "compress",
+    "cpu_offload",
+    "disk_spill",
+    "recompute | disk_spill",
+    "compress | disk_spill",
+)
 """What ``allow="lossless"`` stands for, in the order of trust."""
 
 LOSSY = ("cast", "quantize")
@@ -29,17 +39,18 @@ class Budget(Policy):
     """Training fits into so much memory, and costs as little as possible.
 
     The first step runs with everything as small as it can be without loss, and is measured. From the second step on,
-    each kind of saved tensor has what is cheapest among keeping, compressing, offloading and spilling it, such that
-    the memory is just held. If everything fits, nothing is done.
+    each kind of saved tensor has what is cheapest among keeping it, making it again, compressing, offloading and
+    spilling it, such that the memory is just held. If everything fits, nothing is done.
 
     Args:
         size: most bytes that saved tensors and the engine hold at one time, such as ``"6GiB"``.
         total: instead: most bytes of the whole process on the CPU, or of the device's allocator, weights and
             workspaces included. With neither, the memory that is free when the first step begins.
         margin: part of the memory that is left free, from 0 to 0.5, where ``total`` or free memory is to be held.
-        allow: ``"lossless"`` for all that lose nothing, or names among ``keep``, ``pack_masks``, ``compress``,
-            ``cpu_offload``, ``disk_spill``; and ``cast`` and ``quantize``, which are lossy and used only if
-            they are named. Also as one text: ``"lossless+quantize"``.
+        allow: ``"lossless"`` for all that lose nothing, or names among ``keep``, ``recompute``, ``pack_masks``,
+            ``compress``, ``cpu_offload``, ``disk_spill``, ``recompute | disk_spill``, ``compress | disk_spill``; and
+            ``cast`` and ``quantize``, which are lossy and used only if they are named. Also as one text:
+            ``"lossless+quantize"``.
         directory: where ``disk_spill`` goes, as for :class:`DiskSpill`.
         disk: most bytes on disk; None for as much as there is room, 0 for no disk.
 
@@ -105,8 +116,11 @@ class Budget(Policy):
             "compress": Compress(),
             "cpu_offload": CpuOffload(),
         }
+        made["recompute"] = Recompute()
         if self.disk != 0:
-            made["disk_spill"] = DiskSpill(self.directory, budget=self.disk)
+            spill = DiskSpill(self.directory, budget=self.disk)
+            made |= {"disk_spill": spill, "recompute | disk_spill": Recompute() | spill}
+            made["compress | disk_spill"] = Compress() | spill
         made |= {"cast": Cast(), "quantize": Quantize()}
         return {tier: made[tier] for tier in (*LOSSLESS, *LOSSY) if tier in named and tier in made}
 

@@ -260,7 +260,7 @@ class Payload:
         return is_stored and self.route.is_costly and not self.route.encoding.is_now(self.route)
 
     @property
-    def is_ahead(self) -> bool:
+    def is_prefetched(self) -> bool:
         """Whether its tensor is counted among what is read ahead."""
         return self._lease is not None
 

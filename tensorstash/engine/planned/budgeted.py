@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensorstash.abilities import Backend
+from tensorstash.abilities.recipes import SupportsProducers
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
@@ -20,7 +21,12 @@ from tensorstash.errors import StashError
 from tensorstash.planner.model import KEEP
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.policies.budget import Budget
+from tensorstash.policies.plan import HookPolicy
+from tensorstash.policies.recompute import RULES, Recompute
+from tensorstash.registry import names
 from tensorstash.spec import TensorSpec
+
+_FLOORS = ("cpu_offload", "disk_spill", "compress")
 
 
 class Budgeted:
@@ -38,7 +44,15 @@ class Budgeted:
         self._backend = backend
         self._ledger = ledger
         self._min_bytes = min_bytes
-        self._tiers = policy.tiers()
+        can_remake = isinstance(backend, SupportsProducers)
+        tiers = {tier: one for tier, one in policy.tiers().items() if can_remake or not _remakes(one)}
+        self._tiers = tiers
+        self._remaking = tuple(tier for tier, one in tiers.items() if _remakes(one))
+        # What is made again of a smaller tensor is no decision of the planner's: its sizes are those of the others.
+        rules = tuple(rule for rule in (*RULES, *names("recipes")) if rule not in ("masks", "narrow"))
+        floors = {tier: tiers[tier] for tier in (*_FLOORS, KEEP) if tier in tiers}
+        remade = {f"recompute | {tier}": Recompute(rules) | one for tier, one in floors.items()}
+        self._policies = {**tiers, **remade} if self._remaking else tiers
         self._memory = MemoryInUse(policy, backend)
         self._small = 0
         """Bytes of the step that are too small to be looked at."""
@@ -98,11 +112,12 @@ class Budgeted:
 
     def choose(self, tensor: Any, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> None:
         """Choose what the plan says; what is smallest if it says nothing, or if there is no room."""
+        step.remaking = self._remaking
         shared = step.tiers.get(seen.token)
         if shared is None and self._control.current is None:
             seen.options = options(self._tiers, spec, self._sample(tensor, spec))
         seen.tier = shared or self._tier(seen, spec, step, spare)
-        seen.policy = self._tiers[seen.tier]
+        seen.policy = self._policies[seen.tier]
 
     def _tier(self, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> str:
         planned = self._control.tier(seen.key)
@@ -111,17 +126,22 @@ class Budgeted:
         elif spare < 0:
             step.overran |= planned == KEEP
             planned = None
-        tier = planned or self._floor(spec)
-        quota = getattr(self._tiers.get("disk_spill"), "budget", None)
-        if tier == "disk_spill":
-            if quota is not None and step.on_disk + spec.nbytes > quota:
-                return "compress" if "compress" in self._tiers else KEEP
-            step.on_disk += spec.nbytes
-        return tier
+        # A recipe is not there for every tensor of a class: what has none goes to the floor.
+        if planned is not None and planned not in self._remaking and self._has_room(planned, spec, step):
+            return planned
+        order = ("disk_spill", "compress") if spec.device == "cpu" else _FLOORS
+        usable = (tier for tier in order if tier in self._tiers and self._has_room(tier, spec, step))
+        floor = next(usable, KEEP)
+        return f"recompute | {floor}" if self._remaking else floor
 
-    def _floor(self, spec: TensorSpec) -> str:
-        order = ("disk_spill", "compress") if spec.device == "cpu" else ("cpu_offload", "disk_spill", "compress")
-        return next((tier for tier in order if tier in self._tiers), KEEP)
+    def _has_room(self, tier: str, spec: TensorSpec, step: Step) -> bool:
+        """Whether there is room on disk for what a tier stores there, which is taken."""
+        if tier.endswith("disk_spill"):
+            quota = getattr(self._tiers.get("disk_spill"), "budget", None)
+            if quota is not None and step.on_disk + spec.nbytes > quota:
+                return False
+            step.on_disk += spec.nbytes
+        return True
 
     def _sample(self, tensor: Any, spec: TensorSpec) -> Any:
         data = self._backend.to_host(tensor, spec).reshape(-1)
@@ -164,6 +184,14 @@ class Budgeted:
     def count_passed(self) -> None:
         """Count what has passed without having been looked at."""
         self._allowance.count()
+
+    def explain(self) -> str:
+        """Return what to do where memory runs out all the same."""
+        return self._control.explain()
+
+
+def _remakes(policy: HookPolicy) -> bool:
+    return any(plan.rebuilding for plan in policy.alternatives())
 
 
 def budgeted(policy: Budget) -> NewTracker:

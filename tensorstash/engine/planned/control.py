@@ -10,6 +10,7 @@ from tensorstash.engine.planned.step import Step, records
 from tensorstash.planner.model import Ints, Problem, SavedClass, pressure
 from tensorstash.planner.plan import BudgetPlan, planned
 from tensorstash.planner.solve import Solution, solve, trivial
+from tensorstash.sizes import format_bytes
 
 _SIGNATURES = 16
 """Shapes whose plans are remembered."""
@@ -97,6 +98,17 @@ class Control:
             return None
         return self.current.upcoming[place]
 
+    def explain(self) -> str:
+        """Return what to do where memory runs out all the same."""
+        plan = None if self.newest is None else self.newest.plan
+        if plan is None:
+            return "budget: memory ran out before the first step was measured; save less at a time (smaller batches)"
+        return (
+            f"budget: memory ran out under a plan for {format_bytes(plan.budget)}; the smallest budget that it "
+            f"believes in is {format_bytes(plan.least)}, {format_bytes(plan.background)} of which no decision changes; "
+            f"give a smaller budget than now, or save less at a time (smaller batches)"
+        )
+
     def forget(self, signature: Hashable) -> None:
         """Measure the next step of a signature anew."""
         self._known.pop(signature, None)
@@ -113,8 +125,11 @@ class Control:
         signature, held = step.signature, self.current
         if signature is None:
             return
-        if held is None or step.surprises > len(step.seen) // 10:
+        if held is None:
             self._plan(step, *room)
+            return
+        if step.surprises > len(step.seen) // 10:
+            self.forget(signature)
             return
         candidate = held.candidate
         candidate.seconds.append(step.wall_ended - step.wall)

@@ -4,8 +4,16 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from tensorstash.engine.handle import Kept, Stashed
+from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.planned.step import Seen
 from tensorstash.engine.recompute.inputs import KeptHandle
+from tensorstash.engine.recompute.recomputed import RecomputedHandle
+from tensorstash.engine.state import SessionState
+from tensorstash.spec import TensorSpec
+
+_LOOKING_S = 5e-5
+"""What finding a recipe takes."""
 
 
 class Observer(Protocol):
@@ -52,15 +60,50 @@ class TrackedStashed(Stashed):
     __slots__ = ("seen", "tracker")
 
     seen: Seen
-    tracker: Observer
+    tracker: Observer | None
+
+    def __init__(self, state: SessionState, payload: Payload, dedup: DedupIndex, spec: TensorSpec) -> None:
+        super().__init__(state, payload, dedup, spec)
+        self.tracker = None
 
     def __call__(self) -> Any:
         """Return the saved tensor; see :class:`~tensorstash.engine.handle.Stashed`."""
         payload, tracker = self.payload, self.tracker
+        if tracker is None:  # nobody but a recipe has it
+            return super().__call__()
         with tracker.asking(self.seen):
             source = payload.alias
-            with tracker.bringing(0 if source is not None or payload.is_ahead else payload.nbytes):
+            with tracker.bringing(0 if source is not None or payload.is_prefetched else payload.nbytes):
                 tensor = super().__call__()
-            if tensor is not source and not payload.is_ahead:  # else it is counted among what was read ahead
+            if tensor is not source and not payload.is_prefetched:  # else it is counted among what was read ahead
                 tracker.watch_rebuilt(tensor, payload, payload.nbytes)
+            return tensor
+
+
+class TrackedRecomputed(RecomputedHandle):
+    """The handle of a tensor that is made again, and whose asking is noted.
+
+    Args:
+        handle: what it would be otherwise.
+        seen: what is known of the tensor.
+        tracker: is told when it is asked for.
+    """
+
+    __slots__ = ("_tracker", "seen")
+
+    def __init__(self, handle: RecomputedHandle, seen: Seen, tracker: Observer) -> None:
+        super().__init__(handle.state, handle.content, handle.spec)
+        self._tracker = tracker
+        self.seen = seen
+
+    def __call__(self) -> Any:
+        """Return the saved tensor; see :class:`~tensorstash.engine.recompute.recomputed.RecomputedHandle`."""
+        content, tracker, nbytes = self.content, self._tracker, self.spec.nbytes
+        with tracker.asking(self.seen):
+            with tracker.bringing(0 if content.is_prefetched else nbytes):
+                tensor = super().__call__()
+            if not content.is_prefetched:
+                tracker.watch_rebuilt(tensor, content, nbytes)
+            if content.seconds is not None:
+                self.seen.remade_s = content.seconds + _LOOKING_S
             return tensor

@@ -9,6 +9,7 @@ from tensorstash.engine.stats import Stats
 from tensorstash.host.arrays import Array
 from tensorstash.planner.model import KEEP, Option
 from tensorstash.policies.plan import HookPolicy, Plan
+from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 
 SAMPLE_BYTES = 2**18
@@ -19,6 +20,9 @@ _COPY_BYTES_PER_S = 8e9
 
 _HANDLING = 0.05
 """Part of the seconds of a link for which it keeps the processor from other work."""
+
+_UNKNOWN = 0.5, 0.0, 0.0
+"""Taken for codecs that cannot be tried on a sample."""
 
 _SHARE_OF_CORES = 1.0 if (os.cpu_count() or 1) <= 2 else 0.3
 """Part of what a codec takes on another thread that the computation is slower for."""
@@ -33,11 +37,14 @@ def options(tiers: Mapping[str, HookPolicy], spec: TensorSpec, sample: Array | N
         sample: some of its elements; None where there are none on the host.
     """
     found = []
+    measured: dict[tuple[Codec, ...], tuple[float, float, float]] = {(): (1.0, 0.0, 0.0)}
     for tier, policy in tiers.items():
-        plan = policy.plan(spec)
+        plan = policy.plan(spec).rest
         if tier == KEEP or plan.keeps:
             continue
-        option = _measured(tier, plan, spec, sample)
+        if plan.codecs not in measured:
+            measured[plan.codecs] = _sampled(plan, spec, sample) if sample is not None and sample.nbytes else _UNKNOWN
+        option = _measured(tier, plan, spec, *measured[plan.codecs])
         if option.resident < spec.nbytes:
             found.append(option)
     return tuple(found)
@@ -64,13 +71,7 @@ def at_rates(option: Option, known: Mapping[str, tuple[float, float]]) -> Option
     return replace(option, seconds=_HANDLING * (out_s + back_s), out_s=out_s, back_s=back_s)
 
 
-def _measured(tier: str, plan: Plan, spec: TensorSpec, sample: Array | None) -> Option:
-    ratio, encode_s, decode_s = 1.0, 0.0, 0.0
-    if plan.codecs and sample is not None and sample.nbytes:
-        ratio, encode_s, decode_s = _sampled(plan, spec, sample)
-        encode_s, decode_s = (took * spec.nbytes / sample.nbytes for took in (encode_s, decode_s))
-    elif plan.codecs:
-        ratio = 0.5
+def _measured(tier: str, plan: Plan, spec: TensorSpec, ratio: float, encode_s: float, decode_s: float) -> Option:
     nbytes = spec.nbytes * ratio
     seconds = _SHARE_OF_CORES * (encode_s + decode_s)
     if plan.store is not None and plan.store.tier == "disk":
@@ -96,4 +97,5 @@ def _sampled(plan: Plan, spec: TensorSpec, sample: Array) -> tuple[float, float,
     ratio = data.nbytes / sample.nbytes
     for codec, before in zip(reversed(plan.codecs), reversed(specs), strict=True):
         data = codec.decode(data, before)
-    return ratio, encoded - started, perf_counter() - encoded
+    larger = spec.nbytes / sample.nbytes
+    return ratio, larger * (encoded - started), larger * (perf_counter() - encoded)

@@ -35,6 +35,7 @@ class Seen:
         "options",
         "policy",
         "released",
+        "remade_s",
         "saved",
         "tier",
         "token",
@@ -52,6 +53,8 @@ class Seen:
         self.released: float | None = None
         self.tier = ""
         self.options: tuple[Option, ...] = ()
+        self.remade_s: float | None = None
+        """Seconds that it takes to make it again; None if it was not made again."""
         self.policy: HookPolicy = Keep()
         """What becomes of it."""
         self.is_named = False
@@ -90,6 +93,8 @@ class Step:
         self.largest = 0
         self.on_disk = 0
         self.overran = False
+        self.remaking: tuple[str, ...] = ()
+        """Tiers under which tensors are made again."""
         self.surprises = 0
         """Tensors of classes that the plan does not know."""
         self._ordinals: Counter[Hashable] = Counter()
@@ -166,7 +171,9 @@ def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass
         is_held = not left
         freed = max(left, default=wanted)
         keep = Option(KEEP, nbytes)
-        options = (keep,) if is_held else (keep, *_scaled(first.options, nbytes / max(first.nbytes, 1)))
+        remade = [seen.remade_s for seen in members if seen.remade_s is not None]
+        again = [Option(tier, 0, max(remade)) for tier in step.remaking] if len(remade) == len(members) else []
+        options = (keep,) if is_held else (keep, *again, *_scaled(first.options, nbytes / max(first.nbytes, 1)))
         made.append(Record(first.key, nbytes, first.saved, freed, wanted, max(released, wanted), options))
     return tuple(made), aliases
 

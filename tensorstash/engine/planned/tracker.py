@@ -10,9 +10,10 @@ from tensorstash.engine.advice import Adviser
 from tensorstash.engine.handle import Handle
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
-from tensorstash.engine.planned.handles import TrackedKept, TrackedStashed
+from tensorstash.engine.planned.handles import TrackedKept, TrackedRecomputed, TrackedStashed
 from tensorstash.engine.planned.meter import ENOUGH, GatedBudget, Meter
 from tensorstash.engine.planned.step import Seen, Step
+from tensorstash.engine.recompute.recomputed import RecomputedHandle
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
 from tensorstash.planner.model import SavedClass
@@ -25,6 +26,12 @@ NewTracker = Callable[[Backend[Any], Ledger, Limits, int, Adviser], "Tracker"]
 
 _RESERVE = 8
 """What is read ahead leaves room for the largest tensor, but no more than this part of all there is."""
+
+_OUT_OF_MEMORY = "out of memory", "can't allocate memory", "not enough memory"
+"""What the allocators of frameworks say."""
+
+_REMADE_BYTES_PER_S = 2e9
+"""Taken for a tensor that is made again and was never asked for."""
 
 
 class Chooser(Protocol):
@@ -78,6 +85,10 @@ class Chooser(Protocol):
         """Return statistics with what there is to say."""
         ...
 
+    def explain(self) -> str:
+        """Return what to do where memory runs out all the same; empty if there is nothing to say."""
+        ...
+
 
 class Tracker:
     """Observes what is saved, asked for and let go, step by step; a chooser says what becomes of it.
@@ -95,7 +106,7 @@ class Tracker:
         self._chooser = chooser
         self._backend = backend
         self._meter = Meter(ledger)
-        self.ahead = GatedBudget(limits.ahead_bytes, self._meter)
+        self.prefetch_budget = GatedBudget(limits.ahead_bytes, self._meter)
         """What may be read ahead of backward."""
         self._hook_s = 0.0
         self._depth = 0
@@ -105,7 +116,7 @@ class Tracker:
     @property
     def held(self) -> int:
         """Bytes that are held now."""
-        return self._meter.held() + self.ahead.used
+        return self._meter.held() + self.prefetch_budget.used
 
     @property
     def peak(self) -> int:
@@ -166,6 +177,11 @@ class Tracker:
         if isinstance(handle, TrackedStashed):
             handle.seen, handle.tracker = seen, self
             self._watch_stashed(handle, seen)
+            self._meter.watch(handle, ("handle", id(seen)), None, 0, seen)
+        elif isinstance(handle, RecomputedHandle):
+            seen.remade_s = seen.nbytes / _REMADE_BYTES_PER_S
+            self.freed(seen)
+            handle = TrackedRecomputed(handle, seen, self)
             self._meter.watch(handle, ("handle", id(seen)), None, 0, seen)
         else:
             handle = TrackedKept(handle, seen, self)
@@ -262,6 +278,12 @@ class Tracker:
         """Count what has passed without having been looked at."""
         self._chooser.count_passed()
 
+    def failed(self, error: BaseException) -> None:
+        """Add to an error that says that memory ran out what to do about it."""
+        advice = self._chooser.explain() if _is_out_of_memory(error) else ""
+        if advice:
+            error.add_note(advice)
+
     def described(self, stats: Stats) -> Stats:
         """Return statistics with what there is to say of what is tracked."""
         return self._chooser.described(stats, self._peak)
@@ -311,6 +333,15 @@ class ByClass:
     def described(self, stats: Stats, peak: int) -> Stats:
         """Return the statistics as they are."""
         return stats
+
+    def explain(self) -> str:
+        """Return that there is nothing to say."""
+        return ""
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
 
 
 def by_class(policy: HookPolicy) -> NewTracker:

@@ -68,6 +68,7 @@ class Recomputed:
         "_uses",
         "depth",
         "inputs",
+        "seconds",
         "users",
     )
 
@@ -95,6 +96,8 @@ class Recomputed:
         self.users = 0
         """Handles of it, and recipes that need it."""
         self._uses = 0
+        self.seconds: float | None = None
+        """That its recipe took when it was last made, without what that is made of."""
         self._made: tuple[Any, int] | None = None
         self._lease: Lease | None = None
         self._lock = threading.Lock()
@@ -103,6 +106,11 @@ class Recomputed:
     def version(self) -> int:
         """The in-place version that the tensor had."""
         return self._saved.version
+
+    @property
+    def is_prefetched(self) -> bool:
+        """Whether what was made is held, and counted among what is read ahead."""
+        return self._made is not None
 
     @property
     def rule(self) -> str:
@@ -150,7 +158,8 @@ class Recomputed:
                 f"{self._place()}: it came out different from what was saved: the tensor, or what it is made of, was "
                 f"written to without a new version; leave the rule out (Recompute(ops=...)), or store this tensor"
             )
-        self._state.ledger.made_again(recipe.rule, perf_counter() - started)
+        self.seconds = perf_counter() - started
+        self._state.ledger.made_again(recipe.rule, self.seconds)
         return whole
 
     def _value(self, needed: Any, place: int) -> Any:
