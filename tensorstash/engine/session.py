@@ -77,9 +77,7 @@ class Session(Generic[T]):
         new_tracker: NewTracker | None = None,
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
-        self.policy = policy
-        self.backend = backend
-        self.limits, self._min_bytes = limits, min_bytes
+        self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
         self._encoding = Encoding(backend, limits)
         self._sender = Sender(limits, self._encoding)
         alternatives = [plan.rest for plan in policy.alternatives()]
@@ -96,10 +94,8 @@ class Session(Generic[T]):
         self._kept = self._state.ledger.kept
         self._movable = self._state.ledger.movable
         self._small = self._kept[_SMALL]
-        self._keep_reason = backend.keep_reason
-        self._spec = backend.spec
-        self._alias = backend.alias
-        self._version = backend.version
+        self._keep_reason, self._spec = backend.keep_reason, backend.spec
+        self._alias, self._version = backend.alias, backend.version
         self._dedup = DedupIndex()
         self._thread = Thread()
         self._recomputer = None if new_recomputer is None else new_recomputer(self._state, self._thread)

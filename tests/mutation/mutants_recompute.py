@@ -17,7 +17,7 @@ MUTANTS = [
         FAULTS,
     ),
     (
-        "engine/recompute/session.py",
+        "engine/recompute/recomputer.py",
         "dropped call",
         "        producers.set_random_state(whole, before)\n",
         "",
