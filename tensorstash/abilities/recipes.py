@@ -43,6 +43,11 @@ class Producers(Protocol[T]):
     What it runs neither records gradients nor follows autocast, and leaves alone whatever is the user's.
     """
 
+    @property
+    def lacks(self) -> str:
+        """Why nothing can be made again with what is installed, and what to do; empty if tensors can."""
+        ...
+
     def note(self, tensor: T, handle: Any, /) -> None:
         """Remember, as long as both live, that ``handle`` stands for a tensor of the graph.
 

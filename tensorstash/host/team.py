@@ -14,9 +14,8 @@ class Team:
     """Lets what compiled kernels do on this thread be shared out among the framework's own threads. Thread-safe.
 
     Inside of a ``with`` block every large call of a compiled kernel runs on as many threads as an operation of the
-    framework does. These are idle then, or spin in wait for the next operation: measured on two cores that both
-    compute, they are at work within a microsecond, while threads of our own would first have to get a core from one
-    that spins. Results do not depend on the number of threads. In a forked child, which has no such threads, and
+    framework does. These are idle then, or spin in wait for the next operation, and begin at once, while threads
+    of our own would first have to get a core from one that spins. Results do not depend on the number of threads. In a forked child, which has no such threads, and
     wherever the framework's library is none of OpenMP, everything runs on the calling thread.
 
     Args:

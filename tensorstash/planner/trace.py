@@ -17,7 +17,8 @@ class Curves(NamedTuple):
         seconds: points in time, from when the first tensor is saved.
         keep: bytes at each if everything is kept.
         plan: bytes at each under the plan.
-        tiers: bytes at each of what has a tier and is in memory; they add up to ``plan``, but for the background.
+        tiers: bytes at each of what has a tier and is in memory; with the background, and what a link has yet to carry,
+            they add up to ``plan``.
     """
 
     seconds: tuple[float, ...]

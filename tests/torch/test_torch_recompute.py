@@ -393,3 +393,13 @@ def test_the_table_has_one_rule_per_node():
     nodes = [rule.node for rule in NEURAL]
     assert len(nodes) == len(set(nodes))
     assert saved("self")[0].saved == "self"
+
+
+def test_a_version_that_does_not_show_its_graph_is_named_with_the_cure(monkeypatch):
+    monkeypatch.setattr("tensorstash.backends.torch.recipes.producers.CAN_TELL", False)
+    x = torch.randn(64, requires_grad=True)
+    with pytest.warns(ts.TensorStashWarning, match=r"nothing is made again: .*2\.10 or newer"), stash() as session:
+        loss = F.gelu(x * 2).square().sum()
+    (gradient,) = torch.autograd.grad(loss, x)
+    assert torch.equal(gradient, torch.autograd.grad(F.gelu(x * 2).square().sum(), x)[0])
+    assert not session.stats().recomputed

@@ -90,6 +90,11 @@ class Producers:
         self._noted: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
         self._views: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 
+    @property
+    def lacks(self) -> str:
+        """Nothing."""
+        return ""
+
     def note(self, tensor: Tensor, handle: Any, /) -> None:
         """Remember which handle stands for the output of a node."""
         if tensor.grad_fn is not None:

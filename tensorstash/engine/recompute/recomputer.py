@@ -56,6 +56,8 @@ class Recomputer:
         self._state = state
         self._thread = thread
         self._producers: Producers[Any] = backend.producers(is_ours, rules)
+        if self._producers.lacks:
+            state.adviser.say(f"recompute: nothing is made again: {self._producers.lacks}")
         self._proofs = Proofs(state.ledger)
         self._contents: WeakSet[Recomputed] = WeakSet()
         """Of the stretch of saves that began when backward had last asked for something."""

@@ -48,6 +48,11 @@ class Producers:
         self._leaves = Leaves(parameters)
         self._notes: dict[Hashable, Note] = {}
 
+    @property
+    def lacks(self) -> str:
+        """Nothing."""
+        return ""
+
     def note(self, tensor: Tensor, handle: Any, /) -> None:
         """Remember which handle stands for the output of a node."""
         if tensor.is_leaf:

@@ -86,6 +86,13 @@ class Producers:
         note = None if node is None else notes(node).get((self._key, made.output_nr))
         return None if note is None else note.handle()
 
+    @property
+    def lacks(self) -> str:
+        """Say so where PyTorch is older than 2.10."""
+        return (
+            "" if CAN_TELL else f"PyTorch {torch.__version__} does not show what its graph has saved; use 2.10 or newer"
+        )
+
     def forget(self) -> None:
         """Take nothing that was noted so far for an input any more."""
         self._key = object()
