@@ -14,9 +14,10 @@ class Team:
     """Lets what compiled kernels do on this thread be shared out among the framework's own threads. Thread-safe.
 
     Inside of a ``with`` block every large call of a compiled kernel runs on as many threads as an operation of the
-    framework does. These are idle then, or spin in wait for the next operation, and begin at once, while threads
-    of our own would first have to get a core from one that spins. Results do not depend on the number of threads. In a forked child, which has no such threads, and
-    wherever the framework's library is none of OpenMP, everything runs on the calling thread.
+    framework does. These are idle then, or spin in wait for the next operation, and begin at once, while threads of our
+    own would first have to get a core from one that spins. Results do not depend on the number of threads. In a forked
+    child, which has no such threads, and wherever the framework's library is none of OpenMP, everything runs on the
+    calling thread.
 
     Args:
         threads: returns how many threads an operation of the framework runs on, asked on the thread that calls it.
