@@ -88,9 +88,9 @@ class _Claims:
 
 
 class _TakesAnything(Recomputer):
-    def _proved(self, tensor: Any, recipe: Recipe, wanted: Any) -> Any:
-        inputs = tuple(each if isinstance(each, Leaf) else _Claims(each) for each in recipe.inputs)
-        return super()._proved(tensor, Recipe(recipe.rule, recipe.operation, inputs, recipe.depth), wanted)
+    def _proved(self, tensor: Any, recipe: Recipe, inputs: tuple[Any, ...], wanted: Any) -> Any:
+        claimed = tuple(each if isinstance(each, Leaf) else _Claims(each) for each in inputs)
+        return super()._proved(tensor, recipe, claimed, wanted)
 
 
 @caught_by("test_line01_what_is_made_again_widens_no_error", raises=(TensorStashError,))
