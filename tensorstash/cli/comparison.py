@@ -210,7 +210,7 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Seque
     >>> print(markdown(["policy", "ratio"], [["a | b", "0.5"]], left=["policy"]))
     | policy | ratio |
     |--------|------:|
-    | a \\\\| b |   0.5 |
+    | a \\| b |   0.5 |
     """
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

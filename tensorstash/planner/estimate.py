@@ -48,6 +48,11 @@ class Estimate:
         tiers: bytes that are left of ``nbytes`` in the memory of the device under each tier of a
             :class:`~tensorstash.Budget` alone; None where it depends on what the tensors hold.
         is_imagined: whether nothing was computed; otherwise a few rows of the batch were.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> found = ts.estimate(ref.nn.GELU(), ref.ones((64, 256), requires_grad=True).exp())
+    >>> found.nbytes, found.peak, found.to_dict()["tiers"]["cast"]
+    (65536, 65536, 32768)
     """
 
     rows: tuple[SavedBytes, ...]
