@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 def gradients(encode: str) -> list[bytes]:
     torch.manual_seed(1)
     layers = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 8))
-    stash = ts.stash(ts.Quantize(8), min_bytes=0, limits=ts.Limits(encode=encode))
+    stash = ts.stash(ts.Quantize(8), framework="torch", min_bytes=0, limits=ts.Limits(encode=encode))
     with stash:
         loss = layers(torch.randn(700, 64)).square().mean()
     loss.backward()
