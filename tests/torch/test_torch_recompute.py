@@ -403,3 +403,13 @@ def test_a_version_that_does_not_show_its_graph_is_named_with_the_cure(monkeypat
     (gradient,) = torch.autograd.grad(loss, x)
     assert torch.equal(gradient, torch.autograd.grad(F.gelu(x * 2).square().sum(), x)[0])
     assert not session.stats().recomputed
+
+
+def test_what_a_recipe_needs_may_be_smaller_than_what_is_looked_at():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    images = torch.randn(4, 4, 16, 16)
+    with ts.stash(ts.Recompute(), framework="torch", min_bytes=1024) as session:
+        loss = model(images).square().mean()
+    loss.backward()
+    assert session.stats().kept["smaller than min_bytes"].tensors > 3  # the statistics of a batch are among them
+    assert "relu(batch_norm)" in session.stats().recomputed
