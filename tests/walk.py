@@ -95,7 +95,7 @@ def walks(lab: Lab, line: str) -> dict[str, list[Step]]:
             walk_idle(session)
             saved = [lab.mul(leaf, 2.0)]  # that the graph made
             handles: list[Any] = []
-            start = getattr(session, "_start_all_freed")  # noqa: B009 - what a scope does at its end
+            start = session._session._start_all_freed  # what a scope does at its end
             found["pack to slot"] = walk.of(
                 lambda saved=saved, handles=handles: handles.append(session._session.pack(saved.pop())),
                 start,

@@ -38,7 +38,7 @@ from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.policies.plan import HookPolicy
+from tensorstash.policies.plan import HookPolicy, Rebuilding
 from tensorstash.protocols import Codec, Demand, strictest
 from tensorstash.spec import TensorSpec
 
@@ -87,12 +87,11 @@ class Session(Generic[T]):
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
         tracked = backend, ledger, limits, min_bytes, self.adviser
         self._tracker = None if new_tracker is None else new_tracker(*tracked)
-        ahead = ByteBudget(limits.ahead_bytes) if self._tracker is None else self._tracker.prefetch_budget
-        self._state = SessionState(backend, ledger, self.adviser, limits, ahead)
+        prefetched = ByteBudget(limits.ahead_bytes) if self._tracker is None else self._tracker.prefetch_budget
+        self._state = SessionState(backend, ledger, self.adviser, limits, prefetched)
         self._transfers = transfers_of(backend, limits)
         # Looked up once: these run for every tensor.
-        self._kept = self._state.ledger.kept
-        self._movable = self._state.ledger.movable
+        self._kept, self._movable = ledger.kept, ledger.movable
         self._small = self._kept[_SMALL]
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version = backend.alias, backend.version
@@ -233,11 +232,12 @@ class Session(Generic[T]):
         is_large = spec.nbytes >= self._min_bytes
         tracker, recomputer = self._tracker, self._recomputer
         seen = tracker.see(tensor, spec, self._thread.module) if tracker is not None and is_large else None
+        way = self._way(spec, "any", seen)
         handle: Any = None
-        if recomputer is not None and is_large:
-            handle = self._made_again(recomputer, tensor, spec, seen)
+        if recomputer is not None and is_large and way.rebuilding is not None:
+            handle = self._made_again(recomputer, tensor, spec, way.rebuilding, seen)
         if handle is None:
-            handle = self._store_or_keep(tensor, spec, nbytes, seen)
+            handle = self._store_or_keep(tensor, spec, nbytes, way.route, seen)
         if tracker is not None and seen is not None:
             handle = tracker.tracked(handle, seen)
         return handle if recomputer is None else recomputer.noted(tensor, handle)  # type: ignore[no-any-return]
@@ -252,8 +252,9 @@ class Session(Generic[T]):
         next(self._kept[reason][nbytes])
         return self._state, self._alias(tensor), self._version(tensor)
 
-    def _store_or_keep(self, tensor: T, spec: TensorSpec, nbytes: int, seen: Seen | None) -> Handle:
-        route = self._way(spec, "any", seen).route
+    def _store_or_keep(
+        self, tensor: T, spec: TensorSpec, nbytes: int, route: PayloadRoute | str, seen: Seen | None
+    ) -> Handle:
         if self._demand is not None and not isinstance(route, str) and not route.is_lossless:
             route = self._way(spec, self._demand(), seen).route
         if isinstance(route, str):
@@ -262,10 +263,9 @@ class Session(Generic[T]):
             return self._keep(tensor, _SMALL, spec.nbytes)
         return self._stash(tensor, spec, route, seen)
 
-    def _made_again(self, recomputer: Recomputer, tensor: T, spec: TensorSpec, seen: Seen | None) -> Handle | None:
-        wanted = self._way(spec, "any", seen).rebuilding
-        if wanted is None:
-            return None
+    def _made_again(
+        self, recomputer: Recomputer, tensor: T, spec: TensorSpec, wanted: Rebuilding, seen: Seen | None
+    ) -> Handle | None:
         if self._state.was_asked:
             with self._lock:
                 self._current_dedup()
@@ -278,7 +278,7 @@ class Session(Generic[T]):
 
     def _store_narrow(self, seen: Seen | None, narrow: T) -> Handle:
         spec = self._spec(narrow)
-        return self._store_or_keep(narrow, spec, spec.nbytes, seen)
+        return self._store_or_keep(narrow, spec, spec.nbytes, self._way(spec, "any", seen).route, seen)
 
     def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute, seen: Seen | None) -> Stashed:
         state = self._state

@@ -22,7 +22,7 @@ class SessionState:
         ledger: where everything is counted.
         adviser: what says so where the session has no effect.
         limits: byte budgets and the timeout.
-        ahead: bytes that may be read ahead of backward.
+        prefetch_budget: bytes that may be read before backward asks for them.
     """
 
     __slots__ = (
@@ -40,13 +40,13 @@ class SessionState:
     )
 
     def __init__(
-        self, backend: Backend[Any], ledger: Ledger, adviser: Adviser, limits: Limits, ahead: ByteBudget
+        self, backend: Backend[Any], ledger: Ledger, adviser: Adviser, limits: Limits, prefetch_budget: ByteBudget
     ) -> None:
         self.backend = backend
         self.adviser = adviser
         self.ledger = ledger
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
-        self.prefetcher = Prefetcher(ahead, readers, QUICK_BYTES * limits.readers)
+        self.prefetcher = Prefetcher(prefetch_budget, readers, QUICK_BYTES * limits.readers)
         self.held = Held(backend) if isinstance(backend, SupportsHolders) else None
         """What waits for others to let go of its memory; None where the framework does not tell who holds it."""
         # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.

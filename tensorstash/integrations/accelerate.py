@@ -17,7 +17,7 @@ with needs("accelerate", "tensorstash[accelerate]"):
 class StashCallback(StashesTraining):
     """Prepares a model as Accelerate does, and runs its calls under a policy.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`.
     """
 
     _accelerator: Any = None

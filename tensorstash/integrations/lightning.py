@@ -16,7 +16,7 @@ with needs("lightning", "tensorstash[lightning]"):
 class StashCallback(StashesTraining, Callback):
     """Fits under a policy, and logs what it does per step to every logger of the trainer.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

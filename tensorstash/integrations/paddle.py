@@ -16,7 +16,7 @@ with needs("paddle", "tensorstash[paddle]"):
 class StashCallback(StashesTraining, Callback):
     """Fits under a policy, and adds what it does per step to what the callbacks behind it log.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:

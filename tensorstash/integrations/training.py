@@ -104,13 +104,7 @@ class Training:
 class StashesTraining:
     """What the callbacks of all libraries have in common: put in front of the library's own class.
 
-    Args:
-        policy: what happens to each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
-        limits: byte budgets of what is under way, and the timeout.
-        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
-
-    Raises:
-        ConfigError: one of them is none.
+    Arguments and errors are those of :class:`Training`.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class StashCallback(StashesTraining, TrainerCallback):
     What the policy does per step goes into ``log_history`` and to what prints. The reporters (TensorBoard, W&B) have
     their turn before any callback of the user: for them, derive the trainer from :class:`LogsStash` too.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
