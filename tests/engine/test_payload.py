@@ -1,6 +1,7 @@
 """One content and all who ask for it: what is the same, what is handed out, what is given back after a failure."""
 
 import ctypes
+import errno
 
 import numpy as np
 import paddle
@@ -10,6 +11,7 @@ from timeouts import set_timeout
 
 import tensorstash as ts
 import tensorstash.reference as ref
+from tensorstash.engine.payloads import ways
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.route import HostRoute
 from tensorstash.errors import SavedTensorModifiedError, StoreError
@@ -49,6 +51,19 @@ def test_in_a_closed_index_nothing_is_the_same_as_what_was_saved():
     dedup.close()
     assert dedup.find("a") is None
     assert list(dedup.payloads()) == payloads, "who is there already is still known"
+
+
+def test_what_was_rewritten_without_a_word_is_another_content():
+    memory = VALUES.copy()
+    stash, buffer = behind(Gated()), ref.from_numpy(memory)
+    with stash:
+        before = stash._session.pack(buffer)
+        memory[...] = 7
+        after = stash._session.pack(buffer)
+        again = stash._session.pack(buffer)
+    assert np.array_equal(before().numpy(), VALUES)
+    assert np.array_equal(after().numpy(), memory)
+    assert again.payload is after.payload
 
 
 def test_a_second_round_of_requests_is_a_round_of_its_own():
@@ -126,6 +141,41 @@ def test_what_could_not_be_read_ahead_counts_no_longer(monkeypatch):
     assert budget.used == 0
     monkeypatch.undo()
     assert np.array_equal(handle().numpy(), VALUES)
+
+
+def test_what_was_read_ahead_counts_until_it_is_handed_out():
+    stash, tensor = behind(Gated(), ahead="1MiB", in_flight=0), made()
+    prefetcher = stash._session._state.prefetcher
+    with stash:
+        handle = stash._session.pack(tensor)
+    assert handle.payload.prefetch(prefetcher._readers.submit)
+    assert prefetcher.budget.used == VALUES.nbytes
+    assert np.array_equal(handle().numpy(), VALUES)
+    assert prefetcher.budget.used == 0
+
+
+@pytest.mark.parametrize(("number", "attempts"), [(errno.EIO, 3), (errno.EINTR, 3), (errno.ENOSPC, 1)])
+def test_only_what_may_pass_is_tried_again(number, attempts, monkeypatch):
+    gate = Gated()
+    stash, tensor, tried = behind(gate, in_flight=0), made(), []
+
+    def fail(data):
+        tried.append(data.nbytes)
+        raise OSError(number, "planted")
+
+    monkeypatch.setattr(gate.opened[0], "put", fail)
+    with pytest.raises(StoreError, match="planted"), stash:
+        stash._session.pack(tensor)()
+    assert tried == [VALUES.nbytes] * attempts
+
+
+def test_no_more_kinds_of_tensors_are_remembered_than_a_few(monkeypatch):
+    monkeypatch.setattr(ways, "_REMEMBERED", 8)
+    stash = behind(Gated())
+    with stash:
+        handles = [stash._session.pack(ref.tensor(VALUES[:size], requires_grad=True) * 1.0) for size in range(1, 30)]
+    assert len(stash._session._ways._remembered) <= 8
+    assert all(handle().shape == (size,) for size, handle in enumerate(handles, 1))
 
 
 def test_what_drain_gave_up_is_not_waited_for_again():

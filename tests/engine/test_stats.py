@@ -120,3 +120,17 @@ def test_what_does_not_shrink_is_counted_as_kept_after_all():
     assert stats.declined.nbytes == 20_000
     assert not stats.stored
     del result
+
+
+def test_the_peak_is_the_most_that_was_alive_at_one_time():
+    session = ts.stash("compress", framework="reference", min_bytes=0)
+    for size in (4000, 16_000, 1000):
+        with session as entered:
+            loss = (ref.tensor(np.ones(size, np.float32), requires_grad=True) * 1.0).exp().sum()
+        entered.drain()
+        stats = session.stats()
+        if size == 16_000:
+            most = stats.live.nbytes
+        del loss
+    assert session.stats().live.nbytes == 0
+    assert session.stats().peak_bytes == most > 0

@@ -244,7 +244,7 @@ MUTANTS = [
         "dropped release",
         "            if len(self._remembered) >= _REMEMBERED:\n                self._remembered.clear()\n",
         "",
-        ("tests/engine/test_endurance.py", *CONTRACT),
+        (*PAYLOAD, "tests/engine/test_endurance.py", *CONTRACT),
     ),
     (
         "engine/payloads/pipeline.py",
@@ -273,7 +273,7 @@ MUTANTS = [
         "constant",
         "frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})",
         "frozenset({errno.EINTR, errno.EAGAIN, errno.EIO, errno.ENOSPC})",
-        FAULTS,
+        (*PAYLOAD, *FAULTS),
     ),
     (
         "engine/payloads/stages.py",
@@ -323,7 +323,7 @@ MUTANTS = [
         "wrong value",
         "max(self._peak, self._live_bytes)",
         "self._live_bytes",
-        CONTRACT,
+        ("tests/engine/test_stats.py", *CONTRACT),
     ),
     (
         "engine/ledger.py",
@@ -440,7 +440,7 @@ MUTANTS = [
         "dropped release",
         "            self._lease = None\n\n\ndef modified",
         "            pass\n\n\ndef modified",
-        PREFETCH,
+        (*PAYLOAD, *PREFETCH),
     ),
     (
         "engine/payloads/payload.py",
@@ -454,7 +454,7 @@ MUTANTS = [
         "wrong value",
         "content = *content, digest",
         "pass",
-        CONTRACT,
+        (*PAYLOAD, *CONTRACT),
     ),
     (
         "engine/session.py",
@@ -468,8 +468,7 @@ MUTANTS = [
         "dropped release",
         "        except BaseException:\n            lease.release()\n            raise\n",
         "        except BaseException:\n            raise\n",
-        (*DEFERRED, *STREAMS, "tests/engine/test_interrupts.py"),
-        "the lease goes with its last reference; released by hand it only wakes earlier who waits",
+        DEFERRED,
     ),
     ("engine/payloads/sender.py", "dropped release", "ended=lease.release)", "ended=lambda: lease)", DEFERRED),
     (
