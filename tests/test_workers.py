@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from tensorstash.host import futures
 from tensorstash.host.workers import Workers
 
 HANGS = """
@@ -167,6 +168,26 @@ def test_a_thread_that_is_killed_at_work_is_replaced_and_its_work_is_an_error(qu
     with pytest.raises(RuntimeError, match="ended its thread by SystemExit"):
         workers.submit(sys.exit).result(60)
     assert workers.submit(lambda: "next").result(60) == "next"
+
+
+def test_an_end_that_comes_before_the_one_who_waits_is_seen_is_not_waited_for(monkeypatch):
+    class Ends(deque):
+        def append(self, gate):
+            future.run()
+            super().append(gate)
+
+    class Gate:
+        def __init__(self):
+            self.is_taken = False
+
+        def acquire(self, timeout=-1):
+            assert not self.is_taken, "nobody would open it"
+            self.is_taken = True
+
+    future = futures.Future(lambda: 42)
+    future._gates = Ends()
+    monkeypatch.setattr(futures.threading, "Lock", Gate)
+    assert future.result() == 42
 
 
 def test_work_that_takes_too_long_is_given_up_and_what_it_returns_is_dropped(gate):

@@ -11,11 +11,13 @@ from timeouts import set_timeout
 
 import tensorstash as ts
 import tensorstash.reference as ref
+from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine.payloads import ways
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.route import HostRoute
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import StoreIn
+from tensorstash.testing.labs.reference import ReferenceLab
 
 VALUES = np.linspace(-1, 1, 50, dtype=np.float32)
 
@@ -64,6 +66,18 @@ def test_what_was_rewritten_without_a_word_is_another_content():
     assert np.array_equal(before().numpy(), VALUES)
     assert np.array_equal(after().numpy(), memory)
     assert again.payload is after.payload
+
+
+@pytest.mark.parametrize("policy", ["cpu_offload", "disk_spill"])
+def test_on_a_device_what_no_operation_made_is_another_content_each_time(policy):
+    buffer = ref.tensor(VALUES, device="sim:0")
+    stash = ts.stash(policy, framework="reference", min_bytes=0)
+    with stash:
+        before = stash._session.pack(buffer)
+        ReferenceLab().write_unversioned(buffer, 7.0)
+        after = stash._session.pack(buffer)
+    assert np.array_equal(before().to("cpu").numpy(), VALUES)
+    assert np.array_equal(after().to("cpu").numpy(), np.full_like(VALUES, 7))
 
 
 def test_a_second_round_of_requests_is_a_round_of_its_own():
@@ -152,6 +166,19 @@ def test_what_was_read_ahead_counts_until_it_is_handed_out():
     assert prefetcher.budget.used == VALUES.nbytes
     assert np.array_equal(handle().numpy(), VALUES)
     assert prefetcher.budget.used == 0
+
+
+def test_what_stays_on_its_device_is_not_held_for_who_asks_next(monkeypatch):
+    monkeypatch.setattr(ReferenceBackend, "streams", None)
+    tensor = ref.tensor(VALUES, device="sim:0", requires_grad=True) * 1.0
+    stash = ts.stash("quantize:bits=8", framework="reference", min_bytes=0)
+    with stash as session:
+        handles = [stash._session.pack(tensor) for _ in range(2)]
+    session.drain()
+    del tensor
+    handles[0]()
+    assert stash._session._state.prefetcher.budget.used == 0
+    assert np.allclose(handles[1]().to("cpu").numpy(), VALUES, atol=0.01)
 
 
 @pytest.mark.parametrize(("number", "attempts"), [(errno.EIO, 3), (errno.EINTR, 3), (errno.ENOSPC, 1)])

@@ -447,7 +447,7 @@ MUTANTS = [
         "dropped check",
         "self._uses % self.users != 0 and not self.route.is_at_hand",
         "self._uses % self.users != 0",
-        (*STREAMS, *KERNELS),
+        (*PAYLOAD, *STREAMS, *KERNELS),
     ),
     (
         "engine/session.py",
@@ -461,7 +461,7 @@ MUTANTS = [
         "wrong value",
         "payload = None if is_unsure else dedup.find(content)",
         "payload = dedup.find(content)",
-        (*STREAMS, *CONTRACT),
+        (*PAYLOAD, *STREAMS, *CONTRACT),
     ),
     (
         "engine/payloads/sender.py",
@@ -470,7 +470,14 @@ MUTANTS = [
         "        except BaseException:\n            raise\n",
         DEFERRED,
     ),
-    ("engine/payloads/sender.py", "dropped release", "ended=lease.release)", "ended=lambda: lease)", DEFERRED),
+    (
+        "engine/payloads/sender.py",
+        "dropped release",
+        "ended=lease.release)",
+        "ended=lambda: lease)",
+        DEFERRED,
+        "the lease goes with the work all the same, and who waits for its bytes looks again soon: it is only slower",
+    ),
     (
         "engine/handle.py",
         "wrong value",
