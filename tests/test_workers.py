@@ -136,6 +136,47 @@ def test_an_error_and_a_result_keep_nothing_alive():
         gc.enable()
 
 
+def test_who_is_told_of_the_end_finds_nothing_of_the_work_alive():
+    def work(payload=threading.Event()):  # noqa: B008 - a default is what the work alone holds
+        return payload.is_set()
+
+    held, alive = weakref.ref(work.__defaults__[0]), []
+    future = futures.Future(work, ended=lambda: alive.append(held() is not None))
+    del work
+    future.run()
+    assert alive == [False]
+
+
+def test_work_is_not_done_if_an_interrupt_came_while_it_was_submitted(gate, monkeypatch):
+    workers, done, ended = Workers("test", 1), [], []
+    workers.submit(gate.wait)
+    enlist = workers._pool.enlist
+
+    def interrupted(job):
+        enlist(job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers._pool, "enlist", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        workers.submit(lambda: done.append(1), ended=lambda: ended.append(1))
+    monkeypatch.undo()
+    gate.set()
+    workers.submit(lambda: None).result(60)
+    assert (done, ended) == ([], [1])
+
+
+def test_a_thread_that_could_not_be_started_is_none(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    workers, main = Workers("test", 1), threading.get_ident()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert workers.submit(threading.get_ident).result() == main
+    assert not workers._pool.threads, "who ends the process would wait for it"
+    monkeypatch.undo()
+    assert workers.submit(threading.get_ident).result(60) != main
+
+
 def test_cancelled_work_is_not_done(gate):
     workers, done = Workers("test", 1), []
     workers.submit(gate.wait)
