@@ -165,13 +165,13 @@ def test_work_is_not_done_if_an_interrupt_came_while_it_was_submitted(gate, monk
     assert (done, ended) == ([], [1])
 
 
-def test_a_thread_that_could_not_be_started_is_none(monkeypatch):
+def test_where_no_thread_can_be_started_work_is_done_by_the_caller_until_one_can(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
-    workers, main = Workers("test", 1), threading.get_ident()
+    workers, main = Workers("test", 2), threading.get_ident()
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert workers.submit(threading.get_ident).result() == main
+    assert workers.submit(threading.get_ident).result(0) == main
     assert not workers._pool.threads, "who ends the process would wait for it"
     monkeypatch.undo()
     assert workers.submit(threading.get_ident).result(60) != main
@@ -281,14 +281,6 @@ def test_after_close_work_is_done_by_the_caller():
     workers.close()
     thread.join(60)
     assert workers.submit(threading.get_ident).result(0) == threading.get_ident()
-
-
-def test_where_no_thread_can_be_started_work_is_done_by_the_caller(monkeypatch):
-    def refuse(self):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert Workers("test", 2).submit(threading.get_ident).result(0) == threading.get_ident()
 
 
 def test_a_thread_that_is_killed_before_it_has_taken_its_work_leaves_it_to_another(quiet):
