@@ -136,8 +136,7 @@ class Session(Generic[T]):
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
         pack = self._counting_pack if self._movable.is_counting else self.pack
         passing = None if self._tracker is None else self._tracker.passing(self._state)
-        looks_at_all = self._recomputer is not None and passing is None  # recipes refer to tensors of every size
-        if native.functions is None or looks_at_all or type(self).pack is not Session.pack:
+        if native.functions is None or type(self).pack is not Session.pack:
             return pack, self.unpack
         # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
         keeps_all = self._only_keeps and self._tracker is None and not self._movable.is_counting
