@@ -21,7 +21,7 @@ class Functions(Protocol):
 
     @property
     def Kept(self) -> type:  # noqa: N802
-        """What :meth:`keeping` makes of a tensor: its ``state``, ``alias`` and ``version``, or None once it is emptied."""
+        """What ``keeping`` makes of a tensor: its ``state``, ``alias`` and ``version``; None once it is emptied."""
         ...
 
     def join_team(self, address: int, threads: int, /) -> None:

@@ -13,13 +13,13 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
-from tensorstash.engine.recompute.inputs import kept_in
-from tensorstash.host import native
 from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.neural import NEURAL
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.backends.torch.recipes.rule import Rule, saved
+from tensorstash.engine.recompute.inputs import kept_in
 from tensorstash.errors import SavedTensorModifiedError, StashError
+from tensorstash.host import native
 from tensorstash.policies.recompute import RULES as NAMES
 
 EVERY = bool(os.environ.get("TENSORSTASH_EVERY_ARCHITECTURE"))

@@ -7,7 +7,6 @@ from tensorstash.engine.payloads.payload import modified
 from tensorstash.engine.state import SessionState
 from tensorstash.host import native
 
-
 _COMPILED = None if native.functions is None else native.functions.Kept
 
 
