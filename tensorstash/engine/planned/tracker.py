@@ -16,6 +16,7 @@ from tensorstash.engine.planned.step import Seen, Step
 from tensorstash.engine.recompute.recomputed import RecomputedHandle
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
+from tensorstash.host.pool import POOL
 from tensorstash.planner.model import SavedClass
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.policies.plan import HookPolicy
@@ -198,7 +199,14 @@ class Tracker:
     def excess(self) -> int:
         """Return the bytes for which there is no room when the next tensor is saved; 0 or less if there is."""
         self.settle()
-        return self.held + self._chooser.next_bytes(self._step) - self._meter.limit
+        excess = self.held + self._chooser.next_bytes(self._step) - self._meter.limit
+        self._leave_idle(-excess)
+        return excess
+
+    def _leave_idle(self, most_bytes: int) -> None:
+        """Leave no more host memory idle than there is room for: it is the engine's, and in the budget."""
+        if "memory" in self._meter.tiers:
+            POOL.give_back(max(most_bytes, 0))
 
     def freed(self, seen: Seen) -> None:
         """Take note that nobody besides the graph holds a tensor any more."""
@@ -221,6 +229,7 @@ class Tracker:
         """Leave room for what is brought back now, while others are read ahead."""
         before = self._meter.due
         self._meter.due = before + nbytes
+        self._leave_idle(self._meter.limit - self.held - self._meter.due)
         try:
             yield
         finally:
