@@ -59,7 +59,17 @@ class Pipeline:
         store_place: what messages call the store.
     """
 
-    __slots__ = ("_ledger", "_trusts_store", "_waits", "is_costly", "stages", "store", "store_place", "tier")
+    __slots__ = (
+        "_declines",
+        "_ledger",
+        "_trusts_store",
+        "_waits",
+        "is_costly",
+        "stages",
+        "store",
+        "store_place",
+        "tier",
+    )
 
     def __init__(self, stages: Stages, config: StoreConfig, store: Store, ledger: Ledger, store_place: str) -> None:
         self.stages = stages
@@ -68,6 +78,7 @@ class Pipeline:
         self.tier = config.tier
         self._trusts_store = getattr(store, "verifies", False)
         self._waits = config.tier != "memory"
+        self._declines = bool(stages) and store.retains
         self.is_costly = bool(stages) or self._waits
         """Whether it takes longer to decode than a copy does."""
         self._ledger = ledger
@@ -95,9 +106,12 @@ class Pipeline:
         data = self.stages.encode(data)
         started = perf_counter()
         payload = as_bytes(data)
-        if self.stages and self.store.retains and not is_private(payload):
+        if self._declines and not is_private(payload):
             return None
-        stored = self._ask_store(ask, self._put, payload, "storing")
+        if self._waits and ask is not call:
+            stored = self._ask_store(ask, self._put, payload, "storing")
+        else:
+            stored = self._answer(self._put, payload)
         self._ledger.stage_in(self.tier, payload.nbytes, payload.nbytes, perf_counter() - started)
         return stored
 
@@ -113,7 +127,10 @@ class Pipeline:
             StoreError: the store could not give the payload back.
         """
         started = perf_counter()
-        data = self._ask_store(ask, self._get, stored, "reading")
+        if self._waits and ask is not call:
+            data = self._ask_store(ask, self._get, stored, "reading")
+        else:
+            data = self._answer(self._get, stored)
         result = self.stages.result
         if result.shape != (-1,):
             data = data.view(result.carrier).reshape(result.shape)
@@ -137,8 +154,6 @@ class Pipeline:
         return data
 
     def _ask_store(self, ask: Ask, question: Callable[[D], R], given: D, doing: str) -> R:
-        if not self._waits or ask is call:
-            return self._answer(question, given)
         try:
             answer: R = ask(partial(self._answer, question, given))
             return answer
