@@ -131,6 +131,7 @@ class Ledger:
         self._stages: defaultdict[str, _Runs] = defaultdict(_Runs)
         self._recomputed: defaultdict[str, _Runs] = defaultdict(_Runs)
         self._refused: dict[str, Tally] = {}
+        self._without_recipe: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._saved = 0
         self._modules: defaultdict[str, _Sum] = defaultdict(_Sum)
@@ -208,7 +209,8 @@ class Ledger:
         entry = _Entry(counted, self._gone.append)
         entry.tier, entry.nbytes = tier, payload_bytes
         with self._lock:
-            self._settle()
+            if self._gone:
+                self._settle()
             self._entries.add(entry)
             is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
             self._saved += spec.nbytes - payload_bytes if is_same_memory else spec.nbytes
@@ -247,6 +249,13 @@ class Ledger:
         with self._lock:
             self._refused[why] = self._refused.get(why, Tally()).plus(nbytes)
 
+    def without_recipe(self, why: str, nbytes: int) -> None:
+        """Count a tensor that is not made again since there is no recipe."""
+        with self._lock:
+            sums = self._without_recipe[why]
+            sums.tensors += 1
+            sums.nbytes += nbytes
+
     def snapshot(self) -> Stats:
         """Return the counters as they stand."""
         with self._lock:
@@ -265,6 +274,7 @@ class Ledger:
                 declined=self._declined.tally(),
                 recomputed=MappingProxyType({rule: done.stats() for rule, done in self._recomputed.items()}),
                 refused=MappingProxyType(dict(self._refused)),
+                without_recipe=_tallies(self._without_recipe),
                 stages=MappingProxyType({name: sums.stats() for name, sums in self._stages.items()}),
                 stored=_tallies(self._stored),
                 saved_bytes=self._saved,

@@ -290,14 +290,14 @@ class Session(Generic[T]):
                 route, measured = now, False
         version = self.backend.version(tensor)
         token, start = self.backend.storage(tensor)
-        content: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, route.plan
+        content: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, route.number
         source, digest = self._source(tensor, spec, route)
         # What the graph did not make is rewritten without a version. On a device its content is not looked at.
         is_unsure = state.held is None and digest is None and not self.backend.producer(tensor)
         if digest is not None:
             content = *content, digest
         with self._lock:
-            dedup = self._current_dedup()
+            dedup = self._current_dedup() if state.was_asked else self._dedup
             payload = None if is_unsure else dedup.find(content)
             is_new = payload is None
             if payload is None:

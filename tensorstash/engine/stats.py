@@ -68,6 +68,7 @@ class Stats:
         recomputed: tensors that are not stored but made again when they are needed, by rule: ``bytes_in`` is theirs,
             ``seconds_in`` what finding and proving recipes took, ``loads`` how often one was made again.
         refused: tensors that could have been made again, by rule and reason, and are not.
+        without_recipe: tensors that were wanted made again and have no recipe, by reason.
         held: contents that wait where they are, now, since somebody besides the graph holds their memory.
         stages: codecs and stores by name, in the order they were first used.
         stored: payloads put, by tier, as bytes after encoding.
@@ -94,6 +95,7 @@ class Stats:
     declined: Tally = Tally()
     recomputed: Mapping[str, StageStats] = field(default_factory=dict)
     refused: Mapping[str, Tally] = field(default_factory=dict)
+    without_recipe: Mapping[str, Tally] = field(default_factory=dict)
     held: Tally = Tally()
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     stored: Mapping[str, Tally] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Stats:
             declined=self.declined - earlier.declined,
             recomputed=_since(self.recomputed, earlier.recomputed, StageStats()),
             refused=_since(self.refused, earlier.refused, Tally()),
+            without_recipe=_since(self.without_recipe, earlier.without_recipe, Tally()),
             stages=_since(self.stages, earlier.stages, StageStats()),
             stored=_since(self.stored, earlier.stored, Tally()),
             saved_bytes=self.saved_bytes - earlier.saved_bytes,
@@ -155,6 +158,7 @@ class Stats:
             "declined": asdict(self.declined),
             "recomputed": {rule: asdict(done) for rule, done in self.recomputed.items()},
             "refused": {why: asdict(tally) for why, tally in self.refused.items()},
+            "without_recipe": {why: asdict(tally) for why, tally in self.without_recipe.items()},
             "held": asdict(self.held),
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
             "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},

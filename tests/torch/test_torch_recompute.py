@@ -18,6 +18,7 @@ from tensorstash.backends.torch.recipes.neural import NEURAL
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.backends.torch.recipes.rule import Rule, saved
 from tensorstash.engine.recompute.inputs import kept_in
+from tensorstash.engine.stats import Tally
 from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.host import native
 from tensorstash.policies.recompute import RULES as NAMES
@@ -428,3 +429,14 @@ def test_what_is_kept_beside_recipes_is_packed_compiled_and_found_by_them(policy
     assert type(handle) is native.functions.Kept
     assert kept is not None
     assert (kept[1].tolist(), kept[2]) == ([1.0] * 4, 0)
+
+
+def test_tensors_without_a_recipe_are_counted_by_reason():
+    weight = torch.randn(64, 64, requires_grad=True)
+    with stash() as session:
+        loss = ((torch.randn(64, 64) @ weight).cumsum(0) ** 2).sum()
+    loss.backward()
+    counted = session.stats().without_recipe
+    assert counted["no rule for CumsumBackward0"] == Tally(1, 64 * 64 * 4)
+    assert session.stats().to_dict()["without_recipe"]["no rule for CumsumBackward0"]["tensors"] == 1
+    assert not session.stats().refused

@@ -278,7 +278,8 @@ class _Demands:
 
     def visit(self, tensor: Tensor, /) -> list[tuple[Any, Demand]]:
         """Return handles on the way to a tensor that is being packed, with what their readers need."""
-        return [(found.handle, demand(found.reader)) for found in self._readers.visit(tensor)]
+        found = self._readers.visit(tensor)
+        return [(one.handle, demand(one.reader)) for one in found] if found else []
 
 
 def _bare(dtype: torch.dtype, device: torch.device, conj: bool, neg: bool) -> Tensor:

@@ -61,8 +61,7 @@ class Readers:
         found: list[Found] = []
         if CAN_TELL and root is not None and self._is_new(root._sequence_nr()):
             # Not marked as walked: it may be this node that is saving its own result, which it does not show yet.
-            self._collect(root, found)
-            self._walk(self._new_before(root), found)
+            self._walk([root], found)
         return found
 
     def finish(self, outputs: Iterable[Tensor]) -> list[Found]:
@@ -77,13 +76,17 @@ class Readers:
         return found
 
     def _walk(self, waiting: list[Any], found: list[Found]) -> None:
+        first, walked, is_ours = self._first, self._walked, self._is_ours
         while waiting:
             node = waiting.pop()
-            self._collect(node, found)
-            waiting += self._new_before(node)
-
-    def _new_before(self, node: Any) -> list[Any]:
-        return self._mark(before for before, _ in node.next_functions)
+            for one in _shown(node):
+                if is_ours(one.handle):
+                    found.append(one)
+            for before, _ in node.next_functions:
+                # As in _mark, which would be one more call for every saved tensor.
+                if before is not None and (number := before._sequence_nr()) >= first and number not in walked:
+                    walked.add(number)
+                    waiting.append(before)
 
     def _mark(self, nodes: Iterable[Any]) -> list[Any]:
         """Return the nodes not walked before, which are about to be."""
@@ -98,9 +101,6 @@ class Readers:
         # The nodes of a thread are numbered. Below the first are those of earlier graphs, or of other threads, which
         # walk them in scopes of their own; that two threads use one number costs knowledge, never correctness.
         return number >= self._first and number not in self._walked
-
-    def _collect(self, node: Any, found: list[Found]) -> None:
-        found += (one for one in _shown(node) if self._is_ours(one.handle))
 
 
 def running(handle: object) -> list[str]:
@@ -177,7 +177,8 @@ def running_compiled() -> int | None:
     return int(node._sequence_nr())
 
 
-def _shown(node: Any) -> Iterator[Found]:
+def _shown(node: Any) -> list[Found]:
+    shown = []
     for name, reader in _saves(node):
         try:
             saved = getattr(node, name)
@@ -185,7 +186,8 @@ def _shown(node: Any) -> Iterator[Found]:
             continue
         for one in saved if isinstance(saved, (tuple, list)) else (saved,):
             if one is not None:
-                yield Found(one.data, reader)
+                shown.append(Found(one.data, reader))
+    return shown
 
 
 def _saves(node: Any) -> tuple[tuple[str, str], ...]:

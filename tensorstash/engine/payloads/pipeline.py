@@ -112,7 +112,7 @@ class Pipeline:
         self.is_costly = bool(stages) or self._waits
         """Whether it takes longer to decode than a copy does."""
         self._ledger = ledger
-        self._declines = Declines()
+        self._declines = Declines() if stages and store.retains else None
 
     @property
     def looks_at_bytes(self) -> bool:
@@ -134,18 +134,21 @@ class Pipeline:
             CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
-        may_decline = bool(self.stages) and self.store.retains and not is_private(data)
-        if may_decline and self._declines.skips():
+        declines = None if is_private(data) else self._declines
+        if declines is not None and declines.skips():
             return None
         data = self.stages.encode(data)
         started = perf_counter()
         payload = as_bytes(data)
-        if may_decline:
+        if declines is not None:
             is_declined = not is_private(payload)
-            self._declines.note(is_declined=is_declined)
+            declines.note(is_declined=is_declined)
             if is_declined:
                 return None
-        stored = self._ask_store(ask, self._put, payload, "storing")
+        if self._waits and ask is not call:
+            stored = self._ask_store(ask, self._put, payload, "storing")
+        else:
+            stored = self._answer(self._put, payload)
         self._ledger.stage_in(self.tier, payload.nbytes, payload.nbytes, perf_counter() - started)
         return stored
 
@@ -161,7 +164,10 @@ class Pipeline:
             StoreError: the store could not give the payload back.
         """
         started = perf_counter()
-        data = self._ask_store(ask, self._get, stored, "reading")
+        if self._waits and ask is not call:
+            data = self._ask_store(ask, self._get, stored, "reading")
+        else:
+            data = self._answer(self._get, stored)
         result = self.stages.result
         if result.shape != (-1,):
             data = data.view(result.carrier).reshape(result.shape)
@@ -185,8 +191,6 @@ class Pipeline:
         return data
 
     def _ask_store(self, ask: Ask, question: Callable[[D], R], given: D, doing: str) -> R:
-        if not self._waits or ask is call:
-            return self._answer(question, given)
         try:
             answer: R = ask(partial(self._answer, question, given))
             return answer

@@ -43,6 +43,8 @@ class PayloadRoute(ABC):
     """Takes saved tensors of one spec to their payloads, and rebuilds them. Thread-safe, holds no payload."""
 
     tier: str
+    number = 0
+    """The same for all routes of a session that have the same plan."""
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
     is_computed = False
@@ -62,6 +64,7 @@ class PayloadRoute(ABC):
             parts
         )
         self.spec = spec.dense()
+        self.spec_hash = hash(self.spec)
         self.is_lossless = self.plan.is_lossless
         self._layouts: Layouts[Any] | None = self.backend.layouts
         self._twin: PayloadRoute | None = None
@@ -183,6 +186,7 @@ class HostRoute(PayloadRoute):
     def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
         super().__init__(parts)
         self._pipeline = pipeline
+        self._runs_kernels = bool(self.kernels)
         self.tier = pipeline.tier
         self.is_costly = pipeline.is_costly
         self.is_computed = bool(pipeline.stages) and self.tier == "memory"
@@ -196,7 +200,7 @@ class HostRoute(PayloadRoute):
 
     def encode(self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
         """Run the codecs on a tensor and store the result; see :meth:`PayloadRoute.encode`."""
-        if self.kernels:
+        if self._runs_kernels:
             source = self.launch(source, spec)
             spec, is_mine = self.backend.spec(source), True  # on the CPU it is the payload's own memory
         else:
@@ -213,7 +217,7 @@ class HostRoute(PayloadRoute):
         """Return a fresh tensor; see :meth:`PayloadRoute.rebuild`."""
         if interleaved is not None:
             return interleaved.rebuild(data, spec)
-        if not self.kernels:
+        if not self._runs_kernels:
             return self.backend.from_host(data.reshape(spec.dense().shape), spec)
         kernels = self.backend.kernels
         assert kernels is not None, "a backend without kernels"

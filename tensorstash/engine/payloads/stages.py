@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +13,7 @@ from tensorstash.abilities import Backend
 from tensorstash.engine.ledger import Ledger
 from tensorstash.errors import CodecError, StashError
 from tensorstash.protocols import Codec
-from tensorstash.spec import TensorSpec, contiguous_strides
+from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
 Run = Callable[[Any], Any]
 
@@ -161,18 +163,22 @@ def _given(method: Callable[[Any, TensorSpec], Any], spec: TensorSpec) -> Run:
     return lambda data: method(data, spec)
 
 
-def _array_nbytes(data: Any) -> int:
-    nbytes: int = data.nbytes
-    return nbytes
+_array_nbytes: Callable[[Any], int] = attrgetter("nbytes")
 
 
 def _array_fault(data: Any, spec: TensorSpec) -> str | None:
     if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
         return f"{type(data).__name__}, expected a C-contiguous NumPy array"
-    if _fits(data.shape, spec) and data.dtype.name == spec.carrier:
+    # NumPy works out a name each time it is asked for one.
+    if data.dtype == _dtype(spec.dtype) and (data.shape == spec.shape or _fits(data.shape, spec)):
         return None
     expected = "1-d" if spec.shape == (-1,) else str(spec.shape)
     return f"{data.dtype.name}{data.shape}, expected {spec.carrier} of shape {expected}"
+
+
+@cache
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(DTYPES[name].carrier)
 
 
 def _tensor_fault(backend: Backend[Any], data: Any, spec: TensorSpec) -> str | None:

@@ -67,6 +67,7 @@ class Ways:
         """Whether anything leaves host memory, or shrinks in it."""
         self.stores: dict[StoreConfig, Store] = {}
         self._remembered: dict[Hashable, Way] = {}
+        self._numbers: dict[Plan, int] = {}
         for plan in policy.alternatives():
             if not plan.rest.keeps:
                 self._store(plan.rest.store or Memory())
@@ -111,6 +112,7 @@ class Ways:
         self._adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
         parts = config, self._store(config), self._ledger, self.transfers, self._encoding
         route = route_for(plan, spec, self._backend, *parts)
+        route.number = self._numbers.setdefault(plan, len(self._numbers))
         if spec.device != "cpu" and route.transfers is None and route.tier != "device":
             why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
             self._ledger.copies_wait(spec.device, why or "")

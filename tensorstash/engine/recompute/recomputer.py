@@ -90,7 +90,7 @@ class Recomputer:
         started = perf_counter()
         known = self._producers.noted(tensor)
         if known is None:
-            content = self._new_content(tensor, wanted, pack)
+            content = self._new_content(tensor, spec, wanted, pack)
         else:  # what is stored already is stored once
             content = known.content if isinstance(known, RecomputedHandle) else None
         if content is None or content.version != self._state.version(tensor):
@@ -122,7 +122,9 @@ class Recomputer:
         self._producers.note(tensor, handle)
         return handle
 
-    def _new_content(self, tensor: Any, wanted: Rebuilding, pack: Callable[[Any], Handle]) -> Recomputed | None:
+    def _new_content(
+        self, tensor: Any, spec: TensorSpec, wanted: Rebuilding, pack: Callable[[Any], Handle]
+    ) -> Recomputed | None:
         producers = self._producers
         recipe = producers.recipe(tensor, wanted.ops, wanted.depth)
         if not isinstance(recipe, str):
@@ -130,6 +132,7 @@ class Recomputer:
             return self._proved(tensor, recipe, inputs, wanted)
         narrowed = producers.narrowed(tensor) if _uses(wanted, "narrow") else None
         if narrowed is None:
+            self._state.ledger.without_recipe(recipe, spec.nbytes)
             return None
         recipe, narrow = narrowed
         # It goes the way of what cannot be made again, and nobody has it but its handle.
