@@ -1,6 +1,7 @@
 """What all tests share: which may be skipped, with what is compiled and without, little to do for the collector."""
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,19 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_finish() -> None:
     """Leave alone what importing frameworks has made: to look through it takes longer than most tests."""
+    set_aside()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Leave alone what the tests of a file have imported, or have taken out of what was left alone."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        set_aside()
+
+
+def set_aside() -> None:
+    """Free what is garbage, and have the collector look at nothing else that is there now."""
     gc.collect()
     gc.freeze()
 

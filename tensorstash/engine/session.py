@@ -36,7 +36,6 @@ from tensorstash.engine.stats import Stats
 from tensorstash.engine.transfers import transfers_of
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
-from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.policies.plan import HookPolicy, Rebuilding
 from tensorstash.protocols import Codec, Demand, strictest
@@ -87,9 +86,9 @@ class Session(Generic[T]):
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
         tracked = backend, ledger, limits, min_bytes, self.adviser
         self._tracker = None if new_tracker is None else new_tracker(*tracked)
-        prefetched = ByteBudget(limits.ahead_bytes) if self._tracker is None else self._tracker.prefetch_budget
+        prefetched = self._tracker.prefetch_budget if self._tracker else self._sender.shares.budget(limits.ahead)
         self._state = SessionState(backend, ledger, self.adviser, limits, prefetched)
-        self._transfers = transfers_of(backend, limits)
+        self._transfers = transfers_of(backend, limits, self._sender.shares)
         # Looked up once: these run for every tensor.
         self._kept, self._movable = ledger.kept, ledger.movable
         self._small = self._kept[_SMALL]
@@ -376,6 +375,7 @@ class Session(Generic[T]):
         if self._state.was_asked:
             self._state.was_asked = False
             self.adviser.step_ended()
+            self._sender.shares.step_ended()
             self._state.prefetcher.learn(self._dedup)
             self._dedup.close()
             self._dedup = DedupIndex()

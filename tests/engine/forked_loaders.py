@@ -1,11 +1,13 @@
 """Data loaders inside the block, whose workers compute with gradients.
 
-    python tests/engine/forked_loaders.py FRAMEWORK POLICY METHOD DIRECTORY
+    python tests/engine/forked_loaders.py FRAMEWORK METHOD DIRECTORY
 
-METHOD is "fork", "spawn" or "process" (spawned by hand). Prints "right" when everything is.
+METHOD is "fork", "spawn" or "process" (spawned by hand). Each policy has a process of its own, forked from one that has
+imported the framework and done nothing else; it prints the policy when everything is right.
 """
 
 import multiprocessing
+import os
 import sys
 
 import numpy as np
@@ -71,7 +73,7 @@ def loaded(framework, method):
     return [(batch[0] if isinstance(batch, list) else batch).numpy().reshape(64, 64) for batch in loader]
 
 
-def main(framework, policy, method, directory):
+def train(framework, policy, method, directory):
     """Compare with what the same program computes in this process."""
     stash = ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0)
     with stash:
@@ -85,7 +87,19 @@ def main(framework, policy, method, directory):
     lab.backward(loss)
     known = expected if method == "fork" else plain
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(got, known, strict=True))
-    print("right")
+    print(policy)
+
+
+def main(framework, method, directory):
+    """Train under each policy."""
+    lab_of(framework)
+    for policy in POLICIES:
+        child = os.fork()
+        if not child:
+            train(framework, policy, method, directory)
+            return
+        if os.waitpid(child, 0)[1]:
+            sys.exit(f"{policy} is wrong")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 
+class _Searched:
+    """What :data:`_EARLY` refers to, so that a search for its referrers tells whether that is frozen."""
+
+
+_EARLY = [_Searched]
+
+
 def instances(kinds: Sequence[type]) -> list[Any]:
     """Return all live instances of some classes, those that ``gc.freeze()`` has set aside included.
 
@@ -14,19 +21,20 @@ def instances(kinds: Sequence[type]) -> list[Any]:
     Frozen objects are in none of the collector's searches; so they are let go of for the length of it. What was young
     and not frozen then is frozen afterwards, as if ``gc.freeze()`` had been called only now.
     """
-    frozen = gc.get_freeze_count()
-    if not frozen:
-        return _referring(kinds)
+    found = gc.get_referrers(_Searched, *kinds)
+    # To ask how many objects are frozen counts them, which takes as long as a search among them.
+    if any(each is _EARLY for each in found) and not gc.get_freeze_count():
+        return _only(kinds, found)
     was_enabled = gc.isenabled()
     gc.disable()
     gc.unfreeze()
     try:
-        return _referring(kinds)
+        return _only(kinds, gc.get_referrers(*kinds))
     finally:
         gc.freeze()
         if was_enabled:
             gc.enable()
 
 
-def _referring(kinds: Sequence[type]) -> list[Any]:
-    return [found for kind in kinds for found in gc.get_referrers(kind) if isinstance(found, kind)]
+def _only(kinds: Sequence[type], found: list[Any]) -> list[Any]:
+    return [each for each in found if isinstance(each, tuple(kinds))]
