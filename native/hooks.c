@@ -6,6 +6,8 @@
  * held before it. */
 
 #include "tables.h"
+#include <stddef.h>
+#include <structmember.h>
 
 /* -- A tensor that is kept: tensorstash.engine.handle has a tuple for it -- */
 
@@ -34,12 +36,21 @@ kept_dealloc(PyObject *self)
     PyObject_Free(self);
 }
 
+/* None once it is emptied. */
+static PyMemberDef kept_members[] = {
+    {"state", T_OBJECT, offsetof(Kept, state), READONLY, "Who keeps it."},
+    {"alias", T_OBJECT, offsetof(Kept, alias), READONLY, "The tensor."},
+    {"version", T_PYSSIZET, offsetof(Kept, version), READONLY, "In place, when it was saved."},
+    {NULL, 0, 0, 0, NULL},
+};
+
 /* Not tracked by the garbage collector, which would run more often for it: nothing it refers to knows of handles. */
 PyTypeObject KeptType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "tensorstash.host._native.Kept",
     .tp_basicsize = sizeof(Kept),
     .tp_dealloc = kept_dealloc,
+    .tp_members = kept_members,
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "A handle of a tensor that is kept as it is.",
 };

@@ -2,7 +2,7 @@
 
 >>> import tensorstash as ts
 >>> ts.Cast("bfloat16") | ts.Compress()
-Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.1)))
+Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.25)))
 """
 
 from tensorstash.api import Stash, Wrapped, stash, unwrap, wrap, wrapped

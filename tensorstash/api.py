@@ -17,7 +17,8 @@ from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
 from tensorstash.engine.limits import Limits, limits_of
 from tensorstash.engine.planned.budgeted import budgeted
-from tensorstash.engine.planned.tracker import NewTracker, by_class
+from tensorstash.engine.planned.by_class import by_class
+from tensorstash.engine.planned.tracker import NewTracker
 from tensorstash.engine.recompute.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
@@ -374,8 +375,8 @@ def _session(
     if isinstance(policy, Budget):
         tracker = budgeted(policy)
         remakes &= isinstance(backend, SupportsProducers)  # a budget does without what a backend cannot do
-    elif any(isinstance(part, Saved) for part in walk(policy)):
-        tracker = by_class(policy)
+    elif classes := [part for part in walk(policy) if isinstance(part, Saved)]:
+        tracker = by_class(policy, classes)
     return Session(
         policy,
         backend,

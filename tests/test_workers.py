@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from tensorstash.host import futures
 from tensorstash.host.workers import Workers
 
 HANGS = """
@@ -135,6 +136,47 @@ def test_an_error_and_a_result_keep_nothing_alive():
         gc.enable()
 
 
+def test_who_is_told_of_the_end_finds_nothing_of_the_work_alive():
+    def work(payload=threading.Event()):  # noqa: B008 - a default is what the work alone holds
+        return payload.is_set()
+
+    held, alive = weakref.ref(work.__defaults__[0]), []
+    future = futures.Future(work, ended=lambda: alive.append(held() is not None))
+    del work
+    future.run()
+    assert alive == [False]
+
+
+def test_work_is_not_done_if_an_interrupt_came_while_it_was_submitted(gate, monkeypatch):
+    workers, done, ended = Workers("test", 1), [], []
+    workers.submit(gate.wait)
+    enlist = workers._pool.enlist
+
+    def interrupted(job):
+        enlist(job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers._pool, "enlist", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        workers.submit(lambda: done.append(1), ended=lambda: ended.append(1))
+    monkeypatch.undo()
+    gate.set()
+    workers.submit(lambda: None).result(60)
+    assert (done, ended) == ([], [1])
+
+
+def test_where_no_thread_can_be_started_work_is_done_by_the_caller_until_one_can(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    workers, main = Workers("test", 2), threading.get_ident()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert workers.submit(threading.get_ident).result(0) == main
+    assert not workers._pool.threads, "who ends the process would wait for it"
+    monkeypatch.undo()
+    assert workers.submit(threading.get_ident).result(60) != main
+
+
 def test_cancelled_work_is_not_done(gate):
     workers, done = Workers("test", 1), []
     workers.submit(gate.wait)
@@ -167,6 +209,26 @@ def test_a_thread_that_is_killed_at_work_is_replaced_and_its_work_is_an_error(qu
     with pytest.raises(RuntimeError, match="ended its thread by SystemExit"):
         workers.submit(sys.exit).result(60)
     assert workers.submit(lambda: "next").result(60) == "next"
+
+
+def test_an_end_that_comes_before_the_one_who_waits_is_seen_is_not_waited_for(monkeypatch):
+    class Ends(deque):
+        def append(self, gate):
+            future.run()
+            super().append(gate)
+
+    class Gate:
+        def __init__(self):
+            self.is_taken = False
+
+        def acquire(self, timeout=-1):
+            assert not self.is_taken, "nobody would open it"
+            self.is_taken = True
+
+    future = futures.Future(lambda: 42)
+    future._gates = Ends()
+    monkeypatch.setattr(futures.threading, "Lock", Gate)
+    assert future.result() == 42
 
 
 def test_work_that_takes_too_long_is_given_up_and_what_it_returns_is_dropped(gate):
@@ -219,14 +281,6 @@ def test_after_close_work_is_done_by_the_caller():
     workers.close()
     thread.join(60)
     assert workers.submit(threading.get_ident).result(0) == threading.get_ident()
-
-
-def test_where_no_thread_can_be_started_work_is_done_by_the_caller(monkeypatch):
-    def refuse(self):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert Workers("test", 2).submit(threading.get_ident).result(0) == threading.get_ident()
 
 
 def test_a_thread_that_is_killed_before_it_has_taken_its_work_leaves_it_to_another(quiet):

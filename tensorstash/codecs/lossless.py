@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorstash.codecs import float_split, frame_of_reference, pack_bits, sparse, two_valued, zstd
 from tensorstash.codecs.wire.entropy import contiguous_sample
-from tensorstash.codecs.wire.format import check_data, check_integer, check_ratio, damaged
+from tensorstash.codecs.wire.format import check_data, check_integer, check_ratio, damaged, passed_on
 from tensorstash.errors import CodecError
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.kernels.integers import unsigned
@@ -62,7 +62,8 @@ class Lossless:
     Args:
         level: Zstandard's compression level, from 1 to 22. From 2 on, what is not zero in a tensor of many zeros is
             compressed as well; from 4 on, Zstandard is tried on whole elements at this level too.
-        min_ratio: how many times smaller the payload has to be, 1 or more.
+        min_ratio: how many times smaller the payload has to be, 1 or more. Dense numbers in float32 shrink 1.2 times,
+            which takes longer than writing them to a disk does.
 
     Raises:
         ConfigError: a field out of its range.
@@ -79,7 +80,7 @@ class Lossless:
     kind: ClassVar[CodecKind] = "array->bytes"
 
     level: int = 1
-    min_ratio: float = 1.1
+    min_ratio: float = 1.25
 
     def __post_init__(self) -> None:
         check_integer("lossless.level", self.level, 1, 22)
@@ -130,9 +131,7 @@ class Lossless:
         if data.dtype != np.uint8 or data.ndim != 1:
             raise damaged(self, f"got a payload of {data.dtype}{data.shape}, expected a run of bytes")
         if data.size == spec.nbytes:
-            if data.ctypes.data % min(spec.itemsize, 8):
-                data = data.copy()
-            return data.view(spec.carrier).reshape(spec.shape)
+            return passed_on(data, spec)
         codec = _BY_MAGIC.get(data[:4].tobytes())
         if codec is None or not codec.accepts(spec):
             raise damaged(self, f"a payload of {data.size} bytes begins with {data[:4].tobytes()!r}")

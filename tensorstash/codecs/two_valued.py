@@ -9,15 +9,14 @@ from tensorstash import kernels
 from tensorstash.codecs.wire.format import (
     CODED,
     HEADER_NBYTES,
-    PLAIN,
     Header,
     check_data,
     empty_array,
     open_payload,
-    plain_payload,
+    passed_on,
     split_sections,
 )
-from tensorstash.host.arrays import Array, aligned_empty
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind
@@ -32,10 +31,11 @@ class TwoValued:
     """Store tensors of at most two values at one bit per element, bit for bit.
 
     Every element is compared, as bits: -0 is not 0, and a NaN is equal to one of the same payload only. A tensor of
-    more values is stored as it is; finding that out takes until the first block that holds a third.
+    more values, or of too few elements to get smaller, is passed on untouched and without a copy; finding that out
+    takes until the first block that holds a third, and most tensors show it in their first elements.
 
-    Payload: header (mode 0 plain, 1 packed; count elements), then the bytes; or the two values and the bits, with the
-    first element in the lowest bit and the last byte filled with zeros.
+    Payload: the bytes of the tensor where it is as long as the tensor; else a header (mode 1; count elements), the two
+    values and the bits, with the first element in the lowest bit and the last byte filled with zeros.
 
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((4096,), (1,), 0, "float32", "cpu")
@@ -49,6 +49,8 @@ class TwoValued:
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
     on_all_cores: ClassVar[bool] = True
+    gives_way: ClassVar[bool] = True
+    """Whether it looks for a rare content, and is left out of a plan for a codec of arrays that follows."""
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are numbers of 1, 2, 4 or 8 bytes, of a tensor of known shape."""
@@ -59,36 +61,41 @@ class TwoValued:
         return opaque_bytes(spec)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload in fresh memory.
+        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on.
 
         Raises:
             CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
         """
         payload = self.packed(data, spec)
-        return plain_payload(Header(MAGIC, PLAIN, 0, data.size), data) if payload is None else payload
+        return as_bytes(data) if payload is None else payload
 
     def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
-        """Return the payload, or None if there is a third value.
+        """Return the payload, or None if there is a third value, or it would not be smaller.
 
         Raises:
             CodecError: as of :meth:`encode`.
         """
         check_data(self, data, spec)
         bits = unsigned(data)
+        nbytes = HEADER_NBYTES + 2 * spec.itemsize + packed_nbytes(bits.size, 1)
         pack, few = kernels.active.pack_two_values, bits[:_FIRST_ELEMENTS]
-        if not pack(few, np.empty(2, bits.dtype), np.empty(packed_nbytes(few.size, 1), np.uint8)):
+        if nbytes >= data.nbytes or not pack(
+            few, np.empty(2, bits.dtype), np.empty(packed_nbytes(few.size, 1), np.uint8)
+        ):
             return None  # most tensors show it at once: before memory for all of them is asked for
-        payload = aligned_empty(HEADER_NBYTES + 2 * spec.itemsize + packed_nbytes(bits.size, 1))
+        payload = aligned_empty(nbytes)
         Header(MAGIC, CODED, 0, bits.size).write(payload)
         pair = payload[HEADER_NBYTES : HEADER_NBYTES + 2 * spec.itemsize].view(bits.dtype)
         return payload if pack(bits, pair, payload[HEADER_NBYTES + 2 * spec.itemsize :]) else None
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array in fresh memory.
+        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on.
 
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
+        if data.dtype == np.uint8 and data.ndim == 1 and data.size == spec.nbytes:
+            return passed_on(data, spec)
         header, body, plain = open_payload(self, data, spec, MAGIC)
         if plain is not None:
             return plain

@@ -58,7 +58,7 @@ def parse(text: str) -> HookPolicy:
         MissingDependencyError: the library behind a name is not installed.
 
     >>> parse("compress:level=3 | disk_spill:budget=2KiB")
-    Chain(steps=(Compress(level=3, min_ratio=1.1), DiskSpill(directory=None, budget=2048)))
+    Chain(steps=(Compress(level=3, min_ratio=1.25), DiskSpill(directory=None, budget=2048)))
     """
     if not isinstance(text, str):
         raise ConfigError(f"policy: got {text!r}, expected text such as 'quantize:bits=4 | compress'")

@@ -69,7 +69,7 @@ def settings_of(text: str, path: str) -> Settings:
         MissingDependencyError: as for :func:`load_settings`.
 
     >>> settings_of("compress:level=3", "--policy")
-    {'policy': Compress(level=3, min_ratio=1.1)}
+    {'policy': Compress(level=3, min_ratio=1.25)}
     """
     if not is_file_name(text):
         return Settings(policy=read_policy(text, path))

@@ -185,7 +185,7 @@ class Adviser:
 
     def _judge_gain(self, stats: Stats) -> None:
         saved = self._step_bytes
-        held = self._limits.in_flight_bytes + self._limits.ahead_bytes
+        given = {name: nbytes for name, nbytes in self._limits.given().items() if nbytes}
         if stats.declined.nbytes >= _ALL * stats.stashed.nbytes:
             self.say(
                 f"the policy shrinks nothing: {format_bytes(stats.declined.nbytes)} of "
@@ -197,13 +197,14 @@ class Adviser:
                 "the policy shrinks nothing: what is in host memory is copied to host memory as it is. Put a codec in "
                 "front, such as Compress(), or use DiskSpill(directory)"
             )
-        elif held > saved:
+        elif sum(given.values()) > saved:
             part = format_bytes(max(saved // 8, 1))
+            under_way = " and ".join(f"{name} is {format_bytes(nbytes)}" for name, nbytes in given.items())
             self.say(
-                f"limits are larger than what there is to gain: a step stashes {format_bytes(saved)}, and up to "
-                f"{format_bytes(self._limits.in_flight_bytes)} may wait to leave (in_flight) and "
-                f"{format_bytes(self._limits.ahead_bytes)} be brought back early (ahead), so that the peak may not "
-                f"fall. Pass limits=Limits(in_flight='{part}', ahead='{part}')"
+                f"limits are larger than what there is to gain: a step stashes {format_bytes(saved)}, and {under_way}, "
+                "which come on top, so that the peak may not fall. Leave them out, or pass limits=Limits("
+                + ", ".join(f"{name}='{part}'" for name in given)
+                + ")"
             )
         if self._most_at_once >= _ALL * saved:
             self.say(

@@ -36,7 +36,6 @@ from tensorstash.engine.stats import Stats
 from tensorstash.engine.transfers import transfers_of
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
-from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.policies.plan import HookPolicy, Rebuilding
 from tensorstash.protocols import Codec, Demand, strictest
@@ -87,9 +86,9 @@ class Session(Generic[T]):
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
         tracked = backend, ledger, limits, min_bytes, self.adviser
         self._tracker = None if new_tracker is None else new_tracker(*tracked)
-        prefetched = ByteBudget(limits.ahead_bytes) if self._tracker is None else self._tracker.prefetch_budget
+        prefetched = self._tracker.prefetch_budget if self._tracker else self._sender.shares.budget(limits.ahead)
         self._state = SessionState(backend, ledger, self.adviser, limits, prefetched)
-        self._transfers = transfers_of(backend, limits)
+        self._transfers = transfers_of(backend, limits, self._sender.shares)
         # Looked up once: these run for every tensor.
         self._kept, self._movable = ledger.kept, ledger.movable
         self._small = self._kept[_SMALL]
@@ -136,8 +135,7 @@ class Session(Generic[T]):
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
         pack = self._counting_pack if self._movable.is_counting else self.pack
         passing = None if self._tracker is None else self._tracker.passing(self._state)
-        looks_at_all = self._recomputer is not None and passing is None  # recipes refer to tensors of every size
-        if native.functions is None or looks_at_all or type(self).pack is not Session.pack:
+        if native.functions is None or type(self).pack is not Session.pack:
             return pack, self.unpack
         # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
         keeps_all = self._only_keeps and self._tracker is None and not self._movable.is_counting
@@ -377,6 +375,7 @@ class Session(Generic[T]):
         if self._state.was_asked:
             self._state.was_asked = False
             self.adviser.step_ended()
+            self._sender.shares.step_ended()
             self._state.prefetcher.learn(self._dedup)
             self._dedup.close()
             self._dedup = DedupIndex()

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any
 
 from tensorstash.abilities import Backend, Event, Stream, Streams
-from tensorstash.engine.limits import Limits
+from tensorstash.engine.limits import Limits, Shares
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.forks import renew_after_fork
@@ -114,8 +114,10 @@ class Transfers:
     def __init__(self, streams: Streams[Any], pinned: PinnedMemory, *, out_bytes: int, back_bytes: int) -> None:
         self._streams = streams
         self._pinned = pinned
-        self._out_budget = ByteBudget(out_bytes)
-        self._back_budget = ByteBudget(back_bytes)
+        self.out_budget = ByteBudget(out_bytes)
+        """Of sources."""
+        self.back_budget = ByteBudget(back_bytes)
+        """Of tensors that are brought back early."""
         self._side_streams: dict[tuple[str, str], _SideStream] = {}
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -160,7 +162,7 @@ class Transfers:
             is_prefetch: whether nobody has asked for the tensor yet.
         """
         streams = self._streams
-        lease = self._back_budget.try_acquire(spec.nbytes) if is_prefetch else None
+        lease = self.back_budget.try_acquire(spec.nbytes) if is_prefetch else None
         if is_prefetch and lease is None:
             return None
         compute = self.compute(spec.device)
@@ -185,7 +187,7 @@ class Transfers:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
-        return self._back_budget.used + nbytes <= self._back_budget.limit
+        return self.back_budget.used + nbytes <= self.back_budget.limit
 
     def staged(self, data: Array) -> Array:
         """Return a copy in page-locked memory, or the array itself where there is none left."""
@@ -243,9 +245,9 @@ class Transfers:
 
     def _make_room(self, nbytes: int) -> Lease | None:
         """Count bytes of a source; return None if the budget is smaller than that."""
-        if nbytes > self._out_budget.limit:
+        if nbytes > self.out_budget.limit:
             return None
-        while (lease := self._out_budget.try_acquire(nbytes)) is None:
+        while (lease := self.out_budget.try_acquire(nbytes)) is None:
             for other in self._side_streams.values():
                 other.release_oldest()
         return lease
@@ -265,13 +267,22 @@ class Transfers:
                 side.finish()
 
 
-def transfers_of(backend: Backend[Any], limits: Limits) -> Transfers | None:
-    """Return what copies between a backend's devices and the host; None where it has no streams."""
+def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Transfers | None:
+    """Return what copies between a backend's devices and the host; None where it has no streams.
+
+    Args:
+        backend: the framework's adapter.
+        limits: byte budgets.
+        shares: says how much may be on its way, where these do not.
+    """
     streams = backend.streams
     if streams is None:
         return None
     pinned = PinnedMemory(streams.locked_pages, limits.pinned_bytes)
-    return Transfers(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
+    transfers = Transfers(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
+    shares.follow(transfers.out_budget, limits.in_flight)
+    shares.follow(transfers.back_budget, limits.ahead)
+    return transfers
 
 
 class _SideStream:

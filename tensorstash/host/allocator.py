@@ -18,6 +18,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 
+from tensorstash.host.pages import ALLOCATORS, preloaded_allocator
 from tensorstash.host.pool import POOL
 from tensorstash.sizes import parse_bytes
 
@@ -25,18 +26,7 @@ MMAP_THRESHOLD_BYTES = 1 << 20
 """Size from which blocks are mapped one by one; below it lie the temporaries of kernels, which come and go."""
 
 _M_MMAP_THRESHOLD = -3
-_ALLOCATORS = ("tcmalloc_minimal", "tcmalloc", "jemalloc", "mimalloc")
 _THRESHOLD_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
-
-
-@cache
-def preloaded_allocator() -> str | None:
-    """Return the name of the allocator that replaces the C library's in this process, or None."""
-    if not sys.platform.startswith("linux"):
-        return None
-    with open("/proc/self/maps") as maps:
-        mapped = maps.read()
-    return next((name for name in _ALLOCATORS if f"lib{name}" in mapped), None)
 
 
 @cache
@@ -119,7 +109,7 @@ def installed_allocator() -> str | None:
     Of those measured, tcmalloc costs nothing; jemalloc and mimalloc cost about what glibc's threshold does.
     """
     known = _listed_libraries()
-    for name in _ALLOCATORS[:2]:
+    for name in ALLOCATORS[:2]:
         for path in known:
             if os.path.basename(path).startswith(f"lib{name}.so") and _is_loadable(path):
                 return path

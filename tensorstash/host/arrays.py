@@ -27,6 +27,9 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
 
     >>> aligned_empty(10, 16).ctypes.data % 64, aligned_empty(2**20).ctypes.data % 4096
     (16, 0)
+    >>> large = aligned_empty(2**20, 16)
+    >>> large.ctypes.data % 64, large.size
+    (16, 1048576)
     """
     if nbytes >= SMALLEST:
         return whole_pages(nbytes + alignment)[alignment:]

@@ -45,7 +45,7 @@ class ByteBudget:
     others soon.
 
     Args:
-        limit: most bytes in use.
+        limit: most bytes in use; may be raised at any time.
 
     >>> budget = ByteBudget(10)
     >>> lease = budget.try_acquire(8)
@@ -119,6 +119,15 @@ class ByteBudget:
             self._waiting.discard(bell)
             if lease is not None or left <= 0:
                 return lease
+
+    def wait_until_unused(self, *, timeout_s: float) -> bool:
+        """Wait until all bytes are there at once, however many that are meanwhile; return whether they were."""
+        while True:
+            limit = self.limit
+            if self.acquire(limit, timeout_s=timeout_s) is None:
+                return False
+            if self.limit <= limit:
+                return True
 
     def _settle(self) -> None:
         """Take note of what came back; each as often as an interrupt wants it."""

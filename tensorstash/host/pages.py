@@ -15,7 +15,29 @@ BLOCK = 4096
 HUGE_PAGE = 2 * 2**20
 """Size, in bytes, of the pages that make large buffers one run of physical memory."""
 
+ALLOCATORS = ("tcmalloc_minimal", "tcmalloc", "jemalloc", "mimalloc")
+"""Those that may stand in for the C library's."""
+
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
+
+
+@cache
+def preloaded_allocator() -> str | None:
+    """Return the name of the allocator that replaces the C library's in this process, or None."""
+    if not sys.platform.startswith("linux"):
+        return None
+    with open("/proc/self/maps") as maps:
+        mapped = maps.read()
+    return next((name for name in ALLOCATORS if f"lib{name}" in mapped), None)
+
+
+def allocator_keeps_pages() -> bool:
+    """Whether what is freed stays with the process, and is all there is to be given out before fresh pages are.
+
+    Then buffers are best the allocator's as well: what a step frees and what the package needs are one memory, and
+    neither is idle while the other takes fresh pages.
+    """
+    return "tcmalloc" in (preloaded_allocator() or "")
 
 
 def round_up(nbytes: int) -> int:

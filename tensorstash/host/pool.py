@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tensorstash.host.pages import (
     BLOCK,
     HUGE_PAGE,
+    allocator_keeps_pages,
     mapped_pages,
     move_pages,
     never_unmap,
@@ -52,6 +53,7 @@ class PagePool:
     Args:
         idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
             the system at once.
+        is_allocators: whether buffers are the C allocator's, which does all of this; idle ones are not counted then.
 
     >>> pool = PagePool(2**20)
     >>> array = pool.take(2**20)
@@ -64,7 +66,8 @@ class PagePool:
     1048576
     """
 
-    def __init__(self, idle_limit_bytes: int) -> None:
+    def __init__(self, idle_limit_bytes: int, *, is_allocators: bool = False) -> None:
+        self._is_allocators = is_allocators
         self._free_list = _FreeList(idle_limit_bytes)
 
     @property
@@ -76,9 +79,14 @@ class PagePool:
         """Keep at most so many bytes for later from now on."""
         self._here().keep(idle_limit_bytes)
 
+    def give_back(self, most_bytes: int) -> None:
+        """Give idle memory to the system, that of the longest unused first, until no more than ``most_bytes`` are."""
+        if self._free_list.idle_bytes > most_bytes:
+            self._here().give_back(most_bytes)
+
     def take(self, nbytes: int) -> Pages:
         """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
-        if nbytes < SMALLEST:
+        if nbytes < SMALLEST or self._is_allocators:
             return page_aligned(nbytes)
         free_list = self._here()
         try:
@@ -164,10 +172,14 @@ class _FreeList:
 
     def keep(self, limit: int) -> None:
         """Keep at most so many bytes for later."""
+        self.limit = limit
+        self.give_back(limit)
+
+    def give_back(self, most_bytes: int) -> None:
+        """Give idle memory to the system until no more than ``most_bytes`` are."""
         with self._lock:
-            self.limit = limit
             self._settle()
-            self._trim(limit)
+            self._trim(most_bytes)
             self._is_counted = True
 
     def _settle(self) -> None:
@@ -230,5 +242,5 @@ class _FreeList:
 IDLE_BYTES = 256 * 2**20
 """Most bytes of host memory that the process keeps for the next large buffers, unless told otherwise."""
 
-POOL = PagePool(IDLE_BYTES)
+POOL = PagePool(IDLE_BYTES, is_allocators=allocator_keeps_pages())
 """Of the process, as the C allocator is, which it stands in for: buffers outlive the sessions they were made in."""

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from tensorstash.config import to_dict
 from tensorstash.errors import ConfigError
 from tensorstash.planner.bound import lower_bound
-from tensorstash.planner.model import KEEP, Problem, Record, SavedClass
+from tensorstash.planner.model import KEEP, Ints, Problem, Record, SavedClass
 from tensorstash.planner.plot import plot
 from tensorstash.planner.solve import Solution, Status, price_of_memory
 from tensorstash.planner.trace import Curves, Span, chrome_trace, curves, spans
@@ -61,10 +62,8 @@ class BudgetPlan:
         seconds: predicted to be added to the step.
         stall_s: those of them for which the program waits for links.
         step_s: seconds of the step without hooks.
-        price: seconds of a step that one more byte saves.
-        bound_s: seconds that every plan adds at least; None where SciPy is not installed.
-        held: bytes over the step.
-        spans: what takes time in it.
+        problem: what was planned.
+        solution: what was found; None for a plan that nothing is known of besides its rows.
     """
 
     budget: int
@@ -77,10 +76,36 @@ class BudgetPlan:
     seconds: float = 0.0
     stall_s: float = 0.0
     step_s: float = 0.0
-    price: float = 0.0
-    bound_s: float | None = None
-    held: Curves = field(default=Curves((), (), (), {}), repr=False, compare=False)
-    spans: tuple[Span, ...] = field(default=(), repr=False, compare=False)
+    problem: Problem = field(default=Problem((), 0), repr=False, compare=False)
+    solution: Solution | None = field(default=None, repr=False, compare=False)
+
+    # What only who looks at a plan wants to know is found out then, and takes no time or memory of a training.
+
+    @cached_property
+    def price(self) -> float:
+        """Seconds of a step that one more byte saves."""
+        if self.solution is None or self.status != "planned":
+            return 0.0
+        return price_of_memory(self.problem, self.solution)
+
+    @cached_property
+    def bound_s(self) -> float | None:
+        """Seconds that every plan adds at least; None where SciPy is not installed."""
+        return lower_bound(self.problem) if self.status == "planned" else None
+
+    @cached_property
+    def held(self) -> Curves:
+        """Bytes over the step."""
+        return curves(self.problem, self._choice)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """What takes time in the step."""
+        return spans(self.problem, self._choice)
+
+    @property
+    def _choice(self) -> Ints:
+        return np.array(() if self.solution is None else self.solution.choice, np.int64)
 
     @property
     def digest(self) -> str:
@@ -160,14 +185,15 @@ class BudgetPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, lists, numbers and texts, ready for JSON."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
         plain |= {"digest": self.digest, "held": self.held._asdict(), "spans": [span._asdict() for span in self.spans]}
+        plain |= {"price": self.price, "bound_s": self.bound_s}
         plain["rows"] = [{**asdict(row), "key": row.key._asdict()} for row in self.rows]
         return plain
 
     @property
     def summary(self) -> str:
-        """What the plan is and costs, in a few lines."""
+        """What the plan is and costs, in a line or two."""
         sizes = f"peak {format_bytes(self.peak)} of {format_bytes(self.budget)}"
         if self.status == "declined":
             return f"declined: everything fits, so all is kept; {sizes}"
@@ -181,10 +207,6 @@ class BudgetPlan:
             f"smallest budget {format_bytes(self.least)}; adds {1e3 * self.seconds:.3g} ms to a step of "
             f"{1e3 * self.step_s:.4g} ms, {1e3 * self.stall_s:.3g} ms of them waiting"
         )
-        if self.price * _GIB >= 1e-6:
-            lines.append(f"1 GiB more would save {1e3 * self.price * _GIB:.3g} ms a step, at this price")
-        if self.bound_s is not None:
-            lines.append(f"no plan adds less than {1e3 * self.bound_s:.3g} ms")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -198,7 +220,12 @@ class BudgetPlan:
                 f"{name[:44]:44} {len(rows):>5} {format_bytes(sum(row.nbytes for row in rows)):>9}  {tier:12} "
                 f"{1e3 * sum(row.seconds for row in rows):>7.2f} {1e3 * sum(row.link_s for row in rows):>7.2f}  {why}"
             )
-        return "\n".join([*lines, self.summary])
+        lines.append(self.summary)
+        if self.price * _GIB >= 1e-6:
+            lines.append(f"1 GiB more would save {1e3 * self.price * _GIB:.3g} ms a step, at this price")
+        if self.bound_s is not None:
+            lines.append(f"no plan adds less than {1e3 * self.bound_s:.3g} ms")
+        return "\n".join(lines)
 
 
 def planned(problem: Problem, solution: Solution, aliases: Mapping[SavedClass, SavedClass]) -> BudgetPlan:
@@ -215,8 +242,6 @@ def planned(problem: Problem, solution: Solution, aliases: Mapping[SavedClass, S
         for key, owner in aliases.items()
         if owner in rows
     ]
-    is_planned = solution.status == "planned"
-    choice = np.array(solution.choice, np.int64)
     return BudgetPlan(
         problem.budget,
         solution.status,
@@ -228,10 +253,8 @@ def planned(problem: Problem, solution: Solution, aliases: Mapping[SavedClass, S
         solution.seconds,
         solution.stall_s,
         problem.step_s,
-        price_of_memory(problem, solution) if is_planned else 0.0,
-        lower_bound(problem) if is_planned else None,
-        curves(problem, choice),
-        spans(problem, choice),
+        problem,
+        solution,
     )
 
 

@@ -147,6 +147,7 @@ def append(
     >>> append(Plan(), PROBES[1], codecs=(PackBits(), Zstd(level=3)))  # PROBES[1] is int8
     Plan(codecs=(Zstd(level=3),), store=None, reason='')
     """
+    plan = _making_way(plan, spec, tuple(codecs))
     fitting = tuple(_fitting(plan, spec, tuple(codecs)))
     here = plan.store
     if here is not None and store is not None and here.tier == store.tier == "disk" and here != store:
@@ -157,6 +158,15 @@ def append(
     return replace(longer, reason="; ".join(dict.fromkeys(filter(None, (plan.reason, reason)))))
 
 
+def _making_way(plan: Plan, spec: TensorSpec, codecs: tuple[Codec, ...]) -> Plan:
+    """Return the plan without a last codec that gives way to the first of those that follow."""
+    if not plan.codecs or not codecs or not getattr(plan.codecs[-1], "gives_way", False):
+        return plan
+    shorter = replace(plan, codecs=plan.codecs[:-1])
+    first = next(_fitting(shorter, spec, codecs), None)
+    return plan if first is None or first.kind == "bytes->bytes" or first == plan.codecs[-1] else shorter
+
+
 def _fitting(plan: Plan, spec: TensorSpec, codecs: tuple[Codec, ...]) -> Iterator[Codec]:
     if not codecs:
         return
@@ -165,6 +175,8 @@ def _fitting(plan: Plan, spec: TensorSpec, codecs: tuple[Codec, ...]) -> Iterato
         at = codec.encoded_spec(at)
     are_bytes = bool(plan.codecs) and plan.codecs[-1].kind.endswith("->bytes")
     for codec in codecs:
+        if plan.codecs and getattr(codec, "gives_way", False):
+            continue
         if (codec.kind == "bytes->bytes" or not are_bytes) and codec.accepts(at):
             yield codec
             at = codec.encoded_spec(at)
@@ -290,7 +302,7 @@ def _obstacle(before: HookPolicy, step: HookPolicy) -> str | None:
         except PlanError as error:
             return str(error)
         able |= bool(alone.codecs)
-        works |= len(together.codecs) > len(so_far.codecs)
+        works |= together.codecs != so_far.codecs
     return None if works or not able else "what it would encode is encoded already; swap the two or leave one out"
 
 

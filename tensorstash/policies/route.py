@@ -26,7 +26,7 @@ class Rule:
     >>> from tensorstash.policies import Compress
     >>> from tensorstash.policies.selectors import Dtypes, MinBytes
     >>> Rule(MinBytes("1MiB") & ~Dtypes("bool"), Compress()).use
-    Compress(level=1, min_ratio=1.1)
+    Compress(level=1, min_ratio=1.25)
     """
 
     when: Selector

@@ -167,7 +167,33 @@ def test_two_valued_compares_every_element_as_bits(first: int, second: int, thir
     payload = codec.encode(bits.view(np.float32), spec)
     assert codec.decode(payload, spec).tobytes() == bits.tobytes()
     packed = len(np.unique(bits)) <= 2
-    assert payload.nbytes == 16 + (8 + 25_000 if packed else 800_000)
+    assert payload.nbytes == (16 + 8 + 25_000 if packed else 800_000)
+    assert np.shares_memory(payload, bits) != packed
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "int64"])
+def test_two_values_are_packed_only_where_that_is_smaller_so_that_the_length_tells_what_it_is(dtype: str) -> None:
+    for size in range(40):
+        data = (np.arange(size) % 2).astype(dtype)
+        payload = TwoValued().encode(data, spec_of(data.shape, dtype))
+        assert (payload.nbytes < data.nbytes) != np.shares_memory(payload, data) or not size
+        assert TwoValued().decode(payload, spec_of(data.shape, dtype)).tobytes() == data.tobytes()
+
+
+def test_what_was_passed_on_comes_back_from_memory_that_is_not_aligned() -> None:
+    data = normal(100)
+    moved = np.zeros(401, np.uint8)[1:]
+    moved[:] = data.view(np.uint8)
+    assert TwoValued().decode(moved, spec_of((100,), "float32")).tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 15, 16, 23, 24, 36, 399, 401])
+def test_a_payload_of_two_values_that_was_cut_is_refused(cut: int) -> None:
+    spec = spec_of((100,), "float32")
+    payload = np.resize(TwoValued().encode(np.zeros(100, np.float32), spec), cut)
+    with pytest.raises(CodecError):
+        TwoValued().decode(payload, spec)
 
 
 def test_two_valued_does_not_take_another_value_in_another_block() -> None:
@@ -269,7 +295,7 @@ def kinds() -> dict[str, tuple[Array, str, bytes]]:
 def test_lossless_chooses_by_content(kind: str) -> None:
     data, dtype, magic = kinds()[kind]
     spec = spec_of(data.shape, dtype)
-    payload = Lossless().encode(borrowed(data), spec)
+    payload = Lossless(min_ratio=1.1).encode(borrowed(data), spec)
     assert Lossless().decode(payload, spec).tobytes() == data.tobytes()
     if magic:
         assert payload[:4].tobytes() == magic
@@ -287,6 +313,13 @@ def test_lossless_looks_again_where_the_sample_misled_it() -> None:
     payload = Lossless().encode(data, spec)
     assert Lossless().decode(payload, spec).tobytes() == data.tobytes()
     assert payload.nbytes < 0.6 * data.nbytes
+
+
+def test_dense_numbers_are_passed_on_unless_they_are_few_bytes_each() -> None:
+    for dtype, shrinks in (("float32", False), ("bfloat16", True)):
+        data = normal(1 << 18, dtype)
+        payload = Lossless().encode(borrowed(data), spec_of(data.shape, dtype))
+        assert np.shares_memory(payload, data) != shrinks
 
 
 def test_lossless_passes_on_what_does_not_reach_the_ratio() -> None:

@@ -12,6 +12,7 @@ from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.shuffle import Shuffle
+from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.config import from_dict, to_dict
 from tensorstash.errors import ConfigError, PlanError
@@ -159,7 +160,6 @@ IMPOSSIBLE = [
     (Quantize(), Quantize(4)),
     (Quantize(), Cast()),
     (Cast(), Cast("float16")),
-    (PackMasks(), PackMasks()),
     (Encode(Shuffle()), Quantize()),
     (DiskSpill("/x"), Compress()),
     (DiskSpill("/x"), Quantize()),
@@ -193,6 +193,19 @@ def test_impossible_order_is_refused_at_construction_and_names_both_steps(first,
 def test_the_step_in_the_way_is_named_even_if_it_is_not_the_one_before():
     with pytest.raises(PlanError, match=r"Quantize\(.*\) cannot follow Compress\(.*\)"):
         Chain((PackMasks(), Compress(), CpuOffload(), Quantize()))
+
+
+def test_masks_are_not_packed_twice():
+    with pytest.raises(PlanError, match="PackMasks"):
+        PackMasks() | PackMasks()
+
+
+def test_what_looks_for_masks_leaves_floats_to_those_who_encode_all_of_them():
+    for step in (Quantize(), Cast(), Compress(), Encode(Shuffle()), Encode(Zstd())):
+        assert (PackMasks() | step).plan(spec()) == step.plan(spec())
+        assert ((PackMasks() | Keep()) | (step | DiskSpill("/x"))).plan(spec()) == (step | DiskSpill("/x")).plan(spec())
+    masks = PackMasks() | DiskSpill("/x")
+    assert masks.plan(spec()).codecs == (TwoValued(),)
 
 
 def test_steps_for_different_dtypes_may_stand_in_any_order():

@@ -8,6 +8,7 @@ from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.shuffle import Shuffle
+from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.errors import ConfigError, PlanError
 from tensorstash.policies import (
@@ -92,7 +93,9 @@ def test_cast_holds_wider_floats_in_fewer_bits():
     assert [codec.encoded_spec(spec()).dtype for codec in plan.codecs] == ["float16"]
 
 
-def test_pack_masks_packs_booleans_only():
+def test_pack_masks_packs_booleans_and_looks_at_floats_of_the_host():
+    assert PackMasks().plan(spec("float32")) == Plan((TwoValued(),))
+    assert PackMasks().plan(spec("float32", device="cuda:0")).reason == "float32 is not a mask"
     assert PackMasks().plan(spec("bool")) == Plan((PackBits(),))
     assert PackMasks().plan(spec("uint8")).reason == "uint8 is not a mask"
 

@@ -76,8 +76,9 @@ def test_reasons_and_cures_are_those_of_what_was_kept():
 
 def test_limits_of_a_small_model_are_told_and_those_of_what_fits_are_not():
     with pytest.warns(TensorStashWarning, match=r"a step stashes 4 MiB.*in_flight='512 KiB'"):
-        train(stash("compress", limits=Limits()))
+        train(stash("compress", limits=Limits(in_flight="256 MiB", ahead="256 MiB")))
     train(stash("compress", limits=Limits(in_flight="512 KiB", ahead="512 KiB")))
+    train(stash("compress"))
 
 
 def test_a_policy_whose_content_does_not_shrink_says_so():
@@ -157,7 +158,7 @@ def test_the_warning_points_at_the_line_of_the_user_and_reaches_the_logger(caplo
 
 def test_advice_of_several_kinds_is_a_line_each(nothing_is_compiled):
     with heard():
-        train(session := stash("compress"))
+        train(session := stash("compress", limits=Limits(in_flight="256 MiB")))
     lines = session.stats().advice.splitlines()
     assert [("limits" in line, "compiler" in line) for line in lines][:2] == [(True, False), (False, True)]
 

@@ -40,6 +40,14 @@ def test_a_request_that_is_not_served_in_time_takes_nothing():
     del lease
 
 
+def test_the_peak_is_the_most_that_ever_was():
+    budget = ByteBudget(10)
+    for nbytes in (4, 8, 3):
+        lease = budget.try_acquire(nbytes)
+        del lease
+    assert (budget.used, budget.peak) == (0, 8)
+
+
 def test_a_lease_that_is_lost_gives_its_bytes_back():
     budget = ByteBudget(10)
     lease = budget.try_acquire(10)

@@ -227,6 +227,19 @@ def test_a_saved_plan_runs_without_the_planner(program: Any, tmp_path: Path) -> 
     assert stats.stashed.tensors == 3 * moved
 
 
+def test_a_saved_plan_of_another_model_is_said_to_be_one(program: Any, tmp_path: Path) -> None:
+    expected = unhooked(program, 2 * ROWS)
+    budget = ts.Budget(int(0.6 * native_peak(program)))
+    stash = stashed(program, budget)
+    trained(program, stash, 8)
+    stash.plan().save(tmp_path / "plan.toml", budget.tiers())
+    other = stashed(program, ts.load(tmp_path / "plan.toml"))
+    with pytest.warns(TensorStashWarning, match=r"plan: none of its \d+ classes is among the \d+ kinds of tensors"):
+        steps = trained(program, other, 2, rows=lambda _: 2 * ROWS)
+    assert_equal(steps[-1], expected)
+    assert "the plan of another model, batch size" in other.stats().advice
+
+
 def activated(program: Any) -> Any:
     """Return the program with activations that save what they are made of."""
 

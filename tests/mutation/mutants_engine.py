@@ -2,6 +2,7 @@
 
 BUDGET = ("tests/engine/test_budget.py", "tests/engine/test_interrupts.py")
 PREFETCH = ("tests/engine/test_prefetch.py", "tests/engine/test_endurance.py")
+PAYLOAD = ("tests/engine/test_payload.py",)
 RESIDENT = ("tests/engine/test_resident_window.py",)
 DEFERRED = ("tests/engine/test_deferred.py", "tests/conformance/test_reference.py")
 CONTRACT = ("tests/conformance/test_reference.py", "tests/engine/test_deferred.py", "tests/engine/test_prefetch.py")
@@ -61,13 +62,13 @@ MUTANTS = [
         "dropped check",
         "        payload.raise_failure()\n        return tensor",
         "        return tensor",
-        CONTRACT,
+        (*PAYLOAD, *CONTRACT),
     ),
     ("engine/handle.py", "wrong value", "        if payload.loses:\n", "        if False:\n", CONTRACT),
     ("engine/payloads/sender.py", "boundary", "nbytes = max(payload.nbytes, 1)", "nbytes = payload.nbytes", RESIDENT),
     ("engine/payloads/sender.py", "wrong value", "return self._due(0)", "return self._due(self.limit)", RESIDENT),
-    ("engine/payloads/dedup.py", "dropped call", "        self._contents.clear()\n", "", CONTRACT),
-    ("engine/payloads/dedup.py", "dropped call", "            self._asked.clear()\n", "", PREFETCH),
+    ("engine/payloads/dedup.py", "dropped call", "        self._contents.clear()\n", "", (*PAYLOAD, *CONTRACT)),
+    ("engine/payloads/dedup.py", "dropped call", "            self._asked.clear()\n", "", (*PAYLOAD, *PREFETCH)),
     ("engine/payloads/dedup.py", "swapped order", "sorted(rest, reverse=True)", "sorted(rest)", PREFETCH),
     (
         "engine/payloads/dedup.py",
@@ -88,21 +89,21 @@ MUTANTS = [
         "dropped call",
         "                return borrowed(data)\n",
         "                return data\n",
-        CONTRACT,
+        (*PAYLOAD, *CONTRACT),
     ),
     (
         "engine/payloads/payload.py",
         "dropped check",
         "        self.raise_failure()\n        rebuilt = self._reuse()\n",
         "        rebuilt = self._reuse()\n",
-        (*CONTRACT, *FAULTS),
+        (*PAYLOAD, *CONTRACT, *FAULTS),
     ),
     (
         "engine/payloads/payload.py",
         "dropped release",
         "            if self._loading is None:\n                self._release()\n            raise",
         "            raise",
-        PREFETCH,
+        (*PAYLOAD, *PREFETCH),
     ),
     ("engine/payloads/payload.py", "wrong value", "self._uses % self.users != 0", "True", PREFETCH),
     (
@@ -152,7 +153,7 @@ MUTANTS = [
         "dropped call",
         "                route.ledger.declined(self.spec.nbytes)\n",
         "",
-        CONTRACT,
+        ("tests/engine/test_stats.py", *CONTRACT),
     ),
     (
         "engine/session.py",
@@ -229,7 +230,7 @@ MUTANTS = [
         "dropped call",
         '            self.writers.abandon()\n            raise StoreError(f"{used} bytes are',
         '            raise StoreError(f"{used} bytes are',
-        (*DEFERRED, *FAULTS),
+        (*PAYLOAD, *DEFERRED, *FAULTS),
     ),
     (
         "engine/scope.py",
@@ -243,7 +244,7 @@ MUTANTS = [
         "dropped release",
         "            if len(self._remembered) >= _REMEMBERED:\n                self._remembered.clear()\n",
         "",
-        ("tests/engine/test_endurance.py", *CONTRACT),
+        (*PAYLOAD, "tests/engine/test_endurance.py", *CONTRACT),
     ),
     (
         "engine/payloads/pipeline.py",
@@ -272,7 +273,7 @@ MUTANTS = [
         "constant",
         "frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})",
         "frozenset({errno.EINTR, errno.EAGAIN, errno.EIO, errno.ENOSPC})",
-        FAULTS,
+        (*PAYLOAD, *FAULTS),
     ),
     (
         "engine/payloads/stages.py",
@@ -322,7 +323,7 @@ MUTANTS = [
         "wrong value",
         "max(self._peak, self._live_bytes)",
         "self._live_bytes",
-        CONTRACT,
+        ("tests/engine/test_stats.py", *CONTRACT),
     ),
     (
         "engine/ledger.py",
@@ -439,38 +440,44 @@ MUTANTS = [
         "dropped release",
         "            self._lease = None\n\n\ndef modified",
         "            pass\n\n\ndef modified",
-        PREFETCH,
+        (*PAYLOAD, *PREFETCH),
     ),
     (
         "engine/payloads/payload.py",
         "dropped check",
         "self._uses % self.users != 0 and not self.route.is_at_hand",
         "self._uses % self.users != 0",
-        (*STREAMS, *KERNELS),
+        (*PAYLOAD, *STREAMS, *KERNELS),
     ),
     (
         "engine/session.py",
         "wrong value",
         "content = *content, digest",
         "pass",
-        CONTRACT,
+        (*PAYLOAD, *CONTRACT),
     ),
     (
         "engine/session.py",
         "wrong value",
         "payload = None if is_unsure else dedup.find(content)",
         "payload = dedup.find(content)",
-        (*STREAMS, *CONTRACT),
+        (*PAYLOAD, *STREAMS, *CONTRACT),
     ),
     (
         "engine/payloads/sender.py",
         "dropped release",
         "        except BaseException:\n            lease.release()\n            raise\n",
         "        except BaseException:\n            raise\n",
-        (*DEFERRED, *STREAMS, "tests/engine/test_interrupts.py"),
-        "the lease goes with its last reference; released by hand it only wakes earlier who waits",
+        DEFERRED,
     ),
-    ("engine/payloads/sender.py", "dropped release", "ended=lease.release)", "ended=lambda: lease)", DEFERRED),
+    (
+        "engine/payloads/sender.py",
+        "dropped release",
+        "ended=lease.release)",
+        "ended=lambda: lease)",
+        DEFERRED,
+        "the lease goes with the work all the same, and who waits for its bytes looks again soon: it is only slower",
+    ),
     (
         "engine/handle.py",
         "wrong value",

@@ -4,7 +4,7 @@ WORKERS = ("tests/test_workers.py",)
 PAGES = ("tests/stores/test_pages.py",)
 BUFFERS = ("tensorstash/host/arrays.py", "tests/stores/test_every_store.py", "tests/conformance/test_reference.py")
 FORKS = ("tests/engine/test_forks.py",)
-INTERRUPTS = ("tests/engine/test_interrupts.py", "tests/test_workers.py")
+INTERRUPTS = ("tests/test_workers.py", "tests/engine/test_interrupts.py")
 
 MUTANTS = [
     (

@@ -17,7 +17,9 @@ from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.neural import NEURAL
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.backends.torch.recipes.rule import Rule, saved
+from tensorstash.engine.recompute.inputs import kept_in
 from tensorstash.errors import SavedTensorModifiedError, StashError
+from tensorstash.host import native
 from tensorstash.policies.recompute import RULES as NAMES
 
 EVERY = bool(os.environ.get("TENSORSTASH_EVERY_ARCHITECTURE"))
@@ -413,3 +415,16 @@ def test_what_a_recipe_needs_may_be_smaller_than_what_is_looked_at():
     loss.backward()
     assert session.stats().kept["smaller than min_bytes"].tensors > 3  # the statistics of a batch are among them
     assert "relu(batch_norm)" in session.stats().recomputed
+
+
+@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+@pytest.mark.parametrize("policy", [ts.Recompute(), ts.Budget("1 GiB")], ids=repr)
+def test_what_is_kept_beside_recipes_is_packed_compiled_and_found_by_them(policy):
+    with ts.stash(policy, framework="torch", min_bytes=1024):
+        pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    assert type(pack).__name__ == "builtin_function_or_method"
+    handle = pack(torch.ones(4))
+    kept = kept_in(handle)
+    assert type(handle) is native.functions.Kept
+    assert kept is not None
+    assert (kept[1].tolist(), kept[2]) == ([1.0] * 4, 0)

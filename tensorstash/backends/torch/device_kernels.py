@@ -28,7 +28,7 @@ from tensorstash.codecs.pack_bits import MAGIC as PACK_BITS
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import MAGIC as TWO_VALUED
 from tensorstash.codecs.two_valued import TwoValued
-from tensorstash.codecs.wire.format import CODED, HEADER_NBYTES, PLAIN, Header
+from tensorstash.codecs.wire.format import CODED, HEADER_NBYTES, Header
 from tensorstash.kernels.dither import seed_word
 from tensorstash.kernels.groups import Groups
 from tensorstash.protocols import Codec
@@ -159,23 +159,23 @@ class _TwoValuedKernel(_DeviceKernel):
         self._operators.mark_others(words, marks, found)
         least, largest = found.tolist()  # waits for the device
         if least < largest:
-            return torch.cat([self._header(PLAIN), words.view(torch.uint8)])
+            return words.view(torch.uint8).clone()
         first = words[:1]
         second = torch.full_like(first, least) if least == largest else first
-        return torch.cat([self._header(CODED), first.view(torch.uint8), second.view(torch.uint8), marks])
+        return torch.cat([self._header(), first.view(torch.uint8), second.view(torch.uint8), marks])
 
     def _decode(self, payload: Tensor, dense: Tensor) -> None:
         words = dense.reshape(-1).view(self._word)
-        if payload.numel() == HEADER_NBYTES + self._spec.nbytes:
-            words.view(torch.uint8).copy_(payload[HEADER_NBYTES:])
+        if payload.numel() == self._spec.nbytes:
+            words.view(torch.uint8).copy_(payload)
             return
         # Copies, for the sake of alignment.
         pair = payload[HEADER_NBYTES : self._marks_at].clone().view(self._word)
         self._operators.choose(payload[self._marks_at :], words, pair)
 
-    def _header(self, mode: int) -> Tensor:
+    def _header(self) -> Tensor:
         words = torch.empty(2, dtype=torch.int64, device=self._device)
-        for k, word in enumerate(_words(Header(TWO_VALUED, mode, 0, self._spec.numel))):
+        for k, word in enumerate(_words(Header(TWO_VALUED, CODED, 0, self._spec.numel))):
             words[k].fill_(word)
         return words.view(torch.uint8)
 

@@ -16,7 +16,8 @@ from tensorstash.backends.features import FRAMEWORKS, installed
 from tensorstash.engine.advice import directories_in_memory
 from tensorstash.errors import TensorStashError
 from tensorstash.host import native
-from tensorstash.host.allocator import installed_allocator, preloaded_allocator, returns_memory
+from tensorstash.host.allocator import installed_allocator, returns_memory
+from tensorstash.host.pages import preloaded_allocator
 from tensorstash.sizes import format_bytes
 from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.disk.syscalls import Syscalls

@@ -108,6 +108,13 @@ def plain_payload(header: Header, data: Array) -> Array:
     return payload
 
 
+def passed_on(payload: Array, spec: TensorSpec) -> Array:
+    """Return a payload that is the bytes of a tensor, in its shape; the same memory if that is aligned."""
+    if payload.ctypes.data % min(spec.itemsize, 8):
+        payload = payload.copy()
+    return payload.view(spec.carrier).reshape(spec.shape)
+
+
 def split_sections(codec: Codec, body: Array, *sizes: int) -> list[Array]:
     """Return consecutive views of a run of bytes, which together are all of it.
 

@@ -6,12 +6,11 @@ from functools import partial
 from operator import itemgetter
 from weakref import ref
 
-from tensorstash.engine.limits import Limits
+from tensorstash.engine.limits import Limits, Shares
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.timeouts import Timeouts
 from tensorstash.errors import StoreError
-from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.workers import Workers
 
@@ -73,10 +72,12 @@ class Sender:
 
     def __init__(self, limits: Limits, encoding: Encoding) -> None:
         self._encoding = encoding
+        self.shares = Shares()
+        """How much may be on its way, where the limits do not say so."""
         self.timeouts = Timeouts(limits.timeout_s)
         """How long to wait for a store."""
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
-        self.in_flight = ByteBudget(limits.in_flight_bytes)
+        self.in_flight = self.shares.budget(limits.in_flight)
         """Bytes that are on their way."""
         self._resident = ResidentWindow(limits.resident_bytes)
 
@@ -86,6 +87,7 @@ class Sender:
         Raises:
             StoreError: the store hangs, or a payload too large for the budget was refused by it.
         """
+        self.shares.saw(payload.nbytes)
         if not payload.route.needs_worker:
             payload.launch()
             return
@@ -114,7 +116,7 @@ class Sender:
         for payload in self._resident.clear():
             self._begin(payload)
         timeout_s = self.timeouts.timeout_s
-        if self.in_flight.acquire(self.in_flight.limit, timeout_s=timeout_s) is None:
+        if not self.in_flight.wait_until_unused(timeout_s=timeout_s):
             used = self.in_flight.used
             self.writers.abandon()
             raise StoreError(f"{used} bytes are still on their way after {timeout_s} seconds")

@@ -18,6 +18,7 @@ from tensorstash.engine.planned.tracker import NewTracker, Tracker
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import StashError
+from tensorstash.host.pool import POOL
 from tensorstash.planner.model import KEEP
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.policies.budget import Budget
@@ -164,6 +165,8 @@ class Budgeted:
         self._peak = max(self._peak, peak)
         if step.was_asked:
             self._control.end(step, peak, self._room())
+        if self._control.newest is not None and self._control.newest.plan.status == "declined":
+            POOL.give_back(0)  # nothing that is kept will need it
 
     def plan(self) -> BudgetPlan:
         """Return what the budget has become: a table when printed.

@@ -11,14 +11,14 @@ from tensorstash.engine.handle import Handle
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.planned.handles import TrackedKept, TrackedRecomputed, TrackedStashed
-from tensorstash.engine.planned.meter import ENOUGH, GatedBudget, Meter
+from tensorstash.engine.planned.meter import GatedBudget, Meter
 from tensorstash.engine.planned.step import Seen, Step
 from tensorstash.engine.recompute.recomputed import RecomputedHandle
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
+from tensorstash.host.pool import POOL
 from tensorstash.planner.model import SavedClass
 from tensorstash.planner.plan import BudgetPlan
-from tensorstash.policies.plan import HookPolicy
 from tensorstash.spec import TensorSpec
 
 NewTracker = Callable[[Backend[Any], Ledger, Limits, int, Adviser], "Tracker"]
@@ -198,7 +198,14 @@ class Tracker:
     def excess(self) -> int:
         """Return the bytes for which there is no room when the next tensor is saved; 0 or less if there is."""
         self.settle()
-        return self.held + self._chooser.next_bytes(self._step) - self._meter.limit
+        excess = self.held + self._chooser.next_bytes(self._step) - self._meter.limit
+        self._leave_idle(-excess)
+        return excess
+
+    def _leave_idle(self, most_bytes: int) -> None:
+        """Leave no more host memory idle than there is room for: it is the engine's, and in the budget."""
+        if "memory" in self._meter.tiers:
+            POOL.give_back(max(most_bytes, 0))
 
     def freed(self, seen: Seen) -> None:
         """Take note that nobody besides the graph holds a tensor any more."""
@@ -221,6 +228,7 @@ class Tracker:
         """Leave room for what is brought back now, while others are read ahead."""
         before = self._meter.due
         self._meter.due = before + nbytes
+        self._leave_idle(self._meter.limit - self.held - self._meter.due)
         try:
             yield
         finally:
@@ -289,65 +297,6 @@ class Tracker:
         return self._chooser.described(stats, self._peak)
 
 
-class ByClass:
-    """Leaves everything to a policy that goes by the classes of tensors.
-
-    Args:
-        policy: what becomes of each saved tensor.
-    """
-
-    def __init__(self, policy: HookPolicy) -> None:
-        self._policy = policy
-
-    def limit(self, step: Step) -> int:
-        """Return a limit that holds nothing back."""
-        return ENOUGH
-
-    def begin_step(self, first: Seen, spec: TensorSpec) -> None:
-        """Take note of nothing."""
-
-    def choose(self, tensor: Any, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> None:
-        """Choose the policy."""
-        seen.policy, seen.is_named = self._policy, True
-
-    def next_bytes(self, step: Step) -> int:
-        """Return nothing to wait for."""
-        return 0
-
-    def end_step(self, step: Step, peak: int) -> None:
-        """Learn nothing."""
-
-    def passing(self, state: SessionState) -> None:
-        """Return that all are looked at."""
-
-    def passes(self, nbytes: int, state: SessionState) -> bool:
-        """Return that it does not."""
-        return False
-
-    def plan(self) -> None:
-        """Return that nothing was planned."""
-
-    def count_passed(self) -> None:
-        """Count nothing: all are looked at."""
-
-    def described(self, stats: Stats, peak: int) -> Stats:
-        """Return the statistics as they are."""
-        return stats
-
-    def explain(self) -> str:
-        """Return that there is nothing to say."""
-        return ""
-
-
 def _is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
-
-
-def by_class(policy: HookPolicy) -> NewTracker:
-    """Return what makes a tracker that leaves everything to a policy."""
-
-    def new_tracker(backend: Backend[Any], ledger: Ledger, limits: Limits, min_bytes: int, adviser: Adviser) -> Tracker:
-        return Tracker(ByClass(policy), backend, ledger, limits)
-
-    return new_tracker

@@ -5,6 +5,17 @@ from typing import Any
 from tensorstash.engine.handle import Kept, restore
 from tensorstash.engine.payloads.payload import modified
 from tensorstash.engine.state import SessionState
+from tensorstash.host import native
+
+_COMPILED = None if native.functions is None else native.functions.Kept
+
+
+def kept_in(handle: Any) -> Kept | None:
+    """Return what a handle says of a tensor that stays as it is, in Python or compiled; None for all others."""
+    kind = type(handle)
+    if kind is _COMPILED:
+        return handle.state, handle.alias, handle.version
+    return handle if kind is tuple and len(handle) == 3 else None
 
 
 class KeptHandle:

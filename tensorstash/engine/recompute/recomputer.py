@@ -10,7 +10,7 @@ from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProdu
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.engine.handle import Handle, Stashed
-from tensorstash.engine.recompute.inputs import KeptHandle
+from tensorstash.engine.recompute.inputs import KeptHandle, kept_in
 from tensorstash.engine.recompute.proofs import Proofs
 from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle, Saved
 from tensorstash.engine.scope import Thread
@@ -49,9 +49,10 @@ class Recomputer:
         rules = [each.rule for each in plug_ins if each.framework == backend.name]  # type: ignore[attr-defined]
 
         def is_ours(handle: object) -> bool:
-            if type(handle) is tuple:
-                return len(handle) == 3 and handle[0] is state
-            return isinstance(handle, KeptHandle | Stashed | RecomputedHandle) and handle.state is state
+            if isinstance(handle, KeptHandle | Stashed | RecomputedHandle):
+                return handle.state is state
+            kept = kept_in(handle)
+            return kept is not None and kept[0] is state
 
         self._state = state
         self._thread = thread
@@ -164,7 +165,8 @@ def _uses(wanted: Rebuilding, rule: str) -> bool:
 
 
 def _referable(handle: Any) -> Any:
-    return KeptHandle(handle) if type(handle) is tuple else handle
+    kept = kept_in(handle)
+    return handle if kept is None else KeptHandle(kept)
 
 
 def _fault(

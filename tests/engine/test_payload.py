@@ -1,0 +1,222 @@
+"""One content and all who ask for it: what is the same, what is handed out, what is given back after a failure."""
+
+import ctypes
+import errno
+
+import numpy as np
+import paddle
+import pytest
+from gates import Gated
+from timeouts import set_timeout
+
+import tensorstash as ts
+import tensorstash.reference as ref
+from tensorstash.backends.reference.backend import ReferenceBackend
+from tensorstash.engine.payloads import ways
+from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.payloads.route import HostRoute
+from tensorstash.errors import SavedTensorModifiedError, StoreError
+from tensorstash.policies import StoreIn
+from tensorstash.testing.labs.reference import ReferenceLab
+
+VALUES = np.linspace(-1, 1, 50, dtype=np.float32)
+
+
+class Known:
+    """What an index looks at of a payload."""
+
+    def __init__(self, spec):
+        self.route = type("Route", (), {"spec": spec})
+        self.index = 0
+
+
+def saved(*specs):
+    dedup, payloads = DedupIndex(), [Known(spec) for spec in specs]
+    for payload in payloads:
+        dedup.add(payload.route.spec, payload)
+    return dedup, payloads
+
+
+def behind(gate, **limits):
+    """Return a stash behind a gate; whatever it packs is in the store once it is drained."""
+    return ts.stash(StoreIn(gate), framework="reference", min_bytes=0, limits=ts.Limits(timeout_s=60, **limits))
+
+
+def made():
+    """Return a tensor that an operation has made."""
+    return ref.tensor(VALUES, requires_grad=True) * 1.0
+
+
+def test_in_a_closed_index_nothing_is_the_same_as_what_was_saved():
+    dedup, payloads = saved("a", "b")
+    assert dedup.find("a") is payloads[0]
+    dedup.close()
+    assert dedup.find("a") is None
+    assert list(dedup.payloads()) == payloads, "who is there already is still known"
+
+
+def test_what_was_rewritten_without_a_word_is_another_content():
+    memory = VALUES.copy()
+    stash, buffer = behind(Gated()), ref.from_numpy(memory)
+    with stash:
+        before = stash._session.pack(buffer)
+        memory[...] = 7
+        after = stash._session.pack(buffer)
+        again = stash._session.pack(buffer)
+    assert np.array_equal(before().numpy(), VALUES)
+    assert np.array_equal(after().numpy(), memory)
+    assert again.payload is after.payload
+
+
+@pytest.mark.parametrize("policy", ["cpu_offload", "disk_spill"])
+def test_on_a_device_what_no_operation_made_is_another_content_each_time(policy):
+    buffer = ref.tensor(VALUES, device="sim:0")
+    stash = ts.stash(policy, framework="reference", min_bytes=0)
+    with stash:
+        before = stash._session.pack(buffer)
+        ReferenceLab().write_unversioned(buffer, 7.0)
+        after = stash._session.pack(buffer)
+    assert np.array_equal(before().to("cpu").numpy(), VALUES)
+    assert np.array_equal(after().to("cpu").numpy(), np.full_like(VALUES, 7))
+
+
+def test_a_second_round_of_requests_is_a_round_of_its_own():
+    dedup, payloads = saved("a", "b", "c")
+    for index in (2, 0, 1, 2):
+        dedup.ask(index, ())
+    assert dedup.asked == (2,)
+    assert list(dedup.expected_next(0)) == [payloads[1], payloads[0]]
+
+
+def test_who_needs_a_content_second_does_not_see_what_a_kernel_wrote_into_the_first():
+    # Paddle's kernels write into what they unpack, and its tensors take over the memory of what was read.
+    tensor = paddle.to_tensor(VALUES, stop_gradient=False) * 1.0
+    stash = ts.stash("disk_spill", framework="paddle", min_bytes=0)
+    with stash as session:
+        handles = [stash._session.pack(tensor) for _ in range(2)]
+    del tensor
+    session.drain()
+    first = handles[0]()
+    ctypes.memset(first.data_ptr(), 0, VALUES.nbytes)
+    assert not first.numpy().any()
+    assert np.array_equal(handles[1]().numpy(), VALUES)
+
+
+def test_a_change_between_two_requests_for_one_content_is_refused():
+    gate = Gated()
+    stash, tensor = behind(gate, in_flight=0), made()
+    with stash:
+        handles = [stash._session.pack(tensor) for _ in range(2)]
+    handles[0]()
+    with ref.no_grad():
+        tensor.mul_(2.0)
+    with pytest.raises(SavedTensorModifiedError, match="at version 1; expected version 0"):
+        handles[1]()
+    assert gate.opened[0].get_count == 1
+
+
+def test_a_change_while_the_source_is_copied_is_refused(monkeypatch):
+    gate = Gated()
+    gate.puts.clear()
+    stash, tensor = behind(gate, in_flight="1MiB"), made()
+    copy = HostRoute.copy
+
+    def changed_meanwhile(route, *source_and_layouts):
+        with ref.no_grad():
+            tensor.mul_(2.0)
+        gate.puts.set()
+        session.drain()  # who captures the bytes finds out, and lets go of the source
+        return copy(route, *source_and_layouts)
+
+    with stash as session:
+        handle = stash._session.pack(tensor)
+    monkeypatch.setattr(HostRoute, "copy", changed_meanwhile)
+    with pytest.raises(SavedTensorModifiedError, match="at version 1; expected version 0"):
+        handle()
+
+
+def test_what_could_not_be_read_ahead_counts_no_longer(monkeypatch):
+    gate = Gated()
+    stash, tensor = behind(gate, ahead="1MiB", in_flight=0), made()
+    budget = stash._session._state.prefetcher.budget
+    with stash:
+        handle = stash._session.pack(tensor)
+    store = gate.opened[0]
+
+    def fail(slot):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(store, "get", fail)
+    payload = handle.payload
+    assert payload.prefetch(stash._session._state.prefetcher._readers.submit)
+    assert budget.used == VALUES.nbytes
+    with pytest.raises(StoreError, match="Input/output error"):
+        handle()
+    assert budget.used == 0
+    monkeypatch.undo()
+    assert np.array_equal(handle().numpy(), VALUES)
+
+
+def test_what_was_read_ahead_counts_until_it_is_handed_out():
+    stash, tensor = behind(Gated(), ahead="1MiB", in_flight=0), made()
+    prefetcher = stash._session._state.prefetcher
+    with stash:
+        handle = stash._session.pack(tensor)
+    assert handle.payload.prefetch(prefetcher._readers.submit)
+    assert prefetcher.budget.used == VALUES.nbytes
+    assert np.array_equal(handle().numpy(), VALUES)
+    assert prefetcher.budget.used == 0
+
+
+def test_what_stays_on_its_device_is_not_held_for_who_asks_next(monkeypatch):
+    monkeypatch.setattr(ReferenceBackend, "streams", None)
+    tensor = ref.tensor(VALUES, device="sim:0", requires_grad=True) * 1.0
+    stash = ts.stash("quantize:bits=8", framework="reference", min_bytes=0)
+    with stash as session:
+        handles = [stash._session.pack(tensor) for _ in range(2)]
+    session.drain()
+    del tensor
+    handles[0]()
+    assert stash._session._state.prefetcher.budget.used == 0
+    assert np.allclose(handles[1]().to("cpu").numpy(), VALUES, atol=0.01)
+
+
+@pytest.mark.parametrize(("number", "attempts"), [(errno.EIO, 3), (errno.EINTR, 3), (errno.ENOSPC, 1)])
+def test_only_what_may_pass_is_tried_again(number, attempts, monkeypatch):
+    gate = Gated()
+    stash, tensor, tried = behind(gate, in_flight=0), made(), []
+
+    def fail(data):
+        tried.append(data.nbytes)
+        raise OSError(number, "planted")
+
+    monkeypatch.setattr(gate.opened[0], "put", fail)
+    with pytest.raises(StoreError, match="planted"), stash:
+        stash._session.pack(tensor)()
+    assert tried == [VALUES.nbytes] * attempts
+
+
+def test_no_more_kinds_of_tensors_are_remembered_than_a_few(monkeypatch):
+    monkeypatch.setattr(ways, "_REMEMBERED", 8)
+    stash = behind(Gated())
+    with stash:
+        handles = [stash._session.pack(ref.tensor(VALUES[:size], requires_grad=True) * 1.0) for size in range(1, 30)]
+    assert len(stash._session._ways._remembered) <= 8
+    assert all(handle().shape == (size,) for size, handle in enumerate(handles, 1))
+
+
+def test_what_drain_gave_up_is_not_waited_for_again():
+    gate = Gated()
+    gate.puts.clear()
+    stash, tensor = behind(gate, in_flight="1MiB"), made()
+    with stash as session:
+        handle = stash._session.pack(tensor)
+    gate.arrived.acquire()
+    set_timeout(stash._session, 0.05)
+    with pytest.raises(StoreError, match=r"200 bytes are still on their way after 0\.05 seconds"):
+        session.drain()
+    assert stash._session._sender.in_flight.used == 0
+    set_timeout(stash._session, 60)
+    session.drain()
+    gate.puts.set()
+    del handle

@@ -1,0 +1,124 @@
+"""Bytes under way are a share of what steps save, unless the user has said how many."""
+
+import numpy as np
+import pytest
+from gates import Gated
+from labs import BACKENDS, lab_of
+
+import tensorstash as ts
+import tensorstash.reference as ref
+from tensorstash.engine.limits import MOST_SHARE, Limits, Shares, share_of
+from tensorstash.testing.layouts import assert_same_bits, floats
+
+ELEMENTS = 2**17  # half a MiB
+SAVES = 20
+
+
+def stash(framework, policy=None, **limits):
+    return ts.stash(policy or ts.StoreIn(Gated()), framework=framework, min_bytes=0, limits=Limits(**limits))
+
+
+def chain(lab, x, saves=SAVES):
+    y = x
+    for _ in range(saves):
+        y = lab.tanh(lab.exp(y))
+    return lab.sum(y)
+
+
+def gradients(lab, scope, elements, steps=1, saves=SAVES):
+    for _ in range(steps):
+        x = lab.tensor(floats(elements) * np.float32(0.01), requires_grad=True)
+        with scope:
+            loss = chain(lab, x, saves)
+        lab.backward(loss)
+    return lab.gradient(x)
+
+
+def under_way(scope):
+    session = scope._session
+    return session._sender.in_flight, session._state.prefetcher.budget
+
+
+@pytest.mark.parametrize("step_bytes", [0, 1, 10**3, 2**20, 40 * 2**20, 300 * 2**20, 2**36])
+@pytest.mark.parametrize("part", [1, 3, 20, 1000])
+def test_a_share_is_never_more_than_a_quarter_of_what_is_worth_counting_nor_than_the_most(step_bytes, part):
+    share = share_of(step_bytes, step_bytes // part)
+    assert 2**20 <= share <= max(min(MOST_SHARE, step_bytes // 4), 2**20)
+
+
+@pytest.mark.parametrize("framework", BACKENDS)
+def test_by_default_no_more_than_half_of_a_small_step_is_under_way(framework):
+    scope = stash(framework)
+    gradients(lab_of(framework), scope, ELEMENTS, steps=2)
+    step_bytes = scope.stats().stashed.nbytes // 2
+    assert step_bytes >= SAVES * ELEMENTS * 4 // 2
+    for budget in under_way(scope):
+        assert 0 < budget.peak <= budget.limit <= step_bytes // 4 < 2**24
+        assert budget.used == 0
+
+
+@pytest.mark.parametrize("framework", BACKENDS)
+def test_gradients_are_those_without_a_policy_also_of_tensors_larger_than_the_share(framework):
+    lab = lab_of(framework)
+    for elements, saves in ((3 * 2**17, 2), (1000, 5)):  # one tensor is more than a quarter of the step
+        expected = gradients(lab, stash(framework, ts.Keep()), elements, saves=saves)
+        for policy in (ts.StoreIn(Gated()), ts.Compress()):
+            found = gradients(lab, stash(framework, policy), elements, steps=2, saves=saves)
+            assert_same_bits(found, expected, f"{policy}, {elements} elements")
+
+
+def test_a_share_grows_with_batches_within_the_step_and_never_shrinks():
+    scope, lab = stash("reference"), lab_of("reference")
+    limits = []
+    for elements in (2**10, 2**17, 2**18, 2**10):
+        gradients(lab, scope, elements, steps=2)
+        limits.append(under_way(scope)[0].limit)
+    assert limits[0] == 2**20 < limits[1] < limits[2] == limits[3]
+
+
+def test_steps_are_not_added_up():
+    scope, lab = stash("reference"), lab_of("reference")
+    gradients(lab, scope, 2**17, steps=2)
+    after_two = under_way(scope)[0].limit
+    gradients(lab, scope, 2**17, steps=3)
+    assert under_way(scope)[0].limit == after_two
+
+
+def test_limits_that_were_given_stay():
+    given = stash("reference", in_flight="3 MiB", ahead=0)
+    gradients(lab_of("reference"), given, ELEMENTS, steps=2)
+    assert [budget.limit for budget in under_way(given)] == [3 * 2**20, 0]
+
+
+def test_copies_of_a_device_are_a_share_too():
+    weights = ref.tensor(floats(ELEMENTS), requires_grad=True, device="sim:0")
+    scope = ts.stash(ts.CpuOffload(), framework="reference", min_bytes=0)
+    for _ in range(2):
+        with scope:
+            loss = chain(lab_of("reference"), weights)
+        loss.backward()
+    transfers = scope._session._transfers
+    step_bytes = scope.stats().stashed.nbytes // 2
+    for budget in (transfers.out_budget, transfers.back_budget):
+        assert 0 < budget.peak <= budget.limit <= step_bytes // 4
+
+
+def test_draining_waits_for_all_though_the_share_grows_meanwhile():
+    shares = Shares()
+    budget = shares.budget("auto")
+    lease = budget.try_acquire(budget.limit)
+    before = budget.limit
+    for _ in range(8 * 16):
+        shares.saw(2**20)
+    assert budget.limit > before
+    assert not budget.wait_until_unused(timeout_s=0)
+    lease.release()
+    assert budget.wait_until_unused(timeout_s=0)
+
+
+def test_what_waits_in_a_store_that_does_not_answer_is_bounded_by_the_share():
+    gate = Gated()
+    scope = ts.stash(ts.StoreIn(gate), framework="reference", min_bytes=0)
+    gradients(lab_of("reference"), scope, 2**10, steps=1)
+    assert scope.stats().stashed.tensors
+    assert under_way(scope)[0].peak <= 2**20
