@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorstash.planner.model import Ints, Problem, pressure
+from tensorstash.planner.model import Ints, Option, Problem, pressure
 
 _MICRO = 1e6
-_TRACKS = ("compute", "codecs", "links out", "links back", "stalls")
+_TRACKS = ("compute", "codecs", "links out", "links back", "disk out", "disk back", "stalls")
 
 
 class Curves(NamedTuple):
@@ -31,7 +31,7 @@ class Span(NamedTuple):
     """Something that takes time in a step.
 
     Args:
-        track: one of compute, codecs, links out, links back and stalls.
+        track: one of compute, codecs, links out, links back, disk out, disk back and stalls.
         name: of what it is done to, with its tier.
         start: seconds from when the first tensor is saved.
         seconds: that it takes.
@@ -83,14 +83,14 @@ def spans(problem: Problem, choice: Ints) -> tuple[Span, ...]:
         return ()
     began = float(table.saved.min())
     found = []
-    ends = {"links out": 0.0}
+    ends: dict[str, float] = {}
     for row in np.argsort(table.freed, kind="stable").tolist():
         record, option = problem.records[row], problem.records[row].options[choice[row]]
         name = f"{option.tier}: {record.key.module} {record.key.producer or 'input'}".replace("  ", " ")
         if option.link and option.out_s:
             start = max(record.freed, ends.get(option.link, record.freed))
             ends[option.link] = start + option.out_s
-            found.append(Span("links out", name, start - began, option.out_s, record.nbytes))
+            found.append(Span(_track(option, "out"), name, start - began, option.out_s, record.nbytes))
         if choice[row] and option.seconds:
             found.append(Span("codecs", name, record.freed - began, option.seconds / 2, record.nbytes))
             found.append(Span("codecs", name, record.wanted - began, option.seconds / 2, record.nbytes))
@@ -101,7 +101,7 @@ def spans(problem: Problem, choice: Ints) -> tuple[Span, ...]:
             end = min(record.wanted, begins.get(option.link, record.wanted))
             begins[option.link] = end - option.back_s
             name = f"{option.tier}: {record.key.module} {record.key.producer or 'input'}".replace("  ", " ")
-            found.append(Span("links back", name, end - option.back_s - began, option.back_s, record.nbytes))
+            found.append(Span(_track(option, "back"), name, end - option.back_s - began, option.back_s, record.nbytes))
     turn = float(table.points[int(pressure(table, choice * 0, problem.room).held.argmax())]) - began
     whole = max(problem.step_s, float(table.released.max()) - began)
     found.append(Span("compute", "forward", 0.0, turn, 0))
@@ -110,6 +110,10 @@ def spans(problem: Problem, choice: Ints) -> tuple[Span, ...]:
     if stall:
         found.append(Span("stalls", "waiting for links", turn, stall, 0))
     return tuple(sorted(found, key=lambda span: span.start))
+
+
+def _track(option: Option, way: str) -> str:
+    return f"disk {way}" if option.link == "disk" else f"links {way}"
 
 
 def chrome_trace(taken: tuple[Span, ...], held: Curves) -> dict[str, Any]:

@@ -47,6 +47,50 @@ def test_idle_buffers_are_in_the_budget():
         del hidden
 
 
+def steps_of(model: torch.nn.Module, budget: ts.Budget, batches: list[torch.Tensor]) -> list[float]:
+    """Return what each step has held at most, as a part of the budget; gradients are bitwise those without one."""
+    stash = ts.stash(budget)
+    tracker, found = stash._session._tracker, []
+    for batch in batches:
+        model.zero_grad()
+        _loss(model, batch).backward()
+        expected = [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad()
+        with stash:
+            loss = _loss(model, batch)
+        loss.backward()
+        del loss
+        assert all(map(torch.equal, expected, (parameter.grad for parameter in model.parameters())))
+        found.append(tracker.peak / int(budget.size))
+    return found
+
+
+def _loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    result = model(batch)
+    return (result[0] if isinstance(result, tuple) else result).square().mean()
+
+
+def test_eight_shapes_that_take_turns_are_held_after_the_second_step_of_each():
+    layers = [torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.GELU()) for _ in range(6)]
+    batches = [torch.randn(512 + 128 * (step % 8), 128) for step in range(20)]
+    found = steps_of(torch.nn.Sequential(*layers), ts.Budget("6MiB"), batches)
+    assert max(found[16:]) <= 1.02, found
+
+
+def test_the_disk_has_tracks_of_its_own_on_the_time_line():
+    layers = [torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Tanh()) for _ in range(6)]
+    model, stash = torch.nn.Sequential(*layers), ts.stash(ts.Budget("1MiB", allow="keep+disk_spill"))
+    for _ in range(2):
+        with stash:
+            loss = _loss(model, torch.randn(512, 128))
+        loss.backward()
+    events = stash.plan().to_chrome_trace()["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    tracks = {names[event["tid"]] for event in events if event["ph"] == "X"}
+    assert {"disk out", "disk back"} <= tracks
+    assert not {"links out", "links back"} & tracks
+
+
 def measured(budget: int) -> dict[str, int]:
     """Return what a process of its own prints, as ``python -m tensorstash`` would start it."""
     worker = Path(__file__).with_name("resident_budget.py")
