@@ -369,7 +369,6 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
 def _session(
     policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
 ) -> Session[Any]:
-    nbytes = parse_bytes(min_bytes, path=f"{caller}.min_bytes")
     remakes = any(plan.rebuilding for plan in policy.alternatives())
     tracker: NewTracker | None = None
     if isinstance(policy, Budget):
@@ -380,7 +379,7 @@ def _session(
     return Session(
         policy,
         backend,
-        min_bytes=nbytes,
+        min_bytes=parse_bytes(min_bytes, path=f"{caller}.min_bytes"),
         limits=limits_of(limits, caller),
         new_tracker=tracker,
         new_recomputer=Recomputer if remakes else None,

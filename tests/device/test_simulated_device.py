@@ -1,4 +1,4 @@
-"""What runs on a simulated device of PyTorch, in processes of their own: a process has one accelerator."""
+"""What runs on a simulated device of PyTorch, in a process of its own: a process has one accelerator."""
 
 import os
 import subprocess
@@ -9,21 +9,20 @@ import pytest
 
 from tests.device.simulated import compiler, library
 
-HERE = Path(__file__).resolve().parent
-FILES = sorted((HERE / "on_device").glob("test_*.py"))
+ON_DEVICE = Path(__file__).resolve().with_name("on_device")
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    """Build the device first: a compiler that is there and fails is a failure of each test."""
+    """Build the device first: a compiler that is there and fails is a failure of the test."""
     library()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem.removeprefix("test_"))
-def test_on_the_device(path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(path)]
+def test_on_the_device() -> None:
+    """All of them in one process: to start it takes longer than most of its files."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(ON_DEVICE)]
     environment = os.environ | {"TENSORSTASH_TEST_DEVICE": "sim", "OMP_NUM_THREADS": "1"}
     inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert inner.returncode == 0, inner.stdout[-6000:] + inner.stderr[-3000:]

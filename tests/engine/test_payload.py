@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -26,7 +27,7 @@ class Known:
     """What an index looks at of a payload."""
 
     def __init__(self, spec):
-        self.route = type("Route", (), {"spec": spec})
+        self.route = SimpleNamespace(spec=spec)
         self.index = 0
 
 

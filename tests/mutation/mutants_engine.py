@@ -73,8 +73,8 @@ MUTANTS = [
     (
         "engine/payloads/dedup.py",
         "wrong value",
-        "hash((self.signature, payload.route.spec_hash))",
-        "hash(payload.route.spec_hash)",
+        "hash((self.signature, payload.route.spec))",
+        "hash(payload.route.spec)",
         PREFETCH,
     ),
     (

@@ -63,7 +63,7 @@ class DedupIndex:
         payload.index = self._count
         self._count += 1
         self._payloads[payload.index] = self._contents[content] = ref(payload)
-        self.signature = hash((self.signature, payload.route.spec_hash))
+        self.signature = hash((self.signature, payload.route.spec))
 
     def interleaved_place(
         self, memory: Hashable, spec: TensorSpec, start: int, backend: SupportsSharedMemory[Any]

@@ -64,7 +64,6 @@ class PayloadRoute(ABC):
             parts
         )
         self.spec = spec.dense()
-        self.spec_hash = hash(self.spec)
         self.is_lossless = self.plan.is_lossless
         self._layouts: Layouts[Any] | None = self.backend.layouts
         self._twin: PayloadRoute | None = None
