@@ -119,29 +119,31 @@ class Pipeline:
         """Whether a codec or the store needs the bytes themselves, and not just the memory that they arrive in."""
         return bool(self.stages) or not getattr(self.store, "takes_pending", False)
 
-    def encode(self, data: Array, ask: Ask = call) -> Stored | None:
+    def encode(self, data: Array, ask: Ask = call, *, may_decline: bool = False) -> Stored | None:
         """Run the codecs and put the result into the store.
 
         Args:
             data: elements in memory order; borrowed (read-only) or private (writable).
             ask: how a store is asked that may not answer.
+            may_decline: whether the tensor can stay where it is, which is better than to hold the same bytes again.
 
         Returns:
-            Where the payload is; None if the codecs have passed on borrowed memory as it is and a copy of it
-            would only take more memory.
+            Where the payload is; None if the codecs have passed on what they were given.
 
         Raises:
             CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
-        declines = None if is_private(data) else self._declines
+        declines = self._declines if may_decline else None
         if declines is not None and declines.skips():
             return None
+        given = data
         data = self.stages.encode(data)
         started = perf_counter()
         payload = as_bytes(data)
         if declines is not None:
-            is_declined = not is_private(payload)
+            # What is not dense arrives in memory of its own: the same bytes in there save nothing either.
+            is_declined = not is_private(payload) or np.may_share_memory(payload, given)
             declines.note(is_declined=is_declined)
             if is_declined:
                 return None

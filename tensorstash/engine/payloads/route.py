@@ -206,7 +206,7 @@ class HostRoute(PayloadRoute):
             # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
             is_mine = private and not self.plan.codecs
         data = self.backend.to_host(source, spec)
-        return self._pipeline.encode(adopted(data) if is_mine else data, ask)
+        return self._pipeline.encode(adopted(data) if is_mine else data, ask, may_decline=not is_mine)
 
     def decode(self, stored: Stored, ask: Ask = call) -> Array:
         """Return an array; see :meth:`PayloadRoute.decode`."""
