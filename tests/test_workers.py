@@ -165,6 +165,32 @@ def test_work_is_not_done_if_an_interrupt_came_while_it_was_submitted(gate, monk
     assert (done, ended) == ([], [1])
 
 
+def test_all_idle_threads_end_when_the_workers_are_closed():
+    workers, meeting = Workers("test", 3), threading.Barrier(3, timeout=60)
+    for future in [workers.submit(meeting.wait) for _ in range(3)]:
+        future.result(60)
+    threads = list(workers._pool.threads)
+    workers.close()
+    for thread in threads:
+        thread.join(60)
+    assert [thread.is_alive() for thread in threads] == [False] * 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_does_not_wait_for_what_its_parent_began(gate):
+    future = Workers("test", 1).submit(gate.wait)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            future.result(20)
+        except RuntimeError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    gate.set()
+
+
 def test_where_no_thread_can_be_started_work_is_done_by_the_caller_until_one_can(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
@@ -173,6 +199,7 @@ def test_where_no_thread_can_be_started_work_is_done_by_the_caller_until_one_can
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert workers.submit(threading.get_ident).result(0) == main
     assert not workers._pool.threads, "who ends the process would wait for it"
+    assert not workers._pool._todo, "it is done already"
     monkeypatch.undo()
     assert workers.submit(threading.get_ident).result(60) != main
 

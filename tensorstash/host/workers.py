@@ -169,8 +169,6 @@ class _ThreadPool:
             self._is_stopped = True
         with self._lock:
             if not self._todo:
-                if self._is_stopped:
-                    self._calls.put(None)  # for the next
                 return not self._is_stopped
             # In this order: a thread that is killed in between has the job, or the queue still has it.
             thread.since, thread.job = monotonic(), self._todo[0]
@@ -199,7 +197,7 @@ class _ThreadPool:
 
     def _remove(self, thread: _Thread) -> None:
         self.threads.remove(thread)
-        self._calls.put(None)  # it may have taken one with it
+        self._calls.put(None)  # it may have taken one with it, or have been told to end, as the next has to be
         self._has_hands()
 
     def _has_hands(self) -> bool:

@@ -27,7 +27,7 @@ MUTANTS = [
     (
         "host/workers.py",
         "dropped call",
-        "        self._calls.put(None)  # it may have taken one with it\n",
+        "        self._calls.put(None)  # it may have taken one with it, or have been told to end, as the next has to be\n",
         "",
         WORKERS,
     ),
@@ -71,13 +71,6 @@ MUTANTS = [
     (
         "host/workers.py",
         "dropped call",
-        "                if self._is_stopped:\n                    self._calls.put(None)  # for the next\n",
-        "",
-        WORKERS,
-    ),
-    (
-        "host/workers.py",
-        "dropped call",
         "        except BaseException:\n            job.cancel()\n            raise\n",
         "        except BaseException:\n            raise\n",
         INTERRUPTS,
@@ -98,7 +91,7 @@ MUTANTS = [
         WORKERS,
     ),
     ("host/futures.py", "dropped check", "        if not self._ends:\n            raise TimeoutError\n", "", WORKERS),
-    ("host/futures.py", "dropped check", "if self._pid != os.getpid():", "if False:", FORKS),
+    ("host/futures.py", "dropped check", "if self._pid != os.getpid():", "if False:", WORKERS),
     ("host/forks.py", "dropped call", "        thing.after_fork()\n", "        pass\n", FORKS),
     (
         "protocols.py",

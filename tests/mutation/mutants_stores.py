@@ -281,13 +281,6 @@ MUTANTS = [
         PARALLEL,
     ),
     (
-        "stores/disk/parallel.py",
-        "dropped release",
-        "                del call  # a helper",
-        "                pass  # a helper",
-        PARALLEL,
-    ),
-    (
         "stores/disk/syscalls.py",
         "dropped check",
         "                if error.errno not in UNSUPPORTED:\n                    raise\n",

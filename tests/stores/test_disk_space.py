@@ -172,3 +172,12 @@ def test_aligned_sources_are_written_from_where_they_are(payload, monkeypatch):
     for slot, nbytes in zip(slots, sizes, strict=True):
         assert np.array_equal(store.get(slot), payload(nbytes))
     store.close()
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_limit_is_used_in_whole_blocks(tmp_path, direct):
+    slab = Slab(str(tmp_path), Syscalls(), direct=direct, limit_bytes=10_000)
+    extents = [slab.take(4096) for _ in range(3)]
+    assert [extent and extent.size for extent in extents] == [4096, 4096, None]
+    assert slab.size == 8192
+    slab.close()

@@ -11,6 +11,7 @@ import pytest
 
 from tensorstash.errors import SlotGoneError, StoreError, StoreFullError
 from tensorstash.host.arrays import borrowed
+from tensorstash.stores import Memory
 from tensorstash.stores.disk.slab import PIECE
 
 SIZES = [0, 1, 63, 4095, 4096, 4097, 100_000, 2**20 + 8, PIECE, PIECE + 1, 2 * PIECE + 12_345]
@@ -258,3 +259,11 @@ def test_delete_does_not_wait_for_a_call_that_is_running(store, payload):
     finally:
         sys.settrace(previous)
     assert not stuck
+
+
+def test_a_slot_of_memory_that_is_lost_frees_its_bytes(payload):
+    store = Memory().open()
+    slot = store.put(payload(4_000))
+    assert store.used_bytes == 4_000
+    del slot  # as when an interrupt comes before anybody has it
+    assert store.used_bytes == 0

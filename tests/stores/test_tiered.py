@@ -53,3 +53,18 @@ def test_only_a_full_tier_is_passed_over(payload):
         store.close()
     with pytest.raises(StoreError, match="closed"):
         store._stores[1].put(payload(10))
+
+
+def test_a_store_that_cannot_be_opened_leaves_the_other_closed(tmp_path, payload):
+    class Recording:
+        name, tier = "recording", "memory"
+
+        def open(self):
+            self.store = Memory().open()
+            return self.store
+
+    first = Recording()
+    with pytest.raises(StoreError, match="opening a file"):
+        Tiered(first=first, then=Disk(directory=str(tmp_path / "missing"))).open()
+    with pytest.raises(StoreError, match="is closed"):
+        first.store.put(payload(10))

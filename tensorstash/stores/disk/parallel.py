@@ -38,8 +38,6 @@ def for_each(job: Callable[[T], None], items: Sequence[T], workers: Workers, hel
                 call()
             except BaseException as error:
                 errors.append(error)
-            finally:
-                del call  # a helper that has yet to return, or to start, must not keep the caller's buffers
 
     def help_out() -> None:
         begun.append(None)
