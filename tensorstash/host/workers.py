@@ -197,7 +197,7 @@ class _ThreadPool:
 
     def _remove(self, thread: _Thread) -> None:
         self.threads.remove(thread)
-        self._calls.put(None)  # it may have taken one with it, or have been told to end, as the next has to be
+        self._calls.put(None)  # it may have taken one with it, or the one that ends all
         self._has_hands()
 
     def _has_hands(self) -> bool:

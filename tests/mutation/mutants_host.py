@@ -27,7 +27,7 @@ MUTANTS = [
     (
         "host/workers.py",
         "dropped call",
-        "        self._calls.put(None)  # it may have taken one with it, or have been told to end, as the next has to be\n",
+        "        self._calls.put(None)  # it may have taken one with it, or the one that ends all\n",
         "",
         WORKERS,
     ),
