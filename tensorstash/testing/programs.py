@@ -25,10 +25,10 @@ def lossless_policies(directory: str) -> Mapping[str, HookPolicy]:
         "keep": Keep(),
         "cpu_offload": CpuOffload(),
         "memory": StoreIn(Memory()),
-        "compress": Compress(),
+        "compress": Compress(min_ratio=1),
         "shuffle | zstd": Encode(Shuffle()) | Encode(Zstd()),
         "disk": DiskSpill(directory),
-        "compress | disk": Compress() | DiskSpill(directory),
+        "compress | disk": Compress(min_ratio=1) | DiskSpill(directory),
         "cpu_offload | disk": CpuOffload() | DiskSpill(directory),
     }
 
@@ -43,7 +43,7 @@ def recomputing_policies(lab: Lab, directory: str | None = None) -> Mapping[str,
         "recompute | memory": Recompute() | StoreIn(Memory()),
     }
     if directory is not None:
-        policies["recompute | compress | disk"] = Recompute() | Compress() | DiskSpill(directory)
+        policies["recompute | compress | disk"] = Recompute() | Compress(min_ratio=1) | DiskSpill(directory)
     return policies
 
 
@@ -53,7 +53,7 @@ def lossy_policies(directory: str) -> Mapping[str, HookPolicy]:
         "quantize 8": Quantize(bits=8),
         "quantize 2, stochastic": Quantize(bits=2, rounding="stochastic"),
         "cast": Cast("bfloat16"),
-        "quantize | compress | disk": Quantize(bits=4) | Compress() | DiskSpill(directory),
+        "quantize | compress | disk": Quantize(bits=4) | Compress(min_ratio=1) | DiskSpill(directory),
     }
 
 

@@ -255,7 +255,7 @@ class FallsBackToMemory(Planted):
         try:
             return super().stash(policy, **options)
         except StoreError:
-            return super().stash(Compress(), **options)
+            return super().stash(Compress(min_ratio=1), **options)
 
 
 @caught_by("test_line11_scopes_left_out_of_order_are_refused_and_hooks_survive")

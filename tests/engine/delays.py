@@ -96,10 +96,14 @@ def policy(dice: Dice, directory: str) -> HookPolicy:
     memory, disk = Memory(), Disk(directory=directory)
     store = dice.choice([memory, disk, Tiered(first=Memory(budget=5000), then=disk)])
     if dice.chance(0.3):
-        return dice.choice([ts.DiskSpill(directory), ts.Compress(), ts.Compress() | ts.DiskSpill(directory)])
+        return dice.choice(
+            [ts.DiskSpill(directory), ts.Compress(min_ratio=1), ts.Compress(min_ratio=1) | ts.DiskSpill(directory)]
+        )
     delayed = StoreIn(Delayed(store, dice))
-    routed = ts.Route((ts.Rule(MaxBytes(500), ts.Keep()), ts.Rule(MaxBytes(3000), ts.Compress())), otherwise=delayed)
-    return dice.choice([delayed, ts.Compress() | delayed, routed])
+    routed = ts.Route(
+        (ts.Rule(MaxBytes(500), ts.Keep()), ts.Rule(MaxBytes(3000), ts.Compress(min_ratio=1))), otherwise=delayed
+    )
+    return dice.choice([delayed, ts.Compress(min_ratio=1) | delayed, routed])
 
 
 def limits(dice: Dice) -> ts.Limits:

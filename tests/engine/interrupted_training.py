@@ -32,7 +32,7 @@ POLICIES: dict[str, Callable[[str], ts.HookPolicy]] = {
     "memory": lambda directory: StoreIn(Memory(budget=64 * NBYTES)),
     "disk": lambda directory: ts.DiskSpill(directory, budget=64 * NBYTES),
     "quantize": lambda directory: ts.Quantize(8),
-    "compressed disk": lambda directory: ts.Compress() | ts.DiskSpill(directory),
+    "compressed disk": lambda directory: ts.Compress(min_ratio=1) | ts.DiskSpill(directory),
 }
 
 

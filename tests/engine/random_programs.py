@@ -20,11 +20,12 @@ LOSSLESS: dict[str, Callable[[str], ts.HookPolicy]] = {
     "keep": lambda directory: ts.Keep(),
     "cpu_offload": lambda directory: ts.CpuOffload(),
     "memory": lambda directory: StoreIn(Memory()),
-    "compress": lambda directory: ts.Compress(),
+    "compress": lambda directory: ts.Compress(min_ratio=1),
     "disk": lambda directory: ts.DiskSpill(directory),
-    "compress | disk": lambda directory: ts.Compress() | ts.DiskSpill(directory),
+    "compress | disk": lambda directory: ts.Compress(min_ratio=1) | ts.DiskSpill(directory),
     "route": lambda directory: ts.Route(
-        (ts.Rule(MaxBytes(80), ts.Compress()), ts.Rule(MaxBytes(200), ts.Keep())), otherwise=ts.DiskSpill(directory)
+        (ts.Rule(MaxBytes(80), ts.Compress(min_ratio=1)), ts.Rule(MaxBytes(200), ts.Keep())),
+        otherwise=ts.DiskSpill(directory),
     ),
 }
 

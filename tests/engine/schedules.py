@@ -176,7 +176,7 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
     store = Faulty(plan.store)
     auditor = Auditor(store.opened, plan.stalls)
     store.board.plant("put", auditor.put, 1)
-    policy = ts.Compress() | StoreIn(store) if plan.compresses else StoreIn(store)
+    policy = ts.Compress(min_ratio=1) | StoreIn(store) if plan.compresses else StoreIn(store)
     stash = ts.stash(policy, framework=plan.framework, min_bytes=0, limits=plan.limits)
     session = stash._session
     session._sender.in_flight = TellingBudget(plan.limits.in_flight_bytes, auditor.gate)

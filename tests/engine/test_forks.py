@@ -32,7 +32,7 @@ pytestmark = [
 POLICIES = {
     "memory": lambda directory: StoreIn(Memory()),
     "disk": lambda directory: ts.DiskSpill(directory),
-    "compressed disk": lambda directory: ts.Compress() | ts.DiskSpill(directory),
+    "compressed disk": lambda directory: ts.Compress(min_ratio=1) | ts.DiskSpill(directory),
     "quantize": lambda directory: ts.Quantize(8),
 }
 

@@ -137,7 +137,7 @@ def policies() -> list[Any]:
     return [
         ts.CpuOffload(),
         ts.CpuOffload(),
-        ts.Compress(),
+        ts.Compress(min_ratio=1),
         ts.CpuOffload() | StoreIn(Gated()),
         ts.Quantize(bits=8) | ts.CpuOffload(),
         ts.Quantize(bits=4),
@@ -196,9 +196,9 @@ PLANTED: list[tuple[type, Scenario, list[Any]]] = [
     (ArrivalDroppedUnderItsCopy, dropped_prefetch, OFFLOAD),
     (TensorHandedToAnotherStream, anything, OFFLOAD),
     (StaleComputeStream, anything, OFFLOAD),
-    (HostMemoryReusedBeforeItsCopyEnded, anything, [ts.Compress()]),
+    (HostMemoryReusedBeforeItsCopyEnded, anything, [ts.Compress(min_ratio=1)]),
     (ViewPackedOnTheCopyStream, anything, OFFLOAD),
-    (HostReadsBeforeTheCopyEnded, anything, [ts.Compress()]),
+    (HostReadsBeforeTheCopyEnded, anything, [ts.Compress(min_ratio=1)]),
     (PayloadOnDeviceReusedByItsOwnStream, stays_aside, [ts.Quantize(bits=8)]),
 ]
 

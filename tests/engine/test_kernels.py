@@ -23,7 +23,7 @@ POLICIES = {
     "memory": ts.Quantize(bits=4) | ts.CpuOffload(),
     "cast": ts.Cast("bfloat16") | ts.CpuOffload(),
     "two kernels": ts.Cast("bfloat16") | ts.Quantize(bits=8),
-    "compressed": ts.Quantize(bits=4) | ts.Compress(),
+    "compressed": ts.Quantize(bits=4) | ts.Compress(min_ratio=1),
 }
 
 

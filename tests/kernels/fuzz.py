@@ -321,7 +321,7 @@ def main() -> None:
             assert_hostile_payloads_end_as_in_numpy(codec)
     exercise_hooks()
     missing = {name for name in vars(native) if not name.startswith("_")} - set(called)
-    missing -= {"Block", "join_team", "leave_team"}  # which do no arithmetic
+    missing -= {"Block", "Kept", "join_team", "leave_team"}  # which do no arithmetic
     assert not missing, f"never called: {missing}"
     print(", ".join(f"{name} {number}" for name, number in sorted(called.items())))
 

@@ -117,7 +117,13 @@ def schedules():
             dice = Dice(seed)
             with tempfile.TemporaryDirectory() as folder:
                 disk = ts.DiskSpill(folder)
-                policies = [ts.CpuOffload(), ts.Compress(), disk, ts.CpuOffload() | ts.Compress(), ts.Compress() | disk]
+                policies = [
+                    ts.CpuOffload(),
+                    ts.Compress(min_ratio=1),
+                    disk,
+                    ts.CpuOffload() | ts.Compress(min_ratio=1),
+                    ts.Compress(min_ratio=1) | disk,
+                ]
                 limits = ts.Limits(
                     in_flight=dice.choice(NBYTES),
                     resident=dice.choice(NBYTES),

@@ -52,7 +52,7 @@ def assert_stands_aside(handle, model, x):
 
 
 @pytest.mark.parametrize(
-    "policy", ["compress", ts.Route((ts.Rule(ModuleNames("1"), ts.Compress()),))], ids=["all", "route"]
+    "policy", ["compress", ts.Route((ts.Rule(ModuleNames("1"), ts.Compress(min_ratio=1)),))], ids=["all", "route"]
 )
 def test_exported_while_wrapped_and_afterwards(x, policy, tmp_path):
     model = network()

@@ -28,8 +28,8 @@ PROGRAMS = {
 }
 SCOPES = {
     "keep": lambda: ts.stash(ts.Keep(), min_bytes=0, framework="paddle"),
-    "kept for its size": lambda: ts.stash(ts.Compress(), framework="paddle"),
-    "compress": lambda: ts.stash(ts.Compress(), min_bytes=0, framework="paddle"),
+    "kept for its size": lambda: ts.stash(ts.Compress(min_ratio=1), framework="paddle"),
+    "compress": lambda: ts.stash(ts.Compress(min_ratio=1), min_bytes=0, framework="paddle"),
     "memory": lambda: ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle"),
     "a pair that copies": lambda: saved_tensors_hooks(lambda x: x.numpy(), paddle.to_tensor),
 }

@@ -45,8 +45,8 @@ if paddle.device.is_compiled_with_cuda():
 
 SCOPES = {
     "keep": lambda: ts.stash(ts.Keep(), min_bytes=0, framework="paddle"),
-    "kept for its size": lambda: ts.stash(ts.Compress(), framework="paddle"),
-    "compress": lambda: ts.stash(ts.Compress(), min_bytes=0, framework="paddle"),
+    "kept for its size": lambda: ts.stash(ts.Compress(min_ratio=1), framework="paddle"),
+    "compress": lambda: ts.stash(ts.Compress(min_ratio=1), min_bytes=0, framework="paddle"),
     "memory": lambda: ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle"),
     "a pair that passes through": lambda: saved_tensors_hooks(lambda x: x, lambda x: x),
     "a pair that returns its own copy each time": lambda: saved_tensors_hooks(lambda x: x.clone(), lambda x: x),

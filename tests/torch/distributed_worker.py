@@ -112,7 +112,7 @@ def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, wr
     """Train two steps and yield the bits of every gradient and of every parameter."""
     torch.manual_seed(0)
     model = parallelize(nn.Sequential(Block(), Block()))
-    handle = ts.wrap(model, ts.Compress(), min_bytes=0) if wrap else None
+    handle = ts.wrap(model, ts.Compress(min_ratio=1), min_bytes=0) if wrap else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
     for _ in range(2):
@@ -147,7 +147,7 @@ def bits(tensor: torch.Tensor | None) -> bytes:
 def report(parallelize: Callable[[nn.Sequential], nn.Module]) -> dict[str, object]:
     plain = list(gradients(parallelize, nullcontext))
     pair = CopyingPair()
-    stash = ts.stash(ts.Compress(), framework="torch", min_bytes=0)
+    stash = ts.stash(ts.Compress(min_ratio=1), framework="torch", min_bytes=0)
     again = ts.stash(ts.Recompute(verify="always"), framework="torch", min_bytes=1)
     cast = list(gradients(parallelize, lambda: casting(nullcontext())))
     return {

@@ -14,9 +14,9 @@ def policies(directory):
     return {
         "keep": ts.Keep(),
         "cpu_offload": ts.CpuOffload(),
-        "compress": ts.Compress(),
+        "compress": ts.Compress(min_ratio=1),
         "disk_spill": disk,
-        "compress | disk_spill": ts.Compress() | disk,
+        "compress | disk_spill": ts.Compress(min_ratio=1) | disk,
     }
 
 
@@ -51,7 +51,7 @@ def test_training_steps_of_a_wrapped_model_are_bitwise_those_without(build, tmp_
         model, loss_of = build()
         model.train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-        handle = ts.wrap(model, ts.Compress() | ts.DiskSpill(str(tmp_path)), min_bytes=0) if wrap else None
+        handle = ts.wrap(model, ts.Compress(min_ratio=1) | ts.DiskSpill(str(tmp_path)), min_bytes=0) if wrap else None
         for _ in range(3):
             optimizer.zero_grad()
             loss_of(model).backward()
@@ -70,6 +70,6 @@ def test_checkpointing_of_a_transformer_composes(same_bits, use_reentrant):
     model, loss_of = gpt2()
     model.train()
     model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
-    stash = ts.stash(ts.Compress(), framework="torch", min_bytes=0)
+    stash = ts.stash(ts.Compress(min_ratio=1), framework="torch", min_bytes=0)
     assert same_bits(gradients(model, loss_of), gradients(model, loss_of, lambda: stash))
     assert stash.stats().stashed.tensors > 0

@@ -109,7 +109,7 @@ def test_compiled_before_and_after(x, wrap_first, in_place, backend):
 def test_rules_by_module_name_see_through_a_compiled_model(x, wrap_compiled):
     torch.compiler.reset()
     model = network()
-    by_name = ts.Route((ts.Rule(ModuleNames("1"), ts.Compress()),))
+    by_name = ts.Route((ts.Rule(ModuleNames("1"), ts.Compress(min_ratio=1)),))
     handle = None if wrap_compiled else wrapped(model, by_name)
     compiled = torch.compile(model, backend="eager")
     handle = handle or wrapped(compiled, by_name)

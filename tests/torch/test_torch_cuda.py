@@ -283,7 +283,7 @@ def test_a_source_that_is_modified_before_its_copy_is_refused() -> None:
 @pytest.mark.parametrize("name", ["compressed", "disk", "quantized", "quantized to disk"])
 def test_chains(name: str, tmp_path: Any) -> None:
     policy = {
-        "compressed": ts.CpuOffload() | ts.Compress(),
+        "compressed": ts.CpuOffload() | ts.Compress(min_ratio=1),
         "disk": ts.CpuOffload() | ts.DiskSpill(tmp_path),
         "quantized": ts.Quantize(bits=8),
         "quantized to disk": ts.Quantize(bits=8) | ts.CpuOffload() | ts.DiskSpill(tmp_path),

@@ -183,7 +183,7 @@ def run(policy, in_flight, how):
     session.drain()
 
 torch.set_num_threads(1)
-policies = {"compress": ts.Compress(), "disk": ts.DiskSpill(sys.argv[1])}
+policies = {"compress": ts.Compress(min_ratio=1), "disk": ts.DiskSpill(sys.argv[1])}
 for policy, in_flight, how in itertools.product(policies, (0, "256 MiB"), ("dropped", "held", "drained")):
     pid = os.fork()  # so that a crash is one of this case alone
     if not pid:

@@ -36,7 +36,7 @@ class Bounded(Harness):
 
     def test_line09_statistics_agree_with_the_store(self, device: str) -> None:
         tap = Tap()
-        stash = self.stash(Compress() | StoreIn(Watched(tap=tap)))
+        stash = self.stash(Compress(min_ratio=1) | StoreIn(Watched(tap=tap)))
         attention(self.lab, device, scope=lambda: settled(stash))
         stats = stash.stats()
         assert sum(tally.tensors for tally in stats.stored.values()) == tap.puts
@@ -70,7 +70,7 @@ class Bounded(Harness):
         expected = attention(self.lab, device)
         for in_flight, ahead in ((0, 0), (600, 0), (600, 600), (10_000, 10_000)):
             limits = Limits(in_flight=in_flight, ahead=ahead)
-            stash = self.stash(Compress(), limits=limits)
+            stash = self.stash(Compress(min_ratio=1), limits=limits)
             got = attention(self.lab, device, scope=lambda stash=stash: stash)  # type: ignore[misc]
             assert_same_arrays(got, expected, f"gradients under {limits}")
 

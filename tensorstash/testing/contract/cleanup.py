@@ -104,7 +104,7 @@ class NothingLeftBehind(Harness):
 
     def test_line10_no_file_is_left(self, device: str) -> None:
         with scratch_directory() as directory:
-            for policy in (DiskSpill(directory), Compress() | DiskSpill(directory)):
+            for policy in (DiskSpill(directory), Compress(min_ratio=1) | DiskSpill(directory)):
                 attention(self.lab, device, scope=partial(self.stash, policy))
             assert os.listdir(directory) == []
 

@@ -47,7 +47,7 @@ class SaysWhenNothing(Harness):
             stash = self.stash(policy)
             said = self._said(lambda stash=stash: self._enter(stash, lambda: save_one(self.lab, device)))  # type: ignore[misc]
             assert not said, said
-        working = self.stash(Compress(), limits=AT_ONCE)
+        working = self.stash(Compress(min_ratio=1), limits=AT_ONCE)
         said = self._said(lambda: self._train(working, device, floats(64, 4096) * 0))
         assert not said, said
 
@@ -58,7 +58,7 @@ class SaysWhenNothing(Harness):
         assert "shrinks nothing" in said[0]
 
     def test_line12_limits_larger_than_what_there_is_to_gain_are_told(self, device: str) -> None:
-        stash = self.stash(Compress(), limits=ROOMY)
+        stash = self.stash(Compress(min_ratio=1), limits=ROOMY)
         said = self._said(lambda: self._train(stash, device, floats(64, 4096) * 0))
         assert len(said) == 1, said
         assert "limits are larger" in said[0]

@@ -32,10 +32,10 @@ def policy(dice: Dice, folder: Path) -> HookPolicy:
     return dice.choice(
         [
             ts.CpuOffload(),
-            ts.Compress(),
+            ts.Compress(min_ratio=1),
             ts.DiskSpill(folder),
-            ts.CpuOffload() | ts.Compress(),
-            ts.Compress() | ts.DiskSpill(folder),
+            ts.CpuOffload() | ts.Compress(min_ratio=1),
+            ts.Compress(min_ratio=1) | ts.DiskSpill(folder),
         ]
     )
 

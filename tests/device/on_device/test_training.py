@@ -24,10 +24,10 @@ WITHOUT_PAGES = ts.Limits(pinned=0)
 
 POLICIES: dict[str, Callable[[Path], HookPolicy]] = {
     "offloaded": lambda folder: ts.CpuOffload(),
-    "compressed": lambda folder: ts.Compress(),
+    "compressed": lambda folder: ts.Compress(min_ratio=1),
     "spilled": lambda folder: ts.DiskSpill(folder),
-    "offloaded and compressed": lambda folder: ts.CpuOffload() | ts.Compress(),
-    "compressed and spilled": lambda folder: ts.Compress() | ts.DiskSpill(folder),
+    "offloaded and compressed": lambda folder: ts.CpuOffload() | ts.Compress(min_ratio=1),
+    "compressed and spilled": lambda folder: ts.Compress(min_ratio=1) | ts.DiskSpill(folder),
 }
 
 

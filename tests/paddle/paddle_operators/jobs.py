@@ -17,10 +17,10 @@ from tensorstash.policies import Compress, CpuOffload, DiskSpill
 from .cases import Case, NoGradientError, Ran, run
 
 POLICIES = {
-    "compress": Compress(),
+    "compress": Compress(min_ratio=1),
     "disk": DiskSpill(os.environ.get("TENSORSTASH_TEST_DIRECTORY", "/tmp")),
     "offload": CpuOffload(),
-    "chain": Compress() | DiskSpill(os.environ.get("TENSORSTASH_TEST_DIRECTORY", "/tmp")),
+    "chain": Compress(min_ratio=1) | DiskSpill(os.environ.get("TENSORSTASH_TEST_DIRECTORY", "/tmp")),
 }
 """What must not change a bit."""
 
