@@ -206,7 +206,10 @@ WARNINGS: dict[str, tuple[Says, str]] = {
     "a stash inside a stash": (one_inside_another, "takes its place.*use one of them"),
     "offload without an accelerator": (lambda: train(stash("cpu_offload")), "nothing was stashed.*use DiskSpill"),
     "everything below min_bytes": (lambda: train(stash(min_bytes="1 GiB")), "nothing was stashed.*lower min_bytes"),
-    "budgets larger than the gain": (lambda: train(stash(limits=ts.Limits())), "limits are larger.*Pass limits="),
+    "budgets larger than the gain": (
+        lambda: train(stash(limits=ts.Limits(in_flight="256 MiB"))),
+        "limits are larger.*pass limits=",
+    ),
     "a store in host memory": (lambda: train(stash("store_in:store=memory")), "shrinks nothing.*Compress"),
     "one compiled graph": (compiled_as_a_whole, r"asks for everything at once.*block\.compile"),
 }

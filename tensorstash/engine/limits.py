@@ -5,38 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tensorstash.errors import ConfigError
-from tensorstash.host.budget import ByteBudget
+from tensorstash.host.budget import MOST_SHARE
 from tensorstash.sizes import parse_budget, parse_bytes
 
 _ENCODE = ("auto", "now", "behind")
 
 AUTO = "auto"
 """For a number of bytes under way: a share of what a step saves."""
-
-MOST_SHARE = 256 * 2**20
-"""Bytes that such a share never exceeds: with so many under way, no step goes faster with more."""
-
-_LEAST_SHARE = 2**20
-_PARTS = 16
-_LARGEST = 2
-_MOST_OF_STEP = 4
-
-
-def share_of(step_bytes: int, largest: int) -> int:
-    """Return how many bytes may be under way in one direction, of a step that saves so many.
-
-    A sixteenth, and room for two of the largest tensors, so that one is on its way while the next arrives; but never
-    more than a quarter: at least half of what the policy takes away is always gone.
-
-    Args:
-        step_bytes: what the step saves.
-        largest: bytes of its largest tensor.
-
-    >>> [share_of(n * 2**20, 2**20) // 2**20 for n in (0, 8, 40, 320, 8000)]
-    [1, 2, 2, 20, 256]
-    """
-    share = max(step_bytes // _PARTS, min(_LARGEST * largest, step_bytes // _MOST_OF_STEP))
-    return min(max(share, _LEAST_SHARE), MOST_SHARE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +21,8 @@ class Limits:
     Args:
         in_flight: bytes of saved tensors that wait to be encoded and stored behind the computation; at the limit the
             forward pass waits. With 0, and for tensors larger than this, the work is done before ``pack`` returns.
-            ``"auto"`` is :func:`share_of` the largest step so far, the running one included, so that a small model
-            sees its saving too: from 1 MiB at the beginning to 256 MiB.
+            ``"auto"`` is a share of the largest step so far, the running one included, so that a small model sees its
+            saving too (:func:`~tensorstash.host.budget.share_of`): from 1 MiB at the beginning to 256 MiB.
         resident: bytes of saved tensors that stay where they are, the latest ones: backward needs those first, and they
             cost no work at all. A tensor starts on its way when more than this have been saved after it. On the CPU
             only, and for policies that lose nothing. With 0, the default, everything leaves: least memory.
@@ -120,53 +95,6 @@ class Limits:
     def pinned_bytes(self) -> int:
         """The limit of page-locked host memory as a number."""
         return _half_of_memory() if self.pinned is None else parse_bytes(self.pinned, path="limits.pinned")
-
-
-class Shares:
-    """Budgets of one session that are a share of its steps. Thread-safe.
-
-    They grow while a step saves more than any before, and never shrink: it is its largest step that a program has to
-    have the memory for. They are counted without a lock; what is lost to another thread makes them a little smaller.
-
-    >>> shares = Shares()
-    >>> budget = shares.budget("auto")
-    >>> for _ in range(40):
-    ...     shares.saw(2**20)
-    >>> budget.limit // 2**20
-    2
-    """
-
-    __slots__ = ("_budgets", "_largest", "_step_bytes")
-
-    def __init__(self) -> None:
-        self._budgets: list[ByteBudget] = []
-        self._step_bytes = self._largest = 0
-
-    def follow(self, budget: ByteBudget, limit: int | str) -> None:
-        """Let a budget be a share of the steps, if its limit says so."""
-        if limit == AUTO:
-            budget.limit = share_of(self._step_bytes, self._largest)
-            self._budgets.append(budget)
-
-    def budget(self, limit: int | str) -> ByteBudget:
-        """Return a budget of a limit."""
-        budget = ByteBudget(_most_bytes(limit, "limit"))
-        self.follow(budget, limit)
-        return budget
-
-    def saw(self, nbytes: int) -> None:
-        """Note that a tensor is about to leave."""
-        if self._budgets:
-            self._step_bytes += nbytes
-            self._largest = max(self._largest, nbytes)
-            share = share_of(self._step_bytes, self._largest)
-            for budget in self._budgets:
-                if share > budget.limit:
-                    budget.limit = share
-
-    def step_ended(self) -> None:
-        """Note that a step has ended."""
-        self._step_bytes = 0
 
 
 def limits_of(limits: object, caller: str) -> Limits:

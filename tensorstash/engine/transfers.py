@@ -30,9 +30,9 @@ from functools import partial
 from typing import Any
 
 from tensorstash.abilities import Backend, Event, Stream, Streams
-from tensorstash.engine.limits import Limits, Shares
+from tensorstash.engine.limits import AUTO, Limits
 from tensorstash.host.arrays import Array, as_bytes
-from tensorstash.host.budget import ByteBudget, Lease
+from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.spec import TensorSpec
@@ -280,8 +280,9 @@ def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Trans
         return None
     pinned = PinnedMemory(streams.locked_pages, limits.pinned_bytes)
     transfers = Transfers(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
-    shares.follow(transfers.out_budget, limits.in_flight)
-    shares.follow(transfers.back_budget, limits.ahead)
+    for budget, limit in ((transfers.out_budget, limits.in_flight), (transfers.back_budget, limits.ahead)):
+        if limit == AUTO:
+            shares.follow(budget)
     return transfers
 
 

@@ -11,6 +11,15 @@ _LOOK_AGAIN_S = 0.02
 """How long who waits for bytes may not notice that some came back by themselves, in seconds."""
 
 
+MOST_SHARE = 256 * 2**20
+"""Bytes that such a share never exceeds: with so many under way, no step goes faster with more."""
+
+_LEAST_SHARE = 2**20
+_PARTS = 16
+_LARGEST = 2
+_MOST_OF_STEP = 4
+
+
 class Lease:
     """Bytes of a budget, taken for as long as this object lives, or until :meth:`release`."""
 
@@ -146,3 +155,67 @@ class ByteBudget:
                 self._waiting.pop().release()
             except KeyError:  # another thread was faster
                 break
+
+
+def share_of(step_bytes: int, largest: int) -> int:
+    """Return how many bytes may be under way in one direction, of a step that saves so many.
+
+    A sixteenth, and room for two of the largest tensors, so that one is on its way while the next arrives; but never
+    more than a quarter: at least half of what the policy takes away is always gone.
+
+    Args:
+        step_bytes: what the step saves.
+        largest: bytes of its largest tensor.
+
+    >>> [share_of(n * 2**20, 2**20) // 2**20 for n in (0, 8, 40, 320, 8000)]
+    [1, 2, 2, 20, 256]
+    """
+    share = max(step_bytes // _PARTS, min(_LARGEST * largest, step_bytes // _MOST_OF_STEP))
+    return min(max(share, _LEAST_SHARE), MOST_SHARE)
+
+
+class Shares:
+    """Budgets that are a share of what a step takes. Thread-safe.
+
+    They grow while a step takes more than any before, and never shrink: it is its largest step that a program has to
+    have the memory for. They are counted without a lock; what is lost to another thread makes them a little smaller.
+
+    >>> shares = Shares()
+    >>> budget = shares.budget(MOST_SHARE, is_share=True)
+    >>> for _ in range(40):
+    ...     shares.saw(2**20)
+    >>> budget.limit // 2**20
+    2
+    """
+
+    __slots__ = ("_budgets", "_largest", "_step_bytes")
+
+    def __init__(self) -> None:
+        self._budgets: list[ByteBudget] = []
+        self._step_bytes = self._largest = 0
+
+    def budget(self, most_bytes: int, *, is_share: bool) -> ByteBudget:
+        """Return a budget: of a share, or of so many bytes."""
+        budget = ByteBudget(most_bytes)
+        if is_share:
+            self.follow(budget)
+        return budget
+
+    def follow(self, budget: ByteBudget) -> None:
+        """Let a budget be a share from now on."""
+        budget.limit = share_of(self._step_bytes, self._largest)
+        self._budgets.append(budget)
+
+    def saw(self, nbytes: int) -> None:
+        """Note that a step is about to take so many bytes."""
+        if self._budgets:
+            self._step_bytes += nbytes
+            self._largest = max(self._largest, nbytes)
+            share = share_of(self._step_bytes, self._largest)
+            for budget in self._budgets:
+                if share > budget.limit:
+                    budget.limit = share
+
+    def step_ended(self) -> None:
+        """Note that a step has ended."""
+        self._step_bytes = 0

@@ -7,7 +7,8 @@ from labs import BACKENDS, lab_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.engine.limits import MOST_SHARE, Limits, Shares, share_of
+from tensorstash.engine.limits import Limits
+from tensorstash.host.budget import MOST_SHARE, Shares, share_of
 from tensorstash.testing.layouts import assert_same_bits, floats
 
 ELEMENTS = 2**17  # half a MiB
@@ -105,7 +106,7 @@ def test_copies_of_a_device_are_a_share_too():
 
 def test_draining_waits_for_all_though_the_share_grows_meanwhile():
     shares = Shares()
-    budget = shares.budget("auto")
+    budget = shares.budget(MOST_SHARE, is_share=True)
     lease = budget.try_acquire(budget.limit)
     before = budget.limit
     for _ in range(8 * 16):

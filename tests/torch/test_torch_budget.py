@@ -34,7 +34,7 @@ def test_idle_buffers_are_in_the_budget():
     weights = [torch.ones(256, requires_grad=True) for _ in range(16)]
     inputs = torch.randn(1024, 256)
     budget = 8 * MIB
-    stash = ts.stash(ts.Budget(budget))
+    stash = ts.stash(ts.Budget(budget), framework="torch")
     for _ in range(3):
         idle = POOL.take(6 * MIB)
         del idle
@@ -49,7 +49,7 @@ def test_idle_buffers_are_in_the_budget():
 
 def steps_of(model: torch.nn.Module, budget: ts.Budget, batches: list[torch.Tensor]) -> list[float]:
     """Return what each step has held at most, as a part of the budget; gradients are bitwise those without one."""
-    stash = ts.stash(budget)
+    stash = ts.stash(budget, framework="torch")
     tracker, found = stash._session._tracker, []
     for batch in batches:
         model.zero_grad()
@@ -79,7 +79,7 @@ def test_eight_shapes_that_take_turns_are_held_after_the_second_step_of_each():
 
 def test_the_disk_has_tracks_of_its_own_on_the_time_line():
     layers = [torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Tanh()) for _ in range(6)]
-    model, stash = torch.nn.Sequential(*layers), ts.stash(ts.Budget("1MiB", allow="keep+disk_spill"))
+    model, stash = torch.nn.Sequential(*layers), ts.stash(ts.Budget("1MiB", allow="keep+disk_spill"), framework="torch")
     for _ in range(2):
         with stash:
             loss = _loss(model, torch.randn(512, 128))

@@ -6,11 +6,12 @@ from functools import partial
 from operator import itemgetter
 from weakref import ref
 
-from tensorstash.engine.limits import Limits, Shares
+from tensorstash.engine.limits import AUTO, Limits
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.timeouts import Timeouts
 from tensorstash.errors import StoreError
+from tensorstash.host.budget import ByteBudget, Shares
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.workers import Workers
 
@@ -77,9 +78,13 @@ class Sender:
         self.timeouts = Timeouts(limits.timeout_s)
         """How long to wait for a store."""
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
-        self.in_flight = self.shares.budget(limits.in_flight)
+        self.in_flight = self.shares.budget(limits.in_flight_bytes, is_share=limits.in_flight == AUTO)
         """Bytes that are on their way."""
         self._resident = ResidentWindow(limits.resident_bytes)
+
+    def ahead(self, limits: Limits) -> ByteBudget:
+        """Return a budget of what may be read back early, which is a share as this one's is."""
+        return self.shares.budget(limits.ahead_bytes, is_share=limits.ahead == AUTO)
 
     def start(self, payload: Payload) -> None:
         """Send a payload on its way, or let it wait in the window.
