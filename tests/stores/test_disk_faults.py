@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import pytest
 from tensorstash.errors import StoreError, StoreFullError
 from tensorstash.host.pages import round_up
 from tensorstash.stores import Disk
-from tensorstash.stores.disk.slab import PIECE
+from tensorstash.stores.disk import slab as slab_module
+from tensorstash.stores.disk.slab import PIECE, Slab
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 
@@ -528,3 +530,42 @@ def test_helper_threads_are_not_needed(config, payload):
     slot = store.put(payload(3 * PIECE))
     assert np.array_equal(store.get(slot), payload(3 * PIECE))
     store.close()
+
+
+def test_a_device_that_takes_its_time_is_asked_again_but_not_for_ever(tmp_path):
+    """A write may take nothing, or less than a block; eight times in a row are a failure."""
+
+    @dataclass(frozen=True)
+    class Hesitant(Syscalls):
+        turns: list[int] = field(default_factory=list)
+
+        def write(self, fd, data, offset):
+            return super().write(fd, data[:4096], offset) if self.turns.pop(0) else 0
+
+    data = np.arange(2 * 4096, dtype=np.uint32).view(np.uint8)[: 2 * 4096]
+    for turns, is_written in (([0] * 7 + [1] + [0] * 7 + [1], True), ([1] + [0] * 8, False)):
+        slab = Slab(str(tmp_path), Hesitant(turns=turns), direct=False, limit_bytes=None)
+        extent = slab.take(data.size)
+        with nullcontext() if is_written else pytest.raises(StoreError):
+            slab.write(data, extent)
+        assert not turns
+        slab.close()
+
+
+def test_where_direct_transfers_cannot_be_tried_the_file_is_closed(tmp_path, monkeypatch):
+    files, made = [], slab_module.open_private_file
+
+    class Refusing(Syscalls):
+        def enable_direct(self, fd):
+            raise OSError(errno.EIO, "Input/output error")
+
+    def recorded(*arguments):
+        files.append(made(*arguments))
+        return files[-1]
+
+    monkeypatch.setattr(slab_module, "open_private_file", recorded)
+    with pytest.raises(StoreError, match="trying direct I/O"):
+        Slab(str(tmp_path), Refusing(), direct=True, limit_bytes=None)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(files[0].fd)
+    assert not list(tmp_path.iterdir())

@@ -234,8 +234,12 @@ def test_pages_that_a_refused_move_may_have_unmapped_are_not_handed_out(monkeypa
     held = pool.take(6 * MIB)
     del held
     taken = pool.take(8 * MIB)
-    assert targets
+    assert len(targets) == 1
     assert taken.ctypes.data not in targets
+    del taken
+    larger = pool.take(10 * MIB)
+    assert len(targets) == 1, "where it is refused once it is refused always"
+    assert larger.size == 10 * MIB
 
 
 REFUSED = """

@@ -5,6 +5,8 @@ import pytest
 
 from tensorstash.errors import StoreError, StoreFullError
 from tensorstash.stores import Disk, Memory, Tiered
+from tensorstash.stores.memory import MemoryStore
+from tensorstash.stores.tiered import TieredStore
 
 
 def test_payloads_go_to_the_first_tier_while_it_has_room(tmp_path, payload):
@@ -68,3 +70,15 @@ def test_a_store_that_cannot_be_opened_leaves_the_other_closed(tmp_path, payload
         Tiered(first=first, then=Disk(directory=str(tmp_path / "missing"))).open()
     with pytest.raises(StoreError, match="is closed"):
         first.store.put(payload(10))
+
+
+def test_a_pair_is_trusted_only_if_both_verify(tmp_path):
+    class TrustingStore(MemoryStore):
+        verifies = False
+
+    memory, disk = Memory(), Disk(directory=str(tmp_path))
+    first, then = memory.open(), disk.open()
+    trusting = TrustingStore(memory)
+    for stores, verifies in (((first, then), True), ((trusting, then), False), ((first, trusting), False)):
+        assert TieredStore(Tiered(first=memory, then=disk), *stores).verifies is verifies
+    then.close()
