@@ -309,7 +309,6 @@ MUTANTS = [
         "            self._drop(record)\n            raise\n",
         "            raise\n",
         DISK,
-        "the record goes with its last reference, and its space with it; nothing but the error keeps it longer",
     ),
     (
         "stores/disk/store.py",

@@ -569,3 +569,30 @@ def test_where_direct_transfers_cannot_be_tried_the_file_is_closed(tmp_path, mon
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(files[0].fd)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_made_leaves_no_directory(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refuse(path, flags, *mode, **options):
+        if flags & os.O_EXCL:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, flags, *mode, **options)
+
+    monkeypatch.setattr("tensorstash.stores.disk.scratch_file.os.open", refuse)
+    with pytest.raises(StoreError, match="Too many open files"):
+        Slab(str(tmp_path), Syscalls(unnamed=False), direct=False, limit_bytes=None)
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("number", "is_an_error"), [(errno.EIO, True), (errno.EINVAL, False)])
+def test_only_a_file_system_without_direct_transfers_is_written_to_without_them(
+    tmp_path, monkeypatch, number, is_an_error
+):
+    def refuse(fd, data, offset):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tensorstash.stores.disk.syscalls.os.pwrite", refuse)
+    with open(tmp_path / "file", "wb") as file, pytest.raises(OSError) if is_an_error else nullcontext():
+        assert Syscalls().enable_direct(file.fileno()) == 0

@@ -182,3 +182,15 @@ def test_the_first_of_two_errors_is_raised(workers):
 
     with pytest.raises(ValueError, match="first"):
         for_each(job, Fresh([0, 1]), workers, 1)
+
+
+def test_what_nobody_has_begun_before_a_failure_is_left_out(workers):
+    begun = []
+
+    def job(item):
+        begun.append(item)
+        raise OSError(item)
+
+    with pytest.raises(OSError, match=r"^0$"):
+        for_each(job, range(3), workers, 0)
+    assert begun == [0]
