@@ -103,6 +103,19 @@ def test_who_needs_a_content_second_does_not_see_what_a_kernel_wrote_into_the_fi
     assert np.array_equal(handles[1]().numpy(), VALUES)
 
 
+def test_who_needs_a_content_second_does_not_see_what_was_written_into_the_first():
+    stash, tensor = behind(Gated(), in_flight=0), made()
+    with stash as session:
+        handles = [stash._session.pack(tensor) for _ in range(3)]
+    session.drain()
+    first = handles[0]()
+    with ref.no_grad():
+        first.mul_(2.0)
+    second = handles[1]()
+    assert np.array_equal(second.numpy(), VALUES)
+    assert np.shares_memory(handles[2]().numpy(), second.numpy()), "which nobody wrote into"
+
+
 def test_a_change_between_two_requests_for_one_content_is_refused():
     gate = Gated()
     stash, tensor = behind(gate, in_flight=0), made()

@@ -82,7 +82,7 @@ MUTANTS = [
         "dropped check",
         "if rebuilt is None or self.route.backend.version(rebuilt.tensor) != rebuilt.version:",
         "if rebuilt is None:",
-        (*HELD, *CONTRACT),
+        (*PAYLOAD, *HELD, *CONTRACT),
     ),
     (
         "engine/payloads/payload.py",
