@@ -55,7 +55,7 @@ def lower_bound(problem: Problem) -> float | None:
         limits.append(limit)
 
     row, place = np.nonzero(usable)
-    column = row * width + place
+    variable = row * width + place
     nbytes, left = table.nbytes[row], table.resident[row, place]
     is_away = place > 0
     saved, freed = table.saved[row], table.freed[row]
@@ -79,7 +79,7 @@ def lower_bound(problem: Problem) -> float | None:
     for at in points:
         occupied = takes(at)
         used = occupied > 0
-        add(column[used], occupied[used] / scale, problem.room / scale)
+        add(variable[used], occupied[used] / scale, problem.room / scale)
     turn = float(table.points[worst.argmax()])
     at_turn = takes(turn)
     ways = [(table.out_s[row, place], freed, 1.0), (table.back_s[row, place], wanted, -1.0)]
@@ -95,22 +95,22 @@ def lower_bound(problem: Problem) -> float | None:
             before = busy & (way * times <= way * turn)
             for at in _thinned(times[before] - way * 1e-12):
                 late = before & (way * times > way * at)
-                where = np.concatenate([column[late], [stall, waiting[-1]]])
+                where = np.concatenate([variable[late], [stall, waiting[-1]]])
                 what = np.concatenate([rate * seconds[late] / scale, [-rate / scale, -1.0]])
                 add(where, what, rate * abs(turn - float(at)) / scale)
     used = at_turn > 0
-    where = np.concatenate([column[used], np.array(waiting, int)])
+    where = np.concatenate([variable[used], np.array(waiting, int)])
     add(where, np.concatenate([at_turn[used] / scale, np.ones(len(waiting))]), problem.room / scale)
     total = variables + 2 + len(waiting)
     matrix = coo_matrix((values, (rows, cols)), shape=(len(limits), total))
-    ones = coo_matrix((np.ones(len(column)), (row, column)), shape=(count, total))
+    ones = coo_matrix((np.ones(len(variable)), (row, variable)), shape=(count, total))
     cost = np.zeros(total)
-    cost[column] = table.seconds[row, place]
+    cost[variable] = table.seconds[row, place]
     cost[[out_stall, back_stall]] = 1.0
     upper = np.zeros(total)
-    upper[column] = 1.0
+    upper[variable] = 1.0
     upper[variables:] = np.inf
-    unit = float(cost[column].max()) or 1.0
+    unit = float(cost[variable].max()) or 1.0
     result = linprog(
         cost / unit,
         A_ub=matrix.tocsr(),
