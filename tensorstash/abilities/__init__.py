@@ -26,6 +26,7 @@ from tensorstash.abilities.graph import (
     SupportsRecording,
     SupportsSharedMemory,
 )
+from tensorstash.abilities.ranks import KeyValues, Ranks, SupportsRanks
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 
 __all__ = [
@@ -33,9 +34,11 @@ __all__ = [
     "Event",
     "Kernel",
     "Kernels",
+    "KeyValues",
     "Layouts",
     "Leaf",
     "Producers",
+    "Ranks",
     "Readers",
     "Recipe",
     "Stream",
@@ -48,6 +51,7 @@ __all__ = [
     "SupportsMemoryUse",
     "SupportsOrder",
     "SupportsProducers",
+    "SupportsRanks",
     "SupportsReaders",
     "SupportsRecording",
     "SupportsSharedMemory",

@@ -64,6 +64,7 @@ class BudgetPlan:
         step_s: seconds of the step without hooks.
         problem: what was planned.
         solution: what was found; None for a plan that nothing is known of besides its rows.
+        ranks: of the processes that share the plan; empty for one that plans alone.
     """
 
     budget: int
@@ -78,6 +79,7 @@ class BudgetPlan:
     step_s: float = 0.0
     problem: Problem = field(default=Problem((), 0), repr=False, compare=False)
     solution: Solution | None = field(default=None, repr=False, compare=False)
+    ranks: tuple[int, ...] = ()
 
     # What only who looks at a plan wants to know is found out then, and takes no time or memory of a training.
 
@@ -195,6 +197,8 @@ class BudgetPlan:
     def summary(self) -> str:
         """What the plan is and costs, in a line or two."""
         sizes = f"peak {format_bytes(self.peak)} of {format_bytes(self.budget)}"
+        if self.ranks:
+            sizes += f"; one plan of {len(self.ranks)} processes"
         if self.status == "declined":
             return f"declined: everything fits, so all is kept; {sizes}"
         lines = [f"{self.status}: {sizes}; {format_bytes(self.native)} if everything is kept"]

@@ -10,7 +10,7 @@ from sys import getrefcount
 from typing import Any, ClassVar
 
 import torch
-from torch import Size, Tensor, UntypedStorage
+from torch import Size, Tensor, UntypedStorage, distributed
 from torch._C import (
     DisableTorchFunction,
     _DisableTorchDispatch,
@@ -22,6 +22,7 @@ from torch._C import (
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.nn import Module, Parameter
 
+from tensorstash.abilities.ranks import Ranks
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running, running_compiled, upcoming
@@ -224,6 +225,14 @@ class TorchBackend:
     def memory_use(self, device: str, /) -> tuple[int, int]:
         """Return the bytes that tensors take on a device now, and those that are free."""
         return memory_use(device)
+
+    def ranks(self) -> Ranks | None:
+        """Return the processes of the default process group; None if there is none, or only this one."""
+        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
+            return None
+        # Not a store of our own: the address of the processes is not always in the environment.
+        store = distributed.distributed_c10d._get_default_store()  # type: ignore[no-untyped-call]
+        return Ranks(distributed.get_rank(), distributed.get_world_size(), store)
 
     can_imagine = staticmethod(can_imagine)
     """Return whether shapes tell all that a model saves."""

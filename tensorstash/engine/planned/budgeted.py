@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from tensorstash.abilities import Backend
+from tensorstash.abilities.ranks import SupportsRanks
 from tensorstash.abilities.recipes import SupportsProducers
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
@@ -57,7 +58,7 @@ class Budgeted:
         self._memory = MemoryInUse(policy, backend)
         self._small = 0
         """Bytes of the step that are too small to be looked at."""
-        self._control = Control(adviser.say)
+        self._control = Control(backend.ranks if isinstance(backend, SupportsRanks) else lambda: None, adviser.say)
         self._before = ledger.snapshot()
         self._peak = 0
         self._allowance = Allowance(ledger)
@@ -101,7 +102,7 @@ class Budgeted:
     def _refill(self, state: SessionState) -> None:
         state.was_asked = False
         assert self._control.current is not None, "declined without a plan"
-        self._allowance.refill(self._control.current.sizes)
+        self._allowance.refill(self._control.current.measured.sizes)
 
     # Within a step
 
@@ -175,13 +176,16 @@ class Budgeted:
             StashError: no step has ended yet.
         """
         if self._control.newest is None:
+            if self._control.is_waiting:
+                raise StashError("budget: the processes of this training have not agreed on a plan yet: run more steps")
             raise StashError("budget: there is no plan before a step has ended: run forward and backward once")
         return self._control.newest.plan
 
     def described(self, stats: Stats, peak: int) -> Stats:
         """Return statistics with the plan, and the most bytes that were held."""
         newest = self._control.newest
-        text = "measuring the first step" if newest is None else newest.plan.summary
+        waiting = "waiting for the other processes" if self._control.is_waiting else "measuring the first step"
+        text = waiting if newest is None else newest.plan.summary
         return replace(stats, plan=text, peak_held=max(self._peak, peak))
 
     def count_passed(self) -> None:

@@ -1,55 +1,39 @@
 """From step to step: measure at the floor, plan, try, hold."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable
 
-import numpy as np
-
+from tensorstash.abilities import Ranks
+from tensorstash.engine.planned.agreement import Agreement
 from tensorstash.engine.planned.step import Step, records
-from tensorstash.planner.model import Ints, Problem, SavedClass, pressure
-from tensorstash.planner.plan import BudgetPlan, planned
-from tensorstash.planner.solve import Solution, solve, trivial
+from tensorstash.engine.planned.trial import ROUNDS, Candidate, fastest, place_of
+from tensorstash.planner.decision import Decision, Measured, decide
+from tensorstash.planner.model import Problem, SavedClass
+from tensorstash.planner.plan import BudgetPlan
 from tensorstash.sizes import format_bytes
 
 _SIGNATURES = 16
 """Shapes whose plans are remembered."""
 
-_RUNS = 2
-"""Steps for which each of the plans that are compared is tried."""
-
-_RIVALS = 2
-"""Plans of one tier that the plan is compared with."""
-
-_WORTH_TRYING = 0.25
-"""Part of a step that a plan of one tier may be predicted to cost more than the plan, and is tried all the same."""
-
 _SHRINKS = 4
 _OVER = 1.01
 
 
-@dataclass
-class _Candidate:
-    name: str
-    tiers: Mapping[SavedClass, str]
-    plan: BudgetPlan
-    seconds: list[float] = field(default_factory=list)
-    overran: bool = False
-
-
-@dataclass
 class Held:
-    """What is known of the steps of one signature."""
+    """What is known of the steps of one signature.
 
-    problem: Problem
-    plan: BudgetPlan
-    candidates: list[_Candidate]
-    upcoming: list[int]
-    """Bytes of the tensors of a step, in the order in which they are saved."""
-    sizes: Mapping[int, int]
-    steps: int = 0
-    shrinks: int = 0
-    overran: int = 0
+    Args:
+        measured: one of them.
+        decision: what becomes of them.
+    """
+
+    def __init__(self, measured: Measured, decision: Decision) -> None:
+        self.measured = measured
+        self.decision = decision
+        self.candidates = {name: Candidate(plan) for name, plan in decision.plans().items()}
+        self.plan: BudgetPlan = next(iter(self.candidates.values())).plan
+        self._in_order = list(self.candidates.values())
+        self.steps = 0
 
     @property
     def is_trial(self) -> bool:
@@ -57,20 +41,25 @@ class Held:
         return len(self.candidates) > 1
 
     @property
-    def candidate(self) -> _Candidate:
+    def candidate(self) -> Candidate:
         """The plan in force."""
-        return self.candidates[self.steps % len(self.candidates)]
+        return self._in_order[place_of(self.steps, len(self._in_order))]
 
 
 class Control:
     """Decides what becomes of each class of saved tensors. Used by the thread that runs the steps.
 
     Args:
+        ranks: returns the processes that train together; None for one that is alone.
         say: tells the user what cannot be helped.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, ranks: Callable[[], Ranks | None], say: Callable[[str], None]) -> None:
+        self._ranks = ranks
         self._say = say
+        self._agreement: Agreement | None = None
+        self._steps = 0
+        """Steps that have begun."""
         self._known: OrderedDict[Hashable, Held] = OrderedDict()
         self.current: Held | None = None
         """The plan in force; None while a step is measured."""
@@ -81,8 +70,17 @@ class Control:
         """Whether everything fits."""
         return self.current is not None and self.current.plan.status == "declined"
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a step was measured, and the processes of the training have still to decide."""
+        return self.newest is None and self._agreement is not None
+
     def begin(self, signature: Hashable) -> None:
         """Choose the plan for a step by the first tensor that it saves."""
+        self._steps += 1
+        found = None if self._agreement is None else self._agreement.look(signature, self._steps)
+        if found is not None:
+            self._hold(signature, Held(*found))
         self.current = self._known.get(signature)
         if self.current is not None:
             self.newest = self.current
@@ -94,9 +92,9 @@ class Control:
 
     def next_bytes(self, place: int) -> int | None:
         """Return how many bytes the tensor of a place in the step has; None if that is not known."""
-        if self.current is None or place >= len(self.current.upcoming):
+        if self.current is None or place >= len(self.current.measured.upcoming):
             return None
-        return self.current.upcoming[place]
+        return self.current.measured.upcoming[place]
 
     def explain(self) -> str:
         """Return what to do where memory runs out all the same."""
@@ -113,6 +111,8 @@ class Control:
         """Measure the next step of a signature anew."""
         self._known.pop(signature, None)
         self.current = None
+        if self._agreement is not None:
+            self._agreement.drop(signature)
 
     def end(self, step: Step, peak: int, room: tuple[int, int]) -> None:
         """Learn from a step.
@@ -126,82 +126,55 @@ class Control:
         if signature is None:
             return
         if held is None:
-            self._plan(step, *room)
+            self._plan(signature, step, *room)
             return
         if step.surprises > len(step.seen) // 10:
             self.forget(signature)
             return
         candidate = held.candidate
         candidate.seconds.append(step.wall_ended - step.wall)
-        candidate.overran |= step.overran or peak > _OVER * held.problem.budget
+        is_over = step.overran or peak + room[1] > _OVER * held.decision.asked
+        candidate.overran |= is_over
         held.steps += 1
         if held.is_trial:
-            if held.steps >= _RUNS * len(held.candidates):
-                self._choose(held)
-        elif candidate.overran:
-            candidate.overran = False
-            self._shrink(held, peak)
+            if held.steps >= ROUNDS * len(held.candidates):
+                self._decide(signature, held, held.decision.only(fastest(held.candidates)))
+        elif is_over and held.plan.status == "planned" and held.decision.shrinks < _SHRINKS:
+            decision = held.decision.tighter(peak + room[1])
+            if decision is not None:
+                self._decide(signature, held, decision)
 
-    def _plan(self, step: Step, budget: int, background: int) -> None:
+    def _plan(self, signature: Hashable, step: Step, budget: int, background: int) -> None:
+        if self._agreement is not None and self._agreement.knows(signature):
+            return  # a decision is under way
         made, aliases = records(step)
         problem = Problem(made, max(budget, 1), background, step.ended - step.began)
-        solution = solve(problem)
-        plan = planned(problem, solution, aliases)
-        held = Held(problem, plan, [], [seen.nbytes for seen in step.seen], dict(step.sizes))
-        held.candidates = [_Candidate("plan", plan.tiers, plan), *self._rivals(problem, solution, aliases, plan)]
-        if plan.status == "impossible":
+        measured = Measured(problem, aliases, tuple(seen.nbytes for seen in step.seen), dict(step.sizes))
+        self._find_ranks()
+        if self._agreement is None or self._agreement.is_lost:
+            self._hold(signature, Held(measured, decide(measured)))
+        else:
+            self._agreement.tell(signature, measured, self._steps + 1)
+
+    def _find_ranks(self) -> None:
+        ranks = self._ranks() if self._agreement is None else None
+        if ranks is not None:
+            self._agreement = Agreement(ranks, self._say)
+
+    def _decide(self, signature: Hashable, held: Held, decision: Decision) -> None:
+        if self._agreement is not None and self._agreement.knows(signature):
+            self._agreement.propose(signature, decision, self._steps + 1)
+        else:
+            self._hold(signature, Held(held.measured, decision))
+
+    def _hold(self, signature: Hashable, held: Held) -> None:
+        if held.plan.status == "impossible":
             self._say(
-                f"the budget cannot be held: {plan.summary.splitlines()[0]}. Everything is made as small as it can be; "
-                f"allow more tiers, or save less at a time (smaller batches)"
+                f"the budget cannot be held: {held.plan.summary.splitlines()[0]}. Everything is made as small as it "
+                f"can be; allow more tiers, or save less at a time (smaller batches)"
             )
-        self._known[step.signature] = held
-        self._known.move_to_end(step.signature)
+        self._known[signature] = held
+        self._known.move_to_end(signature)
         while len(self._known) > _SIGNATURES:
             self._known.popitem(last=False)
         self.newest = held
-
-    def _rivals(
-        self, problem: Problem, solution: Solution, aliases: Mapping[SavedClass, SavedClass], plan: BudgetPlan
-    ) -> list[_Candidate]:
-        if plan.status != "planned":
-            return []
-        found = []
-        for tier, choice in trivial(problem).items():
-            outcome = pressure(problem.table, choice, problem.room)
-            if outcome.cost <= solution.seconds + _WORTH_TRYING * problem.step_s and tuple(choice) != solution.choice:
-                found.append((outcome.cost, tier, choice))
-        return [
-            _Candidate(tier, _with(problem, solution, choice, aliases).tiers, _with(problem, solution, choice, aliases))
-            for _, tier, choice in sorted(found, key=lambda row: row[:2])[:_RIVALS]
-        ]
-
-    @staticmethod
-    def _choose(held: Held) -> None:
-        fitting = [one for one in held.candidates if not one.overran] or held.candidates[:1]
-        best = min(fitting, key=lambda one: min(one.seconds))
-        held.candidates = [best]
-        held.plan = replace(best.plan, status="planned")
-
-    def _shrink(self, held: Held, peak: int) -> None:
-        """Plan for less than there is, since more was held than was predicted; never for more again."""
-        held.overran += 1
-        if held.shrinks >= _SHRINKS or held.plan.status != "planned":
-            return
-        held.shrinks += 1
-        factor = min(0.98, held.problem.budget / max(peak, 1))
-        tighter = replace(held.problem, budget=max(round(held.problem.budget * factor), held.plan.least))
-        solution = solve(tighter)
-        if solution.status == "impossible":
-            return
-        aliases = {row.key: row.key for row in held.plan.rows if not row.nbytes}
-        plan = planned(tighter, solution, {})
-        shared = {key: tier for key, tier in held.plan.tiers.items() if key in aliases}
-        held.problem, held.plan = tighter, replace(plan, budget=held.plan.budget)
-        held.candidates = [_Candidate("plan", {**shared, **plan.tiers}, held.plan)]
-
-
-def _with(problem: Problem, solution: Solution, choice: Ints, aliases: Mapping[SavedClass, SavedClass]) -> BudgetPlan:
-    outcome = pressure(problem.table, choice, problem.room)
-    peak = round(min(float(np.max(outcome.held, initial=0.0)), problem.room)) + problem.background
-    changed = replace(solution, choice=tuple(choice.tolist()), seconds=outcome.cost, stall_s=outcome.stall_s, peak=peak)
-    return planned(problem, changed, aliases)

@@ -1,0 +1,164 @@
+"""What a measured step becomes: one plan, or a few that are to be compared on the clock."""
+
+import hashlib
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
+from zlib import compress, decompress
+
+import numpy as np
+
+from tensorstash.planner.model import Option, Problem, Record, SavedClass, pressure
+from tensorstash.planner.plan import BudgetPlan, planned
+from tensorstash.planner.solve import Solution, solve, trivial
+
+PLAN = "plan"
+
+_RIVALS = 2
+"""Plans of one tier that the plan is compared with."""
+
+_WORTH_TRYING = 0.25
+"""Part of a step that a plan of one tier may be predicted to cost more than the plan, and is tried all the same."""
+
+_FEWER = 0.98
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step that was measured.
+
+    Args:
+        problem: it, to be planned.
+        aliases: classes that share the memory of a record's.
+        upcoming: bytes of its tensors, in the order in which they are saved.
+        sizes: how many tensors of so many bytes it has packed.
+    """
+
+    problem: Problem
+    aliases: Mapping[SavedClass, SavedClass]
+    upcoming: tuple[int, ...]
+    sizes: Mapping[int, int]
+
+    @property
+    def structure(self) -> str:
+        """Digits that are equal on all processes that save the same, whatever the clocks say."""
+        kinds = [(record.key, record.nbytes) for record in self.problem.records]
+        text = json.dumps([kinds, sorted(self.aliases.items())])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Plans for a step; the first one is the planner's, and stays unless another is faster.
+
+    Args:
+        problem: what was planned.
+        solution: of it.
+        aliases: classes that share the memory of a record's.
+        choices: an option for each record, by the name of the plan.
+        asked: bytes of the budget that the user has given.
+        shrinks: how often the plan was made smaller because more was held than it said.
+        ranks: that share it; empty for a process that plans alone.
+    """
+
+    problem: Problem
+    solution: Solution
+    aliases: Mapping[SavedClass, SavedClass]
+    choices: Mapping[str, tuple[int, ...]]
+    asked: int
+    shrinks: int = 0
+    ranks: tuple[int, ...] = ()
+
+    def plans(self) -> dict[str, BudgetPlan]:
+        """Return the plans by name."""
+        return {name: self._plan(choice) for name, choice in self.choices.items()}
+
+    def _plan(self, choice: tuple[int, ...]) -> BudgetPlan:
+        problem, solution = self.problem, self.solution
+        if choice != solution.choice:
+            found = pressure(problem.table, np.array(choice, np.int64), problem.room)
+            peak = round(min(float(np.max(found.held, initial=0.0)), problem.room)) + problem.background
+            solution = replace(solution, choice=choice, seconds=found.cost, stall_s=found.stall_s, peak=peak)
+        return replace(planned(problem, solution, self.aliases), budget=self.asked, ranks=self.ranks)
+
+    def only(self, name: str) -> Self:
+        """Return the decision for one of the plans."""
+        return replace(self, choices={name: self.choices[name]})
+
+    def tighter(self, peak: int) -> Self | None:
+        """Return what is decided for less than there is; None if there is no less.
+
+        Args:
+            peak: bytes that were held, background included.
+        """
+        problem = self.problem
+        budget = max(round(problem.budget * min(_FEWER, self.asked / max(peak, 1))), self.solution.least)
+        less = replace(problem, budget=budget)
+        solution = solve(less)
+        if budget >= problem.budget or solution.status == "impossible":
+            return None
+        parts = {"problem": less, "solution": solution, "choices": {PLAN: solution.choice}}
+        return replace(self, **parts, shrinks=self.shrinks + 1)
+
+    def to_text(self) -> str:
+        """Return the decision as text, for other processes."""
+        plain = {
+            "records": [_plain(record) for record in self.problem.records],
+            "problem": [self.problem.budget, self.problem.background, self.problem.step_s],
+            "solution": asdict(self.solution),
+            "aliases": list(self.aliases.items()),
+            "choices": list(self.choices.items()),
+            "rest": [self.asked, self.shrinks, self.ranks],
+        }
+        return b64encode(compress(json.dumps(plain).encode())).decode()
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> Self:
+        """Return what :meth:`to_text` has made into text."""
+        plain = json.loads(decompress(b64decode(text)))
+        problem = Problem(tuple(_record(*row) for row in plain["records"]), *plain["problem"])
+        solution = Solution(**{**plain["solution"], "choice": tuple(plain["solution"]["choice"])})
+        aliases = {_key(key): _key(owner) for key, owner in plain["aliases"]}
+        choices = {name: tuple(choice) for name, choice in plain["choices"]}
+        asked, shrinks, ranks = plain["rest"]
+        return cls(problem, solution, aliases, choices, asked, shrinks, tuple(ranks))
+
+
+def decide(measured: Measured, ranks: Sequence[int] = ()) -> Decision:
+    """Return the cheapest plan of a measured step, and what it is to be compared with.
+
+    Args:
+        measured: the step.
+        ranks: that share the decision.
+    """
+    problem = measured.problem
+    solution = solve(problem)
+    choices = {PLAN: solution.choice, **(_rivals(problem, solution) if solution.status == "planned" else {})}
+    return Decision(problem, solution, measured.aliases, choices, problem.budget, ranks=tuple(ranks))
+
+
+def _rivals(problem: Problem, solution: Solution) -> dict[str, tuple[int, ...]]:
+    found = []
+    for tier, choice in trivial(problem).items():
+        cost = pressure(problem.table, choice, problem.room).cost
+        if cost <= solution.seconds + _WORTH_TRYING * problem.step_s and tuple(choice) != solution.choice:
+            found.append((cost, tier, tuple(choice.tolist())))
+    return {tier: choice for _, tier, choice in sorted(found)[:_RIVALS]}
+
+
+def _plain(record: Record) -> list[Any]:
+    options = [[o.tier, o.resident, o.seconds, o.link, o.out_s, o.back_s] for o in record.options]
+    times = record.saved, record.freed, record.wanted, record.released
+    return [record.key, record.nbytes, *times, options]
+
+
+def _record(key: list[Any], nbytes: int, *rest: Any) -> Record:
+    *times, options = rest
+    return Record(_key(key), nbytes, *times, tuple(Option(*option) for option in options))
+
+
+def _key(plain: list[Any]) -> SavedClass:
+    module, producer, dtype, shape, ordinal = plain
+    return SavedClass(module, producer, dtype, tuple(shape), ordinal)
