@@ -1,6 +1,7 @@
 """What a framework tells of the other processes of a training."""
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 
 class KeyValues(Protocol):
@@ -19,7 +20,8 @@ class KeyValues(Protocol):
         ...
 
 
-class Ranks(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ranks:
     """The processes of a training.
 
     Args:

@@ -99,8 +99,8 @@ class Decision:
         solution = solve(less)
         if budget >= problem.budget or solution.status == "impossible":
             return None
-        parts = {"problem": less, "solution": solution, "choices": {PLAN: solution.choice}}
-        return replace(self, **parts, shrinks=self.shrinks + 1)
+        choices = {PLAN: solution.choice}
+        return replace(self, problem=less, solution=solution, choices=choices, shrinks=self.shrinks + 1)
 
     def to_text(self) -> str:
         """Return the decision as text, for other processes."""
@@ -155,8 +155,8 @@ def _plain(record: Record) -> list[Any]:
 
 
 def _record(key: list[Any], nbytes: int, *rest: Any) -> Record:
-    *times, options = rest
-    return Record(_key(key), nbytes, *times, tuple(Option(*option) for option in options))
+    saved, freed, wanted, released, options = rest
+    return Record(_key(key), nbytes, saved, freed, wanted, released, tuple(Option(*option) for option in options))
 
 
 def _key(plain: list[Any]) -> SavedClass:

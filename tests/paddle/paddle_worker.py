@@ -48,8 +48,41 @@ def main() -> None:
         "stashed": stash.stats().stashed.tensors,
         "gradient": [grad[2].hex() for grad in expected],
     }
-    report |= under_fleet()
+    report |= under_fleet() | under_budget()
     print(json.dumps(report), flush=True)
+
+
+def under_budget() -> dict[str, object]:
+    """Train under a budget, and tell which plan each step has followed."""
+
+    def train(around, on_step):
+        paddle.seed(2)
+        layers = [nn.Sequential(nn.Linear(64, 64), nn.Silu(), nn.Tanh()) for _ in range(4)]
+        net = nn.Sequential(*layers)
+        model = paddle.DataParallel(net)
+        found = []
+        for step in range(6):
+            paddle.seed(10 * step + dist.get_rank())
+            with around:
+                loss = (model(paddle.randn([256, 64])) ** 2).mean()
+            loss.backward()
+            del loss
+            on_step()
+            found.append([bits(parameter.grad) for parameter in net.parameters()])
+            net.clear_gradients()
+        return found
+
+    expected = train(nullcontext(), lambda: None)
+    everything = ts.stash(ts.Budget("1GiB"), framework="paddle", min_bytes=4096)
+    train(everything, lambda: None)
+    stash = ts.stash(ts.Budget(int(0.7 * everything.plan().native)), framework="paddle", min_bytes=4096)
+    control, digests = stash._session._tracker._chooser._control, []
+
+    def on_step():
+        digests.append(control.current and control.current.candidate.plan.digest)
+
+    equal = train(stash, on_step) == expected
+    return {"budget_equal": equal, "digests": digests, "budget_ranks": stash.plan().ranks}
 
 
 def under_fleet() -> dict[str, object]:

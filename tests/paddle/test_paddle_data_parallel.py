@@ -72,3 +72,12 @@ def test_under_fleet_a_wrap_holds_before_and_after_the_model_is_distributed(repo
     for report in reports:
         assert report["fleet_equal"]
         assert report["fleet_stashed"] >= 4
+
+
+def test_under_a_budget_all_ranks_follow_one_plan(reports):
+    first, second = reports
+    assert first["budget_equal"]
+    assert second["budget_equal"]
+    assert first["digests"] == second["digests"]
+    assert first["digests"][-1]
+    assert first["budget_ranks"] == second["budget_ranks"] == [0, 1]

@@ -231,7 +231,7 @@ class TorchBackend:
         if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
             return None
         # Not a store of our own: the address of the processes is not always in the environment.
-        store = distributed.distributed_c10d._get_default_store()  # type: ignore[no-untyped-call]
+        store = distributed.distributed_c10d._get_default_store()
         return Ranks(distributed.get_rank(), distributed.get_world_size(), store)
 
     can_imagine = staticmethod(can_imagine)

@@ -109,7 +109,8 @@ class Tracker:
         self.prefetch_budget = GatedBudget(limits.ahead_bytes, self._meter)
         """What may be read ahead of backward."""
         self._hook_s = 0.0
-        self._depth = 0
+        self._entered: float | None = None
+        """When the outermost hook began; None outside of hooks."""
         self._step = Step(0.0, perf_counter())
         self._peak = 0
 
@@ -126,14 +127,15 @@ class Tracker:
     @contextmanager
     def in_hook(self) -> Iterator[float]:
         """Stop the clock of the program, which is returned."""
-        started = perf_counter()
-        self._depth += 1
+        if self._entered is not None:
+            yield self._now()
+            return
+        self._entered = perf_counter()
         try:
-            yield started - self._hook_s
+            yield self._now()
         finally:
-            self._depth -= 1
-            if not self._depth:
-                self._hook_s += perf_counter() - started
+            self._hook_s += perf_counter() - self._entered
+            self._entered = None
 
     # Packing
 
@@ -251,7 +253,7 @@ class Tracker:
 
     def _now(self) -> float:
         """Return the seconds that the program has run, outside of hooks."""
-        return perf_counter() - self._hook_s
+        return (perf_counter() if self._entered is None else self._entered) - self._hook_s
 
     def _look(self) -> None:
         self._peak = max(self._peak, self.held)
