@@ -154,11 +154,17 @@ class Stashed(Asking):
             return self._forward(source)
         return self.payload.restore(self._spec)
 
-    def _forward(self, source: Any) -> Any:
+    def _gives_source(self) -> bool:
+        """Whether who asks gets the source itself, and no copy of it."""
         payload, held = self.payload, self.state.held
+        is_it = not payload.loses and self._spec == payload.spec
+        return is_it and held is not None and held.may_give(payload)
+
+    def _forward(self, source: Any) -> Any:
+        payload = self.payload
         if payload.loses:
             tensor = payload.route.round_trip(source, payload.spec, self._spec)
-        elif self._spec == payload.spec and held is not None and held.may_give(payload):
+        elif self._gives_source():
             return source
         else:
             tensor = payload.route.copy(source, payload.spec, self._spec)

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 import tensorstash as ts
+from tensorstash.engine.planned.control import Control, Held
 from tensorstash.engine.planned.options import at_rates
+from tensorstash.engine.planned.step import Seen, Step
 from tensorstash.errors import ConfigError, StashError, TensorStashWarning
+from tensorstash.planner.decision import Measured, decide
 from tensorstash.planner.model import Option, Problem, Record, SavedClass
 from tensorstash.planner.solve import solve
+from tests.engine.slow_disk import SlowBudget
 
 LAYERS, ROWS, WIDTH = 8, 256, 64
 STEPS = 8
@@ -181,7 +185,7 @@ def test_changing_shapes_have_a_plan_each(program: Any) -> None:
     stash = stashed(program, ts.Budget(int(1.2 * native_peak(program))))
     for step, found in enumerate(trained(program, stash, 12, rows=lambda step: sizes[step % 3])):
         assert_equal(found, expected[sizes[step % 3]])
-    assert stash.stats().peak_held <= 1.1 * int(1.2 * native_peak(program))
+    assert stash.stats().peak_held <= 1.02 * int(1.2 * native_peak(program))
 
 
 def test_a_budget_that_cannot_be_held_is_said_with_the_smallest_that_can(program: Any) -> None:
@@ -295,17 +299,14 @@ def test_a_budget_is_held_by_all_tiers_together(program: Any, share: float) -> N
     expected = unhooked(program)
     size = int(share * native_peak(program))
     stash = stashed(program, ts.Budget(size))
+    peaks = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TensorStashWarning)  # the planner may not trust links that are so quick
-        for found in trained(program, stash):
-            assert_equal(found, expected)
+        for _ in range(STEPS + 3):
+            assert_equal(trained(program, stash, 1)[0], expected)
+            peaks.append(stash._session._tracker.peak)  # type: ignore[union-attr]
     assert sum(done.tensors for done in stash.stats().recomputed.values())
-    peaks = []
-    for _ in range(3):
-        assert_equal(trained(program, stash, 1)[0], expected)
-        peaks.append(stash._session._tracker.peak)  # type: ignore[union-attr]
-    # A step in which another plan is tried, as may be at any time on a machine that is busy, can hold a tensor more.
-    assert sorted(peaks)[1] <= 1.02 * size
+    assert max(peaks) <= 1.02 * size
 
 
 def test_a_slow_disk_turns_the_plan_to_what_can_be_made_again() -> None:
@@ -326,6 +327,97 @@ def test_a_slow_disk_turns_the_plan_to_what_can_be_made_again() -> None:
     fast, slow = moved(1e9), moved(1e8)
     assert fast["disk_spill"] > fast["recompute"]
     assert slow["recompute"] > slow["disk_spill"]
+
+
+def held_against(problem: Problem, times: Callable[[str, int], float]) -> tuple[Control, list[str]]:
+    """Run steps that take as long as a clock says, until one plan stays; return the names of the plans tried."""
+    control, tried = Control(lambda: None, lambda _: None), []
+    measured = Measured(problem, {}, tuple(record.nbytes for record in problem.records), {})
+    step = Step(0.0, 0.0)
+    for record in problem.records:
+        step.add(Seen(record.key, record.nbytes, record.key, 0, record.saved))
+    control._hold(step.signature, Held(measured, decide(measured)))
+    for number in range(30):
+        control.begin(step.signature)
+        held = control.current
+        assert held is not None
+        name = next(name for name, each in held.candidates.items() if each is held.candidate)
+        tried.append(name)
+        step.wall, step.wall_ended = 0.0, times(name, number)
+        control.end(step, 0, (problem.budget, 0))
+    return control, tried
+
+
+def two_tiers() -> Problem:
+    """Return a step for which making tensors again is predicted to be cheaper than compressing all of them."""
+    options = Option("keep", 100), Option("compress", 10, 0.02), Option("recompute", 0, 0.01)
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(8)]
+    records = tuple(Record(k, 100, p, p + 0.5, 20.0 - p, 20.5 - p, options) for p, k in enumerate(keys))
+    return Problem(records, 450, step_s=1.0)
+
+
+def test_a_step_that_something_else_made_slow_does_not_turn_the_trial_to_a_worse_plan() -> None:
+    for slow in range(9):
+        for other in range(slow + 1):
+            noise = {slow: 3.0, other: 2.0}
+            control, tried = held_against(
+                two_tiers(), lambda name, step, noise=noise: (1.0 if name == "plan" else 1.3) * noise.get(step, 1.0)
+            )
+            assert len(set(tried)) == 3
+            assert tried[-1] == "plan", noise
+            assert control.newest is not None
+            assert not control.newest.is_trial
+
+
+def test_a_plan_that_is_faster_in_every_round_takes_the_place_of_the_planned_one() -> None:
+    _, tried = held_against(two_tiers(), lambda name, step: 0.8 if name == "compress" else 1.0)
+    assert tried[-1] == "compress"
+    _, tried = held_against(two_tiers(), lambda name, step: 0.99 if name == "compress" else 1.0)
+    assert tried[-1] == "plan"
+
+
+def test_plans_take_turns_in_another_order_each_time() -> None:
+    _, tried = held_against(two_tiers(), lambda name, step: 1.0)
+    rounds = [tried[place : place + 3] for place in range(0, 9, 3)]
+    assert all(sorted(each) == sorted(rounds[0]) for each in rounds)
+    assert len({each[0] for each in rounds}) == 3
+
+
+def test_a_slow_disk_of_a_tenth_turns_a_model_from_disk_to_recompute() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(6)]
+    model, batch = torch.nn.Sequential(*layers), torch.randn(512, 512)
+
+    def run(budget: ts.Budget, steps: int) -> tuple[ts.Stash, list[float]]:
+        stash, held = ts.stash(budget, framework="torch"), []
+        for _ in range(steps):
+            with stash:
+                loss = model(batch).square().mean()
+            loss.backward()
+            del loss
+            held.append(stash._session._tracker.peak / int(budget.size or 1))  # type: ignore[union-attr]
+        return stash, held
+
+    size = int(0.65 * run(ts.Budget("1GiB"), 2)[0].plan().native)
+    spilled, prices = {}, {}
+    for times in (1, 10):
+        stash, held = run(SlowBudget(size, allow="keep+recompute+disk_spill", times=times), 5)
+        plan = stash.plan()
+        assert plan.status == "planned"
+        assert max(held) <= 1.02
+        nbytes: Counter[str] = Counter()
+        for row in plan.rows:
+            nbytes[row.tier] += row.nbytes
+        spilled[times] = nbytes["disk_spill"]
+        both = [record.options for record in plan.problem.records if len(record.options) == 3]
+        prices[times] = [sum(option.seconds for option in column) for column in zip(*both, strict=True)]
+    names = [option.tier for option in both[0]]
+    disk, again = names.index("disk_spill"), names.index("recompute")
+    assert prices[10][disk] > 3 * prices[1][disk]
+    assert not spilled[10]
+    # On a machine that is busy enough the disk may be dearer even at its full speed.
+    assert spilled[1] or prices[1][disk] > 0.5 * prices[1][again]
 
 
 def test_memory_that_runs_out_is_explained_by_the_plan(program: Any) -> None:

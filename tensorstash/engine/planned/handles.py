@@ -68,16 +68,26 @@ class TrackedStashed(Stashed):
 
     def __call__(self) -> Any:
         """Return the saved tensor; see :class:`~tensorstash.engine.handle.Stashed`."""
-        payload, tracker = self.payload, self.tracker
+        tracker = self.tracker
         if tracker is None:  # nobody but a recipe has it
             return super().__call__()
         with tracker.asking(self.seen):
-            source = payload.alias
-            with tracker.bringing(0 if source is not None or payload.is_prefetched else payload.nbytes):
-                tensor = super().__call__()
-            if tensor is not source and not payload.is_prefetched:  # else it is counted among what was read ahead
-                tracker.watch_rebuilt(tensor, payload, payload.nbytes)
-            return tensor
+            return super().__call__()
+
+    def _restore(self) -> Any:
+        payload, tracker = self.payload, self.tracker
+        if tracker is None:
+            return super()._restore()
+        source = payload.source
+        if source is not None and self._gives_source():
+            self.state.ledger.forwarded()
+            return self._forward(source)
+        with tracker.bringing(0 if payload.is_prefetched else payload.nbytes):
+            source = None  # while room is made it may leave
+            tensor = super()._restore()
+        if not payload.is_prefetched:  # else it is counted among what was read ahead
+            tracker.watch_rebuilt(tensor, payload, payload.nbytes)
+        return tensor
 
 
 class TrackedRecomputed(RecomputedHandle):

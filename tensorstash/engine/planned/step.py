@@ -91,6 +91,8 @@ class Step:
         self.tiers: dict[Hashable, str] = {}
         """By memory, so that all that lie in one share its tier."""
         self.largest = 0
+        self.largest_moved = 0
+        """Bytes of the largest tensor that is not kept."""
         self.on_disk = 0
         self.overran = False
         self.remaking: tuple[str, ...] = ()

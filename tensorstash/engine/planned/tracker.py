@@ -17,15 +17,12 @@ from tensorstash.engine.recompute.recomputed import RecomputedHandle
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
 from tensorstash.host.pool import POOL
-from tensorstash.planner.model import SavedClass
+from tensorstash.planner.model import KEEP, SavedClass
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.spec import TensorSpec
 
 NewTracker = Callable[[Backend[Any], Ledger, Limits, int, Adviser], "Tracker"]
 """Makes a tracker for one session, of its backend, ledger, limits, ``min_bytes`` and adviser."""
-
-_RESERVE = 8
-"""What is read ahead leaves room for the largest tensor, but no more than this part of all there is."""
 
 _OUT_OF_MEMORY = "out of memory", "can't allocate memory", "not enough memory"
 """What the allocators of frameworks say."""
@@ -108,6 +105,8 @@ class Tracker:
         self._meter = Meter(ledger)
         self.prefetch_budget = GatedBudget(limits.ahead_bytes, self._meter)
         """What may be read ahead of backward."""
+        self.make_room: Callable[[int], None] = lambda excess: None
+        """Waits until so many bytes of those that are on their way into stores have arrived, or all."""
         self._hook_s = 0.0
         self._entered: float | None = None
         """When the outermost hook began; None outside of hooks."""
@@ -172,6 +171,8 @@ class Tracker:
         incoming = 0 if self._meter.knows(token) else seen.nbytes
         self._chooser.choose(tensor, seen, spec, step, self._meter.limit - self.held - incoming)
         step.tiers[token] = seen.tier
+        if seen.tier != KEEP:
+            step.largest_moved = max(step.largest_moved, seen.nbytes)
         return seen
 
     def tracked(self, handle: Any, seen: Seen) -> Handle:
@@ -227,9 +228,12 @@ class Tracker:
 
     @contextmanager
     def bringing(self, nbytes: int) -> Iterator[None]:
-        """Leave room for what is brought back now, while others are read ahead."""
+        """Leave room for what is brought back now, while others are on their way out or read ahead."""
         before = self._meter.due
         self._meter.due = before + nbytes
+        if nbytes:
+            self.make_room(self.held + self._meter.due - self._meter.limit)
+            self.settle()
         self._leave_idle(self._meter.limit - self.held - self._meter.due)
         try:
             yield
@@ -249,7 +253,7 @@ class Tracker:
             self._step.gone(seen, now)
         meter = self._meter
         meter.limit = self._chooser.limit(self._step)
-        meter.spare = min(self._step.largest, meter.limit // _RESERVE)
+        meter.spare = self._step.largest_moved  # what is not read ahead needs room, too
 
     def _now(self) -> float:
         """Return the seconds that the program has run, outside of hooks."""
