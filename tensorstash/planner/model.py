@@ -247,36 +247,41 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
             link_s += float(total[-1] + later[0])
     on_link = np.flatnonzero(carried)
     sent, fetched, nbytes = sent[on_link], fetched[on_link], nbytes[on_link]
-    leaves, comes = sent, fetched
-    # What would come back before it has left does so at once, unless the program waits for it both ways.
-    in_vain = comes < leaves
-    if in_vain.any():
-        stays[on_link] = in_vain
-        middle = np.clip((leaves + comes) / 2, table.freed[on_link], table.wanted[on_link])
-        leaves, comes = np.where(in_vain, middle, leaves), np.where(in_vain, middle, comes)
+    # What would have to come back before it has left stays, unless the program waits for it both ways.
+    in_vain = fetched < sent
+    stays[on_link] = in_vain
     points = table.points
-    out_order, out_total = _ordered(leaves, nbytes)
-    back_order, back_total = _ordered(comes, nbytes)
+    out_order, out_total = _ordered(sent, nbytes)
+    back_order, back_total = _ordered(fetched, nbytes)
     gone, begun = _at(points, out_order, out_total), _at(points, back_order, back_total)
-    held += begun - gone
-    moved = np.where(carried, table.nbytes, 0.0)
-    under_way = np.maximum(table.on_freed.until(moved) - gone, 0.0)
-    early = np.maximum(begun - table.on_wanted.until(moved), 0.0)
+    moved = np.where(carried & ~stays, table.nbytes, 0.0)
+    left_at, back_at = _moved(sent, nbytes, in_vain), _moved(fetched, nbytes, in_vain)
+    away, returned = _at(points, *left_at), _at(points, *back_at)
+    held += returned - away
+    under_way = np.maximum(table.on_freed.until(moved) - away, 0.0)
+    early = np.maximum(returned - table.on_wanted.until(moved), 0.0)
+    kept = np.where(stays, table.nbytes, 0.0)
+    there = table.on_freed.until(kept) - table.on_wanted.until(kept)
     over = np.maximum(held - room, 0.0)
     waits = np.minimum(over, under_way)
     delays = np.minimum(over - waits, early)
-    stall = _longest_wait(points, waits, gone, np.sort(sent), out_total)
-    stall += _longest_delay(points, delays, begun, np.sort(fetched), back_total)
-    least = held - under_way - early
+    both = np.minimum(over - waits - delays, there)
+    stall = _longest_wait(points, waits + both, gone, out_order, out_total)
+    stall += _longest_delay(points, delays + both, begun, back_order, back_total)
+    least = held - under_way - early - there
     return Pressure(
         held,
-        float((over - waits - delays).max()) or float(least.max()) - room,
+        float((over - waits - delays - both).max()) or float(least.max()) - room,
         float(least.max()),
         stall,
         seconds,
         link_s,
         stays,
     )
+
+
+def _moved(times: Floats, nbytes: Floats, in_vain: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    return _ordered(times[~in_vain], nbytes[~in_vain])
 
 
 def _ordered(times: Floats, nbytes: Floats) -> tuple[Floats, Floats]:

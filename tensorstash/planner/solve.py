@@ -17,6 +17,12 @@ Status = Literal["declined", "planned", "impossible"]
 _FEW = 10
 """Records that are so few that every pair of decisions is tried."""
 
+_SMALL = 256
+_EXCHANGES, _EXCHANGES_EACH = 2000, 20
+_HEAT = 0.01
+"""Up to how many records random changes are tried where the program waits for links, how many in all and for each
+record, and what part of the price the first of them may add."""
+
 _LARGE = 2000
 _TRIES, _TRIES_LARGE = 90, 40
 """Changes that are tried in the end, for few records and for more than :data:`_LARGE`."""
@@ -88,6 +94,9 @@ def solve(problem: Problem) -> Solution:
         outcome = pressure(table, choice, problem.room)
         if outcome.price < found.price:
             best, found = choice, outcome
+    if found.excess <= 0 < found.stall_s and table.count <= _SMALL:
+        best = _annealed(table, problem.room, best, found.price)
+        found = pressure(table, best, problem.room)
     if table.count <= _FEW:
         best = _exchanged(table, problem.room, best, found)
         found = pressure(table, best, problem.room)
@@ -187,6 +196,27 @@ def _changes(table: Table, choice: Ints, slack: float, *, relieve: bool) -> list
         row, place = np.nonzero((gain > 0) & usable & ((more <= slack) | (table.count <= 64)))
         order = np.argsort(-gain[row, place], kind="stable")
     return list(zip(row[order].tolist(), place[order].tolist(), strict=True))
+
+
+def _annealed(table: Table, room: float, choice: Ints, price: float) -> Ints:
+    """Change one or two decisions at random, at first even if that is a little dearer; always the same ones.
+
+    What the program waits for is the worst of all moments, so that single changes hardly ever make it shorter.
+    """
+    rng = np.random.default_rng(0)
+    places = [np.flatnonzero(usable) for usable in np.isfinite(table.seconds)]
+    best, least, now = choice, price, price
+    exchanges = min(_EXCHANGES, _EXCHANGES_EACH * table.count)
+    for left in range(exchanges, 0, -1):
+        changed = choice.copy()
+        for row in rng.integers(0, table.count, rng.integers(1, 3)):
+            changed[row] = rng.choice(places[row])
+        outcome = pressure(table, changed, room).price
+        if outcome <= now + _HEAT * least * left / exchanges * rng.exponential():
+            choice, now = changed, outcome
+            if now < least:
+                best, least = choice, now
+    return best
 
 
 def _exchanged(table: Table, room: float, choice: Ints, found: Pressure) -> Ints:

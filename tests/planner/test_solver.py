@@ -151,3 +151,13 @@ def test_the_plans_of_one_tier_that_hold_the_budget_are_found() -> None:
 
 def test_few_choices_are_looked_at_one_by_one() -> None:
     assert len(all_choices(step_of([1, 1], Option("a"), Option("b"), budget=1))) == 9
+
+
+@needs_scipy
+def test_no_plan_that_a_search_finds_is_cheaper_than_any_could_be() -> None:
+    # What would come back before it has left once counted as gone, for less waiting than that takes.
+    problem = language_model(8, 0.1)
+    bound = lower_bound(problem)
+    assert bound is not None
+    assert bound <= solve(problem).seconds
+    assert solve(problem).seconds <= 0.172 * problem.step_s  # changes of single decisions end at 0.176
