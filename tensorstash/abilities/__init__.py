@@ -25,6 +25,7 @@ from tensorstash.abilities.graph import (
     SupportsReaders,
     SupportsRecording,
     SupportsSharedMemory,
+    SupportsWriters,
 )
 from tensorstash.abilities.ranks import KeyValues, Ranks, SupportsRanks
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
@@ -55,4 +56,5 @@ __all__ = [
     "SupportsReaders",
     "SupportsRecording",
     "SupportsSharedMemory",
+    "SupportsWriters",
 ]
