@@ -255,10 +255,10 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
     back_order, back_total = _ordered(fetched, nbytes)
     gone, begun = _at(points, out_order, out_total), _at(points, back_order, back_total)
     moved = np.where(carried & ~stays, table.nbytes, 0.0)
-    left_at, back_at = _moved(sent, nbytes, in_vain), _moved(fetched, nbytes, in_vain)
-    away, returned = _at(points, *left_at), _at(points, *back_at)
-    held += returned - away
-    under_way = np.maximum(table.on_freed.until(moved) - away, 0.0)
+    departed = _at(points, *_ordered(sent[~in_vain], nbytes[~in_vain]))
+    returned = _at(points, *_ordered(fetched[~in_vain], nbytes[~in_vain]))
+    held += returned - departed
+    under_way = np.maximum(table.on_freed.until(moved) - departed, 0.0)
     early = np.maximum(returned - table.on_wanted.until(moved), 0.0)
     kept = np.where(stays, table.nbytes, 0.0)
     there = table.on_freed.until(kept) - table.on_wanted.until(kept)
@@ -278,10 +278,6 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
         link_s,
         stays,
     )
-
-
-def _moved(times: Floats, nbytes: Floats, in_vain: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    return _ordered(times[~in_vain], nbytes[~in_vain])
 
 
 def _ordered(times: Floats, nbytes: Floats) -> tuple[Floats, Floats]:

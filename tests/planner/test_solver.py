@@ -161,3 +161,15 @@ def test_no_plan_that_a_search_finds_is_cheaper_than_any_could_be() -> None:
     assert bound is not None
     assert bound <= solve(problem).seconds
     assert solve(problem).seconds <= 0.172 * problem.step_s  # changes of single decisions end at 0.176
+
+
+def test_what_would_come_back_before_it_has_left_is_waited_for_both_ways() -> None:
+    keep, away = Option("keep"), Option("host", 0, 0.0, "link", 0.8, 0.8)
+    first, second = (SavedClass("", "Mul", "float32", (25,), place) for place in range(2))
+    records = Record(first, 100, 0.0, 0.0, 1.0, 1.1, (keep, away)), Record(second, 100, 0.5, 0.55, 0.6, 0.7, (keep,))
+    problem = Problem(records, 100)
+    found = pressure(problem.table, np.array([1, 0]), problem.room)
+    assert found.excess <= 0
+    assert found.in_vain.tolist() == [True, False]
+    out, back = 0.8 - 0.5, 0.6 - (1.0 - 0.8)
+    assert found.stall_s == pytest.approx(out + back)
