@@ -84,10 +84,8 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and new_recomputer is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        tracked = backend, ledger, limits, min_bytes, self.adviser
+        tracked = backend, ledger, limits, min_bytes, self.adviser, self._sender.make_room
         self._tracker = None if new_tracker is None else new_tracker(*tracked)
-        if self._tracker is not None:
-            self._tracker.make_room = self._sender.make_room
         prefetched = self._tracker.prefetch_budget if self._tracker else self._sender.ahead(limits)
         self._state = SessionState(backend, ledger, self.adviser, limits, prefetched)
         self._transfers = transfers_of(backend, limits, self._sender.shares)

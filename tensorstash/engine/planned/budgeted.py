@@ -1,6 +1,6 @@
 """A budget at work: what becomes of each class of saved tensors is measured, planned, and held."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -204,7 +204,14 @@ def _remakes(policy: HookPolicy) -> bool:
 def budgeted(policy: Budget) -> NewTracker:
     """Return what makes a tracker that holds a budget."""
 
-    def new_tracker(backend: Backend[Any], ledger: Ledger, limits: Limits, min_bytes: int, adviser: Adviser) -> Tracker:
-        return Tracker(Budgeted(policy, backend, ledger, min_bytes, adviser), backend, ledger, limits)
+    def new_tracker(
+        backend: Backend[Any],
+        ledger: Ledger,
+        limits: Limits,
+        min_bytes: int,
+        adviser: Adviser,
+        make_room: Callable[[int], None],
+    ) -> Tracker:
+        return Tracker(Budgeted(policy, backend, ledger, min_bytes, adviser), backend, ledger, limits, make_room)
 
     return new_tracker

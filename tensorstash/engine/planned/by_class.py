@@ -95,7 +95,14 @@ def _text(key: SavedClass) -> str:
 def by_class(policy: HookPolicy, selectors: Sequence[Selector]) -> NewTracker:
     """Return what makes a tracker that leaves everything to a policy with selectors of classes."""
 
-    def new_tracker(backend: Backend[Any], ledger: Ledger, limits: Limits, min_bytes: int, adviser: Adviser) -> Tracker:
-        return Tracker(ByClass(policy, selectors, adviser.say), backend, ledger, limits)
+    def new_tracker(
+        backend: Backend[Any],
+        ledger: Ledger,
+        limits: Limits,
+        min_bytes: int,
+        adviser: Adviser,
+        make_room: Callable[[int], None],
+    ) -> Tracker:
+        return Tracker(ByClass(policy, selectors, adviser.say), backend, ledger, limits, make_room)
 
     return new_tracker

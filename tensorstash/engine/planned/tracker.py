@@ -21,8 +21,8 @@ from tensorstash.planner.model import KEEP, SavedClass
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.spec import TensorSpec
 
-NewTracker = Callable[[Backend[Any], Ledger, Limits, int, Adviser], "Tracker"]
-"""Makes a tracker for one session, of its backend, ledger, limits, ``min_bytes`` and adviser."""
+NewTracker = Callable[[Backend[Any], Ledger, Limits, int, Adviser, Callable[[int], None]], "Tracker"]
+"""Makes a tracker for one session, of its backend, ledger, limits, ``min_bytes``, adviser and what makes room."""
 
 _OUT_OF_MEMORY = "out of memory", "can't allocate memory", "not enough memory"
 """What the allocators of frameworks say."""
@@ -97,16 +97,23 @@ class Tracker:
         backend: the framework's adapter.
         ledger: counts payloads.
         limits: byte budgets.
+        make_room: waits until so many bytes of those that are on their way into stores have arrived, or all.
     """
 
-    def __init__(self, chooser: Chooser, backend: Backend[Any], ledger: Ledger, limits: Limits) -> None:
+    def __init__(
+        self,
+        chooser: Chooser,
+        backend: Backend[Any],
+        ledger: Ledger,
+        limits: Limits,
+        make_room: Callable[[int], None],
+    ) -> None:
         self._chooser = chooser
         self._backend = backend
         self._meter = Meter(ledger)
         self.prefetch_budget = GatedBudget(limits.ahead_bytes, self._meter)
         """What may be read ahead of backward."""
-        self.make_room: Callable[[int], None] = lambda excess: None
-        """Waits until so many bytes of those that are on their way into stores have arrived, or all."""
+        self._make_room = make_room
         self._hook_s = 0.0
         self._entered: float | None = None
         """When the outermost hook began; None outside of hooks."""
@@ -232,7 +239,7 @@ class Tracker:
         before = self._meter.due
         self._meter.due = before + nbytes
         if nbytes:
-            self.make_room(self.held + self._meter.due - self._meter.limit)
+            self._make_room(self.held + self._meter.due - self._meter.limit)
             self.settle()
         self._leave_idle(self._meter.limit - self.held - self._meter.due)
         try:
