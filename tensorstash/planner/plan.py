@@ -170,10 +170,11 @@ class BudgetPlan:
         self.route(tiers)
         lines = [f"# {line}" for line in self.summary.splitlines()]
         lines += ["", "[policy]", 'name = "route"', 'otherwise = "keep"']
-        for when, tier in self._ranges():
-            if tier != KEEP:
-                lines += ["", "[[policy.rules]]", f"when = {_inline(_plain(when))}"]
-                lines += [f"use = {_inline(to_dict(tiers[tier]))}"]
+        moved = [(when, tier) for when, tier in self._ranges() if tier != KEEP]
+        lines += [] if moved else ["rules = []"]
+        for when, tier in moved:
+            lines += ["", "[[policy.rules]]", f"when = {_inline(_plain(when))}"]
+            lines += [f"use = {_inline(to_dict(tiers[tier]))}"]
         with open(path, "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 

@@ -228,7 +228,28 @@ def test_a_saved_plan_runs_without_the_planner(program: Any, tmp_path: Path) -> 
         assert_equal(found, expected)
     moved = sum(row.tier != "keep" and row.nbytes > 0 for row in plan.rows)
     stats = alone.stats()
-    assert stats.stashed.tensors == 3 * moved
+    made = sum(done.tensors for done in stats.recomputed.values())  # as where the plan of one tier has won
+    assert stats.stashed.tensors + made >= 3 * moved
+    assert stats.stashed.tensors <= 3 * moved
+
+
+def test_a_saved_plan_where_everything_fits_does_nothing(program: Any, tmp_path: Path) -> None:
+    budget = ts.Budget("1GiB")
+    stash = stashed(program, budget)
+    trained(program, stash, 2)
+    stash.plan().save(tmp_path / "plan.toml", budget.tiers())
+    assert ts.load(tmp_path / "plan.toml") == ts.Route(())
+
+
+@pytest.mark.parametrize("tier", ["recompute | disk_spill", "compress | disk_spill"])
+def test_a_tier_of_two_steps_may_be_the_only_one(program: Any, tier: str) -> None:
+    expected = unhooked(program)
+    size = int(0.7 * native_peak(program))
+    stash = stashed(program, ts.Budget(size, allow=(tier,)))
+    for _ in range(4):
+        assert_equal(trained(program, stash, 1)[0], expected)
+        assert stash._session._tracker.peak <= 1.02 * size  # type: ignore[union-attr]
+    assert stash.plan().status == "planned"
 
 
 def test_a_saved_plan_of_another_model_is_said_to_be_one(program: Any, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from tensorstash.policies.recompute import RULES, Recompute
 from tensorstash.registry import names
 from tensorstash.spec import TensorSpec
 
-_FLOORS = ("cpu_offload", "disk_spill", "compress")
+_FLOORS = ("cpu_offload", "disk_spill", "recompute | disk_spill", "compress | disk_spill", "compress")
+"""Where what nobody knows goes, the first that there is."""
 
 
 class Budgeted:
@@ -52,9 +53,10 @@ class Budgeted:
         self._remaking = tuple(tier for tier, one in tiers.items() if _remakes(one))
         # What is made again of a smaller tensor is no decision of the planner's: its sizes are those of the others.
         rules = tuple(rule for rule in (*RULES, *names("recipes")) if rule not in ("masks", "narrow"))
-        floors = {tier: tiers[tier] for tier in (*_FLOORS, KEEP) if tier in tiers}
+        floors = {tier: tiers[tier] for tier in (*_FLOORS, KEEP) if tier in tiers and tier not in self._remaking}
         remade = {f"recompute | {tier}": Recompute(rules) | one for tier, one in floors.items()}
         self._policies = {**tiers, **remade} if self._remaking else tiers
+        self._quota = None if policy.disk is None else int(policy.disk)
         self._memory = MemoryInUse(policy, backend)
         self._small = 0
         """Bytes of the step that are too small to be looked at."""
@@ -131,16 +133,15 @@ class Budgeted:
         # A recipe is not there for every tensor of a class: what has none goes to the floor.
         if planned is not None and planned not in self._remaking and self._has_room(planned, spec, step):
             return planned
-        order = ("disk_spill", "compress") if spec.device == "cpu" else _FLOORS
+        order = _FLOORS[1:] if spec.device == "cpu" else _FLOORS
         usable = (tier for tier in order if tier in self._tiers and self._has_room(tier, spec, step))
         floor = next(usable, KEEP)
-        return f"recompute | {floor}" if self._remaking else floor
+        return f"recompute | {floor}" if self._remaking and floor not in self._remaking else floor
 
     def _has_room(self, tier: str, spec: TensorSpec, step: Step) -> bool:
         """Whether there is room on disk for what a tier stores there, which is taken."""
         if tier.endswith("disk_spill"):
-            quota = getattr(self._tiers.get("disk_spill"), "budget", None)
-            if quota is not None and step.on_disk + spec.nbytes > quota:
+            if self._quota is not None and step.on_disk + spec.nbytes > self._quota:
                 return False
             step.on_disk += spec.nbytes
         return True
