@@ -397,11 +397,37 @@ def test_a_plan_that_is_faster_in_every_round_takes_the_place_of_the_planned_one
     assert tried[-1] == "plan"
 
 
+def test_a_plan_that_is_mostly_faster_does_not_take_the_place_of_the_planned_one() -> None:
+    _, tried = held_against(two_tiers(), lambda name, step: (0.5 if step < 6 else 1.2) if name == "compress" else 1.0)
+    assert tried[-1] == "plan"
+
+
 def test_plans_take_turns_in_another_order_each_time() -> None:
     _, tried = held_against(two_tiers(), lambda name, step: 1.0)
     rounds = [tried[place : place + 3] for place in range(0, 9, 3)]
     assert all(sorted(each) == sorted(rounds[0]) for each in rounds)
     assert len({each[0] for each in rounds}) == 3
+
+
+@pytest.mark.parametrize("share", [0.3, 0.45])
+def test_what_is_still_on_its_way_to_a_slow_disk_leaves_room_for_what_comes_back(share: float) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    layers = [torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.SiLU()) for _ in range(8)]
+    model, batch = torch.nn.Sequential(*layers), torch.randn(256, 128)
+
+    def peaks(budget: ts.Budget, steps: int) -> tuple[ts.Stash, list[int]]:
+        stash, found = stashed(Torch, budget), []
+        for _ in range(steps):
+            with stash:
+                loss = model(batch).square().mean()
+            loss.backward()
+            del loss
+            found.append(stash._session._tracker.peak)  # type: ignore[union-attr]
+        return stash, found
+
+    size = int(share * peaks(ts.Budget("1GiB"), 2)[0].plan().native)
+    assert max(peaks(SlowBudget(size, times=10), 5)[1]) <= 1.02 * size
 
 
 def test_a_slow_disk_of_a_tenth_turns_a_model_from_disk_to_recompute() -> None:

@@ -76,7 +76,6 @@ MUTANTS = [
         "self.asked / max(peak, 1)",
         "1.0",
         RANKS,
-        "the plan shrinks by 2 % where it was to shrink by more, and then again",
     ),
     (
         "engine/planned/trial.py",

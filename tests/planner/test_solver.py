@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensorstash.planner.bound import is_available, lower_bound
+from tensorstash.planner.market import Market
 from tensorstash.planner.model import Option, Problem, Record, SavedClass, pressure
 from tensorstash.planner.solve import price_of_memory, solve, trivial
 from tests.planner.problems import all_choices, cheapest, language_model, random_problem, replayed
@@ -173,3 +174,32 @@ def test_what_would_come_back_before_it_has_left_is_waited_for_both_ways() -> No
     assert found.in_vain.tolist() == [True, False]
     out, back = 0.8 - 0.5, 0.6 - (1.0 - 0.8)
     assert found.stall_s == pytest.approx(out + back)
+
+
+def test_what_is_on_its_way_out_is_waited_for_before_what_comes_back_is_put_off() -> None:
+    keep, quick, slow = (Option("keep"), Option("host", 0, 0.0, "link", 0.2, 1.0), Option("host", 0, 0.0, "link", 1, 1))
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(3)]
+    records = (
+        Record(keys[0], 100, 0.0, 0.0, 1.5, 1.6, (keep, quick)),  # comes back from 0.5 on
+        Record(keys[1], 100, 0.8, 0.9, 5.0, 5.1, (keep, slow)),  # has left at 1.9
+        Record(keys[2], 100, 1.0, 1.0, 1.1, 1.2, (keep,)),
+    )
+    problem = Problem(records, 200)
+    found = pressure(problem.table, np.array([1, 1, 0]), problem.room)
+    assert found.excess <= 0
+    assert found.stall_s == pytest.approx(1.9 - 1.0)
+
+
+def test_links_are_for_what_forward_lets_go_of_first() -> None:
+    away = Option("host", 0, 0.0, "link", 1.0, 1.0)
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(40)]
+    records = tuple(
+        Record(key, 100, 1.0 * place, 1.0 * place, 100.0 - place, 100.5 - place, (Option("keep"), away))
+        for place, key in enumerate(keys)
+    )
+    problem = Problem(records, 2000)
+    market = Market(problem.table, problem.room)
+    market.search()
+    assert market.best is not None
+    assert market.best.tolist() == sorted(market.best.tolist(), reverse=True)
+    assert pressure(problem.table, market.best, problem.room).stall_s == 0
