@@ -156,9 +156,9 @@ MUTANTS = [
     ),
     (
         "engine/planned/handles.py",
-        "dropped check",
-        "if source is not None and self._gives_source():",
-        "if source is not None:",
+        "wrong value",
+        "with tracker.bringing(0 if payload.is_prefetched else payload.nbytes):",
+        "with tracker.bringing(0):",
         HELD,
     ),
 ]
