@@ -116,7 +116,18 @@ class IgnoresVersions(Planted):
     session = _IgnoresVersions
 
 
-@caught_by("test_line06_content_is_never_shared_across_steps")
+@caught_by("test_line06_what_the_graph_made_modified_between_two_saves_is_two_payloads", device="sim:0")
+class CountsNoVersions(Planted):
+    class Backend(ReferenceBackend):
+        def version(self, tensor: Any, /) -> int:
+            return 0
+
+
+@caught_by(
+    "test_line06_content_is_never_shared_across_steps",
+    "test_line06_content_is_never_shared_across_entries",
+    "test_line06_content_is_never_shared_across_a_drain",
+)
 class RemembersAcrossSteps(Planted):
     session = _RemembersAcrossSteps
 

@@ -289,3 +289,17 @@ def test_what_is_learned_of_a_program_says_nothing_of_one_that_began_otherwise(s
     for _ in range(2):
         step(start, [gelu])
     step(start, [amax], nn.functional.silu)
+
+
+def test_what_is_learned_of_one_place_in_a_program_says_nothing_of_another(start):
+    limits = ts.Limits(in_flight=0, ahead=0)
+    stash = ts.stash(ts.Quantize(8), framework="torch", min_bytes=2000, limits=limits)
+    for _ in range(3):
+        with stash:
+            x = start * 1.1
+            for _ in range(LONG):
+                x = torch.relu(x)  # read exactly
+            exact, lossy = amax(x * 1.5), gelu(x * 2.5)
+            loss = exact.sum() + lossy.sum()
+        loss.backward()
+    assert stash.stats().stages["affine"].tensors == 2
