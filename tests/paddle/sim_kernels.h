@@ -1,11 +1,14 @@
 // The kernels that other makers' devices have for what is not contiguous, and without which Paddle refuses to write there.
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "paddle/phi/capi/all.h"
 
 namespace sim {
+
+void drain_compute();
 
 inline char* bytes_of(const phi::DenseTensor& tensor) {  // from its first element on
   C_Status status;
@@ -43,6 +46,7 @@ void StridedCopy(const phi::Context&, const phi::DenseTensor& input, const std::
   out->Resize(dims);
   out->set_strides(strides);
   out->set_offset(offset);
+  drain_compute();
   if (input.numel()) copy_elements(bytes_of(input), strides_of(input), bytes_of(*out), strides, dims, sizeof(T));
 }
 
@@ -53,7 +57,23 @@ void Contiguous(const phi::Context& context, const phi::DenseTensor& input, phi:
   out->set_offset(0);
   out->set_strides(dense(dims));
   auto target = reinterpret_cast<char*>(context.Alloc<T>(out));
+  drain_compute();
   if (input.numel()) copy_elements(bytes_of(input), strides_of(input), target, dense(dims), dims, sizeof(T));
+}
+
+template <typename T>
+void Assign(const phi::Context& context, const phi::DenseTensor& input, phi::DenseTensor* out) {
+  auto target = reinterpret_cast<char*>(context.Alloc<T>(out));
+  auto dims = input.dims();
+  drain_compute();
+  if (input.numel()) copy_elements(bytes_of(input), strides_of(input), target, dense(dims), dims, sizeof(T));
+}
+
+template <typename T>
+void Fill(const phi::Context& context, const phi::DenseTensor& input, const phi::Scalar& value, phi::DenseTensor* out) {
+  auto target = context.Alloc<T>(out);
+  drain_compute();
+  std::fill(target, target + input.numel(), static_cast<T>(value.to<float>()));
 }
 
 }  // namespace sim
@@ -64,3 +84,5 @@ void Contiguous(const phi::Context& context, const phi::DenseTensor& input, phi:
 
 SIM_KERNEL(strided_copy, StridedCopy)
 SIM_KERNEL(contiguous, Contiguous)
+SIM_KERNEL(assign, Assign)
+SIM_KERNEL(fill, Fill)
