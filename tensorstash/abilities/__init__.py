@@ -25,6 +25,7 @@ from tensorstash.abilities.graph import (
     SupportsReaders,
     SupportsRecording,
     SupportsSharedMemory,
+    SupportsWriters,
 )
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 
@@ -51,4 +52,5 @@ __all__ = [
     "SupportsReaders",
     "SupportsRecording",
     "SupportsSharedMemory",
+    "SupportsWriters",
 ]

@@ -37,6 +37,15 @@ class SupportsHolders(Protocol[T_contra]):
 
 
 @runtime_checkable
+class SupportsWriters(Protocol):
+    """A backend whose framework tells which operations write into what they have saved, without a new version."""
+
+    def may_write(self) -> bool:
+        """Whether the operation whose backward asks for a saved tensor on this thread may write into it."""
+        ...
+
+
+@runtime_checkable
 class SupportsMemoryUse(Protocol):
     """A backend whose framework tells how much memory of a device is in use."""
 

@@ -17,7 +17,8 @@ from tensorstash.engine.payloads import ways
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.route import HostRoute
 from tensorstash.errors import SavedTensorModifiedError, StoreError
-from tensorstash.policies import StoreIn
+from tensorstash.policies import Route, Rule, StoreIn
+from tensorstash.policies.selectors import ModuleNames
 from tensorstash.testing.labs.reference import ReferenceLab
 
 VALUES = np.linspace(-1, 1, 50, dtype=np.float32)
@@ -79,6 +80,30 @@ def test_on_a_device_what_no_operation_made_is_another_content_each_time(policy)
         after = stash._session.pack(buffer)
     assert np.array_equal(before().to("cpu").numpy(), VALUES)
     assert np.array_equal(after().to("cpu").numpy(), np.full_like(VALUES, 7))
+
+
+class Squaring(ref.nn.Module):
+    """Saves what it is given, in the module inside of it and then itself."""
+
+    def __init__(self, inner=None):
+        self.inner = inner
+
+    def forward(self, x):
+        return x * x if self.inner is None else self.inner(x) + x * x
+
+
+def test_a_content_saved_in_modules_of_two_policies_is_two_contents():
+    stores = [Gated(), Gated()]
+    rules = (Rule(ModuleNames("inner.inner"), StoreIn(stores[0])), Rule(ModuleNames("inner"), StoreIn(stores[1])))
+    model = Squaring(Squaring(Squaring()))
+    handle = ts.wrap(model, Route(rules), min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
+    leaf, plain = (ref.tensor(VALUES, requires_grad=True) for _ in range(2))
+    Squaring(Squaring(Squaring()))(plain * 1.0).sum().backward()
+    loss = model(leaf * 1.0).sum()
+    assert {name: found.tensors for name, found in handle.stats().modules.items()} == {"inner.inner": 1, "inner": 1}
+    assert [store.opened[0].put_count for store in stores] == [1, 1]
+    loss.backward()
+    assert np.array_equal(leaf.grad.numpy(), plain.grad.numpy())
 
 
 def test_a_second_round_of_requests_is_a_round_of_its_own():

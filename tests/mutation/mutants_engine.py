@@ -150,6 +150,13 @@ MUTANTS = [
     ),
     (
         "engine/payloads/payload.py",
+        "dropped check",
+        "if rebuilt.spec == spec and not route.may_write():",
+        "if rebuilt.spec == spec:",
+        HELD,
+    ),
+    (
+        "engine/payloads/payload.py",
         "dropped call",
         "                route.ledger.declined(self.spec.nbytes)\n",
         "",
@@ -195,7 +202,7 @@ MUTANTS = [
         "wrong value",
         "token, start, spec.order.block, spec.dtype, version, route.number",
         "token, start, spec.order.block, spec.dtype, version",
-        (*CONTRACT, *HELD),
+        ("tests/engine/test_payload.py", *CONTRACT, *HELD),
     ),
     (
         "engine/session.py",
@@ -237,7 +244,7 @@ MUTANTS = [
         "wrong value",
         "        self._outer = self._thread.module\n",
         '        self._outer = ""\n',
-        ("tests/torch/test_torch_forward.py", *CONTRACT),
+        ("tests/engine/test_payload.py", "tests/torch/test_torch_forward.py", *CONTRACT),
     ),
     (
         "engine/payloads/ways.py",
@@ -496,8 +503,8 @@ MUTANTS = [
     (
         "engine/payloads/sequence.py",
         "wrong value",
-        "return (self._saved, self._length, place) if",
         "return (self._saved, place) if",
+        "return (self._saved,) if",
         READERS,
     ),
     (

@@ -57,6 +57,7 @@ MUTANTS = [
         "        if levels > self._depth:\n",
         "        if levels > self._depth + 1:\n",
         OTHERS,
+        "whoever takes the recipe adds what is behind its inputs and compares with depth again",
     ),
     (
         "abilities/search.py",

@@ -8,6 +8,7 @@ import pytest
 
 from tensorstash.errors import CorruptDataError
 from tensorstash.stores import Disk
+from tensorstash.stores.disk.checksum import CHECKSUM_BLOCK
 from tensorstash.stores.disk.slab import PIECE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reaches the unlinked file through /proc/self/fd")
@@ -33,7 +34,9 @@ def test_a_flipped_bit_is_found(config, payload, nbytes, where):
     at = {"first": 0, "middle": nbytes // 2, "last": nbytes - 1}[where]
     (byte,) = os.pread(fd, 1, at)
     os.pwrite(fd, bytes([byte ^ 0x10]), at)
-    with pytest.raises(CorruptDataError, match=r"got checksum 0x[0-9a-f]{16}, expected 0x[0-9a-f]{16}"):
+    start = at // CHECKSUM_BLOCK * CHECKSUM_BLOCK
+    named = rf"^bytes {start} to {min(start + CHECKSUM_BLOCK, nbytes)} of a record of {nbytes} bytes"
+    with pytest.raises(CorruptDataError, match=named + r".*got checksum 0x[0-9a-f]{16}, expected 0x[0-9a-f]{16}"):
         store.get(slot)
     os.pwrite(fd, bytes([byte]), at)
     os.close(fd)

@@ -416,6 +416,25 @@ def test_a_device_that_takes_no_zeros_is_named(config, payload):
     store.close()
 
 
+def test_zeros_are_offered_again_to_a_device_that_takes_none_for_a_while(tmp_path):
+    @dataclass(frozen=True)
+    class Hesitant(Syscalls):
+        turns: list[int] = field(default_factory=list)
+
+        def write(self, fd, data, offset):
+            return super().write(fd, data[:4096], offset) if self.turns.pop(0) else 0
+
+    with open(tmp_path / "file", "w+b") as file:
+        turns = [0] * 7 + [1] + [0] * 7 + [1]
+        Hesitant(preallocate=False, turns=turns).reserve(file.fileno(), 0, 8192)
+        assert not turns
+        assert os.fstat(file.fileno()).st_size == 8192
+        turns = [1] + [0] * 8
+        with pytest.raises(OSError, match="took 0 of 4096 bytes of zeros"):
+            Hesitant(preallocate=False, turns=turns).reserve(file.fileno(), 8192, 8192)
+        assert not turns
+
+
 @pytest.fixture
 def ext2(tmp_path):
     """A mounted file system that has direct I/O and reserves no blocks."""

@@ -7,9 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name every PyTorch program has for it)
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.autograd.graph import save_on_cpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+
+import tensorstash as ts
+from tensorstash.host import native
 
 
 def block(width=16, heads=2):
@@ -269,6 +273,50 @@ def test_a_wrapped_model_that_is_compiled_afterwards(backend, pair, same_bits):
     backend.wrap_forward(model, pair.hooks)
     assert same_bits(plain, gradients(model, x, inside=torch.compile(model, backend="eager")))
     assert pair.copied
+
+
+class Watched(torch.autograd.Function):
+    """Saves its input, and is nothing that the compiler can compile: it calls it as it is."""
+
+    @staticmethod
+    def forward(ctx, x):
+        print(end="")
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+# The compiler makes an object of the function's class, and PyTorch warns of that.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("compiled_hooks", [True, False], ids=["compiled hooks", "hooks of Python"])
+def test_hooks_that_run_in_the_middle_of_a_compiled_function_are_not_compiled(compiled_hooks, same_bits, monkeypatch):
+    if not compiled_hooks:
+        monkeypatch.setattr(native, "functions", None)
+
+    def function(x):
+        return checkpoint(torch.tanh, Watched.apply(x.sin()), use_reentrant=True)
+
+    def run(function, around):
+        counters.clear()
+        x = torch.linspace(-1, 1, 2000, requires_grad=True)
+        for _ in range(2):
+            with around:
+                out = function(x)
+            out.sum().backward()
+        return [x.grad], counters["frames"]["total"]
+
+    torch._dynamo.reset()
+    plain, frames = run(torch.compile(function, backend="eager"), nullcontext())
+    torch._dynamo.reset()
+    stash = ts.stash("compress:min_ratio=1", framework="torch", min_bytes=0)
+    hooked, hooked_frames = run(torch.compile(function, backend="eager"), stash)
+    assert same_bits(plain, hooked)
+    assert hooked_frames == frames
+    assert stash.stats().stashed
 
 
 def test_rrelu_in_training_saves_its_noise_before_it_is_there(backend):

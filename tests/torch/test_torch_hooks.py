@@ -120,6 +120,21 @@ def test_leaving_out_of_order_is_an_error_and_removes_ours_alone(backend):
     assert (ours.packs, theirs.packs) == (0, 1)
 
 
+def test_leaving_below_others_keeps_them_in_their_order(backend):
+    ours, middle, inner = Log(backend), Log(backend), Log(backend)
+    scopes = [ours.hooks(), middle.foreign(), inner.foreign()]
+    for scope in scopes:
+        scope.__enter__()
+    with pytest.raises(BackendError, match="another order"):
+        scopes[0].__exit__(None, None, None)
+    work()
+    assert (ours.packs, middle.packs, inner.packs) == (0, 0, 1)
+    scopes[2].__exit__(None, None, None)
+    work()
+    assert (ours.packs, middle.packs, inner.packs) == (0, 1, 1)
+    scopes[1].__exit__(None, None, None)
+
+
 def test_hooks_that_somebody_else_took_away_are_an_error_and_take_nothing_away(backend):
     ours, theirs = Log(backend), Log(backend)
     our_scope, their_scope = ours.hooks(), theirs.foreign()

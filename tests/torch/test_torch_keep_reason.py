@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -117,6 +118,7 @@ def test_dtypes_below_a_byte_are_kept(backend):
 def test_tensors_without_real_memory_are_kept(backend):
     assert backend.keep_reason(torch.randn(3, device="meta")) == "no real memory"
     assert backend.keep_reason(torch._efficientzerotensor(3)) == "no real memory"
+    assert backend.keep_reason(torch._efficientzerotensor(3, 4).t()) == "no real memory"
     with FakeTensorMode():
         assert backend.keep_reason(torch.randn(3)) == "no real memory"
 
@@ -199,3 +201,11 @@ def test_describe_says_dtype_shape_and_device(backend):
     assert backend.describe(torch.zeros(4, 8, dtype=torch.bfloat16)) == "bfloat16(4, 8) on cpu"
     assert backend.describe(nn.Parameter(torch.zeros(2))) == "float32(2,) on cpu"
     assert backend.describe(torch.zeros(3, device="meta")) == "float32(3,) on meta"
+
+
+def test_memory_of_another_library_is_kept(backend):
+    shared = torch.randn(8).share_memory_()
+    lent = torch.from_dlpack(np.zeros(8, np.float32))
+    for tensor in (torch.from_numpy(np.zeros(8, np.float32)), shared, shared[2:], lent):
+        assert backend.keep_reason(tensor) == "memory of another library"
+    assert backend.keep_reason(torch.zeros(8)) is None

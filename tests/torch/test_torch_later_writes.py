@@ -126,3 +126,22 @@ def test_a_backward_that_writes_into_what_nobody_else_holds_does_the_same_at_eve
     assert {name: value for name, value in found.items() if isinstance(value, str)} == {}
     for name, value in found.items():
         assert same_bits(value[:3], [value[0]] * 3), name  # backward had memory of its own each time
+
+
+@pytest.mark.parametrize("bumps", [False, True], ids=["without a bump", "with a bump"])
+def test_a_backward_that_writes_into_what_it_shares_changes_it_for_itself_alone(bumps, tmp_path, submissions):
+    def program(moment: Moment):
+        leaf = torch.randint(-1, 2, (60, 20)).float().requires_grad_()
+        weight = torch.ones(60, 20, requires_grad=True)
+        with moment():
+            inner = leaf * 1.0
+            other = weight * inner
+            out = Writing.apply(inner, bumps)  # made last, so that its backward runs first
+            del inner
+            moment.between()
+        (out.sum() + other.sum()).backward()
+        return [weight.grad - leaf.detach()]
+
+    for name, moment in moments(str(tmp_path), submissions):
+        (difference,) = result(program, moment)
+        assert not difference.any(), name

@@ -5,9 +5,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 from reader_search import disagreements, search, table
+from torch import nn
 
 import tensorstash as ts
 from tensorstash.backends.torch.readers import BOUND, EXACT, RELATIVE, demand
+from tensorstash.errors import StashError
 
 LOSSY = {
     "quantize": ts.Quantize(8),
@@ -129,10 +131,18 @@ def test_all_others_are_lossy_within_the_bound(program, policy, start):
     assert (lossy - plain).norm() < 2 * BOUND * plain.norm()
 
 
-def test_a_tensor_with_two_readers_is_as_good_as_the_stricter_needs(start):
+@pytest.mark.parametrize("exact_first", [True, False])
+@pytest.mark.parametrize("in_the_graph", [True, False], ids=["in the graph", "at the end"])
+def test_a_tensor_with_two_readers_is_as_good_as_the_stricter_needs(exact_first, in_the_graph, start):
     def program(x):
         y = x * 2
-        return y * y + y.amax(-1, keepdim=True)
+        if exact_first:
+            top = y.amax(-1, keepdim=True)
+            out = y * y + top
+        else:
+            out = y * y + y.amax(-1, keepdim=True)
+        del y
+        return torch.relu(torch.relu(out)) if in_the_graph else out  # who reads what is found from what is saved later
 
     assert torch.equal(gradient(program, start, ts.Quantize(8)), gradient(program, start))
 
@@ -214,3 +224,68 @@ def test_ordinary_readers_are_within_the_bound(sample):
         "SoftmaxBackward0.result",
     ]
     assert max(max(worst[reader].values()) for reader in ordinary) < BOUND
+
+
+def test_what_is_not_read_yet_waits_for_its_reader_while_others_are_saved():
+    first, second = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
+    limits = ts.Limits(in_flight=0, ahead=0)
+    with ts.stash(ts.Quantize(8), framework="torch", min_bytes=0, limits=limits) as session:
+        gelu = nn.functional.gelu(first * 1.0), nn.functional.gelu(second * 1.0)
+        loss = (gelu[0] + gelu[1]).tanh().sum()
+    assert session.stats().stages["affine"].tensors == 2
+    loss.backward()
+
+
+LONG = 9
+"""Saved tensors from which a program is known again."""
+
+
+def stepping(policy=None):
+    """Return what runs a chain of operations under a policy, then others that end it, and gives the gradient.
+
+    Nothing that is saved later shows who reads what the last of them save; what they return is too small to be stashed.
+    """
+    scope = nullcontext() if policy is None else ts.stash(policy, framework="torch", min_bytes=2000)
+
+    def step(start, ends, chain=nn.functional.gelu):
+        with scope:
+            x = start * 1.1
+            for _ in range(LONG):
+                x = chain(x)
+            x = x * 1.5
+            found = [end(x) for end in ends]
+            del x
+        return torch.autograd.grad([each.sum() for each in found], start)[0]
+
+    return step
+
+
+def gelu(x):
+    return nn.functional.gelu(x)
+
+
+def amax(x):
+    return x.amax(-1)
+
+
+def test_a_tensor_that_is_suddenly_read_exactly_is_an_error_and_exact_from_then_on(start):
+    step, plain = stepping(ts.Quantize(8)), stepping()
+    for _ in range(3):
+        assert not torch.equal(step(start, [gelu]), plain(start, [gelu]))
+    with pytest.raises(StashError, match="backward needs the tensor exactly, and did not in the steps before"):
+        step(start, [amax])
+    step(start, [amax])
+
+
+@pytest.mark.parametrize("ends", [[amax, gelu], [gelu, amax]], ids=["exact first", "exact last"])
+def test_what_is_learned_of_two_readers_is_what_the_stricter_needs(ends, start):
+    step, plain = stepping(ts.Quantize(8)), stepping()
+    for _ in range(3):  # a chain that is read exactly, too
+        assert torch.equal(step(start, ends, torch.relu), plain(start, ends, torch.relu))
+
+
+def test_what_is_learned_of_a_program_says_nothing_of_one_that_began_otherwise(start):
+    step = stepping(ts.Quantize(8))
+    for _ in range(2):
+        step(start, [gelu])
+    step(start, [amax], nn.functional.silu)

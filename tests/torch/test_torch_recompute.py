@@ -178,10 +178,12 @@ def gelu_program(around):
 )
 def test_a_rule_with_a_fault_is_not_trusted(monkeypatch, run, why):
     expected = gelu_program(nullcontext())
+    after_plain = torch.rand(1)
     planted(monkeypatch, "GeluBackward0", run)
     around = stash()
     for _ in range(2):
         assert equal(gelu_program(around), expected)
+        assert torch.equal(torch.rand(1), after_plain), "the proof has drawn from the program's random numbers"
         torch.manual_seed(2)
     after = torch.rand(1)
     gelu_program(around)

@@ -156,6 +156,11 @@ class TorchBackend:
         """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
         return strictest(demand(reader) for reader in running(handle))
 
+    def may_write(self) -> bool:
+        """Whether the operation whose backward runs on this thread, if any, is none of PyTorch's own."""
+        node = torch._C._current_autograd_node()
+        return node is None or type(node).__module__ != "builtins" or type(node).__name__ == "CppFunction"
+
     is_recording: Callable[[], bool] = staticmethod(torch.is_grad_enabled)
     """Return whether gradients are recorded on this thread."""
 

@@ -56,7 +56,7 @@ class Payload:
 
     What has been read and is still needed by another handle is held as far as the budget goes, so that a content that
     several operations saved is read once. Where backward kernels do not write into what they unpack, these share one
-    tensor, as they do without hooks; whoever writes into it all the same bumps its version, and the others get another.
+    tensor, as they do without hooks; who may write into it, as functions of users may, gets one of its own.
 
     Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
 
@@ -305,9 +305,10 @@ class Payload:
             tensor = route.rebuild(self.load(), spec, self.interleaved)
             with self._lock:
                 if self._lease is not None and self._data is None:
-                    self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))
-            return tensor
-        if rebuilt.spec == spec:
+                    rebuilt = self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))
+            if rebuilt is None:
+                return tensor
+        if rebuilt.spec == spec and not route.may_write():
             return backend.detached(rebuilt.tensor)
         return route.copy(rebuilt.tensor, rebuilt.spec, spec)
 

@@ -6,11 +6,12 @@ thread and stored on the host, what stays on its device, and what is transferred
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from operator import call
 from typing import Any, NamedTuple
 
-from tensorstash.abilities import Backend, Layouts, SupportsSharedMemory
+from tensorstash.abilities import Backend, Layouts, SupportsSharedMemory, SupportsWriters
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
@@ -66,6 +67,7 @@ class PayloadRoute(ABC):
         self.spec = spec.dense()
         self.is_lossless = self.plan.is_lossless
         self._layouts: Layouts[Any] | None = self.backend.layouts
+        self.may_write = _may_write(self.backend)
         self._twin: PayloadRoute | None = None
 
     @abstractmethod
@@ -338,3 +340,8 @@ def route_for(
     stages = host_stages(plan.codecs[ran:], kernels.result, places[ran:-1], ledger)
     pipeline = Pipeline(stages, config, store, ledger, places[-1])
     return HostRoute(parts, pipeline) if streams is None else TransferRoute(parts, pipeline)
+
+
+def _may_write(backend: Backend[Any]) -> Callable[[], bool]:
+    """Return what tells whether whoever asks may write into what it gets; never where the framework does not tell."""
+    return backend.may_write if isinstance(backend, SupportsWriters) else bool

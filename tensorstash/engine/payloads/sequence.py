@@ -28,4 +28,4 @@ class Trail:
 
     def kind(self, place: int) -> Hashable:
         """Return the name of a place in the sequence so far; None if that is too short to tell programs apart."""
-        return (self._saved, self._length, place) if self._length >= _TELLING else None
+        return (self._saved, place) if self._length >= _TELLING else None

@@ -1,5 +1,7 @@
 """Contract line 6: one copy per content."""
 
+import numpy as np
+
 from tensorstash.policies import StoreIn
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.counting_store import Tap, Watched
@@ -78,6 +80,16 @@ class OneCopy(Harness):
         assert_same_bits(lab.bits(second()), lab.bits(tensor), "the second save")
         assert_same_bits(lab.bits(first()), before, "the first save")
 
+    def test_line06_what_the_graph_made_modified_between_two_saves_is_two_payloads(self, device: str) -> None:
+        lab = self.lab
+        _, inner = square(lab, device)
+        with self.entered(StoreIn(Memory())) as session:
+            first = session.pack(inner)
+            lab.add_(inner, 1.0)
+            second = session.pack(inner)
+        assert_same_bits(lab.bits(session.unpack(second)), lab.bits(inner), "the second save")
+        del first
+
     def test_line06_content_is_never_shared_across_steps(self, device: str) -> None:
         lab = self.lab
         data = lab.tensor(floats(8), device=device)
@@ -90,6 +102,31 @@ class OneCopy(Harness):
             lab.backward(losses[-1], retain_graph=True)
             assert_same_bits(lab.gradient(weight), lab.bits(data), f"gradient of step {step}")
             lab.write_unversioned(data, float(step))
+
+    def test_line06_content_is_never_shared_across_entries(self, device: str) -> None:
+        lab = self.lab
+        leaf, inner = square(lab, device)
+        stash = self.stash(StoreIn(Memory()))
+        with stash:
+            first = lab.sum(lab.mul(inner, inner))
+        lab.write_unversioned(inner, 7.0)
+        with stash:
+            second = lab.sum(lab.mul(inner, inner))
+        lab.backward(second, retain_graph=True)
+        assert_same_bits(lab.gradient(leaf), np.full(8, 14.0, np.float32), "gradient of what the second entry saved")
+        del first
+
+    def test_line06_content_is_never_shared_across_a_drain(self, device: str) -> None:
+        lab = self.lab
+        _, inner = square(lab, device)
+        with self.scope(StoreIn(Memory())) as session:
+            first = session.pack(inner)
+            before = lab.bits(inner)
+            session.drain()
+            lab.write_unversioned(inner, 7.0)
+            second = session.pack(inner)
+        assert_same_bits(lab.bits(second()), np.full(8, 7.0, np.float32), "what was saved after the drain")
+        assert_same_bits(lab.bits(first()), before, "what was saved before the drain")
 
     def test_line06_payloads_take_no_more_than_the_framework_holds(self, device: str) -> None:
         lab = self.lab
