@@ -1,10 +1,12 @@
-"""Runs everything on the custom device ``sim:0``, or what the command line names, and prints what it found as JSON."""
+"""Runs what the command line names on the custom device ``sim:0``, and prints what it found as JSON."""
 
+import ctypes
 import json
 import os
 import sys
 import tempfile
 import warnings
+from pathlib import Path
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -15,7 +17,12 @@ from delays import NBYTES, Dice, delays
 
 import tensorstash as ts
 from tensorstash.backends import backend_named
-from tensorstash.backends.paddle.layout import private_copy
+from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.backends.paddle.layout import DeviceLayouts, private_copy
+from tensorstash.backends.paddle.streams import GpuStream, GpuStreams
+from tensorstash.engine.session import Session
+from tensorstash.policies import Compress, StoreIn
+from tensorstash.stores.memory import Memory
 
 LINES = ["cpu_offload", "compress", "compress | disk_spill", "disk_spill"]
 LIMITS = [ts.Limits(), ts.Limits(in_flight=0, ahead=0)]
@@ -221,7 +228,94 @@ def hooks():
     return [gradient(warnings.catch_warnings()), gradient(ts.saved_tensors_hooks(lambda t: t.numpy(), unpack))]
 
 
+STRIDED = {
+    "transposed": lambda x: x.transpose([1, 0]) * x.transpose([1, 0]),
+    "columns": lambda x: x[:, 1:3].tanh() * x[:, 1:3],
+    "reversed": lambda x: x[::-1] * x[::-1],
+    "every other": lambda x: x[:, ::2] * x[:, ::2],
+    "scores": lambda x: paddle.nn.functional.softmax(x.transpose([1, 0]).matmul(x)),
+}
+
+
+def strided():
+    """Return whether programs that save what is not contiguous have the gradients that they have without hooks."""
+    leaf = paddle.to_tensor(np.arange(12, dtype="float32").reshape(3, 4) / 7, stop_gradient=False)
+
+    def gradient(program, scope):
+        leaf.clear_gradient()
+        with scope:
+            loss = program(leaf * 2.0).sum()
+        loss.backward()
+        return leaf.grad.numpy().tobytes()
+
+    ways = {
+        "another layout": lambda: ts.saved_tensors_hooks(lambda t: t.numpy(), paddle.to_tensor),
+        **{line: lambda line=line: ts.stash(ts.parse(line), framework="paddle", min_bytes=0) for line in LINES},
+    }
+    return {
+        f"{name}, {way}": gradient(program, warnings.catch_warnings()) == gradient(program, ways[way]())
+        for name, program in STRIDED.items()
+        for way in ways
+    }
+
+
+class Streams(GpuStreams):
+    """Paddle's streams and events of the device, with copies by the device's own runtime."""
+
+    def use_in(self, tensor, stream, /):
+        assert stream == self.current_stream(stream.name)  # the only one that programs here compute in
+
+
+class UnorderedStream(GpuStream):
+    """Waits for nothing, which is a fault."""
+
+    def wait(self, event, /):
+        pass
+
+
+class UnorderedStreams(Streams):
+    """Whose computation waits for no copy."""
+
+    def current_stream(self, device, /):
+        made = super().current_stream(device)
+        return made and UnorderedStream(made.raw, made.name, paddle.device)
+
+
+def beside():
+    """Return wrong seeds, how many ran, what was copied beside, what stayed locked, and whether a fault was noticed."""
+    runtime = ctypes.CDLL(str(next(Path(os.environ["CUSTOM_DEVICE_ROOT"]).glob("*.so"))))
+    runtime.set_delays.argtypes, runtime.bytes_copied_beside.restype = [ctypes.c_double], ctypes.c_int64
+    wrong, ran, noticed = [], 0, False
+    paddle.seed(0)
+    model, data = Layers(), paddle.randn([8, 16])
+    expected = steps(model, data, warnings.catch_warnings)
+    before = paddle.device.memory_allocated("sim:0")
+
+    def differs(seed, kind):
+        dice = Dice(seed)
+        runtime.set_delays(dice.choice([0.0, 0.0005, 0.002]))
+        backend = PaddleBackend()
+        backend.streams, backend.layouts = kind(paddle.device, runtime, "sim"), DeviceLayouts()
+        limits = ts.Limits(in_flight=dice.choice([0, 10_000, 10**6]), ahead=dice.choice([0, 10_000, 10**6]))
+        session = Session(dice.choice([StoreIn(Memory()), Compress(min_ratio=1)]), backend, min_bytes=0, limits=limits)
+        assert not session.stats().waits
+        got = steps(model, data, session.scope)
+        session.drain()
+        assert session.stats().stashed.tensors
+        paddle.device.synchronize("sim:0")
+        return got != expected
+
+    for seed in range(int(os.environ.get("TENSORSTASH_SCHEDULES", 6))):
+        is_wrong = differs(seed, Streams)
+        left = paddle.device.memory_allocated("sim:0") - before
+        wrong += [[seed, is_wrong, left]] * bool(is_wrong or left)
+        ran += 1
+    copied, locked = runtime.bytes_copied_beside(), runtime.locked_ranges()
+    noticed = any(differs(seed, UnorderedStreams) for seed in range(100))
+    return [wrong, ran, copied, locked, noticed]
+
+
 if __name__ == "__main__":
     paddle.set_device("sim:0")
-    parts = {part.__name__: part for part in (training, layouts, hooks, schedules, memory)}
-    print(json.dumps({name: parts[name]() for name in sys.argv[1:] or parts}))
+    parts = {part.__name__: part for part in (training, layouts, hooks, schedules, memory, strided, beside)}
+    print(json.dumps({name: parts[name]() for name in sys.argv[1:]}))

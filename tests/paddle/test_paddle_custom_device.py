@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,51 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def on_device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what each part of the worker has found on the device."""
-    plugins = tmp_path_factory.mktemp("plugins")
-    command = [COMPILER, "-std=c++17", "-O1", "-fPIC", "-shared", "-I", paddle.sysconfig.get_include()]
-    subprocess.run([*command, str(HERE / "sim_device.cc"), "-o", str(plugins / "libsim.so")], check=True)
+PLAIN = ["training", "layouts", "hooks", "schedules", "memory"]
+WITH_KERNELS = ["training", "layouts", "hooks", "strided", "beside"]
+"""What needs kernels of the device for what is not contiguous."""
+
+Found = dict[str, Any]
+
+
+def found_on(folder: Path, parts: Sequence[str], *flags: str) -> Found:
+    """Return what parts of the worker find on a device that is built with some flags."""
+    libraries = Path(paddle.base.__file__).parent
+    command = [COMPILER, "-std=c++17", "-O1", "-w", "-fPIC", "-shared", *flags, "-I", paddle.sysconfig.get_include()]
+    # What Paddle exports for kernels is found in the library that Python has loaded, which itself does not link.
+    links = [f"-L{libraries}", "-l:libpaddle.so", f"-Wl,-rpath,{libraries}", "-Wl,--unresolved-symbols=ignore-all"]
+    subprocess.run([*command, str(HERE / "sim_device.cc"), "-o", str(folder / "libsim.so"), *links], check=True)
     paths = [str(HERE.parents[1]), str(HERE.parent / "engine"), os.environ.get("PYTHONPATH", "")]
     variables = {
-        "CUSTOM_DEVICE_ROOT": str(plugins),
+        "CUSTOM_DEVICE_ROOT": str(folder),
         "FLAGS_allocator_strategy": "naive_best_fit",
         "GLOG_minloglevel": "2",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    worker = [sys.executable, str(HERE / "custom_device_worker.py")]
+    worker = [sys.executable, str(HERE / "custom_device_worker.py"), *parts]
     done = subprocess.run(worker, env={**os.environ, **variables}, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    found: Found = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def without_kernels(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Return what is found on a device that has none: there, only views of what is contiguous can be computed with."""
+    return found_on(tmp_path_factory.mktemp("plugins"), PLAIN)
+
+
+@pytest.fixture(scope="module")
+def with_kernels(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """Return what is found on a device that has kernels for what is not contiguous."""
+    return found_on(tmp_path_factory.mktemp("plugins"), WITH_KERNELS, "-DSIM_KERNELS")
+
+
+@pytest.fixture(params=["without_kernels", "with_kernels"])
+def on_device(request: pytest.FixtureRequest) -> Found:
+    """Return what is found on either device."""
+    found: Found = request.getfixturevalue(request.param)
+    return found
 
 
 def test_gradients_are_those_without_hooks_and_tensors_are_moved(on_device):
@@ -63,12 +92,26 @@ def test_what_a_hook_returns_in_another_layout_is_put_where_it_belongs(on_device
     assert under == without
 
 
-def test_no_schedule_gives_another_gradient_or_leaves_a_byte(on_device):
-    wrong, ran = on_device["schedules"]
+def test_no_schedule_gives_another_gradient_or_leaves_a_byte(without_kernels):
+    wrong, ran = without_kernels["schedules"]
     assert wrong == []
     assert ran >= 9
 
 
-def test_a_step_takes_less_of_the_devices_memory(on_device):
-    plain, offloaded = on_device["memory"]
+def test_a_step_takes_less_of_the_devices_memory(without_kernels):
+    plain, offloaded = without_kernels["memory"]
     assert offloaded < plain / 2
+
+
+def test_what_is_saved_in_strides_has_the_gradients_that_it_has_without_hooks(with_kernels):
+    assert {name for name, same in with_kernels["strided"].items() if not same} == set()
+    assert len(with_kernels["strided"]) >= 25
+
+
+def test_copies_run_beside_in_streams_of_the_framework_that_are_ordered_by_its_events(with_kernels):
+    wrong, ran, copied, locked, is_noticed = with_kernels["beside"]
+    assert wrong == []
+    assert ran >= 6
+    assert copied
+    assert locked == 0
+    assert is_noticed  # that computation waits for no copy, where it does not

@@ -1,6 +1,7 @@
 """The device path of Paddle on stand-ins of its streams and of the CUDA runtime, with tensors in host memory."""
 
 import ctypes
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,7 +54,7 @@ class Compute(Stream):
 class Event:
     """Stands in for ``paddle.device.Event``."""
 
-    def __init__(self, device: str, blocking: bool) -> None:
+    def __init__(self, blocking: bool) -> None:
         assert blocking
         self.raw: Any = None
 
@@ -75,6 +76,9 @@ class Device:
 
     def current_stream(self, device: str) -> Stream:
         return self.current
+
+    def device_guard(self, device: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Runtime:

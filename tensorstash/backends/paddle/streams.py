@@ -1,9 +1,12 @@
-"""Streams, copies beside the computation and page-locked memory of Paddle on CUDA, as the engine asks for them.
+"""Streams, copies beside the computation and page-locked memory of Paddle's devices, as the engine asks for them.
 
-Never run on a GPU build: written from Paddle's source, and proved against stand-ins of its streams and of the CUDA
-runtime. Paddle's current stream belongs to the device, not to the thread, so a ``stream_guard`` here would move the
-program's own work; and its copies to page-locked memory allocate what they write to. Hence copies go to the CUDA
-runtime directly, with the handle of the stream.
+Streams and events are those that Paddle has for every kind of device. Copies are not: its own go to the current stream,
+which belongs to the device and not to the thread, so that a ``stream_guard`` here would move the work of the program's
+other threads, since Paddle lets them run meanwhile; and they allocate what they write to. So copies go to the runtime
+of the device itself, with the handle of the stream: to that of CUDA, the only one that is known here.
+
+Never run on a GPU build: written from Paddle's source, and proved on a custom device that the tests simulate, whose
+streams are Paddle's own.
 """
 
 import ctypes
@@ -27,19 +30,28 @@ _LIBRARIES = ("libcudart.so.12", "libcudart.so.13", "libcudart.so.11.0", "libcud
 
 
 class GpuStream:
-    """A CUDA stream of Paddle; equal to other objects for the same queue."""
+    """A stream of one of Paddle's devices; equal to other objects for the same queue.
 
-    __slots__ = ("_device", "handle", "raw")
+    Args:
+        raw: Paddle's.
+        name: of the device.
+        device: ``paddle.device``.
+    """
 
-    def __init__(self, raw: Any, device: Any) -> None:
+    __slots__ = ("_device", "handle", "name", "raw")
+
+    def __init__(self, raw: Any, name: str, device: Any) -> None:
         self.raw = raw
+        self.name = name
         self._device = device
         self.handle = int(raw.stream_base.raw_stream)
 
     def record(self) -> Event:
         """Return the point after all work that was submitted so far."""
-        # A thread that waits for it sleeps, instead of taking a core from the program.
-        event: Event = self._device.Event(device=self.raw.device, blocking=True)
+        # An event belongs to what is the current device when it is made. A thread that waits for it sleeps, instead of
+        # taking a core from the program.
+        with self._device.device_guard(self.name):
+            event: Event = self._device.Event(blocking=True)
         self.raw.record_event(event)
         return event
 
@@ -48,7 +60,7 @@ class GpuStream:
         self.raw.wait_event(event)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, GpuStream) and self.handle == other.handle and self.raw.device == other.raw.device
+        return isinstance(other, GpuStream) and (self.handle, self.name) == (other.handle, other.name)
 
     def __hash__(self) -> int:
         return hash(self.handle)
@@ -60,11 +72,13 @@ class GpuStreams:
     Args:
         device: ``paddle.device``.
         runtime: the CUDA runtime library that Paddle uses, or why there is none.
+        kind: of the devices that the runtime copies to and from.
     """
 
-    def __init__(self, device: Any, runtime: Any) -> None:
+    def __init__(self, device: Any, runtime: Any, kind: str = "gpu") -> None:
         self._device = device
         self._runtime = runtime
+        self._kind = kind
 
     def current_stream(self, device: str, /) -> GpuStream | None:
         """Return the stream that the device's work is submitted to, or None if copies make the program wait.
@@ -77,21 +91,21 @@ class GpuStreams:
         is_capturing = getattr(paddle.base.core, "is_cuda_graph_capturing", None)
         if is_capturing is not None and is_capturing():
             raise graph_is_captured(device)
-        return GpuStream(self._device.current_stream(device), self._device)
+        return GpuStream(self._device.current_stream(device), device, self._device)
 
     def why_copies_wait(self, device: str, /) -> str | None:
         """Say why copies of a device make the program wait; None if they do not."""
         kind = device.partition(":")[0]
         if kind == "cpu":
             return "it is the host"
-        if kind != "gpu":
+        if kind != self._kind:
             # Streams and events of others can be had; a copy in a stream of one's own cannot.
             return f"PaddlePaddle copies to and from {kind} only in the stream of the computation"
         return self._runtime if isinstance(self._runtime, str) else None
 
     def new_stream(self, device: str, /) -> GpuStream:
         """Return a stream of its own for copies of that device."""
-        return GpuStream(self._device.Stream(device=device), self._device)
+        return GpuStream(self._device.Stream(device=device), device, self._device)
 
     def empty(self, spec: TensorSpec, /) -> Tensor:
         """Return an uninitialised, contiguous tensor for work of the device's current stream."""

@@ -1,0 +1,131 @@
+"""Exact bytes of a step: the most that the device holds, and what crosses to the host and back."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tensorstash as ts
+from tests.device.models import Attention, Scope
+from tests.device.simulated import TO_DEVICE, TO_HOST, Simulated
+
+BUDGET = 256 * 2**10
+
+
+class Residual(nn.Module):
+    """Two convolutions with batch normalisation, and what went in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+        self.second = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.second(self.first(x)))
+
+
+class Shared(nn.Module):
+    """Saves each result several times, and the transpose of one weight all along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(6):
+            x = x @ self.weight.t()
+            x = x * x.sigmoid() + x.tanh() * x
+        return x
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "transformer": (lambda: nn.Sequential(*(Attention(64) for _ in range(2))), lambda: torch.randn(4, 48, 64)),
+    "channels last": (
+        lambda: nn.Sequential(Residual(), Residual(), Residual()),
+        lambda: torch.randn(4, 16, 20, 20).to(memory_format=torch.channels_last),
+    ),
+    "duplicates": (Shared, lambda: torch.randn(512, 64)),
+}
+
+
+class Step:
+    """A step of training that is repeated.
+
+    Args:
+        name: of the model.
+        device: where it runs.
+    """
+
+    def __init__(self, name: str, device: Simulated) -> None:
+        self.device = device
+        build, draw = MODELS[name]
+        torch.manual_seed(0)
+        self.model, self.x = build().to("sim"), draw().to("sim")
+        self(nullcontext)
+        self.floor = device.live()
+
+    def __call__(self, scope: Scope) -> None:
+        torch.manual_seed(0)
+        with scope():
+            loss = self.model(self.x).square().mean()
+        loss.backward()
+        torch.accelerator.synchronize("sim")
+
+    def peak(self, scope: Scope) -> int:
+        """Return the most bytes beyond the model, its input and its gradients."""
+        self.device.reset_peak()
+        self(scope)
+        return self.device.peak() - self.floor
+
+    def crossed(self, scope: Scope, direction: int) -> int:
+        """Return the bytes that were copied one way."""
+        self.device.records()
+        self(scope)
+        return sum(record.nbytes for record in self.device.records() if record.direction == direction)
+
+    def saved(self) -> int:
+        """Return the bytes of all memory that has something saved in it, without that of parameters."""
+        weights = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
+        found: dict[int, Tensor] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            address = tensor.untyped_storage().data_ptr()
+            if address not in weights:
+                found[address] = tensor.detach()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            self.model(self.x).square().mean()
+        return sum(tensor.untyped_storage().nbytes() for tensor in found.values())
+
+
+def offloaded(budget: int, **options: Any) -> ts.Stash:
+    limits = ts.Limits(in_flight=budget, ahead=budget)
+    return ts.stash(ts.CpuOffload(), framework="torch", limits=limits, **options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_device_holds_what_it_holds_with_save_on_cpu_and_the_budgets(name: str, device: Simulated) -> None:
+    step = Step(name, device)
+    plain = step.peak(nullcontext)
+    theirs = step.peak(lambda: torch.autograd.graph.save_on_cpu(device_type="sim"))
+    at_once, budgeted = offloaded(0, min_bytes=0), offloaded(BUDGET, min_bytes=0)
+    assert theirs < plain / 2
+    assert abs(step.peak(lambda: at_once) - theirs) <= 0.01 * theirs
+    assert step.peak(lambda: budgeted) <= theirs + 2 * BUDGET
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_neither_parameters_nor_duplicates_cross(name: str, device: Simulated) -> None:
+    step = Step(name, device)
+    stash = offloaded(2**20, min_bytes=0)
+    distinct, pinned = step.saved(), device.pinned()
+    step(lambda: stash)
+    crossed = step.crossed(lambda: stash, TO_HOST)
+    assert 0 < crossed <= distinct
+    assert 0 < step.crossed(lambda: stash, TO_DEVICE) <= distinct
+    assert step.crossed(lambda: torch.autograd.graph.save_on_cpu(device_type="sim"), TO_HOST) > 1.2 * distinct
+    assert device.pinned() - pinned <= 1.05 * crossed + 64 * 2**10  # small ones share pages
