@@ -27,6 +27,8 @@ from tensorstash.stores.memory import Memory
 LINES = ["cpu_offload", "compress", "compress | disk_spill", "disk_spill"]
 LIMITS = [ts.Limits(), ts.Limits(in_flight=0, ahead=0)]
 
+BUDGET = 128 * 2**10
+
 LAYOUTS = {
     "contiguous": lambda x: x,
     "rows": lambda x: x[1:3],
@@ -36,6 +38,15 @@ LAYOUTS = {
     "expanded": lambda x: x[1:2].expand([3, 6]),
     "0-d": lambda x: x[1, 2],
 }
+
+
+def device_library():
+    """Return what is set and read of the device, and has its copies."""
+    library = ctypes.CDLL(str(next(Path(os.environ["CUSTOM_DEVICE_ROOT"]).glob("*.so"))))
+    library.set_delays.argtypes = [ctypes.c_double]
+    for name in ("live", "peak", "bytes_copied_out", "bytes_copied_beside", "locked_ranges"):
+        getattr(library, name).restype = ctypes.c_int64
+    return library
 
 
 def values(tensor):
@@ -152,25 +163,45 @@ def schedules():
     return [wrong, ran]
 
 
-def memory():
-    """Return the most bytes of the device that a step takes beyond its model, without a policy and offloaded."""
+def deep():
+    """Return a model of linear layers, and its input."""
     paddle.seed(0)
     layers = [
         layer for _ in range(6) for layer in (paddle.nn.Linear(64, 256), paddle.nn.GELU(), paddle.nn.Linear(256, 64))
     ]
-    model, data = paddle.nn.Sequential(*layers), paddle.randn([256, 64])
+    return paddle.nn.Sequential(*layers), paddle.randn([256, 64])
+
+
+def peak(model, data, scope):
+    """Return the most bytes of the device that a step takes beyond its model, counted by the device itself."""
+    library = device_library()
+    before = library.live()
+    library.reset_peak()
+    with scope():
+        loss = model(data).square().mean()
+    loss.backward()
+    found = library.peak() - before
+    del loss
+    model.clear_gradients()
+    return found
+
+
+def peaks(scopes):
+    """Return the peaks of a step in each scope, of which none is the first."""
+    model, data = deep()
+    peak(model, data, warnings.catch_warnings)
+    return [peak(model, data, scope) for scope in scopes]
+
+
+def on_host():
+    """Return hooks that keep each saved tensor as an array of the host."""
+    return ts.saved_tensors_hooks(lambda tensor: tensor.numpy(), paddle.to_tensor)
+
+
+def memory():
+    """Return peaks without a policy, with all on the host, and offloaded."""
     offloaded = ts.stash(ts.CpuOffload(), framework="paddle", min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
-    peaks = []
-    for scope in (warnings.catch_warnings, warnings.catch_warnings, lambda: offloaded):
-        before = paddle.device.memory_allocated("sim:0")
-        paddle.device.reset_max_memory_allocated("sim:0")
-        with scope():
-            loss = model(data).square().mean()
-        loss.backward()
-        peaks.append(paddle.device.max_memory_allocated("sim:0") - before)
-        del loss
-        model.clear_gradients()
-    return peaks[1:]
+    return peaks([warnings.catch_warnings, on_host, lambda: offloaded])
 
 
 def training():
@@ -281,11 +312,27 @@ class UnorderedStreams(Streams):
         return made and UnorderedStream(made.raw, made.name, paddle.device)
 
 
+def session_beside(policy, limits, kind=Streams):
+    """Return a session whose copies run beside the computation."""
+    backend = PaddleBackend()
+    backend.streams, backend.layouts = kind(paddle.device, device_library(), "sim"), DeviceLayouts()
+    return Session(policy, backend, min_bytes=0, limits=limits)
+
+
+def memory_beside():
+    """Return peaks with all on the host, and with copies beside; what crossed, and what was locked for that."""
+    found, library = [], device_library()
+    for budget in (0, BUDGET):
+        session = session_beside(StoreIn(Memory()), ts.Limits(in_flight=budget, ahead=budget))
+        library.bytes_copied_out()
+        found += peaks([on_host, session.scope])
+        found += [library.bytes_copied_out(), session.stats().pinned_bytes]
+    return found
+
+
 def beside():
     """Return wrong seeds, how many ran, what was copied beside, what stayed locked, and whether a fault was noticed."""
-    runtime = ctypes.CDLL(str(next(Path(os.environ["CUSTOM_DEVICE_ROOT"]).glob("*.so"))))
-    runtime.set_delays.argtypes, runtime.bytes_copied_beside.restype = [ctypes.c_double], ctypes.c_int64
-    wrong, ran, noticed = [], 0, False
+    runtime, wrong, ran = device_library(), [], 0
     paddle.seed(0)
     model, data = Layers(), paddle.randn([8, 16])
     expected = steps(model, data, warnings.catch_warnings)
@@ -294,10 +341,8 @@ def beside():
     def differs(seed, kind):
         dice = Dice(seed)
         runtime.set_delays(dice.choice([0.0, 0.0005, 0.002]))
-        backend = PaddleBackend()
-        backend.streams, backend.layouts = kind(paddle.device, runtime, "sim"), DeviceLayouts()
         limits = ts.Limits(in_flight=dice.choice([0, 10_000, 10**6]), ahead=dice.choice([0, 10_000, 10**6]))
-        session = Session(dice.choice([StoreIn(Memory()), Compress(min_ratio=1)]), backend, min_bytes=0, limits=limits)
+        session = session_beside(dice.choice([StoreIn(Memory()), Compress(min_ratio=1)]), limits, kind)
         assert not session.stats().waits
         got = steps(model, data, session.scope)
         session.drain()
@@ -317,5 +362,7 @@ def beside():
 
 if __name__ == "__main__":
     paddle.set_device("sim:0")
-    parts = {part.__name__: part for part in (training, layouts, hooks, schedules, memory, strided, beside)}
+    parts = {
+        part.__name__: part for part in (training, layouts, hooks, schedules, memory, strided, beside, memory_beside)
+    }
     print(json.dumps({name: parts[name]() for name in sys.argv[1:]}))

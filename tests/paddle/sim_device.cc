@@ -11,6 +11,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -26,8 +27,8 @@ constexpr size_t kAlignment = 256;
 constexpr size_t kTotalBytes = size_t{8} << 30;
 constexpr unsigned char kFreed = 0xAB;
 
-std::atomic<size_t> live_bytes{0};
-std::atomic<int64_t> locked_now{0}, copied_beside{0};
+std::atomic<size_t> live_bytes{0}, peak_bytes{0};
+std::atomic<int64_t> locked_now{0}, copied_beside{0}, copied_out{0};
 std::atomic<double> longest_delay_s{0};
 
 class Queue {
@@ -135,15 +136,35 @@ C_Status no_padding(const C_Device, size_t* nbytes) {
   return C_SUCCESS;
 }
 
+auto& freed = *new std::map<size_t, std::vector<void*>>;  // handed out again, but to this device alone
+auto& freed_lock = *new std::mutex;
+
 C_Status allocate(const C_Device, void** memory, size_t nbytes) {
-  if (posix_memalign(memory, kAlignment, nbytes) != 0) return C_FAILED;
-  live_bytes += nbytes;
+  {
+    std::lock_guard<std::mutex> held(freed_lock);
+    auto& same = freed[nbytes];
+    *memory = same.empty() ? nullptr : same.back();
+    if (*memory) same.pop_back();
+  }
+  if (!*memory && posix_memalign(memory, kAlignment, nbytes) != 0) return C_FAILED;
+  size_t live = live_bytes += nbytes, peak = peak_bytes;
+  while (live > peak && !peak_bytes.compare_exchange_weak(peak, live)) {}
+  return C_SUCCESS;
+}
+C_Status allocate_of_host(const C_Device, void** memory, size_t nbytes) {
+  return posix_memalign(memory, kAlignment, nbytes) == 0 ? C_SUCCESS : C_FAILED;
+}
+C_Status release_of_host(const C_Device, void* memory, size_t) {
+  std::free(memory);
   return C_SUCCESS;
 }
 C_Status release(const C_Device, void* memory, size_t nbytes) {
-  drain(true);
+  drain(false);  // of memory that belongs to what Paddle computes in; a copy beside that still uses it sees this
   std::memset(memory, kFreed, nbytes);
-  std::free(memory);
+  {
+    std::lock_guard<std::mutex> held(freed_lock);
+    freed[nbytes].push_back(memory);
+  }
   live_bytes -= nbytes;
   return C_SUCCESS;
 }
@@ -230,10 +251,11 @@ C_Status stream_wait_event(const C_Device, C_Stream stream, C_Event event) {
 // What the runtime of CUDA has, for this device: copies that the program does not wait for, and page-locked memory. And
 // what tests set and read.
 extern "C" {
-__attribute__((visibility("default"))) int cudaMemcpyAsync(void* target, const void* source, size_t nbytes, int, void* stream) {
+__attribute__((visibility("default"))) int cudaMemcpyAsync(void* target, const void* source, size_t nbytes, int direction, void* stream) {
   auto queue = queue_of(reinterpret_cast<C_Stream>(stream));
   queue->is_beside = true;
   copied_beside += int64_t(nbytes);
+  if (direction == 2) copied_out += int64_t(nbytes);
   queue->put([=] {
     std::memcpy(target, source, nbytes / 2);
     if (longest_delay_s > 0) std::this_thread::sleep_for(std::chrono::duration<double>(longest_delay_s / 4));
@@ -252,6 +274,10 @@ __attribute__((visibility("default"))) int cudaHostUnregister(void*) {
 __attribute__((visibility("default"))) int cudaGetLastError() { return 0; }
 __attribute__((visibility("default"))) void set_delays(double longest_s) { longest_delay_s = longest_s; }
 __attribute__((visibility("default"))) int64_t locked_ranges() { return locked_now; }
+__attribute__((visibility("default"))) int64_t live() { return int64_t(live_bytes); }
+__attribute__((visibility("default"))) int64_t peak() { return int64_t(peak_bytes); }
+__attribute__((visibility("default"))) void reset_peak() { peak_bytes = live_bytes.load(); }
+__attribute__((visibility("default"))) int64_t bytes_copied_out() { return copied_out.exchange(0); }
 __attribute__((visibility("default"))) int64_t bytes_copied_beside() { return copied_beside.exchange(0); }
 }
 
@@ -284,10 +310,10 @@ extern "C" __attribute__((visibility("default"))) void InitPlugin(CustomRuntimeP
 
   device->device_memory_allocate = allocate;
   device->device_memory_deallocate = release;
-  device->host_memory_allocate = allocate;
-  device->host_memory_deallocate = release;
-  device->unified_memory_allocate = allocate;
-  device->unified_memory_deallocate = release;
+  device->host_memory_allocate = allocate_of_host;
+  device->host_memory_deallocate = release_of_host;
+  device->unified_memory_allocate = allocate_of_host;
+  device->unified_memory_deallocate = release_of_host;
   device->device_memory_set = fill;
   device->memory_copy_h2d = copy;
   device->memory_copy_d2h = copy;
