@@ -11,6 +11,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
@@ -39,7 +40,19 @@ def set_up() -> None:
 
 
 def run(module: str, *arguments: object, output: int | None = None, **variables: str) -> None:
-    """Run a module of the virtual environment, and leave with its exit status if that is not 0.
+    """Run a module of the virtual environment, and leave with its exit status if that is not 0; see :func:`start`."""
+    leave_unless_done(start(module, *arguments, output=output, **variables))
+
+
+def leave_unless_done(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process, and leave with its exit status if that is not 0."""
+    status = process.wait()
+    if status != 0:
+        sys.exit(status)
+
+
+def start(module: str, *arguments: object, output: int | None = None, **variables: str) -> subprocess.Popen[bytes]:
+    """Start a module of the virtual environment.
 
     Args:
         module: what follows ``python -m``.
@@ -52,9 +65,7 @@ def run(module: str, *arguments: object, output: int | None = None, **variables:
     # than to install it.
     bytecode = {"PYTHONPYCACHEPREFIX": str(VENV / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
     environment = {**os.environ, **bytecode, **variables}
-    status = subprocess.run(command, cwd=ROOT, env=environment, stdout=output).returncode
-    if status != 0:
-        sys.exit(status)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output)
 
 
 def train(arguments: list[str]) -> None:
@@ -66,10 +77,17 @@ def test(arguments: list[str]) -> None:
     """Run every check; the arguments are for pytest."""
     run("ruff", "check", ".")
     run("ruff", "format", "--check", ".")
-    run("mypy")
-    # One compute thread per test process: the processes share the cores, and OpenMP threads that wait spin.
-    # A few tests take half a minute: whoever has nothing left to do takes from the others.
-    run("pytest", "-n", min(os.cpu_count() or 1, 4), "--dist", "worksteal", *arguments, OMP_NUM_THREADS="1")
+    with tempfile.TemporaryFile() as report:
+        types = start("mypy", output=report.fileno())  # has one thread, so that other cores would wait for it
+        try:
+            # One compute thread per test process: the processes share the cores, and OpenMP threads that wait spin.
+            # A few tests take half a minute: whoever has nothing left to do takes from the others.
+            run("pytest", "-n", min(os.cpu_count() or 1, 4), "--dist", "worksteal", *arguments, OMP_NUM_THREADS="1")
+        finally:
+            types.wait()
+            report.seek(0)
+            print(report.read().decode(), end="", flush=True)
+    leave_unless_done(types)
 
 
 def docs(arguments: list[str]) -> None:

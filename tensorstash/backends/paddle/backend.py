@@ -47,6 +47,9 @@ _STACK = HookStack(
     )
 )
 
+# Parameters are the process's, too: to search for them takes long, and one backend has found them for all.
+_KINDS = Kinds(lambda: _STACK.entries)
+
 
 class PaddleBackend:
     """PaddlePaddle tensors and layers, on the CPU and on devices. Thread-safe.
@@ -77,8 +80,7 @@ class PaddleBackend:
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._readers = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack))
         # Called for every saved tensor, so without a frame of Python in between.
-        self._kinds = Kinds(lambda: _STACK.entries)
-        self.keep_reason = self._kinds.keep_reason
+        self.keep_reason = _KINDS.keep_reason
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
         self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
         self.detached: Callable[[Tensor], Tensor] = Tensor.detach
@@ -163,7 +165,7 @@ class PaddleBackend:
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
         """Return what makes tensors again, for one session; ``rules`` are such as those of this package."""
-        return Producers(is_ours, rules, self._kinds.parameters)
+        return Producers(is_ours, rules, _KINDS.parameters)
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.
