@@ -202,7 +202,7 @@ class _ThreadPool:
 
     def _has_hands(self) -> bool:
         """Start a thread if there is more to do than idle ones; return False if none can be started."""
-        idle = sum(thread.job is None for thread in self.threads)
+        idle = [thread.job for thread in self.threads].count(None)
         if len(self._todo) <= idle or len(self.threads) >= self._limit:
             return True
         self._started += 1

@@ -1,6 +1,7 @@
 """What becomes of each kind of saved tensors, by a policy: found out once, and remembered."""
 
 from collections.abc import Hashable
+from itertools import count
 from typing import Any, NamedTuple
 
 from tensorstash.abilities import Backend
@@ -68,6 +69,7 @@ class Ways:
         self.stores: dict[StoreConfig, Store] = {}
         self._remembered: dict[Hashable, Way] = {}
         self._numbers: dict[Plan, int] = {}
+        self._next_number = count()
         for plan in policy.alternatives():
             if not plan.rest.keeps:
                 self._store(plan.rest.store or Memory())
@@ -112,7 +114,11 @@ class Ways:
         self._adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
         parts = config, self._store(config), self._ledger, self.transfers, self._encoding
         route = route_for(plan, spec, self._backend, *parts)
-        route.number = self._numbers.setdefault(plan, len(self._numbers))
+        if len(self._numbers) >= _REMEMBERED:  # none is given twice: what is saved may know it
+            self._numbers.clear()
+        if plan not in self._numbers:
+            self._numbers[plan] = next(self._next_number)
+        route.number = self._numbers[plan]
         if spec.device != "cpu" and route.transfers is None and route.tier != "device":
             why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
             self._ledger.copies_wait(spec.device, why or "")

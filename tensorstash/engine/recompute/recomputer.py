@@ -27,6 +27,8 @@ NewRecomputer = Callable[[SessionState, Thread], "Recomputer"]
 _FIRST_ELEMENTS = 64
 """Nearly all tensors show within so many elements that they have more than two values."""
 
+_REFERABLE = KeptHandle, Stashed, RecomputedHandle
+
 
 class Recomputer:
     """Asks the backend for a recipe of each saved tensor that is wanted made again, and trusts those that are proved.
@@ -49,7 +51,7 @@ class Recomputer:
         rules = [each.rule for each in plug_ins if each.framework == backend.name]  # type: ignore[attr-defined]
 
         def is_ours(handle: object) -> bool:
-            if isinstance(handle, KeptHandle | Stashed | RecomputedHandle):
+            if isinstance(handle, _REFERABLE):
                 return handle.state is state
             kept = kept_in(handle)
             return kept is not None and kept[0] is state
