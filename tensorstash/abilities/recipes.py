@@ -111,6 +111,10 @@ class Producers(Protocol[T]):
         """Return what shares memory and version with ``whole``, and has the layout of ``spec`` in its storage."""
         ...
 
+    def is_there(self, tensor: T, /) -> bool:
+        """Whether a tensor has its memory now: trainers that shard parameters free them for a while."""
+        ...
+
     def are_equal(self, one: T, other: T, /) -> bool:
         """Whether two tensors of one layout are equal to the bit. May wait for a device."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -150,3 +151,58 @@ def test_unsharded_weights_are_free_between_forward_and_backward(kind, tmp_path,
     submissions.wait()
     assert freed.count(0) == len(freed) > 0
     loss.backward()
+
+
+class Normed(nn.Module):
+    """A block whose norms look the same; what the last one returns is saved inside, and by whoever gets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        out = self.norm(self.inner(x))
+        return out, (out * out).mean()
+
+
+class Alternating(nn.Module):
+    """Sharded blocks, and between them what is not sharded on its own."""
+
+    def __init__(self, outside: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Normed(), Normed()])
+        self.outside = nn.ModuleList([copy.deepcopy(outside), nn.Linear(WIDTH, WIDTH)])
+
+    def forward(self, x, weight):
+        total = 0.0
+        for block, outside in zip(self.blocks, self.outside, strict=True):
+            x, penalty = block(x)
+            x, total = outside(x), total + weight * penalty
+        return x.square().mean() + total
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("line", ["recompute", "recompute | disk_spill"])
+@pytest.mark.parametrize("outside", [nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Tanh()], ids=["norm", "gelu", "tanh"])
+def test_what_is_made_of_weights_that_are_freed_by_then_is_not_made_again(outside, weight, line, same_bits):
+    from torch.distributed.fsdp import fully_shard
+
+    def train(wrapped):
+        torch.manual_seed(0)
+        model = Alternating(outside)
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        handle = ts.wrap(model, line, min_bytes=0) if wrapped else None
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.randn(8, WIDTH), weight).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.full_tensor() for parameter in model.parameters()], handle
+
+    plain, _ = train(False)
+    found, handle = train(True)
+    assert same_bits(plain, found)
+    assert handle.stats().recomputed["layer_norm"].tensors

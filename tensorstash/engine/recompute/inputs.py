@@ -44,6 +44,11 @@ class KeptHandle:
         """Return the tensor; see :func:`~tensorstash.engine.handle.restore`."""
         return restore(self._kept)
 
+    @property
+    def tensor(self) -> Any:
+        """The tensor, whatever has become of it."""
+        return self._kept[1]
+
     def add_user(self) -> None:
         """Take note of a recipe that will ask; it gets what everybody gets."""
 

@@ -1,13 +1,14 @@
 """A saved content that is not stored: its recipe, and what it makes of it when backward asks."""
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe
 from tensorstash.engine.handle import Asking, Stashed
 from tensorstash.engine.payloads.payload import modified
+from tensorstash.engine.recompute.inputs import KeptHandle
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError, TensorStashError
 from tensorstash.host.budget import Lease
@@ -117,6 +118,10 @@ class Recomputed:
         """What its recipe is called."""
         return self._recipe.rule
 
+    def is_there(self) -> bool:
+        """Whether all that it is made of has its memory now, as far as that is not stored."""
+        return are_there(self._producers, self.inputs)
+
     def restore(self, spec: TensorSpec) -> Any:
         """Return the tensor with a layout of the same memory.
 
@@ -206,6 +211,25 @@ class Recomputed:
                 self._lease = self._state.prefetcher.budget.try_acquire(self._saved.spec.nbytes)
             if self._lease is not None:
                 self._made = whole, self._state.version(whole)
+
+
+def are_there(producers: Producers[Any], inputs: Iterable[Any]) -> bool:
+    """Return whether inputs of a recipe have their memory now, as far as they are not stored.
+
+    An operation outside of a module whose parameters are sharded may save what the module returns. Its backward comes
+    before that of the module, and so before the parameters are gathered again: then nothing can be made of them.
+
+    Args:
+        producers: of the backend.
+        inputs: handles and leaves.
+    """
+    for each in inputs:
+        if isinstance(each, RecomputedHandle):
+            if not each.content.is_there():
+                return False
+        elif isinstance(each, Leaf | KeptHandle) and not producers.is_there(each.tensor):
+            return False
+    return True
 
 
 class RecomputedHandle(Asking):

@@ -12,7 +12,7 @@ from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.engine.handle import Handle, Stashed
 from tensorstash.engine.recompute.inputs import KeptHandle, kept_in
 from tensorstash.engine.recompute.proofs import Proofs
-from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle, Saved
+from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle, Saved, are_there
 from tensorstash.engine.scope import Thread
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import ConfigError
@@ -97,6 +97,8 @@ class Recomputer:
             content = known.content if isinstance(known, RecomputedHandle) else None
         if content is None or content.version != self._state.version(tensor):
             return None
+        if known is not None and not content.is_there():
+            return None
         content.users += 1
         self._contents.add(content)
         self._state.ledger.recomputed(content.rule, spec.nbytes, perf_counter() - started)
@@ -151,6 +153,9 @@ class Recomputer:
             return None
         if not all([each.is_exact for each in handles]):  # noqa: C419  (it is run for every tensor)
             state.ledger.refused(f"{recipe.rule}: made of what comes back with a loss", spec.nbytes)
+            return None
+        if not are_there(producers, inputs):
+            state.ledger.refused(f"{recipe.rule}: made of a parameter that is freed meanwhile", spec.nbytes)
             return None
         module = self._thread.module
         version = state.version(tensor)

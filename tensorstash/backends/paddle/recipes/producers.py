@@ -139,6 +139,10 @@ class Producers:
         first, second = (elements(each, Layout(each).spec()) for each in (one, other))
         return first.tobytes() == second.tobytes()
 
+    def is_there(self, tensor: Tensor, /) -> bool:
+        """Whether a tensor has memory."""
+        return bool(tensor._is_initialized())
+
     def sample(self, tensor: Tensor, /) -> Hashable:
         """Return a few elements of a tensor on the host as bytes; None for others."""
         if not tensor.place.is_cpu_place() or not tensor._is_initialized() or 0 in tensor.shape:

@@ -177,6 +177,11 @@ class Producers:
         with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
             return one.dtype == other.dtype and torch.equal(_as_bits(one), _as_bits(other))
 
+    def is_there(self, tensor: Tensor, /) -> bool:
+        """Whether the storage of a tensor has any bytes, or need not have."""
+        with DisableTorchFunction():
+            return tensor.untyped_storage().nbytes() > 0 or not tensor.numel()
+
     def sample(self, tensor: Tensor, /) -> Hashable:
         """Return a few elements of a tensor on the host as bytes; None for others."""
         if not tensor.is_cpu:
