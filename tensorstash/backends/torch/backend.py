@@ -160,7 +160,7 @@ class TorchBackend:
     def may_write(self) -> bool:
         """Whether the operation whose backward runs on this thread, if any, is none of PyTorch's own."""
         node = torch._C._current_autograd_node()
-        return node is None or type(node).__module__ != "builtins" or type(node).__name__ == "CppFunction"
+        return node is not None and (type(node).__module__ != "builtins" or type(node).__name__ == "CppFunction")
 
     is_recording: Callable[[], bool] = staticmethod(torch.is_grad_enabled)
     """Return whether gradients are recorded on this thread."""

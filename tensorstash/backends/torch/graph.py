@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C import _FunctionBase
 from torch._C._autograd import SavedTensor, _get_sequence_nr
 
-from tensorstash.backends.torch.readers import has_variants, variant
+from tensorstash.backends.torch.readers import variant
 
 CAN_TELL = hasattr(SavedTensor, "data")
 """Whether this PyTorch shows what ``pack`` has returned for a saved tensor; if not, every reader stays unknown."""
@@ -179,12 +179,7 @@ def running_compiled() -> int | None:
 
 def _shown(node: Any) -> list[Found]:
     shown = []
-    kind: Any = type(node)
-    if issubclass(kind, _FunctionBase):  # which a program may make any number of: none is remembered
-        saves: tuple[tuple[str, str], ...] = (("_raw_saved_tensors", f"{kind.__name__}.tensors"),)
-    else:
-        saves = _same_saves(kind) or _saves_of(kind, variant(node))
-    for name, reader in saves:
+    for name, reader in _saves(node):
         try:
             saved = getattr(node, name)
         except RuntimeError:  # backward has released what it held
@@ -195,13 +190,12 @@ def _shown(node: Any) -> list[Found]:
     return shown
 
 
-@cache
-def _same_saves(kind: Any) -> tuple[tuple[str, str], ...]:
-    """Return the attributes of nodes of a kind that show what they save, with the readers that these are.
-
-    Empty where a setting of each node changes what it needs.
-    """
-    return () if has_variants(kind) else _saves_of(kind, kind.__name__)
+def _saves(node: Any) -> tuple[tuple[str, str], ...]:
+    """Return the attributes of a node that show what it saves, with the readers that these are."""
+    kind: Any = type(node)
+    if issubclass(kind, _FunctionBase):
+        return (("_raw_saved_tensors", f"{kind.__name__}.tensors"),)
+    return _saves_of(kind, variant(node))
 
 
 @cache

@@ -6,14 +6,11 @@ of PyTorch.
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from math import isinf
 from types import MappingProxyType
 from typing import Any
 
 from tensorstash.protocols import Demand
-
-_REMEMBERED = 4096
 
 BOUND = 0.1
 """What the gradients of an operation whose readers take any tensor stay within, under ``Quantize(8)`` and
@@ -21,7 +18,6 @@ BOUND = 0.1
 nine of ten within 0.026."""
 
 
-@lru_cache(_REMEMBERED)
 def demand(reader: str) -> Demand:
     """Return what a reader needs; those that are not listed, functions written in Python among them, take any tensor.
 
@@ -32,11 +28,6 @@ def demand(reader: str) -> Demand:
     ('exact', 'relative', 'any')
     """
     return "exact" if reader in EXACT or reader in COMPILED else "relative" if reader in RELATIVE else "any"
-
-
-def has_variants(kind: type) -> bool:
-    """Whether what nodes of a kind need depends on a setting of each."""
-    return kind.__name__ in _SETTINGS
 
 
 def variant(node: Any) -> str:
