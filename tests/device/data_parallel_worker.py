@@ -5,8 +5,8 @@ Started by the tests as ``python -m tests.device.data_parallel_worker FOLDER``.
 
 import hashlib
 import json
-import os
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
