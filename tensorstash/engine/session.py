@@ -28,7 +28,7 @@ from tensorstash.engine.payloads.stream_payload import StreamPayload
 from tensorstash.engine.payloads.ways import POLICY, Way, Ways
 from tensorstash.engine.planned.handles import TrackedStashed
 from tensorstash.engine.planned.step import Seen
-from tensorstash.engine.planned.tracker import NewTracker
+from tensorstash.engine.planned.tracker import NewTracker, Parts
 from tensorstash.engine.recompute.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
@@ -84,8 +84,8 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and new_recomputer is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        tracked = backend, ledger, limits, min_bytes, self.adviser, self._sender.make_room
-        self._tracker = None if new_tracker is None else new_tracker(*tracked)
+        parts = Parts(backend, ledger, limits, min_bytes, self.adviser, self._sender.make_room)
+        self._tracker = None if new_tracker is None else new_tracker(parts)
         prefetched = self._tracker.prefetch_budget if self._tracker else self._sender.ahead(limits)
         self._state = SessionState(backend, ledger, self.adviser, limits, prefetched)
         self._transfers = transfers_of(backend, limits, self._sender.shares)

@@ -3,11 +3,12 @@
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import outputs_of
 
 WORKER = Path(__file__).with_name("paddle_worker.py")
 
@@ -26,8 +27,8 @@ def free_ports(count):
 def reports():
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(2)]
 
-    def start(rank):
-        environment = {
+    environments = [
+        {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOG_minloglevel": "3",
@@ -38,19 +39,10 @@ def reports():
             "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
             "PADDLE_DISTRI_BACKEND": "gloo",
         }
-        command = [sys.executable, str(WORKER)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-    ranks = [start(rank) for rank in range(2)]
-    try:
-        outputs = [rank.communicate(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for rank, (_, errors) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, errors[-4000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+        for rank in range(2)
+    ]
+    outputs = outputs_of([[sys.executable, str(WORKER)]] * 2, environments)
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 def test_gradients_are_bitwise_those_without_hooks(reports):

@@ -2,10 +2,8 @@
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -14,8 +12,7 @@ from tensorstash.abilities import Ranks
 from tensorstash.engine.planned.agreement import Agreement
 from tensorstash.planner.decision import Decision, Measured, decide
 from tensorstash.planner.model import Option, Problem, Record, SavedClass
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.processes import outputs_of
 
 RUNS = ("declined", "all tiers", "slow disk", "replan")
 
@@ -28,26 +25,8 @@ def reports(tmp_path_factory):
     store = tmp_path_factory.mktemp("rendezvous") / "store"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "tests.torch.budget_ranks"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(store)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for rank, (_, errors) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, errors[-4000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    outputs = outputs_of([[*command, str(rank), "2", str(store)] for rank in range(2)], [environment] * 2)
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 @pytest.mark.parametrize("run", [*RUNS, "only one"])

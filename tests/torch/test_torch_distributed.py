@@ -2,12 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+
+from tests.processes import outputs_of
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 WEIGHT_SHAPES = ([16, 64], [64, 16])
@@ -20,25 +21,9 @@ def reports(tmp_path_factory):
     """What each of two ranks reports, by the way to parallelize."""
     store = tmp_path_factory.mktemp("rendezvous") / "store"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), "2", str(store)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=200) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for rank, (_, errors) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, errors[-4000:]
-    lines = [json.loads(line) for output, _ in outputs for line in output.splitlines()]
+    command = [sys.executable, str(WORKER)]
+    outputs = outputs_of([[*command, str(rank), "2", str(store)] for rank in range(2)], [environment] * 2)
+    lines = [json.loads(line) for output in outputs for line in output.splitlines()]
     return {kind: [line for line in lines if line["kind"] == kind] for kind in {line["kind"] for line in lines}}
 
 

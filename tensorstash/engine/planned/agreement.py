@@ -9,7 +9,8 @@ by then. Those that do not keep step have it a step or more later.
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +66,7 @@ class Agreement:
             measured: the step.
             step: number of the step that begins now.
         """
-        with _Losing(self):
+        with self._unless_lost():
             # Sessions of one program are equal on all ranks, and take turns in the same order.
             if not self._session:
                 self._session = self._ranks.shared.add(f"tensorstash/sessions of {self._ranks.rank}", 1)
@@ -96,7 +97,7 @@ class Agreement:
         if topic is None or self.is_lost:
             return None
         found = None
-        with _Losing(self):
+        with self._unless_lost():
             while (text := self._get(f"{topic.prefix}/decision {topic.decided}")) is not None:
                 made_at, _, rest = text.partition(b" ")
                 if int(made_at) == step:  # others may not know it yet
@@ -116,8 +117,21 @@ class Agreement:
             step: number of the step that begins now.
         """
         topic = self._topics[signature]
-        with _Losing(self):
+        with self._unless_lost():
             self._put(f"{topic.prefix}/decision {topic.decided}", f"{step} {decision.to_text()}")
+
+    @contextmanager
+    def _unless_lost(self) -> Iterator[None]:
+        """Agree on nothing any more, and say so, where the processes do not reach each other."""
+        try:
+            yield
+        except (RuntimeError, OSError, ValueError) as error:
+            self.is_lost = True
+            first = next(iter(str(error).splitlines()), "")
+            self._say(
+                f"budget: the processes of this training do not reach each other any more ({type(error).__name__}: "
+                f"{first}); from now on this one changes its plan for itself"
+            )
 
     def _is_due(self, topic: _Topic, step: int) -> bool:
         waited = step - topic.since
@@ -148,25 +162,6 @@ class Agreement:
 
     def _get(self, key: str) -> bytes | None:
         return self._ranks.shared.get(key) if self._number(f"{key}/set") else None
-
-
-class _Losing:
-    """Turns an agreement off, and says so, where the processes do not reach each other any more."""
-
-    def __init__(self, agreement: Agreement) -> None:
-        self._agreement = agreement
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, RuntimeError | OSError | ValueError):
-            return False
-        self._agreement.is_lost = True
-        self._agreement._say(
-            f"budget: the processes of this training do not reach each other any more ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else ''}); from now on this one changes its plan for itself"
-        )
-        return True
 
 
 def _summary(problem: Problem) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A budget at work: what becomes of each class of saved tensors is measured, planned, and held."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,6 @@ from tensorstash.abilities.ranks import SupportsRanks
 from tensorstash.abilities.recipes import SupportsProducers
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.planned.allowance import Allowance
 from tensorstash.engine.planned.control import Control
 from tensorstash.engine.planned.memory import MemoryInUse
@@ -205,14 +204,4 @@ def _remakes(policy: HookPolicy) -> bool:
 def budgeted(policy: Budget) -> NewTracker:
     """Return what makes a tracker that holds a budget."""
 
-    def new_tracker(
-        backend: Backend[Any],
-        ledger: Ledger,
-        limits: Limits,
-        min_bytes: int,
-        adviser: Adviser,
-        make_room: Callable[[int], None],
-    ) -> Tracker:
-        return Tracker(Budgeted(policy, backend, ledger, min_bytes, adviser), backend, ledger, limits, make_room)
-
-    return new_tracker
+    return lambda parts: Tracker(Budgeted(policy, parts.backend, parts.ledger, parts.min_bytes, parts.adviser), parts)

@@ -3,10 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorstash.abilities import Backend
-from tensorstash.engine.advice import Adviser
-from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.planned.meter import ENOUGH
 from tensorstash.engine.planned.step import Seen, Step
 from tensorstash.engine.planned.tracker import NewTracker, Tracker
@@ -95,14 +91,4 @@ def _text(key: SavedClass) -> str:
 def by_class(policy: HookPolicy, selectors: Sequence[Selector]) -> NewTracker:
     """Return what makes a tracker that leaves everything to a policy with selectors of classes."""
 
-    def new_tracker(
-        backend: Backend[Any],
-        ledger: Ledger,
-        limits: Limits,
-        min_bytes: int,
-        adviser: Adviser,
-        make_room: Callable[[int], None],
-    ) -> Tracker:
-        return Tracker(ByClass(policy, selectors, adviser.say), backend, ledger, limits, make_room)
-
-    return new_tracker
+    return lambda parts: Tracker(ByClass(policy, selectors, parts.adviser.say), parts)

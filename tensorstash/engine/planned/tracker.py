@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
@@ -21,8 +21,29 @@ from tensorstash.planner.model import KEEP, SavedClass
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.spec import TensorSpec
 
-NewTracker = Callable[[Backend[Any], Ledger, Limits, int, Adviser, Callable[[int], None]], "Tracker"]
-"""Makes a tracker for one session, of its backend, ledger, limits, ``min_bytes``, adviser and what makes room."""
+
+class Parts(NamedTuple):
+    """What a session gives to its tracker.
+
+    Args:
+        backend: the framework's adapter.
+        ledger: counts payloads.
+        limits: byte budgets.
+        min_bytes: smaller tensors are kept.
+        adviser: tells the user what cannot be helped.
+        make_room: waits until so many bytes of those that are on their way into stores have arrived, or all.
+    """
+
+    backend: Backend[Any]
+    ledger: Ledger
+    limits: Limits
+    min_bytes: int
+    adviser: Adviser
+    make_room: Callable[[int], None]
+
+
+NewTracker = Callable[[Parts], "Tracker"]
+"""Makes a tracker for one session."""
 
 _OUT_OF_MEMORY = "out of memory", "can't allocate memory", "not enough memory"
 """What the allocators of frameworks say."""
@@ -94,26 +115,16 @@ class Tracker:
 
     Args:
         chooser: says what becomes of each tensor.
-        backend: the framework's adapter.
-        ledger: counts payloads.
-        limits: byte budgets.
-        make_room: waits until so many bytes of those that are on their way into stores have arrived, or all.
+        parts: of the session.
     """
 
-    def __init__(
-        self,
-        chooser: Chooser,
-        backend: Backend[Any],
-        ledger: Ledger,
-        limits: Limits,
-        make_room: Callable[[int], None],
-    ) -> None:
+    def __init__(self, chooser: Chooser, parts: Parts) -> None:
         self._chooser = chooser
-        self._backend = backend
-        self._meter = Meter(ledger)
-        self.prefetch_budget = GatedBudget(limits.ahead_bytes, self._meter)
+        self._backend = parts.backend
+        self._meter = Meter(parts.ledger)
+        self.prefetch_budget = GatedBudget(parts.limits.ahead_bytes, self._meter)
         """What may be read ahead of backward."""
-        self._make_room = make_room
+        self._make_room = parts.make_room
         self._hook_s = 0.0
         self._entered: float | None = None
         """When the outermost hook began; None outside of hooks."""
@@ -231,6 +242,7 @@ class Tracker:
             self.settle()
             self._step.asked(seen, now, perf_counter())
             yield
+            self.settle()  # what has gone meanwhile is not held beside what was brought
             self._look()
 
     @contextmanager

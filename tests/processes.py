@@ -1,0 +1,26 @@
+"""Processes of the tests' own that train together."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def outputs_of(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> list[str]:
+    """Run commands side by side, each in its environment; return what each has printed. All must succeed."""
+    started = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(environment), cwd=ROOT
+        )
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    try:
+        outputs = [process.communicate(timeout=200) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    for process, (_, errors) in zip(started, outputs, strict=True):
+        assert process.returncode == 0, errors[-4000:]
+    return [output for output, _ in outputs]
