@@ -59,5 +59,5 @@ def fastest(candidates: Mapping[str, Candidate]) -> str:
 
 def _is_faster(seconds: list[float], others: list[float]) -> bool:
     gains = [other - one for one, other in zip(seconds, others, strict=True)]
-    noise = median(others) - min(others)
-    return min(gains) > 0 and median(gains) > max(_MARGIN * median(others), noise)
+    spread = median(others) - min(others)
+    return min(gains) > 0 and median(gains) > max(_MARGIN * median(others), spread)
