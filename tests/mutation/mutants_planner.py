@@ -87,8 +87,8 @@ MUTANTS = [
     (
         "engine/planned/trial.py",
         "constant",
-        "max(_MARGIN * median(others), noise)",
-        "noise",
+        "max(_MARGIN * median(others), spread)",
+        "spread",
         PLANNED,
     ),
     (
