@@ -81,8 +81,10 @@ def test(arguments: list[str]) -> None:
         types = start("mypy", output=report.fileno())  # has one thread, so that other cores would wait for it
         try:
             # One compute thread per test process: the processes share the cores, and OpenMP threads that wait spin.
-            # A few tests take half a minute: whoever has nothing left to do takes from the others.
-            run("pytest", "-n", min(os.cpu_count() or 1, 4), "--dist", "worksteal", *arguments, OMP_NUM_THREADS="1")
+            # One process more than there are cores, since many tests wait for programs that they have started. A few
+            # take half a minute: whoever has nothing left to do takes from the others.
+            processes = min((os.cpu_count() or 1) + 1, 4)
+            run("pytest", "-n", processes, "--dist", "worksteal", *arguments, OMP_NUM_THREADS="1")
         finally:
             types.wait()
             report.seek(0)

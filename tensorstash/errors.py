@@ -112,3 +112,12 @@ def graph_is_captured(device: str) -> BackendError:
         f"copy to and from memory that is somebody else's by then. Capture outside of the stash, or keep what the "
         f"captured region saves (Route, min_bytes)"
     )
+
+
+def modified(tensor: str, version: int, expected: int) -> SavedTensorModifiedError:
+    """Return the error that autograd would have raised for a saved tensor that is no longer at its version."""
+    return SavedTensorModifiedError(
+        f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{tensor} is at version {version}; expected version {expected} instead. "
+        f"Clone it before the operation that modifies it, or call drain() on the session before that."
+    )

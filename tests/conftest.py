@@ -1,7 +1,10 @@
 """What all tests share: which may be skipped, with what is compiled and without, little to do for the collector."""
 
 import gc
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from tensorstash import kernels
 from tensorstash.host import native
 from tests.skips import print_skips, pytest_make_collect_report, pytest_runtest_makereport
 from tests.sweeps import print_sweeps
+from tests.warm import python
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks of this folder
 
@@ -70,3 +74,15 @@ def either_way(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("nothing_is_compiled")
     elif native.functions is None:
         pytest.skip("nothing is compiled here")
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Callable[..., str]]:
+    """Return the path of a Python that has imported modules, started once, by their names and variables to be added."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(*modules: str, **variables: str) -> str:
+            return stack.enter_context(python(*modules, environment=os.environ | variables))
+
+        yield started

@@ -1,6 +1,7 @@
 """The benchmarks, in sizes that take seconds.
 
-What measures a process runs in processes of its own; others run here, where the frameworks are imported already.
+What measures a process runs in processes of its own, most of them forked where the framework is imported already;
+others run here, where it is, too.
 """
 
 import json
@@ -60,23 +61,35 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     torch.set_num_threads(threads)
 
 
-def script(*arguments: str, environment: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    """Run ``python`` with these arguments, in a process of its own."""
-    command = [sys.executable, "-W", "ignore", *arguments]
+IMPORTED = {
+    "torch": ("torch", "torch._dynamo", "tensorstash.backends.torch", "benchmarks.harness.training"),
+    "paddle": ("paddle", "tensorstash.backends.paddle", "benchmarks.harness.training"),
+}
+"""What processes that train import; optimizers of PyTorch import its compiler."""
+
+
+def script(
+    *arguments: str, python: str = sys.executable, environment: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run ``python`` with these arguments, in a process of its own, and in processes that it starts in turn."""
+    command = [python, "-W", "ignore", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done
 
 
 @pytest.mark.parametrize(("framework", "policies"), [("torch", [LOSSLESS]), ("paddle", [HALF, LOSSY])])
-def test_the_comparison_trains_under_each_policy(framework: str, policies: list[str], tmp_path: Path) -> None:
+def test_the_comparison_trains_under_each_policy(
+    framework: str, policies: list[str], tmp_path: Path, warm: Callable[..., str]
+) -> None:
     report, picture = tmp_path / "report.json", tmp_path / "bars.png"
     arguments = ["--quick", "--framework", framework, "--rounds", "1", "--json", str(report), "--plot", str(picture)]
     # Where our environment is the advised one, nothing is run in another.
     environment = advised_environment(os.environ) if framework == "torch" else dict(os.environ)
     others = 1 if framework == "paddle" and advice() else 0
     lines = [f"--policy={policy.format(half='100KiB')}" for policy in policies]
-    done = script("-m", "benchmarks", "main_job", *arguments, *lines, environment=environment)
+    python = warm(*IMPORTED["torch"], **advice()) if framework == "torch" else sys.executable
+    done = script("-m", "benchmarks", "main_job", *arguments, *lines, python=python, environment=environment)
 
     ((_, (baseline, *rest)),) = json.loads(report.read_text())["trainings"].items()
     assert [m["stats"] is None for m in (baseline, *rest)] == [True, *[True] * others, True, *[False] * len(policies)]
@@ -121,10 +134,12 @@ def test_first_steps_do_not_count_and_ratios_are_of_the_same_round() -> None:
     assert training.ratios(policy)[1] == 1.5
 
 
-def test_budgets_are_held_against_what_else_fits(tmp_path: Path) -> None:
+def test_budgets_are_held_against_what_else_fits(tmp_path: Path, warm: Callable[..., str]) -> None:
     report = tmp_path / "report.json"
     sizes = ("--workload=torch_gpt", "--tiny", "--rounds=1", "--part=0.5")
-    done = script("-m", "benchmarks", "budget_sweep", *sizes, "--json", str(report))
+    python, environment = warm(*IMPORTED["torch"], **advice()), os.environ | advice()
+    arguments = ("budget_sweep", *sizes, "--json", str(report))
+    done = script("-m", "benchmarks", *arguments, python=python, environment=environment)
     *others, budget = table(done.stdout)
     assert [row["policy"] for row in others] == ["none", *(str(rival).replace("|", "\\|") for rival in RIVALS)]
     assert budget["policy"] == "budget 0.5"
@@ -195,7 +210,7 @@ def test_steps_on_a_device_are_measured_for_every_method(device: str, run_here: 
     assert [name for name, row in rows.items() if "failure" in row] in ([], ["trl", "checkpoint, trl"])
     for name, row in rows.items():
         if "failure" not in row:
-            assert row["gradients"]["equal"] is not name.startswith("quantize")
+            assert row["gradients"]["equal"] is not name.startswith("quantize"), (name, row["gradients"])
             assert len(row["seconds"]) == 1
     if device == "sim":
         offloaded, pinned = rows["cpu_offload"], rows["save_on_cpu pinned"]
@@ -276,11 +291,13 @@ def test_the_disk_store_is_measured_beside_a_bare_loop(run_here: RunHere, tmp_pa
     ids=["paddle", "torch"],
 )
 def test_whole_steps_are_compared(
-    arguments: str, before: list[str], method: str, gradients: str, tmp_path: Path
+    arguments: str, before: list[str], method: str, gradients: str, tmp_path: Path, warm: Callable[..., str]
 ) -> None:
     report = tmp_path / "report.json"
     few = ("--tiny", "--rounds", "1", "--steps", "2", "--json", str(report))
-    done = script("-m", "benchmarks", "steps", *few, *arguments.split())
+    framework, variables = ("paddle", advice()) if "paddle" in arguments else ("torch", {})
+    options = {"python": warm(*IMPORTED[framework], **variables), "environment": os.environ | variables}
+    done = script("-m", "benchmarks", "steps", *few, *arguments.split(), **options)
 
     rows = table(done.stdout)
     assert [row["method"] for row in rows] == [*before, method]

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -56,14 +57,17 @@ def paths(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("document", "number"), PROGRAMS, ids=lambda part: getattr(part, "name", part))
-def test_every_program_runs_on_its_own(document: Document, number: int, tmp_path: Path) -> None:
+def test_every_program_runs_on_its_own(
+    document: Document, number: int, tmp_path: Path, warm: Callable[..., str]
+) -> None:
     for policy in document.blocks("toml"):
         if "[policy]" in policy:
             (tmp_path / "policy.toml").write_text(policy)
     program = document.blocks("python")[number]
     here = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True, timeout=120)
+    imports_torch = re.search(r"^import torch$", program, re.MULTILINE)
+    python = warm("torch", "torch._dynamo") if imports_torch else sys.executable
+    done = subprocess.run([python, "-c", program], cwd=tmp_path, env=here, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "stats()" not in program or re.search(r"(stashed|recomputed: .+) +[1-9]", done.stdout)
 

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 WAYS = ("DtoH", "HtoD")
+COMPUTED, WAITED = 2, 3
 
 Copies = dict[str, dict[str, float]]
-"""For each direction: bytes, seconds, and how many of those seconds the device was computing, too."""
+"""For each direction: bytes, seconds, and how many of those seconds the device was computing, too. A simulated device
+also tells under ``"waited"`` for how many seconds its computation waited for other streams."""
 
 Span = tuple[float, float]
 """When something began and when it ended, in seconds."""
@@ -130,13 +132,16 @@ def _logged(run: Callable[[], object], synchronize: Callable[[], None], log: Any
         synchronize()
     copies: dict[str, list[tuple[Span, int]]] = {way: [] for way in WAYS}
     work: list[Span] = []
+    waited = 0.0
     for record in log.records():
         span = record.begun, record.ended
-        if record.direction < len(WAYS):
-            copies[WAYS[record.direction]].append((span, record.nbytes))
-        else:
+        if record.direction == COMPUTED:
             work.append(span)
-    return _totals(copies, work)
+        elif record.direction == WAITED:
+            waited += record.ended - record.begun
+        else:
+            copies[WAYS[record.direction]].append((span, record.nbytes))
+    return {**_totals(copies, work), "waited": {"seconds": waited}}
 
 
 def _profiled(run: Callable[[], object], synchronize: Callable[[], None]) -> Copies:

@@ -25,6 +25,7 @@ from tensorstash.abilities.graph import (
     SupportsReaders,
     SupportsRecording,
     SupportsSharedMemory,
+    SupportsStorageRelease,
     SupportsWriters,
 )
 from tensorstash.abilities.ranks import KeyValues, Ranks, SupportsRanks
@@ -56,5 +57,6 @@ __all__ = [
     "SupportsReaders",
     "SupportsRecording",
     "SupportsSharedMemory",
+    "SupportsStorageRelease",
     "SupportsWriters",
 ]

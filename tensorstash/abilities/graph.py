@@ -166,3 +166,12 @@ class SupportsSharedMemory(Protocol[T_co]):
         The tensor keeps the memory alive, and has an in-place version of its own.
         """
         ...
+
+
+@runtime_checkable
+class SupportsStorageRelease(Protocol):
+    """A backend that has to hold memory to know it again when it is saved once more."""
+
+    def release_storages(self, most_bytes: int, /) -> None:
+        """Release what was saved first, beyond so many bytes; the newest may be larger, except on a device with 0."""
+        ...

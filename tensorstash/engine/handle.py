@@ -6,9 +6,9 @@ from itertools import chain
 from typing import Any
 
 from tensorstash.engine.payloads.dedup import DedupIndex
-from tensorstash.engine.payloads.payload import Payload, modified
+from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.state import SessionState
-from tensorstash.errors import StashError
+from tensorstash.errors import StashError, modified
 from tensorstash.protocols import Demand, strictest
 from tensorstash.spec import TensorSpec
 

@@ -78,13 +78,13 @@ class Session(Generic[T]):
     ) -> None:
         self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
         self._encoding = Encoding(backend, limits)
-        self._sender = Sender(limits, self._encoding)
+        self._sender = Sender(limits, self._encoding, backend)
         alternatives = [plan.rest for plan in policy.alternatives()]
         only_keeps = all(plan.keeps for plan in alternatives)
         self._only_keeps = only_keeps and new_recomputer is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        parts = Parts(backend, ledger, limits, min_bytes, self.adviser, self._sender.make_room)
+        parts = Parts(backend, ledger, limits, min_bytes, self.adviser, self._sender.wait_for)
         self._tracker = None if new_tracker is None else new_tracker(parts)
         prefetched = self._tracker.prefetch_budget if self._tracker else self._sender.ahead(limits)
         self._state = SessionState(backend, ledger, self.adviser, limits, prefetched)
@@ -216,7 +216,7 @@ class Session(Generic[T]):
             handle = self._pack(tensor)
             if self._state.held is not None:
                 self._start_freed(self._state.held.freed())
-            self._sender.make_room(tracker.excess())
+            tracker.expect_next()
             return handle
 
     def _pack(self, tensor: T) -> Handle:

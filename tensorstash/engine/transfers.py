@@ -8,7 +8,9 @@ applied; it is asked for each time, since programs run under streams of their ow
    compute.)
 2. The source is held until the copy has ended, or until compute waits for its end: its memory belongs to compute, so
    whatever is allocated there next is written after the copy. Where it belongs to yet another stream, the allocator was
-   told that compute uses it, and waits for compute before it hands the memory to that stream.
+   told that compute uses it, and waits for compute before it hands the memory to that stream. Compute waits only where
+   the budget of sources is used up, or when no saved tensor is left: backward begins with those saved last, whose
+   copies have not ended, and would wait for them just as they are let go.
 3. A buffer to copy back into is allocated for compute, and the copy begins after what compute was given before that:
    whoever had that memory earlier is done with it.
 4. A copy back begins after the copy out of the same bytes.
@@ -119,6 +121,8 @@ class Transfers:
         self.back_budget = ByteBudget(back_bytes)
         """Of tensors that are brought back early."""
         self._side_streams: dict[tuple[str, str], _SideStream] = {}
+        self._saved: set[int] = set()
+        self._left: deque[Transfer] = deque()
         self._pid = os.getpid()
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -169,6 +173,7 @@ class Transfers:
         with self._lock:
             side = self._side_stream(spec.device, "back")
             side.forget_ended()
+            self._drop_left()
             target = streams.empty(spec)
             side.stream.wait(compute.record())
             if after is not None:
@@ -177,6 +182,28 @@ class Transfers:
             transfer.start(partial(streams.copy_in, data, target, side.stream), side.transfers)
         return transfer
 
+    def save(self, payload: int) -> None:
+        """Note that a payload is there, of which there may be copies.
+
+        Args:
+            payload: its identity, until :meth:`leave`.
+        """
+        self._saved.add(payload)
+
+    def leave(self, payload: int, flight: Transfer | None) -> None:
+        """Note that nobody asks for a payload any more; takes no lock and never blocks, safe in a finalizer.
+
+        Its source is dropped when the copy out has ended, as long as there are others that may be asked for.
+
+        Args:
+            payload: its identity.
+            flight: the copy out, if there was one.
+        """
+        self._saved.discard(payload)
+        if flight is not None and flight.held is not None:
+            self._left.append(flight)
+        self._release_left_if_last()
+
     def has_streams(self, device: str) -> bool:
         """Whether a device works behind the program."""
         return self._streams.current_stream(device) is not None
@@ -184,6 +211,10 @@ class Transfers:
     def why_wait(self, device: str) -> str | None:
         """Say why copies of a device make the program wait; None if they do not."""
         return self._streams.why_copies_wait(device)
+
+    def goes_behind(self, nbytes: int) -> bool:
+        """Whether computation may go on beside a copy out of so many bytes, whose source must not change then."""
+        return nbytes <= self.out_budget.limit
 
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
@@ -205,6 +236,11 @@ class Transfers:
             return None
         transfer.stream.wait(transfer.end)
         return target
+
+    def lent(self, tensor: Any, owner: Stream, device: str) -> None:
+        """Tell the allocator if a tensor in memory of ``owner`` is read in another stream, the current one."""
+        if self.compute(device) != owner:
+            self.used_here(tensor, device)
 
     def used_here(self, tensor: Any, device: str) -> Any:
         """Return a tensor that has stayed on its device, for work of the current stream."""
@@ -242,6 +278,27 @@ class Transfers:
         with self._lock:
             for side in self._side_streams.values():
                 side.forget_ended()
+            self._drop_left()
+
+    def _drop_left(self) -> None:
+        """Drop the sources that were left and whose copies have ended."""
+        for _ in range(len(self._left)):
+            try:
+                transfer = self._left.popleft()
+            except IndexError:  # a finalizer was faster
+                return
+            if transfer.end.query():
+                transfer.drop()
+            else:
+                self._left.append(transfer)
+        self._release_left_if_last()
+
+    def _release_left_if_last(self) -> None:
+        while self._left and not self._saved:
+            try:
+                self._left.popleft().release()
+            except IndexError:  # another thread was faster
+                return
 
     def _make_room(self, nbytes: int) -> Lease | None:
         """Count bytes of a source; return None if the budget is smaller than that."""
@@ -259,10 +316,12 @@ class Transfers:
             side = self._side_streams[key] = _SideStream(self._streams.new_stream(device), is_out=direction == "out")
         return side
 
-    def __del__(self) -> None:
+    def __del__(
+        self, is_finalizing: Callable[[], bool] = sys.is_finalizing, getpid: Callable[[], int] = os.getpid
+    ) -> None:
         # Host memory must outlive the copies. Not while the interpreter ends: then the device may be gone already.
         # Nor in a forked child, which must not touch it.
-        if not sys.is_finalizing() and os.getpid() == self._pid:
+        if not is_finalizing() and getpid() == self._pid:
             for side in self._side_streams.values():
                 side.finish()
 

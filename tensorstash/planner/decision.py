@@ -3,14 +3,15 @@
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from typing import Any, Self
 from zlib import compress, decompress
 
 import numpy as np
 
-from tensorstash.planner.model import Option, Problem, Record, SavedClass, pressure
+from tensorstash.planner.model import STORES, Option, Pressure, Problem, Record, SavedClass, pressure
 from tensorstash.planner.plan import BudgetPlan, planned
 from tensorstash.planner.solve import Solution, solve, trivial
 
@@ -22,7 +23,13 @@ _RIVALS = 2
 _WORTH_TRYING = 0.25
 """Part of a step that a plan of one tier may be predicted to cost more than the plan, and is tried all the same."""
 
+_WORTH_CHANGING = 0.01
+"""Part of a step by which a new plan has to be predicted to be faster than the one that was."""
+
 _FEWER = 0.98
+
+_TELLING = 0.02
+"""Part of a tensor's bytes by which more of it has to be left than was planned to plan anew."""
 
 
 @dataclass(frozen=True)
@@ -83,24 +90,74 @@ class Decision:
             solution = replace(solution, choice=choice, seconds=found.cost, stall_s=found.stall_s, peak=peak)
         return replace(planned(problem, solution, self.aliases), budget=self.asked, ranks=self.ranks)
 
-    def only(self, name: str) -> Self:
-        """Return the decision for one of the plans."""
-        return replace(self, choices={name: self.choices[name]})
-
     def tighter(self, peak: int) -> Self | None:
-        """Return what is decided for less than there is; None if there is no less.
+        """Return another plan, for less than there is; None if no other holds less.
 
         Args:
             peak: bytes that were held, background included.
         """
         problem = self.problem
-        budget = max(round(problem.budget * min(_FEWER, self.asked / max(peak, 1))), self.solution.least)
-        less = replace(problem, budget=budget)
-        solution = solve(less)
-        if budget >= problem.budget or solution.status == "impossible":
+        budget, part = problem.budget, min(_FEWER, self.asked / max(peak, 1))
+        while budget > self.solution.least:
+            budget, part = max(round(budget * part), self.solution.least), _FEWER
+            less = replace(problem, budget=budget)
+            solution = solve(less)
+            if solution.status == "impossible":
+                return None
+            # A few large tensors fit into a little less as well: then nothing would be other than it was.
+            if solution.choice not in self.choices.values():
+                choices = {PLAN: solution.choice}
+                return replace(self, problem=less, solution=solution, choices=choices, shrinks=self.shrinks + 1)
+        return None
+
+    def with_left(self, left: Mapping[SavedClass, tuple[str, float]]) -> Self | None:
+        """Return what is decided where codecs leave more of some classes than was planned; None if they do not.
+
+        Args:
+            left: of each class its tier, and the part of its bytes that this has left.
+        """
+        owned = {self.aliases.get(key, key): found for key, found in left.items()}
+        records = tuple(_with_left(record, *owned.get(record.key, ("", 0.0))) for record in self.problem.records)
+        if records == self.problem.records:
             return None
-        choices = {PLAN: solution.choice}
-        return replace(self, problem=less, solution=solution, choices=choices, shrinks=self.shrinks + 1)
+        problem = replace(self.problem, records=records)
+        solution = solve(problem)
+        return replace(self, problem=problem, solution=solution, choices={PLAN: solution.choice})
+
+    def found(self, name: str) -> Pressure:
+        """Return what one of the plans does to memory and time."""
+        return pressure(self.problem.table, np.array(self.choices[name], np.int64), self.problem.room)
+
+    def settled(self, name: str, share: float) -> Self:
+        """Return the decision for one of the plans that were compared, or for a new one that is cheaper than that.
+
+        The new one has only the tiers that were in them.
+
+        Args:
+            name: of the plan that was the fastest.
+            share: of the seconds for which a store is occupied, by which the step was longer than predicted.
+        """
+        only = {name: self.choices[name]}
+        if not share:
+            return replace(self, choices=only)
+        problem = _dearer(self.problem, share)
+        solution = solve(_without(problem, self._untried()))
+        settled = replace(self, problem=problem, solution=solution, choices=only)
+        if solution.status != "planned" or solution.choice in self.choices.values():
+            return settled
+        gain = settled.found(name).cost - solution.seconds
+        is_better = gain > _WORTH_CHANGING * problem.step_s
+        return replace(settled, choices={PLAN: solution.choice}) if is_better else settled
+
+    def _untried(self) -> set[str]:
+        """Return the tiers that none of the plans uses: what they do was predicted, and never seen."""
+        records = self.problem.records
+        tried = {
+            record.options[place].tier
+            for choice in self.choices.values()
+            for record, place in zip(records, choice, strict=True)
+        }
+        return {option.tier for record in records for option in record.options[1:]} - tried
 
     def to_text(self) -> str:
         """Return the decision as text, for other processes."""
@@ -146,6 +203,38 @@ def _rivals(problem: Problem, solution: Solution) -> dict[str, tuple[int, ...]]:
         if cost <= solution.seconds + _WORTH_TRYING * problem.step_s and tuple(choice) != solution.choice:
             found.append((cost, tier, tuple(choice.tolist())))
     return {tier: choice for _, tier, choice in sorted(found)[:_RIVALS]}
+
+
+def _dearer(problem: Problem, share: float) -> Problem:
+    """Return a step in which whatever goes to a store also costs a share of the seconds for which it occupies that."""
+
+    def dearer(option: Option) -> Option:
+        is_carried = option.link in STORES
+        return replace(option, seconds=option.seconds + share * (option.out_s + option.back_s) * is_carried)
+
+    records = (replace(record, options=tuple(map(dearer, record.options))) for record in problem.records)
+    return replace(problem, records=tuple(records))
+
+
+def _without(problem: Problem, tiers: Set[str]) -> Problem:
+    """Return a step in which some tiers are never worth it; options keep their places."""
+
+    def barred(option: Option) -> Option:
+        return replace(option, seconds=inf) if option.tier in tiers else option
+
+    records = (replace(record, options=tuple(map(barred, record.options))) for record in problem.records)
+    return replace(problem, records=tuple(records))
+
+
+def _with_left(record: Record, tier: str, part: float) -> Record:
+    """Return a record of which a tier in memory leaves at least this part of the bytes."""
+
+    def corrected(option: Option) -> Option:
+        is_it = option.tier == tier and option.link not in STORES
+        left = round(part * record.nbytes)
+        return replace(option, resident=left) if is_it and left - option.resident > _TELLING * record.nbytes else option
+
+    return replace(record, options=tuple(map(corrected, record.options)))
 
 
 def _plain(record: Record) -> list[Any]:

@@ -1,31 +1,42 @@
 """A search over prices: of a byte at the point where memory is shortest, and of a second of each link.
 
-At given prices each record chooses for itself; links are for what forward lets go of first, since that has the longest
-way to hide. Whatever the best plan is, nearly all of its records have chosen so: at most as many have not as there are
-constraints that bind.
+At given prices each record chooses for itself. Links are for those that need not wait for them too long: in forward
+their bytes wait in memory, which has the less room for that the more is kept. Whatever the best plan is, nearly all of
+its records have chosen so: at most as many have not as there are constraints that bind.
 """
 
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensorstash.planner.model import MOVING, Floats, Ints, Table, pressure
 
-_PARTS = 5
-"""How many places in the forward pass are tried at first, up to which links are used."""
 
-_LINK_PRICES = (MOVING, 0.004, 0.015, 0.06, 0.25)
-"""What a second of a link may cost at first: never more than the second of the step that waiting for it costs."""
+class Terms(NamedTuple):
+    """On which terms records may use links.
+
+    Args:
+        price: seconds of the step that a second of a link costs: waiting for it costs no more than one.
+        first: how long the first record may wait for its link, both ways, as a part of the forward pass.
+        last: the same, for the last one; in between it changes evenly.
+    """
+
+    price: float
+    first: float
+    last: float
+
+
+_AT_FIRST = tuple(Terms(*each) for each in product((MOVING, 0.03), (0.1, 0.6, 4.0), (0.02, 0.3, 2.0)))
+"""Terms that are tried at first."""
+
+_ROUNDS = 5
+_FACTOR, _NEARER = 3.0, 0.5
+"""How often terms near the best are tried, by which factor one of them changes, and how much nearer each time."""
 
 _TILT = 0.01
 """How much more the bytes of the first record count, so that equal records change their minds one by one."""
-
-_RISE = 0.6
-"""By how much the price of links rises from the first record to the last: the later, the more has to wait for them."""
-
-_ROUNDS = 9
-_NEARER = 0.6
-"""How often prices near the best are tried, and how much nearer each time."""
 
 
 class Market:
@@ -54,29 +65,30 @@ class Market:
         self._weight = self._left * (1 + _TILT * np.linspace(1, 0, len(rows)))[:, None]
         self._seconds = table.seconds[rows]
         self._linked = table.link[rows] >= 0
-        self._rise = np.linspace(1 - _RISE, 1 + _RISE, len(rows))[:, None]
-        self._moves = table.out_s[rows] + table.back_s[rows]
+        self._link = table.link[rows]
+        self._out, self._back = table.out_s[rows], table.back_s[rows]
+        self._freed, self._wanted = table.freed[rows], table.wanted[rows]
+        self._span = float(np.ptp(self._freed)) if len(rows) else 0.0
+        self._progress = (self._freed - self._freed.min(initial=np.inf)) / (self._span or 1.0)
+        self._moves = self._out + self._back
 
     def search(self) -> None:
         """Look for the cheapest choice among all prices."""
-        count = len(self._rows)
         if not self._linked.any():
-            self._sold(0, MOVING)
+            self._sold(_AT_FIRST[0])
             return
-        parts = np.unique(np.linspace(0, count, _PARTS).astype(int)).tolist()[::-1]
-        best = min((self._sold(part, price), part, price) for price, part in product(_LINK_PRICES, parts))
-        step, factor = count / (_PARTS - 1) / 2, 1.8
+        best = min((self._sold(terms), terms) for terms in _AT_FIRST)
+        factor = _FACTOR
         for _ in range(_ROUNDS):
-            _, part, price = best
-            move = max(round(step), 1)
-            around = [(part - move, price), (part + move, price), (part, price * factor), (part, price / factor)]
-            near = [(self._sold(at, rate), at, rate) for at, rate in around if 0 <= at <= count]
-            best = min(best, *near)
-            step, factor = step * _NEARER, factor**_NEARER
+            price, first, last = best[1]
+            for rate in (factor, 1 / factor):
+                near = (Terms(price * rate, first, last), Terms(price, first * rate, last))
+                best = min(best, *((self._sold(each), each) for each in (*near, Terms(price, first, last * rate))))
+            factor **= _NEARER
 
-    def _sold(self, part: int, link_price: float) -> float:
-        """Return the cost of the best choice where the first records may use links, at a price."""
-        stairs = _Stairs(self._offers(part, link_price), self._weight, self._left, self._seconds)
+    def _sold(self, terms: Terms) -> float:
+        """Return the cost of the best choice on some terms."""
+        stairs = _Stairs(self._offers(terms), self._weight, self._left, self._seconds)
         room = self._room - self._fixed
         low, high = stairs.enough(room), stairs.count
         best, at = np.inf, low
@@ -91,11 +103,43 @@ class Market:
             at = max(low, min(stairs.enough(room), (low + high) // 2))
         return best
 
-    def _offers(self, part: int, link_price: float) -> Floats:
+    def _offers(self, terms: Terms) -> Floats:
         """Return the seconds of each option, those of links at their price; infinite for what is not to be had."""
-        moves = np.where(self._linked, link_price * self._rise * self._moves, 0.0)
-        moves[part:] = np.where(self._linked[part:], np.inf, 0.0)
-        return self._seconds + moves
+        offers = self._seconds + np.where(self._linked, terms.price * self._moves, 0.0)
+        return np.where(self._linked & ~self._admitted(offers, terms), np.inf, offers)
+
+    def _admitted(self, offers: Floats, terms: Terms) -> NDArray[np.bool_]:
+        """Return which options of links are to be had: of each record the best one whose queue is short enough.
+
+        Those that something else frees as well, for less, are not in a queue.
+        """
+        elsewhere = np.where(self._linked, np.inf, offers)[:, None, :]
+        frees_as_well = self._left[:, None, :] <= self._left[:, :, None]
+        wanted = self._linked & (offers < np.where(frees_as_well, elsewhere, np.inf).min(axis=2))
+        row, place = np.nonzero(wanted)
+        order = np.lexsort((offers[row, place], row))
+        at = row, place = row[order], place[order]
+        may_wait = (terms.first + (terms.last - terms.first) * self._progress[row]) * self._span
+        queued = (
+            row,
+            place,
+            self._link[at],
+            self._out[at],
+            self._back[at],
+            self._freed[row],
+            self._wanted[row],
+            may_wait,
+        )
+        sent, fetched = [-np.inf] * len(self._table.links), [np.inf] * len(self._table.links)
+        admitted = np.zeros(offers.shape, bool)
+        last = -1
+        for one, option, link, out, back, freed, asked, most in zip(*(each.tolist() for each in queued), strict=True):
+            leaves, returns = max(sent[link], freed) + out, min(fetched[link], asked) - back
+            if one != last and leaves - freed <= most and asked - returns <= most:
+                sent[link], fetched[link] = leaves, returns
+                admitted[one, option] = True
+                last = one
+        return admitted
 
     def _tried(self, stairs: "_Stairs", step: int) -> tuple[float, float]:
         """Return the cost of the choices at a step, and the bytes that do not fit unless the program waits."""

@@ -12,6 +12,9 @@ Ints = NDArray[np.int64]
 
 KEEP = "keep"
 
+STORES = DISK, COPIES = "disk", "copies"
+"""Links to stores. Seconds of another link, the cores, are seconds of the processor, which are known."""
+
 
 class SavedClass(NamedTuple):
     """What stays the same of a saved tensor from step to step, so that a decision can be made for it.

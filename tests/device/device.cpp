@@ -82,7 +82,7 @@ struct Link {  // from or to one device; one copy after the other
     return begun;
   }
 };
-enum Direction { TO_HOST, TO_DEVICE, COMPUTED };
+enum Direction { TO_HOST, TO_DEVICE, COMPUTED, WAITED };
 auto& links = *new std::array<std::array<Link, 2>, DEVICES>;
 
 struct Record { int32_t device; int32_t direction; int64_t stream; int64_t nbytes; double submitted, begun, ended; };
@@ -261,6 +261,13 @@ struct Submission {  // of an operation, by this thread
   void pause() { if (has_computations && !outer) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
   void resume() { begun = now(); }
   ~Submission() { pause(); operation = before; submission = outer; }
+  void wait(Queue& work) {  // until it is known what an operand will be
+    pause();
+    double from = now();
+    work.drain();
+    resume();
+    if (has_computations) note({place.first, WAITED, place.second, 0, submitted, from, begun});
+  }
 };
 
 // Memory of the devices.
@@ -484,11 +491,7 @@ at::Tensor operand(const at::Tensor& tensor) {  // of the operation that this th
   auto& work = queue(current(tensor.device().index()));
   std::optional<at::Tensor> read;
   if (submission) submission->place = current(tensor.device().index());
-  while (!(read = work.foreseen(memory))) {
-    if (submission) submission->pause();
-    work.drain();
-    if (submission) submission->resume();
-  }
+  while (!(read = work.foreseen(memory))) submission ? submission->wait(work) : work.drain();
   work.put([reader = operation, memory = as_bytes(memory), read = as_bytes(*read), place = current(tensor.device().index()), submitted = now()] {
     Timed timed{place, submitted};
     NoRecording guard(c10::autograd_dispatch_keyset);

@@ -113,6 +113,23 @@ def stays_aside(dice: Dice, scope: Scope) -> list[bytes]:
         return bits(*got)
 
 
+def lent_aside(dice: Dice, scope: Scope) -> list[bytes]:
+    """Ask on one stream for what has not left another, which uses the memory as soon as it is let go."""
+    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
+    with scope() as session:
+        x = full(dice.choice([2.0, 3.0]))
+        handles = [session.pack(x), session.pack(x)]  # so that who asks first gets a copy
+        del x
+    side.wait_event(main.record_event())
+    with side:
+        got = session.unpack(handles[0])
+    handles.clear()
+    for _ in range(dice.choice([1, 3, 6])):
+        full(7.0)
+    with side:
+        return bits(got)
+
+
 def prefetched(dice: Dice, scope: Scope) -> list[bytes]:
     """Ask on one stream for what another has saved and goes on from, which it waits for only as far as that."""
     main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")

@@ -23,7 +23,7 @@ import torch
 NAME = "sim"
 DEVICES = 2
 SOURCE = Path(__file__).with_name("device.cpp")
-TO_HOST, TO_DEVICE, COMPUTED = 0, 1, 2
+TO_HOST, TO_DEVICE, COMPUTED, WAITED = range(4)
 
 FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC")
 
@@ -55,11 +55,12 @@ def library() -> Path:
 
 
 class Record(ctypes.Structure):
-    """A copy between a device and the host that has ended, or a piece of computation.
+    """A copy between a device and the host that has ended, a piece of computation, or a time that it waited for one.
 
     Attributes:
         device: its index.
-        direction: :data:`TO_HOST` or :data:`TO_DEVICE`, or :data:`COMPUTED` where nothing was copied.
+        direction: :data:`TO_HOST` or :data:`TO_DEVICE`; :data:`COMPUTED` where nothing was copied, and :data:`WAITED`
+            where the computation could not go on before something else, such as a copy, had ended.
         stream: where it was submitted; 0 is the default stream.
         nbytes: how much was copied.
         submitted: when, in seconds of a clock that all records share.

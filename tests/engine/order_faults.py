@@ -104,6 +104,13 @@ class SourceOfAnotherStreamReused(BackendFault):
         pass
 
 
+class SourceReadOnAnotherStreamReused(Transfers):
+    """Rule 2: the allocator is told of another stream that copies a source which has not left."""
+
+    def lent(self, tensor: Any, owner: Any, device: str) -> None:
+        pass
+
+
 class _BackLane(Transfers):
     def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
         side = self._side_stream(spec.device, "back")

@@ -27,6 +27,7 @@ from order_faults import (
     ReloadIntoMemoryThatIsStillUsed,
     ReloadOvertakesItsOwnOffload,
     SourceOfAnotherStreamReused,
+    SourceReadOnAnotherStreamReused,
     SourceReusedBeforeItsCopyEnded,
     StaleComputeStream,
     TensorHandedOutBeforeItArrived,
@@ -116,6 +117,25 @@ def dropped_prefetch(choose: random.Random, scope: Callable[[], Any], has_stream
     return [got, *(tensor.host_bits().tobytes() for tensor in fresh)]
 
 
+def lent_aside(choose: random.Random, scope: Callable[[], Any], has_streams: bool) -> list[bytes]:
+    """Ask on one stream for what has not left another, which uses the memory as soon as it is let go."""
+    main, side = default_stream("sim:0"), Stream("sim:0", "first")
+    values = np.arange(32, dtype=np.float32).reshape(SHAPE) + choose.randint(0, 9)
+    session: Session[Any]
+    with scope() as session:
+        x = ref.tensor(values, device="sim:0") * 1.0
+        handles = [session.pack(x), session.pack(x)]  # so that who asks first gets a copy
+        del x
+    side.wait(main.record())
+    with use_stream(side if has_streams else main):
+        got = session.unpack(handles[0])
+    handles.clear()
+    for value in range(choose.randint(1, 6)):
+        ref.full(SHAPE, value, device="sim:0") * 2.0
+    with use_stream(side if has_streams else main):
+        return [got.host_bits().tobytes()]
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a seed stands for."""
@@ -180,7 +200,7 @@ def test_every_interleaving_gives_the_same_gradients(chunk: int) -> None:
         setting = Setting.of(seed, [ts.Quantize(bits=8)])
         assert run(seed, setting, stays_aside) == expected(setting, stays_aside), f"seed {seed}: {setting}"
         setting = Setting.of(seed, [ts.CpuOffload()])
-        for scenario in (prefetched, dropped_prefetch):
+        for scenario in (prefetched, dropped_prefetch, lent_aside):
             assert run(seed, setting, scenario) == expected(setting, scenario), f"seed {seed}: {setting}"
 
 
@@ -189,6 +209,7 @@ PLANTED: list[tuple[type, Scenario, list[Any]]] = [
     (CopyOutBeforeTheSourceIsWritten, anything, OFFLOAD),
     (SourceReusedBeforeItsCopyEnded, anything, OFFLOAD),
     (SourceOfAnotherStreamReused, aside, OFFLOAD),
+    (SourceReadOnAnotherStreamReused, lent_aside, OFFLOAD),
     (ReloadIntoMemoryThatIsStillUsed, anything, OFFLOAD),
     (ReloadOvertakesItsOwnOffload, prefetched, OFFLOAD),
     (BufferFromThePoolOfTheCopyStream, anything, OFFLOAD),
@@ -251,6 +272,30 @@ def modified_before_its_copy(seed: int) -> bytes | None:
 
 def test_a_source_that_is_modified_before_its_copy_is_refused() -> None:
     assert {modified_before_its_copy(seed) for seed in range(40)} == {None}
+
+
+def test_computation_goes_on_beside_copies_of_what_is_not_asked_for_any_more() -> None:
+    class OnlyComputes(Host):
+        """Comes to no copy before the end."""
+
+        def pauses(self) -> bool:
+            return True
+
+        def pick(self, streams: Any) -> Any:
+            computing = [stream for stream in streams if stream.name == "default"]
+            assert computing or is_over, "the computation waits for a copy"
+            return (computing or streams)[0]
+
+    is_over = False
+    with ref.streams.asynchronous(OnlyComputes(0)):
+        one = Session(ts.CpuOffload(), ReferenceBackend(), min_bytes=0, limits=ts.Limits(in_flight=10**6))
+        with one.scope():
+            handles = [one.pack(ref.full(SHAPE, value, device="sim:0") * 1.0) for value in range(4)]
+        for value in (3, 2):
+            got = one.unpack(handles.pop())
+            assert (got * 1.0).host_bits().tobytes() == np.full(SHAPE, value, np.float32).tobytes()
+        is_over = True
+        one.drain()
 
 
 def test_nothing_on_the_programs_thread_waits_for_the_device() -> None:

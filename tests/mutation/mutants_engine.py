@@ -25,6 +25,8 @@ READERS = (
     "tests/torch/test_torch_graph.py",
     "tests/torch/test_torch_shared_sessions.py",
 )
+PADDLE_DEVICE = ("tests/paddle/test_paddle_custom_device.py",)
+PADDLE_STORAGE = ("tests/paddle/test_paddle_storage.py",)
 CALIBRATION = ("tests/engine/test_calibration.py",)
 
 MUTANTS = [
@@ -214,7 +216,7 @@ MUTANTS = [
     (
         "engine/payloads/sender.py",
         "dropped call",
-        "            payload.raise_store_failure()\n\n    def make_room",
+        "            payload.raise_store_failure()\n\n    def wait_for",
         "            pass\n\n    def make_room",
         (*FAULTS, *DEFERRED),
     ),
@@ -445,8 +447,8 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped release",
-        "            self._lease = None\n\n\ndef modified",
-        "            pass\n\n\ndef modified",
+        "            self._lease = None\n\n\ndef _decode",
+        "            pass\n\n\ndef _decode",
         (*PAYLOAD, *PREFETCH),
     ),
     (
@@ -513,5 +515,47 @@ MUTANTS = [
         "self._saved = hash((self._saved, saved))",
         "self._saved = hash(saved)",
         READERS,
+    ),
+    (
+        "engine/transfers.py",
+        "dropped call",
+        "self._left.append(flight)",
+        "flight.release()",
+        STREAMS,
+    ),
+    (
+        "engine/transfers.py",
+        "dropped check",
+        "if self.compute(device) != owner:",
+        "if False:",
+        STREAMS,
+    ),
+    (
+        "engine/payloads/sender.py",
+        "dropped call",
+        "self._release_storages(self.in_flight.limit)",
+        "pass",
+        PADDLE_DEVICE,
+    ),
+    (
+        "engine/payloads/stream_payload.py",
+        "dropped check",
+        "if is_lent and self._transfers.goes_behind(self.nbytes):",
+        "if is_lent:",
+        PADDLE_DEVICE,
+    ),
+    (
+        "engine/payloads/route.py",
+        "dropped check",
+        'if self._runs_kernels or spec.device == "cpu":',
+        "if True:",
+        PADDLE_DEVICE,
+    ),
+    (
+        "backends/paddle/storage.py",
+        "dropped check",
+        "may_hold = not index and (most_bytes > 0 or held.place.is_cpu_place())",
+        "may_hold = not index",
+        PADDLE_STORAGE,
     ),
 ]

@@ -38,8 +38,15 @@ MUTANTS = [
     (
         "planner/market.py",
         "wrong value",
-        "moves[part:] = np.where(self._linked[part:], np.inf, 0.0)",
-        "moves[:part] = np.where(self._linked[:part], np.inf, 0.0)",
+        "leaves, returns = max(sent[link], freed) + out,",
+        "leaves, returns = freed + out,",
+        SOLVER,
+    ),
+    (
+        "planner/market.py",
+        "wrong value",
+        "                last = one\n",
+        "            last = one\n",
         SOLVER,
     ),
     (
@@ -73,9 +80,23 @@ MUTANTS = [
     (
         "planner/decision.py",
         "dropped check",
+        "if solution.choice not in self.choices.values():",
+        "if True:",
+        PLANNED,
+    ),
+    (
+        "planner/decision.py",
+        "dropped check",
+        "if is_it and left - option.resident > _TELLING * record.nbytes else option",
+        "if False else option",
+        PLANNED,
+    ),
+    (
+        "planner/decision.py",
+        "dropped check",
         "self.asked / max(peak, 1)",
         "1.0",
-        RANKS,
+        PLANNED,
     ),
     (
         "engine/planned/trial.py",
@@ -136,8 +157,8 @@ MUTANTS = [
     (
         "engine/planned/tracker.py",
         "dropped call",
-        "            self._make_room(self.held + self._meter.due - self._meter.limit)\n",
-        "",
+        "            self._leave_room(self._meter.due)\n",
+        "            pass\n",
         HELD,
     ),
     (

@@ -172,23 +172,44 @@ def deep():
     return paddle.nn.Sequential(*layers), paddle.randn([256, 64])
 
 
+class Chain(paddle.nn.Layer):
+    """Saves each result as soon as it is there, when a forward pass takes most."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = self.create_parameter([256])
+
+    def forward(self, x):
+        hidden = x * self.scale
+        for _ in range(4):
+            hidden = hidden.tanh()
+        return hidden
+
+
+def chain():
+    """Return a model of results that are saved at once, and its input."""
+    paddle.seed(0)
+    return Chain(), paddle.randn([64, 256])
+
+
 def peak(model, data, scope):
-    """Return the most bytes of the device that a step takes beyond its model, counted by the device itself."""
+    """Return the most bytes of the device beyond the model, as it counts them: of a forward pass, and of a step."""
     library = device_library()
     before = library.live()
     library.reset_peak()
     with scope():
         loss = model(data).square().mean()
+    forward = library.peak() - before
     loss.backward()
-    found = library.peak() - before
+    found = [forward, library.peak() - before]
     del loss
     model.clear_gradients()
     return found
 
 
-def peaks(scopes):
+def peaks(scopes, build=deep):
     """Return the peaks of a step in each scope, of which none is the first."""
-    model, data = deep()
+    model, data = build()
     peak(model, data, warnings.catch_warnings)
     return [peak(model, data, scope) for scope in scopes]
 
@@ -199,9 +220,9 @@ def on_host():
 
 
 def memory():
-    """Return peaks without a policy, with all on the host, and offloaded."""
+    """Return, for each model, peaks without a policy, with all on the host, and offloaded."""
     offloaded = ts.stash(ts.CpuOffload(), framework="paddle", min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
-    return peaks([warnings.catch_warnings, on_host, lambda: offloaded])
+    return [peaks([warnings.catch_warnings, on_host, lambda: offloaded], build) for build in (deep, chain)]
 
 
 def training():
@@ -325,9 +346,12 @@ def memory_beside():
     for budget in (0, BUDGET):
         session = session_beside(StoreIn(Memory()), ts.Limits(in_flight=budget, ahead=budget))
         library.bytes_copied_out()
+        library.set_delays(0.002 if budget else 0.0)  # so that copies would pile up
         found += peaks([on_host, session.scope])
+        library.set_delays(0.0)
         found += [library.bytes_copied_out(), session.stats().pinned_bytes]
-    return found
+    session = session_beside(StoreIn(Memory()), ts.Limits(in_flight=0, ahead=0))
+    return found + peaks([on_host, session.scope], chain)
 
 
 def beside():

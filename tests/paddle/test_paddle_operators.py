@@ -1,6 +1,6 @@
 """Every operator of the table, in every layout and type, is the same under lossless policies, bit by bit.
 
-A sample of half a minute runs always. ``TENSORSTASH_OPERATORS=all`` runs the whole table, and
+A sample of 20 seconds runs always. ``TENSORSTASH_OPERATORS=all`` runs the whole table, and
 ``TENSORSTASH_OPERATORS_SEED`` chooses another sample.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from paddle_operators.cases import LAYOUTS, Case, every_case
 from paddle_operators.driving import outcomes, sampled
-from paddle_operators.exclusions import UNSTABLE, exclusions, reason_of
+from paddle_operators.exclusions import CRASHES, UNSTABLE, exclusions, reason_of
 from paddle_operators.table import ROWS
 
 WHOLE = os.environ.get("TENSORSTASH_OPERATORS") == "all"
@@ -39,7 +39,7 @@ def test_the_table_has_more_than_400_operators_and_all_layouts():
 def test_lossless_policies_change_no_bit_of_any_operator():
     cases = [case for case in sampled(every_case(), SEED) if case not in exclusions()]
     wrong, counted = {}, Counter()
-    for case, outcome in outcomes("under_policies", cases, seconds(25)):
+    for case, outcome in outcomes("under_policies", cases, seconds(15)):
         counted[reason_of(outcome) or "compared"] += 1
         if "failed" in outcome or "excluded" in outcome or "died" in outcome:
             wrong[case.id] = outcome
@@ -51,8 +51,11 @@ def test_lossless_policies_change_no_bit_of_any_operator():
 @pytest.mark.timeout(0)
 def test_what_is_left_out_is_what_plain_paddle_makes_of_it():
     cases = [case for case in sampled(every_case(), SEED) if exclusions().get(case) != UNSTABLE]
-    told = {case: reason_of(outcome) for case, outcome in outcomes("plain", cases, seconds(10))}
+    told = {case: reason_of(outcome) for case, outcome in outcomes("plain", cases, seconds(6))}
     assert told
+    # A process also dies of what an earlier case has done to its memory.
+    blamed = [case for case, reason in told.items() if reason == CRASHES != exclusions().get(case)]
+    told |= {case: reason_of(outcome) for one in blamed for case, outcome in outcomes("plain", [one])}
     assert {case.id: reason for case, reason in told.items() if reason != exclusions().get(case)} == {}
 
 

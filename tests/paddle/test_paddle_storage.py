@@ -62,6 +62,17 @@ def test_no_more_than_the_last_few_storages_are_held_and_none_after_the_scope(ba
     assert resident() - before < nbytes
 
 
+@pytest.mark.parametrize(("most_bytes", "held"), [(0, 1), (1, 1), (2 * 96, 2), (2 * 96 + 95, 2), (10**6, 3)])
+def test_as_many_storages_are_held_as_there_is_room_for(backend, scope, most_bytes, held):
+    tensors = [paddle.rand([4, 6]) for _ in range(3)]
+    tokens = [backend.storage(tensor)[0] for tensor in tensors]
+    backend.release_storages(most_bytes)
+    again = [backend.storage(tensor)[0] for tensor in reversed(tensors)]
+    assert [one == other for one, other in zip(again, reversed(tokens), strict=True)] == [True] * held + [False] * (
+        3 - held
+    )
+
+
 def test_outside_a_scope_every_token_is_new(backend):
     x = paddle.rand([4])
     assert backend.storage(x)[0] != backend.storage(x)[0]

@@ -112,7 +112,14 @@ def test_a_link_of_a_tenth_moves_the_plan_to_what_needs_no_link() -> None:
 
 @needs_scipy
 @pytest.mark.parametrize(
-    ("layers", "share"), [(8, 0.6), (8, 0.2), (34, 0.6), (34, 0.15), (138, 0.35), *([(540, 0.35)] if LONG else [])]
+    ("layers", "share"),
+    [
+        *((8, share) for share in (0.15, 0.2, 0.25, 0.6)),
+        (12, 0.15),
+        *((34, share) for share in (0.12, 0.15, 0.25, 0.6)),
+        (138, 0.35),
+        *([(138, 0.1), (540, 0.35)] if LONG else []),
+    ],
 )
 def test_the_bound_is_close(layers: int, share: float) -> None:
     problem = language_model(layers, share)
@@ -120,6 +127,19 @@ def test_the_bound_is_close(layers: int, share: float) -> None:
     assert bound is not None
     assert bound <= solution.seconds * (1 + 1e-6)
     assert solution.seconds - bound <= max(0.01 * bound, 0.0015 * problem.step_s)
+
+
+def test_what_one_link_has_no_time_for_takes_another() -> None:
+    def sold(*links: str) -> Market:
+        ways = (Option(link, 0, 0.0, link, 1.6, 1.6) for link in links)
+        market = Market(step_of([100] * 8, *ways, Option("recompute", 0, 1.0), budget=0).table, 300)
+        market.search()
+        return market
+
+    both = sold("copy", "disk")
+    assert both.best is not None
+    assert {1, 2} <= set(both.best.tolist())
+    assert both.price < sold("copy").price / 2
 
 
 @needs_scipy

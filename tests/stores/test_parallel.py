@@ -7,11 +7,13 @@ import sys
 import threading
 import weakref
 from functools import partial
+from queue import SimpleQueue
 from typing import ClassVar
 
 import pytest
 
 from tensorstash.host.workers import Workers
+from tensorstash.stores.disk import parallel
 from tensorstash.stores.disk.parallel import for_each
 
 
@@ -156,32 +158,26 @@ def test_busy_workers_are_not_waited_for():
     release.set()
 
 
-def test_the_first_of_two_errors_is_raised(workers):
+def test_the_first_of_two_errors_is_raised(workers, monkeypatch):
     begun, first_is_noted = threading.Barrier(2, timeout=30), threading.Event()
 
-    class Item:
-        def __init__(self, number):
-            self.number = number
+    class Bell(SimpleQueue):
+        """What this thread waits for once it has noted an error."""
 
-    class Fresh(list):
-        """Items that nobody but the call refers to."""
+        def get(self, *arguments):
+            first_is_noted.set()
+            return super().get(*arguments)
 
-        def __iter__(self):
-            return map(Item, super().__iter__())
-
-    def job(item):
-        number = item.number
-        if number == 0:
-            weakref.finalize(item, first_is_noted.set)
-        del item
+    def job(number):
         begun.wait()
         if number == 0:
             raise ValueError("first")
-        assert first_is_noted.wait(timeout=30)
-        raise ValueError("second")
+        raise ValueError("second" if first_is_noted.wait(timeout=30) else "too early")
 
+    monkeypatch.setattr(parallel, "SimpleQueue", Bell)
     with pytest.raises(ValueError, match="first"):
-        for_each(job, Fresh([0, 1]), workers, 1)
+        for_each(job, [0, 1], workers, 1)
+    assert first_is_noted.is_set()
 
 
 def test_what_nobody_has_begun_before_a_failure_is_left_out(workers):

@@ -25,7 +25,7 @@ from tensorstash.backends.paddle.repairs.backward import PATCHES
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_patches
 from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
 from tensorstash.backends.paddle.repairs.static import static_patches
-from tensorstash.backends.paddle.storage import token_of, version_probe
+from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
 from tensorstash.backends.paddle.streams import GpuStreams, cuda_runtime
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
@@ -154,6 +154,12 @@ class PaddleBackend:
         spec = self.spec(tensor)
         start = spec.order.lowest(spec)
         return (object() if scope is None else token_of(tensor, scope.recent)), start
+
+    def release_storages(self, most_bytes: int, /) -> None:
+        """Release memory that is held to know it again, beyond so many bytes."""
+        scope = _STACK.current()
+        if scope is not None:
+            release_storages(scope.recent, most_bytes)
 
     is_recording: Callable[[], bool] = staticmethod(is_grad_enabled)
     """Return whether gradients are recorded on this thread."""

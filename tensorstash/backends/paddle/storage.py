@@ -32,6 +32,25 @@ def token_of(tensor: Tensor, recent: list[tuple[Tensor, object]]) -> object:
     return token
 
 
+def release_storages(recent: list[tuple[Tensor, object]], most_bytes: int) -> None:
+    """Release the storages that were seen first, beyond a number of bytes.
+
+    The newest may be larger: operations save it several times, and in host memory a second payload would take as much.
+    A device, whose memory is what is to be saved, holds nothing if that is the limit.
+
+    Args:
+        recent: of one scope, newest first; changed.
+        most_bytes: of all together.
+    """
+    used = 0
+    for index, (held, _) in enumerate(recent):
+        used += held._holder_size()
+        may_hold = not index and (most_bytes > 0 or held.place.is_cpu_place())
+        if used > most_bytes and not may_hold:
+            del recent[index:]
+            return
+
+
 def same_memory(tensor: Tensor) -> Tensor:
     """Return a view of all of a tensor, with its layout and version, that is another tensor to Paddle's C++ as well."""
     if tensor.is_contiguous():

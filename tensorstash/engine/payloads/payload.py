@@ -14,11 +14,11 @@ from tensorstash.engine.payloads.sequence import Trail
 from tensorstash.engine.timeouts import Ask, Timeouts
 from tensorstash.errors import (
     CodecError,
-    SavedTensorModifiedError,
     SlotGoneError,
     StashError,
     StoreError,
     TensorStashError,
+    modified,
 )
 from tensorstash.host.arrays import borrowed
 from tensorstash.host.budget import ByteBudget, Lease
@@ -167,9 +167,7 @@ class Payload:
             self.run()
 
     def run(self, ask: Ask = call) -> None:
-        """Encode and store the source's bytes and drop it; a failure is kept for whoever asks.
-
-        A source that does not shrink is kept.
+        """Encode and store the source's bytes and drop it, if they shrink; a failure is kept for whoever asks.
 
         Args:
             ask: how a store is asked that may not answer.
@@ -177,13 +175,16 @@ class Payload:
         source, route = self.alias, self.route
         try:
             probe = self._probe if self.is_private else route.backend.version_probe(source)
-            stored = route.encode(source, self.spec, ask, private=self.is_private)
+            # A plan counts on what was measured of this class.
+            stored = route.encode(source, self.spec, ask, private=self.is_private, always=self.seen is not None)
             if stored is None:
                 route.ledger.declined(self.spec.nbytes)
+                self._left(self.spec.nbytes)
                 return
             self.check(probe)
             self._probe = probe
             self._keep(stored)
+            self._left(stored.nbytes)
         except TensorStashError as error:
             self._error = error.again()
         except Exception as error:
@@ -192,8 +193,12 @@ class Payload:
         self.alias = None
 
     def _unreadable(self, source: Any, error: Exception) -> StashError:
-        described = self.route.backend.describe(source)
+        described = self.route.described(source)
         return StashError(f"reading {described} raised {type(error).__name__}: {error}")
+
+    def _left(self, nbytes: int) -> None:
+        if self.seen is not None:
+            self.seen.left = nbytes
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
@@ -382,15 +387,6 @@ class Payload:
         with self._lock:
             self._data = self._rebuilt = None
             self._lease = None
-
-
-def modified(tensor: str, version: int, expected: int) -> SavedTensorModifiedError:
-    """Return the error that autograd would have raised for a saved tensor that is no longer at its version."""
-    return SavedTensorModifiedError(
-        f"one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"{tensor} is at version {version}; expected version {expected} instead. "
-        f"Clone it before the operation that modifies it, or call drain() on the session before that."
-    )
 
 
 def _decode(route: PayloadRoute, stored: ref[Stored]) -> Any:

@@ -119,13 +119,14 @@ class Pipeline:
         """Whether a codec or the store needs the bytes themselves, and not just the memory that they arrive in."""
         return bool(self.stages) or not getattr(self.store, "takes_pending", False)
 
-    def encode(self, data: Array, ask: Ask = call, *, may_decline: bool = False) -> Stored | None:
+    def encode(self, data: Array, ask: Ask = call, *, may_decline: bool = False, always: bool = False) -> Stored | None:
         """Run the codecs and put the result into the store.
 
         Args:
             data: elements in memory order; borrowed (read-only) or private (writable).
             ask: how a store is asked that may not answer.
             may_decline: whether the tensor can stay where it is, which is better than to hold the same bytes again.
+            always: whether codecs are to look at it, however many before it did not shrink.
 
         Returns:
             Where the payload is; None if the codecs have passed on what they were given.
@@ -135,7 +136,7 @@ class Pipeline:
             StoreError: the store could not take the payload.
         """
         declines = self._declines if may_decline else None
-        if declines is not None and declines.skips():
+        if declines is not None and not always and declines.skips():
             return None
         given = data
         data = self.stages.encode(data)

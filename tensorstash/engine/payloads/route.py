@@ -11,6 +11,8 @@ from dataclasses import replace
 from operator import call
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tensorstash.abilities import Backend, Layouts, SupportsSharedMemory, SupportsWriters
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.encoding import Encoding
@@ -71,7 +73,9 @@ class PayloadRoute(ABC):
         self._twin: PayloadRoute | None = None
 
     @abstractmethod
-    def encode(self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
+    def encode(
+        self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False, always: bool = False
+    ) -> Stored | None:
         """Run the codecs on a tensor of ``spec`` and store the result.
 
         Args:
@@ -79,6 +83,7 @@ class PayloadRoute(ABC):
             spec: its spec.
             ask: how a store is asked that may not answer.
             private: whether nobody else has the tensor, so that its memory may become the payload.
+            always: whether codecs are to look at it, however many before it did not shrink.
 
         Returns:
             Where the payload is; None if the codecs have passed on borrowed memory as it is and a copy of it
@@ -118,9 +123,18 @@ class PayloadRoute(ABC):
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
         """Return a private copy of a tensor, and a checksum of its content unless that is on a device with streams."""
         if self.transfers is not None:
-            return self.copy(self.transfers.used_here(tensor, spec.device), spec, spec), None
+            return self.copy_here(tensor, spec), None
         source = self.copy(tensor, spec, spec)
         return source, checksum(as_bytes(self.backend.to_host(source, spec)))
+
+    def described(self, source: Any) -> str:
+        """Return what a source is, for messages."""
+        return self.backend.describe(source)
+
+    def copy_here(self, tensor: Any, spec: TensorSpec) -> Any:
+        """Return a copy of a tensor on a device with streams, in the order of the current one."""
+        assert self.transfers is not None, "a device without streams"
+        return self.copy(self.transfers.used_here(tensor, spec.device), spec, spec)
 
     def launch(self, source: Any, spec: TensorSpec) -> Any:
         """Return the dense elements, or the last kernel's payload, where the tensor is.
@@ -199,16 +213,35 @@ class HostRoute(PayloadRoute):
         if is_shared and isinstance(self.backend, SupportsSharedMemory):
             self.shared_memory = self.backend
 
-    def encode(self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
-        """Run the codecs on a tensor and store the result; see :meth:`PayloadRoute.encode`."""
+    def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
+        """Return the elements in host memory where the program waits for a copy from a device, else a private copy."""
+        if self._runs_kernels or spec.device == "cpu":
+            return super().private_source(tensor, spec)
+        data = self.backend.to_host(tensor, spec)
+        return data, checksum(as_bytes(data))
+
+    def copy(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
+        """Return a copy of a tensor, or of its elements; see :meth:`PayloadRoute.copy`."""
+        if not isinstance(source, np.ndarray):
+            return super().copy(source, spec, wanted)
+        return self.backend.from_host(borrowed(source).reshape(wanted.dense().shape), wanted)
+
+    def described(self, source: Any) -> str:
+        """Return what a source is, for messages."""
+        return f"elements of {self.spec}" if isinstance(source, np.ndarray) else super().described(source)
+
+    def encode(
+        self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False, always: bool = False
+    ) -> Stored | None:
+        """Run the codecs on a tensor, or its elements, and store the result; see :meth:`PayloadRoute.encode`."""
         if self._runs_kernels:
             source = self.launch(source, spec)
             spec, is_mine = self.backend.spec(source), True  # on the CPU it is the payload's own memory
         else:
             # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
             is_mine = private and not self.plan.codecs
-        data = self.backend.to_host(source, spec)
-        return self._pipeline.encode(adopted(data) if is_mine else data, ask, may_decline=not is_mine)
+        data = source if isinstance(source, np.ndarray) else self.backend.to_host(source, spec)
+        return self._pipeline.encode(adopted(data) if is_mine else data, ask, may_decline=not is_mine, always=always)
 
     def decode(self, stored: Stored, ask: Ask = call) -> Array:
         """Return an array; see :meth:`PayloadRoute.decode`."""
@@ -236,7 +269,9 @@ class DeviceRoute(PayloadRoute):
         super().__init__(parts)
         self.needs_worker = self.transfers is None  # else all that there is to do is launched
 
-    def encode(self, source: Any, spec: TensorSpec, _: Ask = call, *, private: bool = False) -> Stored:
+    def encode(
+        self, source: Any, spec: TensorSpec, _: Ask = call, *, private: bool = False, always: bool = False
+    ) -> Stored:
         """Run the kernels; see :meth:`PayloadRoute.encode`."""
         return self.stored_at_once(self.launch(source, spec), None)
 
@@ -271,6 +306,10 @@ class TransferRoute(HostRoute):
         self.shares_source = not self.kernels and parts.spec.order.is_dense
         """Whether what is transferred is the tensor's own memory."""
         self.needs_worker = pipeline.looks_at_bytes
+
+    def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, None]:
+        """Return the tensor itself: what is launched is private, or a copy is made then, if it has to be."""
+        return self.backend.detached(tensor), None
 
     def send(self, launched: Any, source: Any) -> Transfer:
         """Start the transfer to the host."""

@@ -4,8 +4,10 @@ import threading
 from collections import deque
 from functools import partial
 from operator import itemgetter
+from typing import Any
 from weakref import ref
 
+from tensorstash.abilities import Backend, SupportsStorageRelease
 from tensorstash.engine.limits import AUTO, Limits
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
@@ -69,10 +71,12 @@ class Sender:
     Args:
         limits: byte budgets and the timeout.
         encoding: where codecs run.
+        backend: the framework's adapter.
     """
 
-    def __init__(self, limits: Limits, encoding: Encoding) -> None:
+    def __init__(self, limits: Limits, encoding: Encoding, backend: Backend[Any]) -> None:
         self._encoding = encoding
+        self._release_storages = backend.release_storages if isinstance(backend, SupportsStorageRelease) else None
         self.shares = Shares()
         """How much may be on its way, where the limits do not say so."""
         self.timeouts = Timeouts(limits.timeout_s)
@@ -93,6 +97,8 @@ class Sender:
             StoreError: the store hangs, or a payload too large for the budget was refused by it.
         """
         self.shares.saw(payload.nbytes)
+        if self._release_storages is not None:
+            self._release_storages(self.in_flight.limit)
         if not payload.route.needs_worker:
             payload.launch()
             return
@@ -102,15 +108,19 @@ class Sender:
         if payload.nbytes > self.in_flight.limit:
             payload.raise_store_failure()
 
-    def make_room(self, excess: int) -> None:
-        """Wait until so many bytes of those that are on their way have arrived, or all."""
+    def wait_for(self, nbytes: int) -> bool:
+        """Wait until so many bytes of those that are on their way have arrived, or all; return whether any have.
+
+        Args:
+            nbytes: more than none.
+        """
         used = self.in_flight.used
-        if excess <= 0 or not used:
-            return
-        most = self.in_flight.limit - max(used - excess, 0)
-        lease = self.in_flight.acquire(most, timeout_s=self.timeouts.timeout_s)
+        if not used:
+            return False
+        lease = self.in_flight.acquire(self.in_flight.limit - max(used - nbytes, 0), timeout_s=self.timeouts.timeout_s)
         if lease is not None:
             lease.release()
+        return lease is not None
 
     def drain(self) -> None:
         """Wait until everything has been captured.

@@ -65,13 +65,19 @@ class StreamPayload(Payload):
 
     def _launch(self, source: Any) -> None:
         route = self.route
+        self._transfers.save(id(self))
         self._transfers.follow(self._stream, source, self.spec.device)
+        is_lent = self.is_private and route.shares_source
+        if is_lent and self._transfers.goes_behind(self.nbytes):
+            source, is_lent = route.copy_here(source, self.spec), False
         launched = route.launch(source, self.spec)
         self._launched_nbytes = route.backend.nbytes(launched)
         if route.shares_source and not self.is_private:
             # Until it is copied, the bytes are the tensor's own.
             self._probe = route.backend.version_probe(source)
-        self._flight = route.send(launched, source)
+        self._flight = flight = route.send(launched, source)
+        if is_lent and flight is not None:
+            flight.release()
         if not route.needs_worker:
             self._keep(route.stored_at_once(launched, self._flight))
 
@@ -108,6 +114,7 @@ class StreamPayload(Payload):
             source = self._on_device
         if source is not None:
             self.check(self._probe if self.is_private else source)
+            self._transfers.lent(source, self._stream, self.spec.device)
         return source
 
     @property
@@ -207,7 +214,6 @@ class StreamPayload(Payload):
             other.release()
 
     def __del__(self) -> None:
-        if self._flight is not None:
-            self._flight.release()
+        self._transfers.leave(id(self), self._flight)
         if self._arrival is not None:
             self._arrival.release()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from tensorstash.abilities import Ranks
 from tensorstash.engine.planned.agreement import Agreement
 from tensorstash.engine.planned.step import Step, records
-from tensorstash.engine.planned.trial import ROUNDS, Candidate, fastest, place_of
+from tensorstash.engine.planned.trial import ROUNDS, Candidate, fastest, place_of, share_of_stores
 from tensorstash.planner.decision import Decision, Measured, decide
 from tensorstash.planner.model import Problem, SavedClass
 from tensorstash.planner.plan import BudgetPlan
@@ -136,9 +136,13 @@ class Control:
         is_over = step.overran or peak + room[1] > _OVER * held.decision.asked
         candidate.overran |= is_over
         held.steps += 1
-        if held.is_trial:
+        learned = held.decision.with_left(_left_of(step)) if is_over else None
+        if learned is not None:
+            self._decide(signature, held, learned)
+        elif held.is_trial:
             if held.steps >= ROUNDS * len(held.candidates):
-                self._decide(signature, held, held.decision.only(fastest(held.candidates)))
+                share = share_of_stores(held.decision, held.candidates)
+                self._decide(signature, held, held.decision.settled(fastest(held.candidates), share))
         elif is_over and held.plan.status == "planned" and held.decision.shrinks < _SHRINKS:
             decision = held.decision.tighter(peak + room[1])
             if decision is not None:
@@ -178,3 +182,8 @@ class Control:
         while len(self._known) > _SIGNATURES:
             self._known.popitem(last=False)
         self.newest = held
+
+
+def _left_of(step: Step) -> dict[SavedClass, tuple[str, float]]:
+    """Return of each class its tier, and the part of its bytes that codecs have left."""
+    return {seen.key: (seen.tier, seen.left / seen.nbytes) for seen in step.seen if seen.left and seen.nbytes}

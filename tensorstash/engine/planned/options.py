@@ -7,7 +7,7 @@ from time import perf_counter
 
 from tensorstash.engine.stats import Stats
 from tensorstash.host.arrays import Array
-from tensorstash.planner.model import KEEP, Option
+from tensorstash.planner.model import COPIES, DISK, KEEP, Option
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
@@ -19,7 +19,11 @@ _COPY_BYTES_PER_S = 8e9
 """Taken for a link of which nothing was measured yet."""
 
 _HANDLING = 0.05
-"""Part of the seconds of a link for which it keeps the processor from other work."""
+"""Part of the seconds of a store's link by which a step is longer, as is taken before plans were tried."""
+
+_SURE = 0.75
+"""Most that an option may leave of a sample. Codecs pass on what they hardly shrink, so that in the next step all of it
+may be left."""
 
 _UNKNOWN = 0.5, 0.0, 0.0
 """Taken for codecs that cannot be tried on a sample."""
@@ -45,7 +49,7 @@ def options(tiers: Mapping[str, HookPolicy], spec: TensorSpec, sample: Array | N
         if plan.codecs not in measured:
             measured[plan.codecs] = _sampled(plan, spec, sample) if sample is not None and sample.nbytes else _UNKNOWN
         option = _measured(tier, plan, spec, *measured[plan.codecs])
-        if option.resident < spec.nbytes:
+        if option.resident <= _SURE * spec.nbytes:
             found.append(option)
     return tuple(found)
 
@@ -64,9 +68,9 @@ def rates(stats: Stats) -> dict[str, tuple[float, float]]:
 
 def at_rates(option: Option, known: Mapping[str, tuple[float, float]]) -> Option:
     """Return an option that goes to disk with the seconds that it takes at measured rates, as of :func:`rates`."""
-    if option.link != "disk" or "disk" not in known:
+    if option.link != DISK or DISK not in known:
         return option
-    out, back = known["disk"]
+    out, back = known[DISK]
     out_s, back_s = option.out_s * _DISK_BYTES_PER_S / out, option.back_s * _DISK_BYTES_PER_S / back
     return replace(option, seconds=_HANDLING * (out_s + back_s), out_s=out_s, back_s=back_s)
 
@@ -76,13 +80,13 @@ def _measured(tier: str, plan: Plan, spec: TensorSpec, ratio: float, encode_s: f
     seconds = _SHARE_OF_CORES * (encode_s + decode_s)
     if plan.store is not None and plan.store.tier == "disk":
         took = nbytes / _DISK_BYTES_PER_S
-        return Option(tier, 0, seconds + 2 * _HANDLING * took, "disk", encode_s + took, decode_s + took)
+        return Option(tier, 0, seconds + 2 * _HANDLING * took, DISK, encode_s + took, decode_s + took)
     if spec.device == "cpu":
         return Option(tier, round(nbytes), seconds, "cores", encode_s, decode_s)
     if plan.store is None:
         return Option(tier, round(nbytes), seconds)
     took = nbytes / _COPY_BYTES_PER_S
-    return Option(tier, 0, seconds + _HANDLING * took, "copies", encode_s + took, decode_s + took)
+    return Option(tier, 0, seconds + _HANDLING * took, COPIES, encode_s + took, decode_s + took)
 
 
 def _sampled(plan: Plan, spec: TensorSpec, sample: Array) -> tuple[float, float, float]:

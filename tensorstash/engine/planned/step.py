@@ -31,6 +31,7 @@ class Seen:
         "freed",
         "is_named",
         "key",
+        "left",
         "nbytes",
         "options",
         "policy",
@@ -53,6 +54,8 @@ class Seen:
         self.released: float | None = None
         self.tier = ""
         self.options: tuple[Option, ...] = ()
+        self.left: int | None = None
+        """Bytes that codecs have left of it; None if they have not been at it."""
         self.remade_s: float | None = None
         """Seconds that it takes to make it again; None if it was not made again."""
         self.policy: HookPolicy = Keep()

@@ -31,7 +31,8 @@ class Parts(NamedTuple):
         limits: byte budgets.
         min_bytes: smaller tensors are kept.
         adviser: tells the user what cannot be helped.
-        make_room: waits until so many bytes of those that are on their way into stores have arrived, or all.
+        wait_for_stores: waits until so many bytes of those that are on their way into stores have arrived, or all;
+            returns whether any were.
     """
 
     backend: Backend[Any]
@@ -39,7 +40,7 @@ class Parts(NamedTuple):
     limits: Limits
     min_bytes: int
     adviser: Adviser
-    make_room: Callable[[int], None]
+    wait_for_stores: Callable[[int], bool]
 
 
 NewTracker = Callable[[Parts], "Tracker"]
@@ -124,7 +125,7 @@ class Tracker:
         self._meter = Meter(parts.ledger)
         self.prefetch_budget = GatedBudget(parts.limits.ahead_bytes, self._meter)
         """What may be read ahead of backward."""
-        self._make_room = parts.make_room
+        self._wait_for_stores = parts.wait_for_stores
         self._hook_s = 0.0
         self._entered: float | None = None
         """When the outermost hook began; None outside of hooks."""
@@ -216,12 +217,19 @@ class Tracker:
         if source is not None:
             self._meter.watch(source, id(payload) if payload.is_private else seen.token, seen.block, seen.nbytes)
 
-    def excess(self) -> int:
-        """Return the bytes for which there is no room when the next tensor is saved; 0 or less if there is."""
+    def expect_next(self) -> None:
+        """Wait until there is room for the tensor that is saved next, or nothing is on its way any more."""
+        self._leave_room(self._chooser.next_bytes(self._step))
+
+    def _leave_room(self, nbytes: int) -> None:
+        """Wait until there is room for so many bytes more, or nothing is on its way any more.
+
+        What has arrived may still be in use, so that its arrival leaves no room: then others are waited for.
+        """
         self.settle()
-        excess = self.held + self._chooser.next_bytes(self._step) - self._meter.limit
+        while (excess := self.held + nbytes - self._meter.limit) > 0 and self._wait_for_stores(excess):
+            self.settle()
         self._leave_idle(-excess)
-        return excess
 
     def _leave_idle(self, most_bytes: int) -> None:
         """Leave no more host memory idle than there is room for: it is the engine's, and in the budget."""
@@ -251,9 +259,7 @@ class Tracker:
         before = self._meter.due
         self._meter.due = before + nbytes
         if nbytes:
-            self._make_room(self.held + self._meter.due - self._meter.limit)
-            self.settle()
-        self._leave_idle(self._meter.limit - self.held - self._meter.due)
+            self._leave_room(self._meter.due)
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from tensorstash.planner.decision import Decision
 from tensorstash.planner.model import SavedClass
 from tensorstash.planner.plan import BudgetPlan
 
@@ -12,6 +13,9 @@ ROUNDS = 3
 
 _MARGIN = 0.02
 """Part of a step by which a plan has to be faster to take the place of the one that was found to be the best."""
+
+_TELLING = 0.1
+"""Part of a step for which one plan has to occupy stores longer than another to tell what that costs."""
 
 
 @dataclass
@@ -55,6 +59,25 @@ def fastest(candidates: Mapping[str, Candidate]) -> str:
         if _is_faster(candidates[name].seconds[:ROUNDS], candidates[best].seconds[:ROUNDS]):
             best = name
     return best
+
+
+def share_of_stores(decision: Decision, candidates: Mapping[str, Candidate]) -> float:
+    """Return by what part of the seconds for which stores are occupied the step was longer than predicted.
+
+    The two plans that use stores the least and the most tell: the fastest step of each, since what else the machine
+    does makes steps slow, never fast. 0 where they use them about as much.
+
+    Args:
+        decision: what was tried.
+        candidates: by name, tried for equally many rounds.
+    """
+    found = {name: decision.found(name) for name in candidates}
+    least, most = (choose(found, key=lambda name: found[name].link_s) for choose in (min, max))
+    occupied = found[most].link_s - found[least].link_s
+    if occupied < _TELLING * decision.problem.step_s:
+        return 0.0
+    longer = min(candidates[most].seconds[:ROUNDS]) - min(candidates[least].seconds[:ROUNDS])
+    return max((longer - (found[most].cost - found[least].cost)) / occupied, 0.0)
 
 
 def _is_faster(seconds: list[float], others: list[float]) -> bool:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from tensorstash.engine.handle import Kept, restore
-from tensorstash.engine.payloads.payload import modified
 from tensorstash.engine.state import SessionState
+from tensorstash.errors import modified
 from tensorstash.host import native
 
 _COMPILED = None if native.functions is None else native.functions.Kept

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe
 from tensorstash.engine.handle import Asking, Stashed
-from tensorstash.engine.payloads.payload import modified
 from tensorstash.engine.recompute.inputs import KeptHandle
 from tensorstash.engine.state import SessionState
-from tensorstash.errors import StashError, TensorStashError
+from tensorstash.errors import StashError, TensorStashError, modified
 from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
 

@@ -129,3 +129,17 @@ def test_neither_parameters_nor_duplicates_cross(name: str, device: Simulated) -
     assert 0 < step.crossed(lambda: stash, TO_DEVICE) <= distinct
     assert step.crossed(lambda: torch.autograd.graph.save_on_cpu(device_type="sim"), TO_HOST) > 1.2 * distinct
     assert device.pinned() - pinned <= 1.05 * crossed + 64 * 2**10  # small ones share pages
+
+
+def test_nothing_is_held_for_copies_of_a_graph_that_is_gone(device: Simulated) -> None:
+    device.link(bandwidth=1e6)
+    stash = offloaded(2**20, min_bytes=0)
+    leaf = torch.full((1000,), 0.5).to("sim").requires_grad_()
+    before = device.live()
+    with stash:
+        y = leaf
+        for _ in range(4):
+            y = (y * y).tanh()
+    assert device.live() - before > leaf.nbytes
+    del y
+    assert device.live() == before

@@ -1,0 +1,73 @@
+"""A Python that has imported things before it is started cannot be told from another by what it does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system cannot wait for processes as for streams"),
+    pytest.mark.skipif(os.environ.get("OMP_NUM_THREADS") != "1", reason="NumPy starts threads when it is imported"),
+]
+
+SHOW = """
+import json, os, sys
+found = dict(words=sys.argv, name=__name__, place=os.getcwd(), given=sys.stdin.read(), set=os.environ.get("SET"))
+found.update(imported="numpy" in sys.modules, path=sys.path[:2])
+print("said", file=sys.stderr)
+print(json.dumps(found))
+sys.exit(3)
+"""
+
+Warm = Callable[..., str]
+
+
+@pytest.mark.parametrize("kind", ["text", "module", "file"])
+@pytest.mark.parametrize("variables", [{}, {"MALLOC_ARENA_MAX": "2"}], ids=["forked", "other start"])
+def test_a_program_finds_and_gives_what_it_would(
+    warm: Warm, kind: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    arguments = {"text": ["-c", SHOW], "module": ["-m", "show"], "file": [str(tmp_path / "show.py")]}[kind]
+    environment = os.environ | {"SET": "here", "PYTHONPATH": "/some/path"} | variables
+    found = []
+    for python in (warm("numpy"), sys.executable):
+        command = [python, "-W", "error", *arguments, "one", "two"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, input="text", capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (3, "said\n")
+        found.append(json.loads(done.stdout))
+    assert [each.pop("imported") for each in found] == [not variables, False]
+    assert found[0] == found[1]
+
+
+def test_what_kills_a_program_or_fails_in_it_is_seen(warm: Warm) -> None:
+    def ends(program: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([warm("numpy"), "-c", program], capture_output=True, text=True)
+
+    assert ends("import os; os.kill(os.getpid(), 11)").returncode == -signal.SIGSEGV
+    failed = ends("def f(): raise ValueError('why')\nf()")
+    assert failed.returncode == 1
+    assert failed.stderr.endswith("ValueError: why\n")
+    assert ends("import atexit, threading; threading.Thread(target=print, args=[1]).start()").stdout == "1\n"
+    assert ends("import sys; sys.exit('because')").stderr == "because\n"
+
+
+def test_a_program_ends_with_what_was_started(warm: Warm) -> None:
+    program = "import time; print(1, flush=True); time.sleep(100)"
+    with subprocess.Popen([warm("numpy"), "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        assert process.stdout.read() == ""  # comes to an end when nobody can write
+
+
+def test_what_a_program_starts_is_forked_too(warm: Warm) -> None:
+    inner = "import sys; print('numpy' in sys.modules)"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
+    done = subprocess.run([warm("numpy"), "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
