@@ -128,7 +128,9 @@ class Stashed(Asking):
         if source is not None:
             return source if spec == payload.spec else payload.route.copy(source, payload.spec, spec)
         payload.users += 1  # besides those who will ask
-        return payload.restore(spec)
+        tensor = payload.restore(spec)
+        payload.drop()  # backward is far away
+        return tensor
 
     def _learn(self) -> None:
         """Learn from the operation that asks what it needs, for the next content of this kind."""

@@ -16,6 +16,10 @@ QUICK_BYTES = 4 * 2**20
 a copy, and what waits decoded undoes what encoding has saved."""
 
 _REMEMBERED_ORDERS = 64
+
+_FEW = 64
+"""Payloads that were read ahead and are not worth forgetting."""
+
 _TO_HOST, _TO_DEVICE = 0, 1
 
 
@@ -31,12 +35,13 @@ class Prefetcher:
         quick_bytes: where this many wait decoded of payloads that are quickly brought back, no more of those is begun.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_orders", "_quick", "_quick_bytes", "_readers", "budget")
+    __slots__ = ("__weakref__", "_ahead", "_lock", "_orders", "_quick", "_quick_bytes", "_readers", "budget")
 
     def __init__(self, budget: ByteBudget, readers: Workers, quick_bytes: int = QUICK_BYTES) -> None:
         self.budget = budget
         self._readers = readers
         self._quick_bytes = quick_bytes
+        self._ahead: list[ref[Payload]] = []
         self._quick: list[ref[Payload]] = []
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self.after_fork()
@@ -69,9 +74,33 @@ class Prefetcher:
                     break
                 if not payload.prefetch(self._readers.submit):
                     break
+                self._ahead.append(ref(payload))
                 if payload.is_quick:
                     quick.append(payload)
             self._quick = [ref(payload) for payload in quick]
+            if len(self._ahead) > _FEW:
+                self._ahead = [known for known in self._ahead if (payload := known()) and payload.is_prefetched]
+
+    def drop(self, nbytes: int) -> int:
+        """Drop what was read ahead, the part that is expected last first; it is read again when it is asked for.
+
+        Args:
+            nbytes: at least so many bytes, if that many are there.
+
+        Returns:
+            The bytes that were dropped.
+
+        Raises:
+            StoreError: what is being read did not arrive in time.
+        """
+        dropped = 0
+        while dropped < nbytes:
+            with self._lock:
+                if not self._ahead:
+                    break
+                payload = self._ahead.pop()()
+            dropped += 0 if payload is None else payload.drop()
+        return dropped
 
     def prefetch_to_device(self, dedup: DedupIndex) -> None:
         """Start bringing what is expected next back to its device."""

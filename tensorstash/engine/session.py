@@ -213,9 +213,9 @@ class Session(Generic[T]):
             if tracker.passes(nbytes, self._state):
                 return self._state, self._alias(tensor), self._version(tensor)
             tracker.begin(nbytes)
-            handle = self._pack(tensor)
-            if self._state.held is not None:
+            if self._state.held is not None:  # what the program has let go of makes room for this one
                 self._start_freed(self._state.held.freed())
+            handle = self._pack(tensor)
             tracker.expect_next()
             return handle
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Self
@@ -113,11 +113,17 @@ class Decision:
     def with_left(self, left: Mapping[SavedClass, tuple[str, float]]) -> Self | None:
         """Return what is decided where codecs leave more of some classes than was planned; None if they do not.
 
+        A class that differs from others by its place alone is taken to shrink as little as they do: otherwise each of
+        them would have its turn to overrun.
+
         Args:
             left: of each class its tier, and the part of its bytes that this has left.
         """
-        owned = {self.aliases.get(key, key): found for key, found in left.items()}
-        records = tuple(_with_left(record, *owned.get(record.key, ("", 0.0))) for record in self.problem.records)
+        parts: dict[Hashable, dict[str, float]] = {}
+        for key, (tier, part) in left.items():
+            known = parts.setdefault(self.aliases.get(key, key).kind, {})
+            known[tier] = max(part, known.get(tier, 0.0))
+        records = tuple(_with_left(record, parts.get(record.key.kind, {})) for record in self.problem.records)
         if records == self.problem.records:
             return None
         problem = replace(self.problem, records=records)
@@ -226,13 +232,12 @@ def _without(problem: Problem, tiers: Set[str]) -> Problem:
     return replace(problem, records=tuple(records))
 
 
-def _with_left(record: Record, tier: str, part: float) -> Record:
-    """Return a record of which a tier in memory leaves at least this part of the bytes."""
+def _with_left(record: Record, parts: Mapping[str, float]) -> Record:
+    """Return a record of which tiers in memory leave at least these parts of the bytes."""
 
     def corrected(option: Option) -> Option:
-        is_it = option.tier == tier and option.link not in STORES
-        left = round(part * record.nbytes)
-        return replace(option, resident=left) if is_it and left - option.resident > _TELLING * record.nbytes else option
+        left = 0 if option.link in STORES else round(parts.get(option.tier, 0.0) * record.nbytes)
+        return replace(option, resident=left) if left - option.resident > _TELLING * record.nbytes else option
 
     return replace(record, options=tuple(map(corrected, record.options)))
 

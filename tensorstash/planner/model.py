@@ -33,6 +33,11 @@ class SavedClass(NamedTuple):
     shape: tuple[int, ...]
     ordinal: int
 
+    @property
+    def kind(self) -> tuple[str, str, str, tuple[int, ...]]:
+        """All but the ordinal."""
+        return self[:4]
+
 
 @dataclass(frozen=True, slots=True)
 class Option:

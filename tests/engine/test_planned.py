@@ -4,7 +4,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -180,6 +179,26 @@ def test_larger_inputs_are_measured_where_everything_fitted_before(program: Any)
     assert stash._session._tracker.peak <= 1.02 * budget  # type: ignore[attr-defined]
 
 
+def test_what_the_program_has_let_go_of_makes_room_for_what_it_saves_next(program: Any) -> None:
+    """Nothing is saved between an activation's end and the one that is made next, of which each saves its output."""
+
+    first = program.weights[0]
+
+    def loss(_: int) -> Any:
+        hidden = first * 1.0
+        for _ in range(LAYERS):
+            hidden = hidden.tanh()
+        return hidden.sum()
+
+    program.loss, program.weights = loss, [first]
+    nbytes = 4 * WIDTH * WIDTH
+    stash = stashed(program, ts.Budget(int(2.1 * nbytes), allow="keep+disk_spill"))
+    for _ in range(STEPS):
+        trained(program, stash, 1)
+        assert stash._session._tracker.peak <= 2 * nbytes  # type: ignore[union-attr]
+    assert stash.plan().status == "planned"
+
+
 def test_changing_shapes_have_a_plan_each(program: Any) -> None:
     sizes = [ROWS, ROWS + 64, ROWS + 128]
     expected = {rows: unhooked(program, rows) for rows in sizes}
@@ -312,6 +331,43 @@ def test_what_can_be_made_again_is_where_memory_comes_from(program: Any, tmp_pat
     made = sum(done.tensors for done in alone.stats().recomputed.values())
     assert 2 * moved <= made <= 3 * moved  # a recipe may be tried first, on the first step
     assert not alone.stats().stashed.tensors
+
+
+def gated(program: Any) -> Any:
+    """Return the program with layers whose outputs are products of two activations."""
+    activation = activation_of(program)
+
+    def loss(rows: int) -> Any:
+        hidden = program._input[:rows] * 1.0
+        for weight in program.weights:
+            hidden = hidden @ weight
+            hidden = activation(hidden) * hidden.tanh()
+        return hidden.sum()
+
+    program.loss = loss
+    return program
+
+
+def test_what_was_read_to_prove_a_recipe_is_not_held_until_backward(program: Any) -> None:
+    stash = stashed(gated(program), ts.Recompute() | ts.DiskSpill())
+    with stash:
+        loss = program.loss(ROWS)
+    budget = stash._session._state.prefetcher.budget  # type: ignore[union-attr]
+    assert budget.used == 0
+    loss.backward()
+    assert budget.peak > 0
+
+
+@pytest.mark.parametrize("share", [0.25, 0.4])
+def test_what_was_read_ahead_gives_way_to_what_an_operation_needs_at_once(program: Any, share: float) -> None:
+    """Both factors are made again, of what was read ahead, and so are those of the layers below."""
+    program = gated(program)
+    expected = unhooked(program)
+    size = int(share * native_peak(program))
+    stash = stashed(program, ts.Budget(size, allow="recompute | disk_spill"))
+    for _ in range(STEPS):
+        assert_equal(trained(program, stash, 1)[0], expected)
+        assert stash._session._tracker.peak <= 1.02 * size  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("share", [0.35, 0.6, 0.9])
@@ -455,13 +511,12 @@ def test_a_budget_is_held_where_what_was_compressed_does_not_shrink_any_more(pro
     program._input = inputs
     expected = unhooked(program)
     peaks = []
-    for _ in range(13):
+    for _ in range(STEPS):
         for found in trained(program, stash, 1):
             assert_equal(found, expected)
         peaks.append(stash._session._tracker.peak)  # type: ignore[attr-defined]
     assert stash.plan().status == "planned"
-    # A tensor is a twelfth of the budget, and one that arrives late in one of the steps is no matter here.
-    assert median(peaks[-7:]) <= 0.7 * 1.02 * native
+    assert max(peaks[3:]) <= 0.7 * 1.02 * native
 
 
 @pytest.mark.parametrize(("times", "fewer"), [(1.02, 1), (2.0, 2)])

@@ -157,8 +157,29 @@ MUTANTS = [
     (
         "engine/planned/tracker.py",
         "dropped call",
-        "            self._leave_room(self._meter.due)\n",
+        "            self._leave_room(self._meter.due, drop)\n",
         "            pass\n",
+        HELD,
+    ),
+    (
+        "engine/planned/tracker.py",
+        "dropped call",
+        "            self._leave_room(incoming)\n",
+        "            pass\n",
+        HELD,
+    ),
+    (
+        "engine/planned/tracker.py",
+        "dropped call",
+        "                if not drop(excess):\n                    break\n",
+        "                break\n",
+        HELD,
+    ),
+    (
+        "engine/handle.py",
+        "dropped call",
+        "        payload.drop()  # backward is far away\n",
+        "",
         HELD,
     ),
     (
@@ -178,8 +199,8 @@ MUTANTS = [
     (
         "engine/planned/handles.py",
         "wrong value",
-        "with tracker.bringing(0 if payload.is_prefetched else payload.nbytes):",
-        "with tracker.bringing(0):",
+        "with tracker.bringing(0 if payload.is_prefetched else payload.nbytes, self.state.prefetcher.drop):",
+        "with tracker.bringing(0, self.state.prefetcher.drop):",
         HELD,
     ),
 ]

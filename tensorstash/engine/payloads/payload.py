@@ -167,11 +167,7 @@ class Payload:
             self.run()
 
     def run(self, ask: Ask = call) -> None:
-        """Encode and store the source's bytes and drop it, if they shrink; a failure is kept for whoever asks.
-
-        Args:
-            ask: how a store is asked that may not answer.
-        """
+        """Encode and store the source's bytes and drop it, if they shrink; a failure is kept for whoever asks."""
         source, route = self.alias, self.route
         try:
             probe = self._probe if self.is_private else route.backend.version_probe(source)
@@ -243,10 +239,7 @@ class Payload:
         self.check(self._probe)
 
     def raise_store_failure(self) -> None:
-        """Raise what has kept the bytes from being encoded or stored.
-
-        What is wrong with the tensor itself concerns only those who ask for it.
-        """
+        """Raise what has kept the bytes from being encoded or stored; not what is wrong with the tensor."""
         if isinstance(self._error, CodecError | StoreError):
             raise self._error.again()
 
@@ -292,6 +285,17 @@ class Payload:
                 self._loading = submit(partial(_decode, self.route, ref(self._stored)))
         return True
 
+    def drop(self) -> int:
+        """Drop what is held decoded, to be read again for whoever asks; return its bytes, 0 if there were none."""
+        loading = self._loading
+        if loading is not None and not loading.cancel():
+            self._wait(loading)
+        with self._lock:
+            if self._lease is None or self._loading is not loading:
+                return 0
+            self._loading = self._data = self._rebuilt = self._lease = None
+        return self.nbytes
+
     def prefetch_to_device(self) -> bool:
         """Start bringing it back to its device; return False to look no further ahead for now."""
         return True
@@ -331,12 +335,7 @@ class Payload:
         return rebuilt
 
     def load(self) -> Any:
-        """Return what the route rebuilds tensors from; writable only if nobody else needs it.
-
-        Raises:
-            SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
-            StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
-        """
+        """Return what the route rebuilds tensors from; writable only if nobody else needs it; see :meth:`restore`."""
         self.raise_failure()
         with self._lock:
             data, loading, self._loading = self._data, self._loading, None
@@ -358,16 +357,19 @@ class Payload:
 
     def _read(self, loading: Future[Any]) -> Any:
         """Return what a reader has read, or None if the reader was lost meanwhile."""
-        try:
-            self._timeouts.wait(loading)
-        except TimeoutError as error:
-            self._loading = loading  # still under way, and still in the budget
-            raise StoreError(f"{self.route.store_place}: reading {self.nbytes} bytes {error}") from error
+        self._wait(loading)
         failure = loading.exception()
         if isinstance(failure, TensorStashError):
             # Raised as it is, it would refer to this frame, which refers to it through the future.
             raise failure.again()
         return None if isinstance(failure, TimeoutError | RuntimeError) else loading.result()
+
+    def _wait(self, loading: Future[Any]) -> None:
+        try:
+            self._timeouts.wait(loading)
+        except TimeoutError as error:
+            self._loading = loading  # still under way, and still in the budget
+            raise StoreError(f"{self.route.store_place}: reading {self.nbytes} bytes {error}") from error
 
     def _hand_out(self, data: Any) -> Any:
         with self._lock:

@@ -1,5 +1,6 @@
 """What the graph holds in place of saved tensors whose asking is noted."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -23,8 +24,8 @@ class Observer(Protocol):
         """Return what takes note that a saved tensor is asked for."""
         ...
 
-    def bringing(self, nbytes: int, /) -> AbstractContextManager[None]:
-        """Return what leaves room for what is brought back."""
+    def bringing(self, nbytes: int, drop: Callable[[int], int], /) -> AbstractContextManager[None]:
+        """Return what leaves room for what is brought back, if need be where something was read ahead."""
         ...
 
     def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, /) -> None:
@@ -82,7 +83,7 @@ class TrackedStashed(Stashed):
         if source is not None and self._gives_source():
             self.state.ledger.forwarded()
             return self._forward(source)
-        with tracker.bringing(0 if payload.is_prefetched else payload.nbytes):
+        with tracker.bringing(0 if payload.is_prefetched else payload.nbytes, self.state.prefetcher.drop):
             source = None  # while room is made it may leave
             tensor = super()._restore()
         if not payload.is_prefetched:  # else it is counted among what was read ahead
@@ -110,7 +111,7 @@ class TrackedRecomputed(RecomputedHandle):
         """Return the saved tensor; see :class:`~tensorstash.engine.recompute.recomputed.RecomputedHandle`."""
         content, tracker, nbytes = self.content, self._tracker, self.spec.nbytes
         with tracker.asking(self.seen):
-            with tracker.bringing(0 if content.is_prefetched else nbytes):
+            with tracker.bringing(0 if content.is_prefetched else nbytes, self.state.prefetcher.drop):
                 tensor = super().__call__()
             if not content.is_prefetched:
                 tracker.watch_rebuilt(tensor, content, nbytes)

@@ -96,6 +96,8 @@ class Step:
         self.largest = 0
         self.largest_moved = 0
         """Bytes of the largest tensor that is not kept."""
+        self.short = 0
+        """Bytes that were read ahead where other tensors needed the room."""
         self.on_disk = 0
         self.overran = False
         self.remaking: tuple[str, ...] = ()

@@ -188,6 +188,8 @@ class Tracker:
             self._begin_step(seen, spec)
         step.add(seen)
         incoming = 0 if self._meter.knows(token) else seen.nbytes
+        if incoming:
+            self._leave_room(incoming)
         self._chooser.choose(tensor, seen, spec, step, self._meter.limit - self.held - incoming)
         step.tiers[token] = seen.tier
         if seen.tier != KEEP:
@@ -221,13 +223,18 @@ class Tracker:
         """Wait until there is room for the tensor that is saved next, or nothing is on its way any more."""
         self._leave_room(self._chooser.next_bytes(self._step))
 
-    def _leave_room(self, nbytes: int) -> None:
-        """Wait until there is room for so many bytes more, or nothing is on its way any more.
+    def _leave_room(self, nbytes: int, drop: Callable[[int], int] = lambda _: 0) -> None:
+        """Wait until there is room for so many bytes more, or nothing is on its way any more; then drop what was read
+        ahead.
 
         What has arrived may still be in use, so that its arrival leaves no room: then others are waited for.
         """
         self.settle()
-        while (excess := self.held + nbytes - self._meter.limit) > 0 and self._wait_for_stores(excess):
+        while (excess := self.held + nbytes - self._meter.limit) > 0:
+            if not self._wait_for_stores(excess):
+                if not drop(excess):
+                    break
+                self._step.short += excess
             self.settle()
         self._leave_idle(-excess)
 
@@ -250,16 +257,20 @@ class Tracker:
             self.settle()
             self._step.asked(seen, now, perf_counter())
             yield
-            self.settle()  # what has gone meanwhile is not held beside what was brought
             self._look()
 
     @contextmanager
-    def bringing(self, nbytes: int) -> Iterator[None]:
-        """Leave room for what is brought back now, while others are on their way out or read ahead."""
+    def bringing(self, nbytes: int, drop: Callable[[int], int]) -> Iterator[None]:
+        """Leave room for what is brought back now, while others are on their way out or read ahead.
+
+        Args:
+            nbytes: of it.
+            drop: drops so many bytes that were read ahead; returns how many there were.
+        """
         before = self._meter.due
         self._meter.due = before + nbytes
         if nbytes:
-            self._leave_room(self._meter.due)
+            self._leave_room(self._meter.due, drop)
         try:
             yield
         finally:
@@ -278,13 +289,14 @@ class Tracker:
             self._step.gone(seen, now)
         meter = self._meter
         meter.limit = self._chooser.limit(self._step)
-        meter.spare = self._step.largest_moved  # what is not read ahead needs room, too
+        meter.spare = self._step.largest_moved + self._step.short  # what is not read ahead needs room, too
 
     def _now(self) -> float:
         """Return the seconds that the program has run, outside of hooks."""
         return (perf_counter() if self._entered is None else self._entered) - self._hook_s
 
     def _look(self) -> None:
+        self.settle()  # what has gone meanwhile is not held beside what has come
         self._peak = max(self._peak, self.held)
 
     def _begin_step(self, first: Seen, spec: TensorSpec) -> None:
