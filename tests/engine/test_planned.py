@@ -211,7 +211,7 @@ def test_a_shape_that_comes_to_save_more_is_measured_anew_among_others(program: 
     for rows in (ROWS, ROWS + 64, ROWS):
         trained(program, stash, 1, rows=lambda _, rows=rows: rows)
     program.weights += program.weights
-    for rows in 3 * (ROWS + 64, ROWS):
+    for rows in 4 * (ROWS + 64, ROWS):
         before = stash.stats()
         trained(program, stash, 1, rows=lambda _, rows=rows: rows)
     assert not (stash.stats() - before).stashed.tensors
