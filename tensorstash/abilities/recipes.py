@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from tensorstash.host.arrays import Array
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
@@ -29,18 +30,21 @@ class Recipe:
         operation: what :meth:`Producers.run` does; equal for recipes that run the same operations in the same way.
         inputs: for each value that it needs, the handle of a saved tensor, or a :class:`Leaf`.
         depth: operations that are run one after the other; views count for nothing.
+        settings: of the program when the tensor was made, as far as the bits depend on them; None where they do not.
     """
 
     rule: str
     operation: Hashable
     inputs: tuple[Any, ...]
     depth: int
+    settings: Hashable = None
 
 
 class Producers(Protocol[T]):
     """What made saved tensors, and how to make them again. Thread-safe; keeps nothing of a graph alive.
 
-    What it runs neither records gradients nor follows autocast, and leaves alone whatever is the user's.
+    What it runs neither records gradients nor follows autocast, and leaves alone whatever is the user's; but for
+    settings on which the bits depend, which are those of the recipe meanwhile.
     """
 
     @property
@@ -121,6 +125,12 @@ class Producers(Protocol[T]):
 
     def sample(self, tensor: T, /) -> Hashable:
         """Return a few elements as bits, spread over the tensor; None where reading them would wait for a device."""
+        ...
+
+    def content(self, tensor: T, /) -> Array | None:
+        """Return the distinct elements in memory order, as they are now.
+
+        None for what is not in host memory, and for parameters: who trains them leaves a new version."""
         ...
 
     def random_state(self, tensor: T, /) -> Hashable:

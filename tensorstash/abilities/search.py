@@ -116,10 +116,10 @@ class Search(Generic[R]):
         self.inputs.append(value)
         return len(self.inputs) - 1
 
-    def recipe(self, found: tuple[Any, int]) -> Recipe:
-        """Return the recipe that was found."""
+    def recipe(self, found: tuple[Any, int], settings: Hashable = None) -> Recipe:
+        """Return the recipe that was found, to be followed under settings of the program."""
         operation, levels = found
-        return Recipe(rules_of(operation), operation, tuple(self.inputs), levels)
+        return Recipe(rules_of(operation), operation, tuple(self.inputs), levels, settings)
 
 
 def run_again(operation: Any, values: Sequence[Any]) -> Any:

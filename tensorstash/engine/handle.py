@@ -59,7 +59,7 @@ class Stashed(Asking):
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("__weakref__", "_dedup", "_is_read_by", "_spec", "payload", "state")
+    __slots__ = ("__weakref__", "_dedup", "_is_read_by", "_spec", "is_made", "payload", "state")
 
     depth = 0
     """Operations that are run for it."""
@@ -70,6 +70,8 @@ class Stashed(Asking):
         self._dedup = dedup
         self._spec = spec
         self._is_read_by: Demand | None = None
+        self.is_made = True
+        """Whether the graph has made the tensor, as far as that is known."""
 
     def is_read_by(self, demand: Demand) -> None:
         """Note what the operation that saved it needs of it."""

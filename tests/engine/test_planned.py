@@ -1,5 +1,7 @@
 """A budget is held on every framework, with the gradients of a run without it; and it does nothing where all fits."""
 
+import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -206,6 +208,64 @@ def test_changing_shapes_have_a_plan_each(program: Any) -> None:
     for step, found in enumerate(trained(program, stash, 12, rows=lambda step: sizes[step % 3])):
         assert_equal(found, expected[sizes[step % 3]])
     assert stash.stats().peak_held <= 1.02 * int(1.2 * native_peak(program))
+
+
+def test_shapes_that_all_fit_are_measured_once_each(program: Any) -> None:
+    sizes = [ROWS, ROWS + 64, ROWS + 128]
+    expected = {rows: unhooked(program, rows) for rows in sizes}
+    stash = stashed(program, ts.Budget("1GiB"))
+    trained(program, stash, 3, rows=lambda step: sizes[step])
+    before = stash.stats()
+    order = [0, 1, 0, 2, 2, 1, 0, 0, 1]
+    for place, found in zip(order, trained(program, stash, 9, rows=lambda step: sizes[order[step]]), strict=True):
+        assert_equal(found, expected[sizes[place]])
+    done = stash.stats() - before
+    assert not done.stashed.tensors
+    assert not sum(made.tensors for made in done.recomputed.values())
+    assert done.seen.tensors >= 9 * LAYERS
+
+
+def test_a_shape_that_comes_to_save_more_is_measured_anew_among_others(program: Any) -> None:
+    stash = stashed(program, ts.Budget("1GiB"))
+    for rows in (ROWS, ROWS + 64, ROWS):
+        trained(program, stash, 1, rows=lambda _, rows=rows: rows)
+    program.weights += program.weights
+    for rows in 4 * (ROWS + 64, ROWS):
+        before = stash.stats()
+        trained(program, stash, 1, rows=lambda _, rows=rows: rows)
+    assert not (stash.stats() - before).stashed.tensors
+    assert stash.plan().status == "declined"
+
+
+@pytest.mark.parametrize("share", [0.6, 100])
+def test_threads_share_a_budget(program: Any, share: float) -> None:
+    sizes = [ROWS, ROWS + 64, ROWS + 128]
+    expected = {rows: unhooked(program, rows) for rows in sizes}
+    stash = stashed(program, ts.Budget(int(share * native_peak(program))))
+    failures: list[BaseException] = []
+
+    def work(first: int, mine: Any) -> None:
+        order = [sizes[(first + step // 2) % 3] for step in range(12)]
+        try:
+            for rows, found in zip(order, trained(mine, stash, 12, rows=lambda step: order[step]), strict=True):
+                assert_equal(found, expected[rows])
+        except BaseException as error:
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TensorStashWarning)
+            threads = [threading.Thread(target=work, args=(first, type(program)())) for first in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures, failures
+    assert stash.plan().rows
 
 
 def test_a_budget_that_cannot_be_held_is_said_with_the_smallest_that_can(program: Any) -> None:

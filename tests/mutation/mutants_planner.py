@@ -192,8 +192,22 @@ MUTANTS = [
     (
         "engine/planned/tracker.py",
         "wrong value",
-        "return (perf_counter() if self._entered is None else self._entered) - self._hook_s",
+        "return (perf_counter() if entered is None else entered) - self._hook_s",
         "return perf_counter() - self._hook_s",
+        PLANNED,
+    ),
+    (
+        "engine/planned/budgeted.py",
+        "dropped check",
+        "        if passed or not is_first:\n",
+        "        if True:\n",
+        PLANNED,
+    ),
+    (
+        "engine/planned/budgeted.py",
+        "dropped check",
+        "        if passed or not is_first:\n",
+        "        if passed:\n",
         PLANNED,
     ),
     (

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -265,6 +265,93 @@ def test_an_activation_that_is_rewritten_unseen_is_an_error_or_stored():
     step(around, rewrites=False)
     with pytest.raises(StashError, match=r"relu\(batch_norm\).*came out different"):
         step(around, rewrites=True)
+
+
+def after(between, *, buffer=None, min_bytes=1, policy=None, before=nullcontext):
+    """Return gradients of a product with a buffer, where something comes between forward and backward."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(64, 250), nn.Linear(250, 16)
+    given = torch.randn(300, 64)
+    with before(), ts.stash(policy, min_bytes=min_bytes) if policy else nullcontext():
+        hidden = F.mish(F.gelu(first(given)))
+        hidden = hidden if buffer is None else hidden * buffer
+        loss = last(hidden).square().mean()
+    between()
+    loss.backward()
+    return [weight.grad for weight in (*first.parameters(), *last.parameters())]
+
+
+@pytest.mark.parametrize("threads", [(1, 2), (2, 1), (3, 2)])
+def test_the_number_of_threads_may_change_before_backward(threads):
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for policy in (None, ts.Recompute()):
+            torch.set_num_threads(threads[0])
+            found.append(after(lambda: torch.set_num_threads(threads[1]), policy=policy))
+            assert torch.get_num_threads() == threads[1]
+    finally:
+        torch.set_num_threads(before)
+    assert equal(*found)
+
+
+def test_a_library_of_kernels_may_be_switched_off_for_the_forward_pass_alone():
+    @contextmanager
+    def off():
+        torch.backends.mkldnn.enabled = False
+        yield
+        torch.backends.mkldnn.enabled = True
+
+    expected = after(lambda: None, before=off)
+    assert equal(after(lambda: None, before=off, policy=ts.Recompute()), expected)
+    assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize("policy", [ts.Recompute(), ts.Budget(2**18)], ids=["recompute", "budget"])
+@pytest.mark.parametrize("shape", [(300, 250), (300, 1)], ids=["large", "small"])
+def test_memory_of_the_user_is_not_read_again_once_it_was_rewritten_unseen(shape, policy):
+    buffer = torch.ones(shape)
+
+    def rewrite():
+        buffer.data[buffer.shape[0] // 2 + 1, 0] = 3.0
+
+    expected = after(rewrite, buffer=buffer)
+    buffer.fill_(1)
+    if shape[1] == 1:  # it was copied
+        assert equal(after(rewrite, buffer=buffer, policy=policy, min_bytes=2**14), expected)
+        return
+    with pytest.raises(StashError, match="which the graph has not made, was written to without a new version"):
+        after(rewrite, buffer=buffer, policy=policy)
+
+
+@pytest.mark.parametrize("evaluation_first", [False, True])
+@pytest.mark.parametrize("policy", [ts.Recompute(), ts.Recompute() | ts.DiskSpill()], ids=str)
+def test_what_a_normalization_learns_may_change_before_backward(policy, evaluation_first):
+    def gradients_of(scope):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1))
+        given = torch.randn(4, 3, 32, 32)
+        model.train(not evaluation_first)
+        with scope():
+            loss = model(given).square().mean()
+        model.train()
+        with scope():
+            loss = loss + model(2 * given).square().mean()
+        loss.backward()
+        return [weight.grad for weight in model.parameters()]
+
+    expected = gradients_of(nullcontext)
+    around = ts.stash(policy)
+    assert equal(gradients_of(lambda: around), expected)
+    assert "relu(batch_norm)" in around.stats().recomputed
+
+
+def test_tensors_without_elements_are_no_masks():
+    norm = nn.BatchNorm1d(8).eval()
+    with ts.stash(ts.Recompute(), min_bytes=0):
+        loss = norm(torch.randn(4, 8)).square().sum()
+    loss.backward()
+    assert norm.weight.grad is not None
 
 
 def test_a_graph_can_be_walked_again_and_derived_twice():

@@ -12,6 +12,7 @@ from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.abilities.search import Call, NoRecipe, Number, run_again
 from tensorstash.abilities.search import Search as AnySearch
 from tensorstash.backends.reference.kernels import DeviceLayouts, empty
+from tensorstash.host.arrays import Array
 from tensorstash.reference import Tensor, no_grad
 from tensorstash.reference.autograd.primitive import OpNode
 from tensorstash.reference.autograd.saved import SavedTensor
@@ -181,6 +182,10 @@ class Producers:
             return None
         step = max(tensor.numel // _SAMPLES, 1)
         return tensor.carriers().reshape(-1)[::step].tobytes()
+
+    def content(self, tensor: Tensor, /) -> Array | None:
+        """Return a copy of the elements of a tensor in host memory that is not trained; None for others."""
+        return tensor.host_bits() if tensor.device == "cpu" and tensor.numel and not tensor.requires_grad else None
 
     def random_state(self, tensor: Tensor, /) -> Hashable:
         """Return the state of NumPy's generator, which programs on this engine draw from."""

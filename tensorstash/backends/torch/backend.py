@@ -180,7 +180,7 @@ class TorchBackend:
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
         """Return what makes saved tensors again, for one session."""
-        return Producers(is_ours, rules)
+        return Producers(is_ours, rules, self.spec)
 
     def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
         """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""

@@ -26,6 +26,7 @@ class Allowance:
     def refill(self, sizes: Mapping[int, int]) -> None:
         """Begin a step that may have so many tensors of each size."""
         self.count()
+        self.counters.clear()
         self._passed.clear()
         self._sizes = sizes
         for nbytes, count in sizes.items():

@@ -85,20 +85,22 @@ class Budgeted:
             self._refill(state)
         return self._allowance.counters
 
-    def passes(self, nbytes: int, state: SessionState) -> bool | int:
+    def passes(self, nbytes: int, state: SessionState, *, is_first: bool) -> bool | int:
         """Return whether a tensor was expected where everything fits; if there were too many, the bytes they had."""
         if not self._control.is_declined:
             return False
         if self._allowance.take(nbytes):
             return True
-        if state.was_asked:
+        if state.was_asked or not self._allowance.counters:
             self._refill(state)
             if self._allowance.take(nbytes):
                 return True
         held = self._control.current
         assert held is not None, "declined without a plan"
-        self._control.forget(next(iter(held.plan.tiers), None))
-        return min(held.plan.native - held.plan.background, self._allowance.end())
+        passed = self._allowance.end()
+        if passed or not is_first:
+            self._control.forget(next(iter(held.plan.tiers), None))
+        return min(held.plan.native - held.plan.background, passed)
 
     def _refill(self, state: SessionState) -> None:
         state.was_asked = False

@@ -64,7 +64,7 @@ class ByClass:
     def passing(self, state: SessionState) -> None:
         """Return that all are looked at."""
 
-    def passes(self, nbytes: int, state: SessionState) -> bool:
+    def passes(self, nbytes: int, state: SessionState, *, is_first: bool) -> bool:
         """Return that it does not."""
         return False
 

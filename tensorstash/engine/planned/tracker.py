@@ -1,5 +1,6 @@
 """What knows the class of each saved tensor, when a step begins, and how much is held."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
@@ -16,6 +17,7 @@ from tensorstash.engine.planned.step import Seen, Step
 from tensorstash.engine.recompute.recomputed import RecomputedHandle
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
+from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pool import POOL
 from tensorstash.planner.model import KEEP, SavedClass
 from tensorstash.planner.plan import BudgetPlan
@@ -88,8 +90,14 @@ class Chooser(Protocol):
         """Return how many tensors of each size need not be looked at; None if all are."""
         ...
 
-    def passes(self, nbytes: int, state: SessionState) -> bool | int:
-        """Return whether a tensor of so many bytes need not be looked at; or what has passed, if too much did."""
+    def passes(self, nbytes: int, state: SessionState, *, is_first: bool) -> bool | int:
+        """Return whether a tensor of so many bytes need not be looked at; or what has passed, if too much did.
+
+        Args:
+            nbytes: of a tensor.
+            state: of the session.
+            is_first: whether none was looked at in this step, so that another kind of step may begin with this one.
+        """
         ...
 
     def plan(self) -> BudgetPlan | None:
@@ -110,9 +118,9 @@ class Chooser(Protocol):
 
 
 class Tracker:
-    """Observes what is saved, asked for and let go, step by step; a chooser says what becomes of it.
+    """Observes what is saved, asked for and let go, step by step; a chooser says what becomes of it. Thread-safe.
 
-    Steps are those of one thread at a time.
+    Steps are those of one thread at a time: what others do meanwhile is counted among it.
 
     Args:
         chooser: says what becomes of each tensor.
@@ -131,6 +139,14 @@ class Tracker:
         """When the outermost hook began; None outside of hooks."""
         self._step = Step(0.0, perf_counter())
         self._peak = 0
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._entered = None
+        # Of one thread, again and again: to make a tensor again is to ask for others.
+        self._lock = threading.RLock()
 
     @property
     def held(self) -> int:
@@ -144,26 +160,28 @@ class Tracker:
 
     @contextmanager
     def in_hook(self) -> Iterator[float]:
-        """Stop the clock of the program, which is returned."""
-        if self._entered is not None:
-            yield self._now()
-            return
-        self._entered = perf_counter()
-        try:
-            yield self._now()
-        finally:
-            self._hook_s += perf_counter() - self._entered
-            self._entered = None
+        """Stop the clock of the program, which is returned; other threads wait until the outermost hook is over."""
+        with self._lock:
+            if self._entered is not None:
+                yield self._now()
+                return
+            self._entered = entered = perf_counter()
+            try:
+                yield self._now()
+            finally:
+                self._hook_s += perf_counter() - entered
+                self._entered = None
 
     # Packing
 
     def passing(self, state: SessionState) -> Mapping[int, Iterator[None]] | None:
         """Return how many tensors of each size need not be looked at; None if all are."""
-        return self._chooser.passing(state)
+        with self._lock:
+            return self._chooser.passing(state)
 
     def passes(self, nbytes: int, state: SessionState) -> bool:
         """Whether a tensor of so many bytes need not be looked at."""
-        passed = self._chooser.passes(nbytes, state)
+        passed = self._chooser.passes(nbytes, state, is_first=not self._step.seen or self._step.is_over)
         if passed is True or passed is False:
             return passed
         self._meter.unseen = passed
@@ -293,7 +311,8 @@ class Tracker:
 
     def _now(self) -> float:
         """Return the seconds that the program has run, outside of hooks."""
-        return (perf_counter() if self._entered is None else self._entered) - self._hook_s
+        entered = self._entered  # once: another thread may leave its hook
+        return (perf_counter() if entered is None else entered) - self._hook_s
 
     def _look(self) -> None:
         self.settle()  # what has gone meanwhile is not held beside what has come
@@ -320,14 +339,16 @@ class Tracker:
         Raises:
             StashError: no step has ended yet.
         """
-        self.settle()
-        if self._step.is_over and self._step.seen:
-            self._end_step()
-        return self._chooser.plan()
+        with self._lock:
+            self.settle()
+            if self._step.is_over and self._step.seen:
+                self._end_step()
+            return self._chooser.plan()
 
     def count_passed(self) -> None:
         """Count what has passed without having been looked at."""
-        self._chooser.count_passed()
+        with self._lock:
+            self._chooser.count_passed()
 
     def failed(self, error: BaseException) -> None:
         """Add to an error that says that memory ran out what to do about it."""

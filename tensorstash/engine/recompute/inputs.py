@@ -25,7 +25,7 @@ class KeptHandle:
         kept: the handle that it would be otherwise.
     """
 
-    __slots__ = ("__weakref__", "_kept")
+    __slots__ = ("__weakref__", "_kept", "is_made")
 
     depth = 0
     """Operations that are run for it."""
@@ -34,6 +34,8 @@ class KeptHandle:
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
+        self.is_made = False
+        """Whether the graph has made the tensor, as far as that is known."""
 
     @property
     def state(self) -> SessionState:

@@ -10,8 +10,10 @@ from tensorstash.engine.handle import Asking, Stashed
 from tensorstash.engine.recompute.inputs import KeptHandle
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError, TensorStashError, modified
+from tensorstash.host.arrays import as_bytes
 from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
+from tensorstash.stores.disk.checksum import checksum
 
 
 class Saved(NamedTuple):
@@ -43,7 +45,7 @@ class Recomputed:
 
     A tensor that was modified in place since it was saved is refused, as autograd refuses it; so are a recipe's inputs,
     which check that themselves, and parameters. What does not come with a new version shows in a few elements that are
-    compared each time.
+    compared each time; in a checksum, where the graph has not made an input and others may write to it.
 
     Args:
         state: of the session.
@@ -58,9 +60,9 @@ class Recomputed:
         "__weakref__",
         "_is_refused_if_modified",
         "_lease",
-        "_leaves",
         "_lock",
         "_made",
+        "_marks",
         "_producers",
         "_recipe",
         "_saved",
@@ -87,8 +89,8 @@ class Recomputed:
         self.inputs = inputs
         """Handles of what it is made of, and leaves."""
         self._saved = saved
-        self._leaves = [
-            (state.version(each.tensor), producers.sample(each.tensor)) if type(each) is Leaf else None
+        self._marks = [
+            (state.version(each.tensor), producers.sample(each.tensor)) if type(each) is Leaf else self._digest(each)
             for each in inputs
         ]
         self._is_refused_if_modified = True
@@ -166,14 +168,36 @@ class Recomputed:
         self._state.ledger.made_again(recipe.rule, self.seconds)
         return whole
 
+    def _digest(self, needed: Any) -> Hashable:
+        """Return a checksum of an input that others than the graph may write to unseen; None for all else."""
+        if isinstance(needed, RecomputedHandle) or needed.is_made:
+            return None
+        if isinstance(needed, Stashed):
+            held = self._state.held
+            source = needed.payload.alias if held is not None and held.holds(needed.payload) else None
+        else:
+            source = needed.tensor
+        return None if source is None else self._checksum(source)
+
+    def _checksum(self, tensor: Any) -> int | None:
+        content = self._producers.content(tensor)
+        return None if content is None else checksum(as_bytes(content))
+
     def _value(self, needed: Any, place: int) -> Any:
+        known: Any = self._marks[place]
         if type(needed) is not Leaf:
             try:
-                return needed()
+                tensor = needed()
             except TensorStashError as error:
                 error.add_note(f"needed for {self._place()}")
                 raise
-        known = self._leaves[place]
+            if known is not None and self._checksum(tensor) != known:
+                raise StashError(
+                    f"{self._place()}: {self._state.backend.describe(tensor)} that it is made of, which the graph has "
+                    f"not made, was written to without a new version between forward and backward; run backward "
+                    f"first, write to another tensor, or leave the rule out (Recompute(ops=...))"
+                )
+            return tensor
         assert known is not None, "a leaf that was not looked at"
         version, sample = self._state.version(needed.tensor), self._producers.sample(needed.tensor)
         if version != known[0]:

@@ -27,6 +27,9 @@ NewRecomputer = Callable[[SessionState, Thread], "Recomputer"]
 _FIRST_ELEMENTS = 64
 """Nearly all tensors show within so many elements that they have more than two values."""
 
+_SMALL_BYTES = 2**16
+"""Inputs of recipes up to this size are rather copied than compared."""
+
 _REFERABLE = KeptHandle, Stashed, RecomputedHandle
 
 
@@ -114,7 +117,7 @@ class Recomputer:
             return ()
         if spec.kind == "bool":
             return (PackBits(),)
-        if spec.kind != "float" or spec.device != "cpu":
+        if spec.kind != "float" or spec.device != "cpu" or not spec.nbytes:
             return ()
         few = backend.to_host(tensor, spec).reshape(-1)[:_FIRST_ELEMENTS].view(f"u{spec.itemsize}")
         others = few[few != few[0]]
@@ -123,6 +126,8 @@ class Recomputer:
     def noted(self, tensor: Any, handle: Any) -> Any:
         """Return a handle in a form that recipes can refer to, and remember that it stands for a tensor."""
         handle = _referable(handle)
+        if not isinstance(handle, RecomputedHandle):
+            handle.is_made = bool(self._state.backend.producer(tensor))
         self._producers.note(tensor, handle)
         return handle
 
@@ -163,11 +168,23 @@ class Recomputer:
         fault = partial(_fault, producers, recipe, inputs, whole, spec)
         if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=wanted.verify == "always"):
             return None
-        for each in handles:
-            each.add_user()
+        inputs = tuple(map(self._apart, inputs))
+        for each in inputs:
+            if type(each) is not Leaf:
+                each.add_user()
         sample = producers.sample(whole)
         saved = Saved(spec, module, version, producers.probe(whole), sample)
         return Recomputed(state, producers, recipe, inputs, saved, depth)
+
+    def _apart(self, needed: Any) -> Any:
+        """Return a small input that stays where it is, and that others may write to unseen, as a copy of its own."""
+        if not isinstance(needed, KeptHandle) or needed.is_made:
+            return needed
+        content = self._producers.content(needed.tensor)
+        if content is None or content.nbytes > _SMALL_BYTES:
+            return needed
+        backend = self._state.backend
+        return Leaf(backend.from_host(content.copy(), backend.spec(needed.tensor)))
 
 
 def _uses(wanted: Rebuilding, rule: str) -> bool:

@@ -20,7 +20,7 @@ from tensorstash.backends.paddle.recipes.rules import FIRST_OF_SEVERAL, OUTPUTS,
 from tensorstash.backends.paddle.recipes.search import MASK, Leaves, Note, Search
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.paddle.storage import version_probe
-from tensorstash.host.arrays import borrowed, few_bytes
+from tensorstash.host.arrays import Array, borrowed, few_bytes
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED = 65536
@@ -150,6 +150,13 @@ class Producers:
         itemsize = tensor.element_size()
         nbytes = min(prod(tensor.shape) * itemsize, tensor._holder_size() - tensor._offset())
         return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
+
+    def content(self, tensor: Tensor, /) -> Array | None:
+        """Return the elements of a tensor on the host that is not trained; None for others."""
+        if tensor.is_dist() or not tensor.is_dense() or not tensor._is_initialized() or not tensor.stop_gradient:
+            return None
+        is_known = tensor.place.is_cpu_place() and dtype_name(tensor.dtype) is not None and 0 not in tensor.shape
+        return elements(tensor, Layout(tensor).spec()) if is_known else None
 
     def random_state(self, tensor: Tensor, /) -> "_RandomState":
         """Return the states of the generators of the host and of the tensor's device."""

@@ -98,6 +98,12 @@ def _batch_norm(
     return torch.native_batch_norm(x, factor, bias, own_mean, torch.ones_like(own_factor), False, 0.0, 0.0)[0]
 
 
+def _read_by_batch_norm(settings: tuple[Hashable, ...], place: int) -> bool:
+    """Return whether an operand is read: in training not what is learned, which the next forward rewrites unseen."""
+    _, training = settings
+    return not training or place not in (3, 4)
+
+
 def _biased(*names: str, **missing: Hashable) -> Any:
     """Return what reads settings of a node that saves the weight, and shows the bias only where it is trained."""
     read = attributes(*names, **missing)
@@ -158,6 +164,7 @@ NEURAL = (
         ),
         _batch_norm,
         _biased("eps", "training"),
+        reads=_read_by_batch_norm,
     ),
     Rule("dropout", "NativeDropoutBackward0", saved("", "result1"), _dropout, attributes("p")),
     Rule("embedding", "EmbeddingBackward0", saved("", "indices"), _embedding),

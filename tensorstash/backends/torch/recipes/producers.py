@@ -1,6 +1,7 @@
 """What made a saved tensor, and how it is made again: the ability of the PyTorch backend that recipes need."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -12,15 +13,16 @@ from torch._C import (
     _len_torch_dispatch_stack,
     _len_torch_function_stack,
 )
+from torch.nn import Parameter
 
 from tensorstash.abilities.recipes import Recipe
 from tensorstash.abilities.search import NoRecipe, run_again
 from tensorstash.backends.torch.graph import CAN_TELL
-from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
+from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, elements, restored
 from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.rule import Rule
 from tensorstash.backends.torch.recipes.search import Note, Search, cast_to, narrow_source, notes
-from tensorstash.host.arrays import few_bytes
+from tensorstash.host.arrays import Array, few_bytes
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -51,12 +53,16 @@ class Producers:
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.
         rules: besides those that are built in.
+        spec: of a tensor.
     """
 
-    __slots__ = ("_bare", "_is_ours", "_key", "_place", "_refused", "_rules", "_step")
+    __slots__ = ("_bare", "_is_ours", "_key", "_place", "_refused", "_rules", "_spec", "_step")
 
-    def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
+    def __init__(
+        self, is_ours: Callable[[object], bool], rules: Sequence[Rule], spec: Callable[[Tensor], TensorSpec]
+    ) -> None:
         self._is_ours = is_ours
+        self._spec = spec
         self._rules = {**RULES, **{rule.node: rule for rule in rules}}
         self._key = object()
         self._bare: dict[Hashable, Tensor] = {}
@@ -117,7 +123,7 @@ class Producers:
             return known.why
         search = Search(self._key, self._is_ours, self._rules, ops, depth)
         try:
-            return search.recipe(search.output(node, made.output_nr, is_root=True))
+            return search.recipe(search.output(node, made.output_nr, is_root=True), _settings())
         except NoRecipe as reason:
             if place < _REMEMBERED:
                 self._refused[place] = _Refused(kind, made.shape, made.dtype, wanted, str(reason))
@@ -151,6 +157,12 @@ class Producers:
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe; see :meth:`tensorstash.abilities.recipes.Producers.run`."""
+        if recipe.settings is None or recipe.settings == _settings():
+            return self._run(recipe, values, spec)
+        with _under(recipe.settings):
+            return self._run(recipe, values, spec)
+
+    def _run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec) -> Tensor:
         device = spec.device.partition(":")[0]
         follows = torch.is_autocast_enabled(device)
         if not follows and not torch.is_grad_enabled() and not _is_watched():  # as nearly always in backward
@@ -191,6 +203,16 @@ class Producers:
         with DisableTorchFunction(), _DisableTorchDispatch():
             return _sample(tensor)
 
+    def content(self, tensor: Tensor, /) -> Array | None:
+        """Return the elements of a plain tensor on the host that is not trained; None for others."""
+        is_plain = (
+            type(tensor) in (Tensor, Parameter) and tensor.dtype in DTYPE_NAMES and tensor.layout == torch.strided
+        )
+        if not is_plain or not tensor.is_cpu or not tensor.numel() or tensor.requires_grad:
+            return None
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            return elements(tensor, self._spec(tensor))
+
     def random_state(self, tensor: Tensor, /) -> bytes:
         """Return the states of the generators of the host and of the tensor's device."""
         with DisableTorchFunction(), _DisableTorchDispatch():
@@ -217,6 +239,27 @@ def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
     if made.data_ptr() % ALIGNMENT != spec.alignment and made.numel():
         made = restored(dense(made, spec), spec, adopt=False)
     return made
+
+
+def _settings() -> tuple[int, bool]:
+    """Return what decides which kernel makes which elements: the last of each thread's share are made otherwise."""
+    return torch.get_num_threads(), torch._C._get_mkldnn_enabled()
+
+
+@contextmanager
+def _under(settings: Any) -> Iterator[None]:
+    before = _settings()
+    try:
+        _set(settings)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(settings: tuple[int, bool]) -> None:
+    threads, mkldnn = settings
+    torch.set_num_threads(threads)
+    torch._C._set_mkldnn_enabled(mkldnn)
 
 
 def _is_watched() -> bool:

@@ -31,6 +31,11 @@ def no_settings(node: Any, output: int) -> tuple[Hashable, ...]:
     return ()
 
 
+def all_read(settings: tuple[Hashable, ...], place: int) -> bool:
+    """Return that every operand is read."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """How one operation is run again, if a node of the graph is there to tell with what.
@@ -44,6 +49,7 @@ class Rule:
         output: the number of the output that ``run`` returns; None if the settings say which.
         weight: how many operations it counts as for ``depth``: several where it takes as long.
         is_view: whether ``run`` returns a view of its first operand, which costs nothing.
+        reads: from the settings and the place of an operand to whether ``run`` reads it; if not, it gets None.
     """
 
     name: str
@@ -54,6 +60,7 @@ class Rule:
     output: int | None = 0
     weight: int = 1
     is_view: bool = False
+    reads: Callable[[tuple[Hashable, ...], int], bool] = all_read
     shown: tuple[str, ...] = field(init=False)
     """Attributes of the node that show what it has saved of each operand; empty for none."""
 

@@ -100,7 +100,10 @@ class Search(AnySearch[Rule]):
             settings = rule.settings(node, number)
             if settings is None:
                 raise NoRecipe(f"{kind} does not tell its settings")
-            operands = [self._operand(node, rule, place) for place in range(len(rule.inputs))]
+            operands = [
+                self._operand(node, rule, place) if rule.reads(settings, place) else (None, 0)
+                for place in range(len(rule.inputs))
+            ]
         except AttributeError as error:
             raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
         except RuntimeError as error:  # what it has saved is released
