@@ -2,7 +2,7 @@
 //
 // What a stream is given is done in order, after a random delay now and then, and across streams only as ordered by events. An
 // operation reads its operands and writes its results when its stream comes to it; copies take as long as a link of a given
-// bandwidth would need. Memory that is freed is poisoned in the order of its stream and handed out again to that stream
+// bandwidth would need, and so do operations, where memory is given one. Memory that is freed is poisoned in the order of its stream and handed out again to that stream
 // at once, as by the caching allocator of CUDA devices: a copy that lacks an order sees it change. Where nothing says
 // otherwise, sizes are in bytes and times in seconds. Nothing static is ever destroyed, since threads may still run.
 #include <ATen/EmptyTensor.h>
@@ -61,6 +61,7 @@ void sleep_until(double when) { std::this_thread::sleep_until(Clock::time_point(
 // What the program sets.
 
 std::atomic<double> longest_delay{0};
+std::atomic<double> memory_bandwidth{0};  // operations take as long as reading and writing do; 0: as long as the host needs
 std::atomic<unsigned> seed{0};
 std::atomic<bool> has_record_stream{true};  // false: a fault to be found
 
@@ -238,15 +239,27 @@ thread_local std::array<c10::StreamId, DEVICES> current_streams{};
 
 // An operation is computed where it is submitted, from what its operands will be. When the stream comes to it, it would read
 // what is there then: if that is anything else, because somebody lacks an order, its results are poison.
-struct Operation { std::atomic<bool> is_spoiled{false}; };
+struct Operation {
+  std::atomic<bool> is_spoiled{false};
+  std::atomic<double> begun{0};  // by its stream; 0 before
+
+  double begin() {
+    double never = 0, here = now();
+    begun.compare_exchange_strong(never, here);
+    return here;
+  }
+};
 thread_local std::shared_ptr<Operation> operation;  // that this thread submits
 
 Place current(int device) { return {device, current_streams[device]}; }
 
 // It takes the time of computing it, without that of waiting to know what its operands will be, and the time of its stream.
+// Where memory has a bandwidth it takes the time of its stream alone, which waits at its end for as long as that needs.
 struct Timed {  // a piece of computation
   Place place;
-  double submitted, begun = now();
+  double submitted;
+  std::shared_ptr<Operation> of;
+  double begun = of->begin();
   ~Timed() { if (has_computations) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
 };
 
@@ -257,16 +270,25 @@ struct Submission {  // of an operation, by this thread
   Submission* outer = std::exchange(submission, this);
   Place place = current(current_device);
   double submitted = now(), begun = submitted;
+  size_t nbytes = 0;  // that it reads and writes
 
-  void pause() { if (has_computations && !outer) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
-  void resume() { begun = now(); }
-  ~Submission() { pause(); operation = before; submission = outer; }
+  void pause() {
+    if (has_computations && !outer && !(memory_bandwidth > 0)) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()});
+  }
   void wait(Queue& work) {  // until it is known what an operand will be
     pause();
-    double from = now();
     work.drain();
-    resume();
-    if (has_computations) note({place.first, WAITED, place.second, 0, submitted, from, begun});
+    begun = now();
+  }
+  ~Submission() {
+    pause();
+    if (nbytes && memory_bandwidth > 0)
+      queue(place).put([by = operation, place = place, submitted = submitted, seconds = double(nbytes) / memory_bandwidth] {
+        sleep_until(by->begun + seconds);
+        if (has_computations) note({place.first, COMPUTED, place.second, 0, submitted, by->begun, now()});
+      });
+    operation = before;
+    submission = outer;
   }
 };
 
@@ -433,7 +455,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* raw, const c10::Stream& stream) const override {
     auto point = event(raw);
-    if (!point->query()) of(stream).put_unknown([point] { point->wait(); });  // what is over orders nothing
+    if (point->query()) return;  // what is over orders nothing
+    of(stream).put_unknown([point, place = Place(stream.device_index(), stream.id()), submitted = now()] {
+      double begun = now();
+      point->wait();
+      if (has_computations) note({place.first, WAITED, place.second, 0, submitted, begun, now()});
+    });
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override { memory.use(data.get(), stream.id()); }
   bool queryEvent(void* raw) const override { return event(raw)->query(); }
@@ -490,10 +517,13 @@ at::Tensor operand(const at::Tensor& tensor) {  // of the operation that this th
   NoRecording guard(c10::autograd_dispatch_keyset);
   auto& work = queue(current(tensor.device().index()));
   std::optional<at::Tensor> read;
-  if (submission) submission->place = current(tensor.device().index());
+  if (submission) {
+    submission->place = current(tensor.device().index());
+    submission->nbytes += tensor.nbytes();
+  }
   while (!(read = work.foreseen(memory))) submission ? submission->wait(work) : work.drain();
   work.put([reader = operation, memory = as_bytes(memory), read = as_bytes(*read), place = current(tensor.device().index()), submitted = now()] {
-    Timed timed{place, submitted};
+    Timed timed{place, submitted, reader};
     NoRecording guard(c10::autograd_dispatch_keyset);
     bool is_one_run = memory.is_non_overlapping_and_dense() && memory.strides() == read.strides();
     bool is_same = is_one_run ? !memcmp(memory.const_data_ptr(), read.const_data_ptr(), memory.numel()) : at::equal(memory, read);
@@ -514,8 +544,9 @@ void write_result(const at::Tensor& result, const at::Tensor& target) {  // of t
     writing = {begin, begin + target.nbytes(), true, bytes};
   }
   auto place = current(target.device().index());
+  if (submission) submission->nbytes += target.nbytes();
   queue(place).put_writing(writing, [by = operation, result, to, place, submitted = now()] {
-    Timed timed{place, submitted};
+    Timed timed{place, submitted, by};
     if (!by->is_spoiled) return copy_bits(result, to);
     auto bytes = at::full({int64_t(result.numel() * result.itemsize())}, POISON, at::kByte);
     copy_bits(bytes.view(result.scalar_type()).view(result.sizes()), to);
@@ -739,6 +770,7 @@ void set_delays(double longest, unsigned chance) {
     one->chance.seed(chance + 1000 * ++number);
   }
 }
+void set_memory(double bandwidth) { memory_bandwidth = bandwidth; }
 void set_computations(bool logged) { has_computations = logged; }
 void set_record_stream(bool works) { has_record_stream = works; }
 int64_t count_records() { std::lock_guard<std::mutex> held(records_lock); return int64_t(records.size()); }
