@@ -80,7 +80,7 @@ class Bench:
         self.accelerator.synchronize()
 
     def timed(self, scope: Scope) -> float:
-        self.model.zero_grad(set_to_none=False)
+        self.model.zero_grad(set_to_none=True)
         self.accelerator.synchronize()
         return seconds(partial(self.step, scope))
 
@@ -152,8 +152,8 @@ def bars(of_none: float, copies: Copies, sooner: float) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--share", action="append", type=float, help="of the forward's computation: copies out")
-    parser.add_argument("--memory", type=float, default=0.25, help="of the device, in GB/s; 0: as the processor")
-    sizes = {"width": 512, "batch": 96, "depth": 6, "rounds": 24, "host-every": 6}
+    parser.add_argument("--memory", type=float, default=0.2, help="of the device, in GB/s; 0: as the processor")
+    sizes = {"width": 512, "batch": 48, "depth": 6, "rounds": 24, "host-every": 6}
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
 

@@ -70,17 +70,17 @@ struct Link {  // from or to one device; one copy after the other
   std::mutex lock;
   double free_at = 0;
 
-  double cross(size_t nbytes, const std::function<void()>& begin) {  // wait as long as it takes; return when it began
+  std::pair<double, double> cross(size_t nbytes, double from, const std::function<void()>& begin) {  // return when it began and ended
     double begun, ended;
     {
       std::lock_guard<std::mutex> held(lock);
-      begun = std::max(now(), free_at);
+      begun = std::max(from, free_at);
       ended = free_at = begun + (bandwidth > 0 ? double(nbytes) / bandwidth : 0.0);
     }
     sleep_until(begun);
     begin();
     sleep_until(ended + latency);
-    return begun;
+    return {begun, ended + latency};
   }
 };
 enum Direction { TO_HOST, TO_DEVICE, COMPUTED, WAITED };
@@ -102,6 +102,7 @@ struct Event {
   std::mutex lock;
   std::condition_variable changed;
   bool done = true;
+  double at = 0;  // when it was come to
 
   void set(bool value) {
     { std::lock_guard<std::mutex> held(lock); done = value; }
@@ -144,6 +145,10 @@ struct Queue {
   int unknown = 0;  // pieces of work after which nothing is known
   bool busy = false;
   std::mt19937 chance;
+  double clock = 0;  // until when it is busy, where the times of operations are known; its thread's own
+
+  // Return when it comes to what was submitted then: now, or when it would if its thread never woke late.
+  double here(double submitted) const { return memory_bandwidth > 0 ? std::max(clock, submitted) : now(); }
 
   explicit Queue(unsigned number) : chance(seed + 1000 * number) {
     static const int registered = std::atexit(stop_all);  // after PyTorch's own, and so before them
@@ -239,28 +244,17 @@ thread_local std::array<c10::StreamId, DEVICES> current_streams{};
 
 // An operation is computed where it is submitted, from what its operands will be. When the stream comes to it, it would read
 // what is there then: if that is anything else, because somebody lacks an order, its results are poison.
-struct Operation {
-  std::atomic<bool> is_spoiled{false};
-  std::atomic<double> begun{0};  // by its stream; 0 before
-
-  double begin() {
-    double never = 0, here = now();
-    begun.compare_exchange_strong(never, here);
-    return here;
-  }
-};
+struct Operation { std::atomic<bool> is_spoiled{false}; };
 thread_local std::shared_ptr<Operation> operation;  // that this thread submits
 
 Place current(int device) { return {device, current_streams[device]}; }
 
 // It takes the time of computing it, without that of waiting to know what its operands will be, and the time of its stream.
-// Where memory has a bandwidth it takes the time of its stream alone, which waits at its end for as long as that needs.
+// Where memory has a bandwidth, it takes what that needs for its operands and results.
 struct Timed {  // a piece of computation
   Place place;
-  double submitted;
-  std::shared_ptr<Operation> of;
-  double begun = of->begin();
-  ~Timed() { if (has_computations) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
+  double submitted, begun = now();
+  ~Timed() { if (has_computations && !(memory_bandwidth > 0)) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
 };
 
 struct Submission;
@@ -282,11 +276,15 @@ struct Submission {  // of an operation, by this thread
   }
   ~Submission() {
     pause();
-    if (nbytes && memory_bandwidth > 0)
-      queue(place).put([by = operation, place = place, submitted = submitted, seconds = double(nbytes) / memory_bandwidth] {
-        sleep_until(by->begun + seconds);
-        if (has_computations) note({place.first, COMPUTED, place.second, 0, submitted, by->begun, now()});
+    if (memory_bandwidth > 0) {
+      auto& work = queue(place);
+      work.put([&work, place = place, submitted = submitted, begun = begun, computed = now(), seconds = double(nbytes) / memory_bandwidth] {
+        double from = work.here(begun);
+        work.clock = std::max(from + seconds, computed);
+        sleep_until(work.clock);
+        if (has_computations) note({place.first, COMPUTED, place.second, 0, submitted, from, work.clock});
       });
+    }
     operation = before;
     submission = outer;
   }
@@ -451,15 +449,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     event(*raw) = std::make_shared<Event>();  // who waits for the last one waits for that
     auto point = event(*raw);
     point->set(false);
-    of(stream).put([point] { point->set(true); });
+    auto& work = of(stream);
+    work.put([&work, point, submitted = now()] {
+      point->at = work.here(submitted);
+      point->set(true);
+    });
   }
   void block(void* raw, const c10::Stream& stream) const override {
     auto point = event(raw);
     if (point->query()) return;  // what is over orders nothing
-    of(stream).put_unknown([point, place = Place(stream.device_index(), stream.id()), submitted = now()] {
-      double begun = now();
+    auto& work = of(stream);
+    work.put_unknown([&work, point, place = Place(stream.device_index(), stream.id()), submitted = now()] {
+      double begun = work.here(submitted);
       point->wait();
-      if (has_computations) note({place.first, WAITED, place.second, 0, submitted, begun, now()});
+      work.clock = std::max(begun, point->at);
+      if (has_computations) note({place.first, WAITED, place.second, 0, submitted, begun, work.here(begun)});
     });
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override { memory.use(data.get(), stream.id()); }
@@ -523,7 +527,7 @@ at::Tensor operand(const at::Tensor& tensor) {  // of the operation that this th
   }
   while (!(read = work.foreseen(memory))) submission ? submission->wait(work) : work.drain();
   work.put([reader = operation, memory = as_bytes(memory), read = as_bytes(*read), place = current(tensor.device().index()), submitted = now()] {
-    Timed timed{place, submitted, reader};
+    Timed timed{place, submitted};
     NoRecording guard(c10::autograd_dispatch_keyset);
     bool is_one_run = memory.is_non_overlapping_and_dense() && memory.strides() == read.strides();
     bool is_same = is_one_run ? !memcmp(memory.const_data_ptr(), read.const_data_ptr(), memory.numel()) : at::equal(memory, read);
@@ -546,7 +550,7 @@ void write_result(const at::Tensor& result, const at::Tensor& target) {  // of t
   auto place = current(target.device().index());
   if (submission) submission->nbytes += target.nbytes();
   queue(place).put_writing(writing, [by = operation, result, to, place, submitted = now()] {
-    Timed timed{place, submitted, by};
+    Timed timed{place, submitted};
     if (!by->is_spoiled) return copy_bits(result, to);
     auto bytes = at::full({int64_t(result.numel() * result.itemsize())}, POISON, at::kByte);
     copy_bits(bytes.view(result.scalar_type()).view(result.sizes()), to);
@@ -576,14 +580,15 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
   Direction direction = outward ? TO_HOST : TO_DEVICE;
   double submitted = now();
   auto put = outward ? &Queue::put : &Queue::put_unknown;
-  (work.*put)([=] {
+  (work.*put)([=, &work] {
     // One half is read and written when the copy begins and the other one when it ends: whoever comes between is seen.
     bool has_halves = from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype() && !from.is_conj() && !from.is_neg();
     int64_t half = has_halves ? from.numel() / 2 : 0;
     auto part = [&](int64_t start, int64_t length) { copy_bits(from.view(-1).narrow(0, start, length), to.view(-1).narrow(0, start, length)); };
-    double begun = links[device][direction].cross(from.nbytes(), [&] { if (half) part(0, half); });
+    auto [begun, ended] = links[device][direction].cross(from.nbytes(), work.here(submitted), [&] { if (half) part(0, half); });
     half ? part(half, from.numel() - half) : copy_bits(from, to);
-    note({device, direction, place.second, int64_t(from.nbytes()), submitted, begun, now()});
+    work.clock = ended;
+    note({device, direction, place.second, int64_t(from.nbytes()), submitted, begun, memory_bandwidth > 0 ? ended : now()});
   });
   bool runs_on_its_own = non_blocking && pinned.has((outward ? target : source).data_ptr());
   if (!runs_on_its_own) work.drain();
