@@ -144,6 +144,7 @@ class Transfers:
         with self._lock:
             for known in self._side_streams.values():  # those of copies back hold host memory of the last step
                 known.forget_ended()
+            self._drop_left()  # whose host memory they hold, too
         array = self._pinned.take(spec.nbytes)
         with self._lock:
             side = self._side_stream(spec.device, "out")
