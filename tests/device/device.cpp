@@ -28,6 +28,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
@@ -57,6 +58,10 @@ constexpr size_t ALIGNMENT = 64;
 
 double now() { return Seconds(Clock::now().time_since_epoch()).count(); }
 void sleep_until(double when) { std::this_thread::sleep_until(Clock::time_point(std::chrono::duration_cast<Clock::duration>(Seconds(when)))); }
+
+// A forked child has no device: it is refused whatever it asks for, and what it frees is its parent's.
+const pid_t owner = getpid();
+bool is_child() { return getpid() != owner; }
 
 // What the program sets.
 
@@ -233,6 +238,7 @@ auto& queues_lock = *new std::mutex;
 std::atomic<c10::StreamId> next_stream{1};
 
 Queue& queue(Place place) {
+  TORCH_CHECK(!is_child(), "a forked child cannot use the simulated device");
   std::lock_guard<std::mutex> held(queues_lock);
   auto& found = queues[place];
   if (!found) found = new Queue(unsigned(queues.size()));
@@ -322,6 +328,7 @@ struct Memory {
   }
 
   void give(void* memory) {
+    if (is_child()) return;
     std::lock_guard<std::mutex> held(lock);
     auto found = blocks.find(memory);
     Block block = found->second;
@@ -392,6 +399,7 @@ struct PinnedAllocator final : c10::Allocator {
 auto& pinned = *new PinnedAllocator;
 
 void PinnedAllocator::give(void* data) {
+  if (is_child()) return;
   std::lock_guard<std::mutex> held(pinned.lock);
   auto found = pinned.ranges.find(static_cast<const char*>(data));
   memset(data, POISON, found->second);
