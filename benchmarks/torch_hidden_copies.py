@@ -1,6 +1,7 @@
 """How much of the copies of CpuOffload a device hides beside its computation, from the log of the simulated device.
 
     OMP_NUM_THREADS=1 python -m benchmarks torch_hidden_copies
+    OMP_NUM_THREADS=1 python -m benchmarks torch_hidden_copies --memory 0 --width 1024 --batch 192
     python -m benchmarks torch_hidden_copies --share 0.7 --width 256 --batch 64 --rounds 1
 
 The link is as slow as makes the copies to the host take a share of the forward's computation, and as fast as memory
@@ -8,9 +9,14 @@ with a share of 0; backward takes about twice as long as forward. No policy and 
 turns, step by step, now the one first and now the other; ``save_on_cpu`` with page-locked memory, which takes long,
 takes part in every so many turns. A step's ratio is the median of those between steps of one turn, which the bar is
 for, and beside it its standard error, from how far the turns differ. Hidden is which share of the time of copies there
-was computation, too; waited is for how long the computation could not go on before a copy had ended. The simulated
-device computes on the processor: what copies cost there is in the steps as well. Nothing computes yet when the first
-copy out could begin, and nothing any more beside the last copy back, so that few blocks hide less than many.
+was computation, too; waited is for how long the computation could not go on before a copy had ended. Nothing computes
+yet when the first copy out could begin, and nothing any more beside the last copy back, so that few blocks hide less
+than many.
+
+An operation takes as long as the device's memory needs for what it reads and writes. The processor, which computes it,
+needs less and then sleeps, as it does during copies: so the program runs ahead of the device, steps are as long as the
+device makes them, and what else the machine does is hardly in them. With ``--memory 0`` operations take as long as the
+processor needs; then the program's own work and that of the simulation are in the steps, too.
 """
 
 import argparse
@@ -74,7 +80,7 @@ class Bench:
         self.accelerator.synchronize()
 
     def timed(self, scope: Scope) -> float:
-        self.model.zero_grad(set_to_none=False)
+        self.model.zero_grad(set_to_none=True)
         self.accelerator.synchronize()
         return seconds(partial(self.step, scope))
 
@@ -146,7 +152,8 @@ def bars(of_none: float, copies: Copies, sooner: float) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--share", action="append", type=float, help="of the forward's computation: copies out")
-    sizes = {"width": 1024, "batch": 192, "depth": 6, "rounds": 24, "host-every": 6}
+    parser.add_argument("--memory", type=float, default=0.2, help="of the device, in GB/s; 0: as the processor")
+    sizes = {"width": 512, "batch": 48, "depth": 6, "rounds": 24, "host-every": 6}
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
 
@@ -160,11 +167,16 @@ def main(options: argparse.Namespace, report: Report) -> int:
         HOST: lambda: torch.autograd.graph.save_on_cpu(pin_memory=True, device_type="sim"),
         OURS: lambda: session,
     }
-    for _ in range(2):
-        bench.timed(nullcontext)
+    on_processor = min(bench.timed(nullcontext) for _ in range(3))
+    accelerator.log.memory(bandwidth=1e9 * options.memory)
+    slower = bench.timed(nullcontext) / on_processor
     nbytes = bench.logged(methods[OURS])["DtoH"]["nbytes"]
     threads = f"{torch.get_num_threads()} compute thread{'s' * (torch.get_num_threads() > 1)}"
-    report.conditions = f"simulated device, {threads}, {nbytes / 2**20:.1f} MiB each way, {machine(['torch'])}"
+    memory = f"memory of {options.memory:g} GB/s, steps {slower:.1f} times" if options.memory else "steps 1.0 times"
+    report.conditions = (
+        f"simulated device, {memory} as long as the processor needs, {threads}, {nbytes / 2**20:.1f} MiB each way, "
+        f"{machine(['torch'])}"
+    )
     report.begin(*HEADS, left=("method",))
     report.measured |= {"rows": []}
     for share in options.share or (0.3, 0.5, 0.7):

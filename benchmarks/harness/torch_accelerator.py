@@ -19,7 +19,7 @@ COMPUTED, WAITED = 2, 3
 
 Copies = dict[str, dict[str, float]]
 """For each direction: bytes, seconds, and how many of those seconds the device was computing, too. A simulated device
-also tells under ``"waited"`` for how many seconds its computation waited for other streams."""
+also tells under ``"waited"`` for how many seconds the streams that compute waited for others."""
 
 Span = tuple[float, float]
 """When something began and when it ended, in seconds."""
@@ -132,15 +132,18 @@ def _logged(run: Callable[[], object], synchronize: Callable[[], None], log: Any
         synchronize()
     copies: dict[str, list[tuple[Span, int]]] = {way: [] for way in WAYS}
     work: list[Span] = []
-    waited = 0.0
+    waits: list[tuple[int, float]] = []
+    computing: set[int] = set()
     for record in log.records():
         span = record.begun, record.ended
         if record.direction == COMPUTED:
             work.append(span)
+            computing.add(record.stream)
         elif record.direction == WAITED:
-            waited += record.ended - record.begun
+            waits.append((record.stream, record.ended - record.begun))
         else:
             copies[WAYS[record.direction]].append((span, record.nbytes))
+    waited = sum(spent for stream, spent in waits if stream in computing)
     return {**_totals(copies, work), "waited": {"seconds": waited}}
 
 

@@ -23,7 +23,6 @@ The source may be modified in place by the program after it was saved and before
 the tensor is refused when it is asked for, as autograd refuses it.
 """
 
-import os
 import sys
 import threading
 from collections import deque
@@ -123,12 +122,13 @@ class Transfers:
         self._side_streams: dict[tuple[str, str], _SideStream] = {}
         self._saved: set[int] = set()
         self._left: deque[Transfer] = deque()
-        self._pid = os.getpid()
+        self._is_child = False
         self._lock = threading.Lock()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
         """Make the lock anew; a child has no device, as the frameworks say when it asks for one."""
+        self._is_child = True
         self._lock = threading.Lock()
 
     def out(self, source: Any, held: Any, spec: TensorSpec) -> Transfer:
@@ -144,6 +144,7 @@ class Transfers:
         with self._lock:
             for known in self._side_streams.values():  # those of copies back hold host memory of the last step
                 known.forget_ended()
+            self._drop_left()  # whose host memory they hold, too
         array = self._pinned.take(spec.nbytes)
         with self._lock:
             side = self._side_stream(spec.device, "out")
@@ -190,7 +191,7 @@ class Transfers:
         """
         self._saved.add(payload)
 
-    def leave(self, payload: int, flight: Transfer | None) -> None:
+    def leave(self, payload: int, flight: Transfer | None, arrival: Transfer | None) -> None:
         """Note that nobody asks for a payload any more; takes no lock and never blocks, safe in a finalizer.
 
         Its source is dropped when the copy out has ended, as long as there are others that may be asked for.
@@ -198,8 +199,13 @@ class Transfers:
         Args:
             payload: its identity.
             flight: the copy out, if there was one.
+            arrival: a copy back that nobody has asked for, if there was one.
         """
         self._saved.discard(payload)
+        if self._is_child:  # whose copies are its parent's
+            return
+        if arrival is not None:
+            arrival.release()
         if flight is not None and flight.held is not None:
             self._left.append(flight)
         self._release_left_if_last()
@@ -316,12 +322,10 @@ class Transfers:
             side = self._side_streams[key] = _SideStream(self._streams.new_stream(device), is_out=direction == "out")
         return side
 
-    def __del__(
-        self, is_finalizing: Callable[[], bool] = sys.is_finalizing, getpid: Callable[[], int] = os.getpid
-    ) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Host memory must outlive the copies. Not while the interpreter ends: then the device may be gone already.
         # Nor in a forked child, which must not touch it.
-        if not is_finalizing() and getpid() == self._pid:
+        if not is_finalizing() and not self._is_child:
             for side in self._side_streams.values():
                 side.finish()
 

@@ -26,3 +26,4 @@ if INNER:
         yield found
         found.delays(0.0)
         found.link()
+        found.memory()

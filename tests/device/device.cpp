@@ -2,7 +2,7 @@
 //
 // What a stream is given is done in order, after a random delay now and then, and across streams only as ordered by events. An
 // operation reads its operands and writes its results when its stream comes to it; copies take as long as a link of a given
-// bandwidth would need. Memory that is freed is poisoned in the order of its stream and handed out again to that stream
+// bandwidth would need, and so do operations, where memory is given one. Memory that is freed is poisoned in the order of its stream and handed out again to that stream
 // at once, as by the caching allocator of CUDA devices: a copy that lacks an order sees it change. Where nothing says
 // otherwise, sizes are in bytes and times in seconds. Nothing static is ever destroyed, since threads may still run.
 #include <ATen/EmptyTensor.h>
@@ -28,6 +28,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
@@ -58,9 +59,14 @@ constexpr size_t ALIGNMENT = 64;
 double now() { return Seconds(Clock::now().time_since_epoch()).count(); }
 void sleep_until(double when) { std::this_thread::sleep_until(Clock::time_point(std::chrono::duration_cast<Clock::duration>(Seconds(when)))); }
 
+// A forked child has no device: it is refused whatever it asks for, and what it frees is its parent's.
+const pid_t owner = getpid();
+bool is_child() { return getpid() != owner; }
+
 // What the program sets.
 
 std::atomic<double> longest_delay{0};
+std::atomic<double> memory_bandwidth{0};  // operations take as long as reading and writing do; 0: as long as the host needs
 std::atomic<unsigned> seed{0};
 std::atomic<bool> has_record_stream{true};  // false: a fault to be found
 
@@ -69,17 +75,17 @@ struct Link {  // from or to one device; one copy after the other
   std::mutex lock;
   double free_at = 0;
 
-  double cross(size_t nbytes, const std::function<void()>& begin) {  // wait as long as it takes; return when it began
+  std::pair<double, double> cross(size_t nbytes, double from, const std::function<void()>& begin) {  // return when it began and ended
     double begun, ended;
     {
       std::lock_guard<std::mutex> held(lock);
-      begun = std::max(now(), free_at);
+      begun = std::max(from, free_at);
       ended = free_at = begun + (bandwidth > 0 ? double(nbytes) / bandwidth : 0.0);
     }
     sleep_until(begun);
     begin();
     sleep_until(ended + latency);
-    return begun;
+    return {begun, ended + latency};
   }
 };
 enum Direction { TO_HOST, TO_DEVICE, COMPUTED, WAITED };
@@ -101,6 +107,7 @@ struct Event {
   std::mutex lock;
   std::condition_variable changed;
   bool done = true;
+  double at = 0;  // when it was come to
 
   void set(bool value) {
     { std::lock_guard<std::mutex> held(lock); done = value; }
@@ -143,6 +150,10 @@ struct Queue {
   int unknown = 0;  // pieces of work after which nothing is known
   bool busy = false;
   std::mt19937 chance;
+  double clock = 0;  // until when it is busy, where the times of operations are known; its thread's own
+
+  // Return when it comes to what was submitted then: now, or when it would if its thread never woke late.
+  double here(double submitted) const { return memory_bandwidth > 0 ? std::max(clock, submitted) : now(); }
 
   explicit Queue(unsigned number) : chance(seed + 1000 * number) {
     static const int registered = std::atexit(stop_all);  // after PyTorch's own, and so before them
@@ -227,6 +238,7 @@ auto& queues_lock = *new std::mutex;
 std::atomic<c10::StreamId> next_stream{1};
 
 Queue& queue(Place place) {
+  TORCH_CHECK(!is_child(), "a forked child cannot use the simulated device");
   std::lock_guard<std::mutex> held(queues_lock);
   auto& found = queues[place];
   if (!found) found = new Queue(unsigned(queues.size()));
@@ -244,10 +256,11 @@ thread_local std::shared_ptr<Operation> operation;  // that this thread submits
 Place current(int device) { return {device, current_streams[device]}; }
 
 // It takes the time of computing it, without that of waiting to know what its operands will be, and the time of its stream.
+// Where memory has a bandwidth, it takes what that needs for its operands and results.
 struct Timed {  // a piece of computation
   Place place;
   double submitted, begun = now();
-  ~Timed() { if (has_computations) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
+  ~Timed() { if (has_computations && !(memory_bandwidth > 0)) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
 };
 
 struct Submission;
@@ -257,16 +270,29 @@ struct Submission {  // of an operation, by this thread
   Submission* outer = std::exchange(submission, this);
   Place place = current(current_device);
   double submitted = now(), begun = submitted;
+  size_t nbytes = 0;  // that it reads and writes
 
-  void pause() { if (has_computations && !outer) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()}); }
-  void resume() { begun = now(); }
-  ~Submission() { pause(); operation = before; submission = outer; }
+  void pause() {
+    if (has_computations && !outer && !(memory_bandwidth > 0)) note({place.first, COMPUTED, place.second, 0, submitted, begun, now()});
+  }
   void wait(Queue& work) {  // until it is known what an operand will be
     pause();
-    double from = now();
     work.drain();
-    resume();
-    if (has_computations) note({place.first, WAITED, place.second, 0, submitted, from, begun});
+    begun = now();
+  }
+  ~Submission() {
+    pause();
+    if (memory_bandwidth > 0) {
+      auto& work = queue(place);
+      work.put([&work, place = place, submitted = submitted, begun = begun, computed = now(), seconds = double(nbytes) / memory_bandwidth] {
+        double from = work.here(begun);
+        work.clock = std::max(from + seconds, computed);
+        sleep_until(work.clock);
+        if (has_computations) note({place.first, COMPUTED, place.second, 0, submitted, from, work.clock});
+      });
+    }
+    operation = before;
+    submission = outer;
   }
 };
 
@@ -302,6 +328,7 @@ struct Memory {
   }
 
   void give(void* memory) {
+    if (is_child()) return;
     std::lock_guard<std::mutex> held(lock);
     auto found = blocks.find(memory);
     Block block = found->second;
@@ -372,6 +399,7 @@ struct PinnedAllocator final : c10::Allocator {
 auto& pinned = *new PinnedAllocator;
 
 void PinnedAllocator::give(void* data) {
+  if (is_child()) return;
   std::lock_guard<std::mutex> held(pinned.lock);
   auto found = pinned.ranges.find(static_cast<const char*>(data));
   memset(data, POISON, found->second);
@@ -429,11 +457,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     event(*raw) = std::make_shared<Event>();  // who waits for the last one waits for that
     auto point = event(*raw);
     point->set(false);
-    of(stream).put([point] { point->set(true); });
+    auto& work = of(stream);
+    work.put([&work, point, submitted = now()] {
+      point->at = work.here(submitted);
+      point->set(true);
+    });
   }
   void block(void* raw, const c10::Stream& stream) const override {
     auto point = event(raw);
-    if (!point->query()) of(stream).put_unknown([point] { point->wait(); });  // what is over orders nothing
+    if (point->query()) return;  // what is over orders nothing
+    auto& work = of(stream);
+    work.put_unknown([&work, point, place = Place(stream.device_index(), stream.id()), submitted = now()] {
+      double begun = work.here(submitted);
+      point->wait();
+      work.clock = std::max(begun, point->at);
+      if (has_computations) note({place.first, WAITED, place.second, 0, submitted, begun, work.here(begun)});
+    });
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override { memory.use(data.get(), stream.id()); }
   bool queryEvent(void* raw) const override { return event(raw)->query(); }
@@ -490,7 +529,10 @@ at::Tensor operand(const at::Tensor& tensor) {  // of the operation that this th
   NoRecording guard(c10::autograd_dispatch_keyset);
   auto& work = queue(current(tensor.device().index()));
   std::optional<at::Tensor> read;
-  if (submission) submission->place = current(tensor.device().index());
+  if (submission) {
+    submission->place = current(tensor.device().index());
+    submission->nbytes += tensor.nbytes();
+  }
   while (!(read = work.foreseen(memory))) submission ? submission->wait(work) : work.drain();
   work.put([reader = operation, memory = as_bytes(memory), read = as_bytes(*read), place = current(tensor.device().index()), submitted = now()] {
     Timed timed{place, submitted};
@@ -514,6 +556,7 @@ void write_result(const at::Tensor& result, const at::Tensor& target) {  // of t
     writing = {begin, begin + target.nbytes(), true, bytes};
   }
   auto place = current(target.device().index());
+  if (submission) submission->nbytes += target.nbytes();
   queue(place).put_writing(writing, [by = operation, result, to, place, submitted = now()] {
     Timed timed{place, submitted};
     if (!by->is_spoiled) return copy_bits(result, to);
@@ -545,14 +588,15 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
   Direction direction = outward ? TO_HOST : TO_DEVICE;
   double submitted = now();
   auto put = outward ? &Queue::put : &Queue::put_unknown;
-  (work.*put)([=] {
+  (work.*put)([=, &work] {
     // One half is read and written when the copy begins and the other one when it ends: whoever comes between is seen.
     bool has_halves = from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype() && !from.is_conj() && !from.is_neg();
     int64_t half = has_halves ? from.numel() / 2 : 0;
     auto part = [&](int64_t start, int64_t length) { copy_bits(from.view(-1).narrow(0, start, length), to.view(-1).narrow(0, start, length)); };
-    double begun = links[device][direction].cross(from.nbytes(), [&] { if (half) part(0, half); });
+    auto [begun, ended] = links[device][direction].cross(from.nbytes(), work.here(submitted), [&] { if (half) part(0, half); });
     half ? part(half, from.numel() - half) : copy_bits(from, to);
-    note({device, direction, place.second, int64_t(from.nbytes()), submitted, begun, now()});
+    work.clock = ended;
+    note({device, direction, place.second, int64_t(from.nbytes()), submitted, begun, memory_bandwidth > 0 ? ended : now()});
   });
   bool runs_on_its_own = non_blocking && pinned.has((outward ? target : source).data_ptr());
   if (!runs_on_its_own) work.drain();
@@ -739,6 +783,7 @@ void set_delays(double longest, unsigned chance) {
     one->chance.seed(chance + 1000 * ++number);
   }
 }
+void set_memory(double bandwidth) { memory_bandwidth = bandwidth; }
 void set_computations(bool logged) { has_computations = logged; }
 void set_record_stream(bool works) { has_record_stream = works; }
 int64_t count_records() { std::lock_guard<std::mutex> held(records_lock); return int64_t(records.size()); }

@@ -60,7 +60,7 @@ class Record(ctypes.Structure):
     Attributes:
         device: its index.
         direction: :data:`TO_HOST` or :data:`TO_DEVICE`; :data:`COMPUTED` where nothing was copied, and :data:`WAITED`
-            where the computation could not go on before something else, such as a copy, had ended.
+            where the stream could not go on before an event of another, such as the end of a copy.
         stream: where it was submitted; 0 is the default stream.
         nbytes: how much was copied.
         submitted: when, in seconds of a clock that all records share.
@@ -119,6 +119,14 @@ class Simulated:
             for direction in (TO_HOST, TO_DEVICE):
                 self.functions.set_link(device, direction, bandwidth, latency)
 
+    def memory(self, *, bandwidth: float = 0.0) -> None:
+        """Set how long operations take, while the program goes on.
+
+        Args:
+            bandwidth: bytes in a second that they read and write; 0 for as long as the processor takes.
+        """
+        self.functions.set_memory(bandwidth)
+
     def delays(self, longest: float, seed: int = 0) -> None:
         """Let streams pause before some of what they do, for at most so many seconds."""
         self.functions.set_delays(longest, seed)
@@ -170,6 +178,7 @@ def simulated() -> Simulated:
         getattr(functions, name).restype = ctypes.c_int64
     functions.set_limit.argtypes = [ctypes.c_int, ctypes.c_int64]
     functions.set_link.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_double]
+    functions.set_memory.argtypes = [ctypes.c_double]
     functions.set_delays.argtypes = [ctypes.c_double, ctypes.c_uint]
     functions.set_record_stream.argtypes = functions.set_computations.argtypes = [ctypes.c_bool]
     return Simulated(functions)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-PLAIN = ["training", "layouts", "hooks", "schedules", "memory"]
+PLAIN = ["training", "layouts", "hooks", "schedules", "memory", "streams"]
 WITH_KERNELS = ["training", "layouts", "hooks", "strided", "beside", "memory_beside"]
 """What needs kernels of the device for what is not contiguous."""
 
@@ -85,6 +85,11 @@ def test_gradients_are_those_without_hooks_and_tensors_are_moved(on_device):
     assert all(waits == {"sim:0": reason} for *_, waits in found.values())
 
 
+def test_the_current_stream_is_that_of_all_threads_so_that_none_can_copy_in_one_of_its_own(without_kernels):
+    chosen, elsewhere = without_kernels["streams"]
+    assert elsewhere == chosen
+
+
 def test_every_layout_is_rebuilt_and_copied_exactly(on_device):
     for name, (saved, rebuilt, copied) in on_device["layouts"].items():
         assert rebuilt == saved, name
@@ -125,7 +130,7 @@ def test_what_is_saved_in_strides_has_the_gradients_that_it_has_without_hooks(wi
 def test_copies_run_beside_in_streams_of_the_framework_that_are_ordered_by_its_events(with_kernels):
     wrong, ran, copied, locked, is_noticed = with_kernels["beside"]
     assert wrong == []
-    assert ran >= 6
+    assert ran >= 9
     assert copied
     assert locked == 0
     assert is_noticed  # that computation waits for no copy, where it does not

@@ -59,6 +59,29 @@ def test_gradients_are_bitwise_those_without_hooks(build, autocast):
         assert sum(done.bytes_in for done in stats.recomputed.values()) > 0.2 * stats.seen.nbytes
 
 
+REREAD = {
+    "real as complex": (torch.float32, lambda made: torch.view_as_complex(made.unflatten(-1, (-1, 2))).square().real),
+    "conjugated": (torch.float32, lambda made: torch.view_as_complex(made.unflatten(-1, (-1, 2))).conj().pow(3).real),
+    "complex as real": (torch.complex64, lambda made: torch.view_as_real(made).square()),
+    "negated": (torch.complex64, lambda made: made.conj().imag.square()),
+}
+
+
+@pytest.mark.parametrize(("dtype", "reread"), REREAD.values(), ids=REREAD)
+def test_what_is_read_in_another_way_is_no_layout_of_what_is_made_again(dtype, reread):
+    def gradient(scope):
+        leaf = torch.arange(1.0, 25.0).reshape(4, 6).to(dtype).requires_grad_()
+        with scope:
+            made = leaf * 1.5
+            loss = (made * made).sum().real + reread(made).sum()
+        loss.backward()
+        return leaf.grad
+
+    around = stash()
+    assert torch.equal(gradient(around), gradient(nullcontext()))
+    assert around.stats().recomputed
+
+
 def test_training_ends_in_equal_weights():
     def trained(around):
         torch.manual_seed(3)

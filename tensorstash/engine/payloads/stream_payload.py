@@ -214,6 +214,4 @@ class StreamPayload(Payload):
             other.release()
 
     def __del__(self) -> None:
-        self._transfers.leave(id(self), self._flight)
-        if self._arrival is not None:
-            self._arrival.release()
+        self._transfers.leave(id(self), self._flight, self._arrival)

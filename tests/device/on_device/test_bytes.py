@@ -143,3 +143,25 @@ def test_nothing_is_held_for_copies_of_a_graph_that_is_gone(device: Simulated) -
     assert device.live() - before > leaf.nbytes
     del y
     assert device.live() == before
+
+
+def test_page_locked_memory_of_graphs_that_are_gone_is_used_again_while_another_is_kept(device: Simulated) -> None:
+    stash = offloaded(2**20, min_bytes=0)
+    leaf = torch.full((1000,), 0.5).to("sim").requires_grad_()
+
+    def saved() -> Tensor:
+        y = leaf
+        with stash:
+            for _ in range(4):
+                y = (y * y).tanh()
+        return y
+
+    kept, locked = saved(), []
+    for _ in range(8):
+        device.link(bandwidth=1e6)
+        saved()  # and gone, with copies under way
+        device.link()
+        torch.accelerator.synchronize("sim")
+        locked.append(device.pinned())
+    assert locked[-1] == locked[1]
+    kept.sum().backward()

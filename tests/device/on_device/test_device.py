@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.device.simulated import COMPUTED, TO_DEVICE, TO_HOST, Record, Simulated
+from tests.device.simulated import COMPUTED, TO_DEVICE, TO_HOST, WAITED, Record, Simulated
 
 BYTES = 1 << 20
 
@@ -120,6 +120,39 @@ def test_to_wait_for_an_operand_is_no_computation(device: Simulated) -> None:
     pieces = [record for record in records if record.direction == COMPUTED]
     assert pieces[-1].begun >= copy.ended
     assert not [piece for piece in pieces if piece.begun < (copy.begun + copy.ended) / 2 < piece.ended]
+
+
+def test_operations_take_what_memory_needs_while_the_program_goes_on(device: Simulated) -> None:
+    x = filled(2.0)
+    torch.accelerator.synchronize("sim:0")
+    device.records()
+    device.memory(bandwidth=3 * BYTES / 0.2)  # two operands and a result
+    with device.computations():
+        total = x + x
+        end = torch.accelerator.current_stream().record_event()
+        assert not end.query()
+        end.synchronize()
+    spans = [(piece.begun, piece.ended) for piece in computed(device)]
+    assert max(ended for _, ended in spans) - min(begun for begun, _ in spans) >= 0.2
+    assert total.cpu()[-1] == 4.0
+
+
+def test_the_log_has_what_a_stream_waited_for(device: Simulated) -> None:
+    side, target = torch.Stream(device="sim"), torch.zeros(BYTES // 4, device="sim")
+    fresh = torch.ones(BYTES // 4, pin_memory=True)
+    torch.accelerator.synchronize("sim:0")
+    device.records()
+    device.link(bandwidth=BYTES / 0.1)
+    with device.computations():
+        with side:
+            target.copy_(fresh, non_blocking=True)
+        torch.accelerator.current_stream().wait_event(side.record_event())
+        assert (target + target).cpu()[-1] == 2.0
+    records = device.records()
+    (wait,) = [record for record in records if record.direction == WAITED]
+    (copy,) = [record for record in records if record.direction == TO_DEVICE]
+    assert (wait.stream, copy.stream) == (0, side.stream_id)
+    assert wait.ended >= copy.ended
 
 
 def late(device: Simulated, *, is_ordered: bool) -> float:

@@ -90,7 +90,8 @@ class Producers:
         made = tensor if base is None else base
         node = made.grad_fn
         note = None if node is None else notes(node).get((self._key, made.output_nr))
-        return None if note is None else note.handle()
+        # Of another dtype or with a lazy flag it is no layout of what is made again.
+        return note.handle() if note is not None and _is_plain_view(tensor, made) else None
 
     @property
     def lacks(self) -> str:
