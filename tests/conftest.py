@@ -12,11 +12,18 @@ import pytest
 
 from tensorstash import kernels
 from tensorstash.host import native
+from tests.forked_workers import pytest_configure, pytest_configure_node, pytest_xdist_setupnodes
 from tests.skips import print_skips, pytest_make_collect_report, pytest_runtest_makereport
 from tests.sweeps import print_sweeps
 from tests.warm import python
 
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks of this folder
+__all__ = [  # hooks of this folder
+    "pytest_configure",
+    "pytest_configure_node",
+    "pytest_make_collect_report",
+    "pytest_runtest_makereport",
+    "pytest_xdist_setupnodes",
+]
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
