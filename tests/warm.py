@@ -186,7 +186,8 @@ def main() -> None:
     gc.disable()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in modules:
+        # What spawns processes hands them descriptors, which a client does not: it takes Python itself.
+        for name in ("multiprocessing.spawn", *modules):
             import_module(name)
     gc.freeze()
     gc.enable()
