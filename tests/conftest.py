@@ -12,11 +12,18 @@ import pytest
 
 from tensorstash import kernels
 from tensorstash.host import native
+from tests.forked_workers import pytest_configure, pytest_configure_node, pytest_xdist_setupnodes, shared
 from tests.skips import print_skips, pytest_make_collect_report, pytest_runtest_makereport
 from tests.sweeps import print_sweeps
 from tests.warm import python
 
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks of this folder
+__all__ = [  # hooks of this folder
+    "pytest_configure",
+    "pytest_configure_node",
+    "pytest_make_collect_report",
+    "pytest_runtest_makereport",
+    "pytest_xdist_setupnodes",
+]
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -77,12 +84,18 @@ def either_way(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Callable[..., str]]:
-    """Return the path of a Python that has imported modules, started once, by their names and variables to be added."""
+def warm(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
+    """Return the path of a Python that has imported modules, started once, by their names and variables to be added.
+
+    Where the processes of a run share one that has imported the first of them, it may lack the others.
+    """
+    known = shared(request.config)
     with ExitStack() as stack:
 
         @cache
         def started(*modules: str, **variables: str) -> str:
+            if modules[0] in known and not variables:
+                return known[modules[0]]
             return stack.enter_context(python(*modules, environment=os.environ | variables))
 
         yield started

@@ -88,7 +88,7 @@ def test_the_comparison_trains_under_each_policy(
     environment = advised_environment(os.environ) if framework == "torch" else dict(os.environ)
     others = 1 if framework == "paddle" and advice() else 0
     lines = [f"--policy={policy.format(half='100KiB')}" for policy in policies]
-    python = warm(*IMPORTED["torch"], **advice()) if framework == "torch" else sys.executable
+    python = warm(*IMPORTED[framework], **(advice() if framework == "torch" else {}))
     done = script("-m", "benchmarks", "main_job", *arguments, *lines, python=python, environment=environment)
 
     ((_, (baseline, *rest)),) = json.loads(report.read_text())["trainings"].items()
@@ -178,7 +178,10 @@ def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(capsys: py
     assert "did you mean 'quantize'" in capsys.readouterr().err
 
 
-def test_a_training_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None:
+def test_a_training_that_fails_is_reported_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", warm(*IMPORTED["paddle"]))
     variant = Variant(f"disk_spill:directory={tmp_path / 'missing'}")
     with pytest.raises(WorkerError, match=r"^paddle, disk_spill.*: exit status 1\n") as failure:
         measure("paddle", [Variant(), variant], rounds=1, quick=True)
@@ -323,7 +326,7 @@ def test_steps_that_are_compared_compute_the_same(workload: str) -> None:
     assert all(gradients == found[NONE] for gradients in found.values())
 
 
-def test_training_quality_is_reported_as_numbers_a_table_and_a_plot(tmp_path: Path) -> None:
+def test_training_quality_is_reported_as_numbers_a_table_and_a_plot(tmp_path: Path, warm: Callable[..., str]) -> None:
     some = (
         "--tiny",
         "--policy",
@@ -339,7 +342,7 @@ def test_training_quality_is_reported_as_numbers_a_table_and_a_plot(tmp_path: Pa
     )
     kinds = {"markdown": "md", "json": "json", "plot": "png"}
     files = [argument for kind, end in kinds.items() for argument in (f"--{kind}", str(tmp_path / f"quality.{end}"))]
-    script("-m", "benchmarks", "quality", *files, *some)
+    script("-m", "benchmarks", "quality", *files, *some, python=warm(*IMPORTED["paddle"]))
 
     rows = table((tmp_path / "quality.md").read_text())
     assert [row["policy"] for row in rows] == ["none", LOSSY] * 2

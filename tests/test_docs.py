@@ -16,6 +16,7 @@ import pytest
 import tensorstash.errors
 from benchmarks.__main__ import NAMES
 from tests.documents import ARCHITECTURE, CONTRIBUTING, DOCUMENTS, RESULTS, ROOT, TRAINERS, Document
+from tests.forked_workers import PROGRAMS as IMPORTED
 from tests.test_house import PACKAGE, RANKS
 
 PROGRAMS = [
@@ -65,8 +66,8 @@ def test_every_program_runs_on_its_own(
             (tmp_path / "policy.toml").write_text(policy)
     program = document.blocks("python")[number]
     here = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
-    imports_torch = re.search(r"^import torch$", program, re.MULTILINE)
-    python = warm("torch", "torch._dynamo") if imports_torch else sys.executable
+    imported = re.search(r"^import (torch|paddle)$", program, re.MULTILINE)
+    python = warm(*IMPORTED[imported[1]]) if imported else sys.executable
     done = subprocess.run([python, "-c", program], cwd=tmp_path, env=here, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "stats()" not in program or re.search(r"(stashed|recomputed: .+) +[1-9]", done.stdout)

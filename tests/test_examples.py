@@ -4,9 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.forked_workers import PROGRAMS
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -48,10 +51,12 @@ for path in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize("examples", TOGETHER.values(), ids=TOGETHER)
-def test_examples_do_what_they_say(examples: list[str]) -> None:
+@pytest.mark.parametrize("framework", TOGETHER)
+def test_examples_do_what_they_say(framework: str, warm: Callable[..., str]) -> None:
+    examples = TOGETHER[framework]
     paths = [str(EXAMPLES / f"{name}.py") for name in examples]
-    command = [sys.executable, "-c", PROGRAM, *paths]
+    python = warm(*PROGRAMS[framework]) if framework in PROGRAMS else sys.executable
+    command = [python, "-c", PROGRAM, *paths]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(EXAMPLES), os.environ.get("PYTHONPATH", "")))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

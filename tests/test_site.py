@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import tensorstash as ts
 from tests.documents import ROOT, Document
+from tests.forked_workers import PROGRAMS
 
 API = Document("docs/api.md")
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -48,11 +50,12 @@ def test_every_page_is_reached_from_the_first_or_the_readme() -> None:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_notebook_runs_and_holds_no_output(notebook: Path) -> None:
+def test_every_notebook_runs_and_holds_no_output(notebook: Path, warm: Callable[..., str]) -> None:
     cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
     program = "\n\n".join("".join(cell["source"]) for cell in cells)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=240)
+    command = [warm(*PROGRAMS["torch"]), "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "bitwise equal: True" in done.stdout
     assert re.search(r"stashed +[1-9]", done.stdout)

@@ -71,3 +71,18 @@ def test_what_a_program_starts_is_forked_too(warm: Warm) -> None:
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
     done = subprocess.run([warm("numpy"), "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize("options", [[], ["-u"]], ids=["as always", "unbuffered"])
+def test_what_a_program_prints_is_written_when_python_would(warm: Warm, options: list[str]) -> None:
+    program = "import sys; print(sys.stdout.write_through)"
+    commands = [[python, *options, "-c", program] for python in (warm("numpy"), sys.executable)]
+    ours, theirs = (subprocess.run(each, capture_output=True, text=True, check=True).stdout for each in commands)
+    assert ours == theirs
+
+
+def test_python_itself_has_imported_nothing() -> None:
+    """Though the process that runs the test may have been forked where frameworks are imported."""
+    program = "import sys; print(sys.executable, {'numpy', 'torch', 'paddle'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{sys.executable} set()\n"

@@ -39,6 +39,8 @@ CLIENT = """\
 #!{python} -IS
 import json, os, socket, sys
 words = sys.argv[1:]
+if words[:1] == ["-u"]:
+    del words[0]
 while words[:1] == ["-W"]:
     words = words[2:]
 known = words and (words[0] in ("-c", "-m") or not words[0].startswith("-"))
@@ -65,10 +67,11 @@ def python(*modules: str, environment: Mapping[str, str] | None = None) -> Itera
         modules: by name; none of them may start a thread when it is imported.
         environment: of the process; None for ours.
     """
-    if not hasattr(os, "pidfd_open"):
+    variables = dict(os.environ if environment is None else environment)
+    # NumPy starts threads when it is imported, unless it is to use one.
+    if not hasattr(os, "pidfd_open") or variables.get("OMP_NUM_THREADS") != "1":
         yield sys.executable
         return
-    variables = dict(os.environ if environment is None else environment)
     begun = {name: value for name, value in variables.items() if name.startswith(AT_START) and name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as folder:
         path, address = Path(folder, "python"), str(Path(folder, "socket"))
@@ -154,6 +157,9 @@ def run(arguments: Sequence[str], folder: str, environment: Mapping[str, str]) -
     os.environ.update(environment)
     os.chdir(folder)
     words = list(arguments)
+    if words[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        del words[0]
     while words[0] == "-W":
         warnings.simplefilter(words[1])  # type: ignore[arg-type]
         del words[:2]
@@ -180,7 +186,8 @@ def main() -> None:
     gc.disable()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in modules:
+        # What spawns processes hands them descriptors, which a client does not: it takes Python itself.
+        for name in ("multiprocessing.spawn", *modules):
             import_module(name)
     gc.freeze()
     gc.enable()

@@ -77,7 +77,7 @@ import torch
 layer = torch.nn.Linear(256, 256)
 loss = layer(torch.ones(256, 256)).tanh().square().mean()
 loss.backward()
-print(sys.argv[1:], __name__, sys.path[0], sys.flags.optimize)
+print(sys.argv[1:], __name__, sys.path[0], sys.flags.bytes_warning)
 sys.exit(3)
 """
 
@@ -86,7 +86,7 @@ def test_a_script_that_nobody_edits_follows_a_policy(tmp_path: Path) -> None:
     script, settings, written = tmp_path / "train.py", tmp_path / "settings.toml", tmp_path / "stats.json"
     script.write_text(PROGRAM)
     settings.write_text('policy = "compress"\nmin_bytes = "300KiB"\n')
-    program = ("-O", str(script), "--policy", "its own")
+    program = ("-b", str(script), "--policy", "its own")
     done = command("run", "--stats", str(written), *program, TENSORSTASH_POLICY="compress")
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines() == ["before False", f"['--policy', 'its own'] __main__ {tmp_path} 1"]

@@ -3,11 +3,11 @@
 import json
 import os
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked_workers import PROGRAMS
 from tests.processes import outputs_of
 
 WORKER = Path(__file__).with_name("paddle_worker.py")
@@ -24,7 +24,7 @@ def free_ports(count):
 
 
 @pytest.fixture(scope="module")
-def reports():
+def reports(warm):
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(2)]
 
     environments = [
@@ -32,7 +32,6 @@ def reports():
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOG_minloglevel": "3",
-            "PYTHONWARNINGS": "ignore",
             "PADDLE_TRAINER_ID": str(rank),
             "PADDLE_TRAINERS_NUM": "2",
             "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
@@ -41,7 +40,7 @@ def reports():
         }
         for rank in range(2)
     ]
-    outputs = outputs_of([[sys.executable, str(WORKER)]] * 2, environments)
+    outputs = outputs_of([[warm(*PROGRAMS["paddle"]), "-W", "ignore", str(WORKER)]] * 2, environments)
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 

@@ -323,15 +323,14 @@ def test_foreign_hooks_that_were_entered_earlier_are_told_from_others_that_live(
     notes = []
     shared = lambda tensor: (notes.append("shared"), tensor)[1]  # noqa: E731
     pairs = [saved_tensors_hooks(*noting(notes, "first")), *(saved_tensors_hooks(shared, lambda x: x) for _ in "12")]
-    if frozen:
-        gc.freeze()
+    (gc.freeze if frozen else gc.unfreeze)()
     try:
         with pairs[entered]:
             with backend.hooks(*noting(notes, "ours")):
                 save_one()
             save_one()
     finally:
-        gc.unfreeze()
+        gc.freeze()  # or each collection of later tests looks through the frameworks
     save_one()
     assert notes == ["ours", "shared" if entered else "first"]
 

@@ -53,7 +53,7 @@ def test_views_of_parameters_that_the_collector_has_set_aside_are_kept(backend):
             assert backend.keep_reason(late.t()) == "view of a parameter"
         assert gc.get_freeze_count()
     finally:
-        gc.unfreeze()
+        gc.freeze()  # or each collection of later tests looks through the frameworks
 
 
 def test_views_of_parameters_that_come_go_and_move_are_recognised(backend):

@@ -73,3 +73,12 @@ def laid_out(name: str, base: Tensor, shape: torch.Size) -> Tensor:
     if name == "expanded":
         return base.expand(shape)
     return LAYOUTS[name].view(base)
+
+
+def reseed(seed: int) -> None:
+    """Seed the random numbers of the CPU.
+
+    ``torch.manual_seed`` also writes down the stack once for each kind of device that is not there, which takes longer
+    than most operations.
+    """
+    torch.default_generator.manual_seed(seed)

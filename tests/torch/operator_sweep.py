@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from operator_layouts import LAYOUTS, laid_out
+from operator_layouts import LAYOUTS, laid_out, reseed
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -224,7 +224,7 @@ def module_cases(dtype: torch.dtype, samples: int, device: str = "cpu") -> Itera
         if dtype not in info.supported_dtypes("cpu"):
             continue
         for training in (True, False):
-            torch.manual_seed(0)
+            reseed(0)
             inputs = info.module_inputs_func(info, device, dtype, requires_grad=True, training=training)
             inputs = [sample for sample in inputs if sample.forward_input is not None]
             mode = "training" if training else "evaluation"
@@ -250,7 +250,7 @@ def run(case: Case, scope: Scope = nullcontext, *, holds: bool = False) -> Resul
         scope: made around the forward, and around the first backward where there is a second.
         holds: whether the program refers to inputs and outputs until the end.
     """
-    torch.manual_seed(0)
+    reseed(0)
     outputs, leaves, visible = case.forward(scope)
     buffers = {name: tensor for name, tensor in visible.items() if name.startswith("buffer")}
     loss = weighed([out for out in outputs if out.requires_grad])
@@ -413,7 +413,7 @@ def differences(operator: Any, sample: Any, sessions: Sessions, tally: Tally) ->
     leaves = [leaf for leaf in tree_leaves(arguments) if is_plain(leaf) and leaf.requires_grad]
 
     def call(scope: Scope, *given: Tensor) -> tuple[Tensor, ...]:
-        torch.manual_seed(0)
+        reseed(0)
         with scope():
             fresh = iter(given)
             first, others, named = tree_map(

@@ -16,6 +16,7 @@ from math import inf, sqrt
 from typing import Any
 
 import torch
+from operator_layouts import reseed
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_leaves, tree_map
@@ -131,7 +132,7 @@ def attention(x: Tensor, **keywords: Any) -> Tensor:
 
 def not_in_the_database() -> list[Program]:
     """Operations that the database lacks, or has with other settings than these."""
-    torch.manual_seed(0)
+    reseed(0)
     aten = torch.ops.aten
     image, sequence = (2, 3, 8, 8), (5, 4, 6)
     lstm, gru, rnn = torch.nn.LSTM(6, 8), torch.nn.GRU(6, 8), torch.nn.RNN(6, 8)
@@ -263,7 +264,7 @@ def database(samples: int, step: int) -> Iterator[Program]:
             continue
         # The large ones of this are thousands of times larger than those of others.
         most = 1 if operator.name == "grid_sampler_3d" else samples
-        torch.manual_seed(0)
+        reseed(0)
         for number, sample in enumerate(islice(operator.sample_inputs("cpu", torch.float32, requires_grad=True), most)):
             twice = operator.supports_gradgrad and number == 0
             tame = partial(_scaled, factor=TAMED.get(operator.name, 1.0))
@@ -375,7 +376,7 @@ def observe(program: Program, values: str, seed: int, into: Search) -> None:
             value = VALUES[values](value, random)
         return value.requires_grad_(leaf.requires_grad)
 
-    torch.manual_seed(seed)
+    reseed(seed)
     leaves = tree_map(changed, (program.arguments, program.keywords))
     wanted = [leaf for leaf in tensors(leaves) if leaf.requires_grad]
     with torch.autograd.graph.saved_tensors_hooks(
@@ -482,7 +483,7 @@ def _read(
 
 
 def _gradients(node: Any, incoming: list[Tensor | None]) -> tuple[Any, ...]:
-    torch.manual_seed(0)
+    reseed(0)
     made = node(*(None if grad is None else grad.clone() for grad in incoming))
     return made if isinstance(made, tuple) else (made,)
 
