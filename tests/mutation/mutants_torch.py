@@ -19,7 +19,13 @@ MUTANTS = [
         "        if False:\n",
         KEEP,
     ),
-    ("backends/torch/backend.py", "dropped check", " or _foreign_reason(tensor)\n", "\n", (*KEEP, *LAYOUT)),
+    (
+        "backends/torch/backend.py",
+        "dropped check",
+        "        if reason is None:\n",
+        "        if False:\n",
+        (*KEEP, *LAYOUT),
+    ),
     (
         "backends/torch/backend.py",
         "dropped check",
@@ -86,7 +92,7 @@ MUTANTS = [
         "order.is_dense and data.ctypes",
         LAYOUT,
     ),
-    ("backends/torch/layout.py", "dropped check", " and data.ctypes.data % ALIGNMENT == spec.alignment:", ":", LAYOUT),
+    ("backends/torch/layout.py", "dropped check", " and address % ALIGNMENT == spec.alignment:", ":", LAYOUT),
     (
         "backends/torch/layout.py",
         "dropped check",

@@ -140,8 +140,12 @@ class Sender:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
         nbytes = payload.nbytes
         if self._encoding.is_now_or_full(payload.route, nbytes, self.in_flight):
-            payload.launch()
-            with self._encoding.team:
+            if payload.is_streamed:
+                payload.launch()
+            if payload.route.has_codecs and self._encoding.shares_out:
+                with self._encoding.team:
+                    payload.run(self.timeouts.ask)
+            else:
                 payload.run(self.timeouts.ask)
             return
         timeout_s = self.timeouts.timeout_s
@@ -154,7 +158,8 @@ class Sender:
                 f"{timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         try:
-            payload.launch()
+            if payload.is_streamed:
+                payload.launch()
             # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
             # also when its thread is lost: what that still holds is written off.
             self.writers.submit(partial(_capture, ref(payload)), ended=lease.release)
