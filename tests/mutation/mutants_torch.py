@@ -88,8 +88,8 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "dropped check",
-        "order.is_dense and data.flags.writeable and data.ctypes",
-        "order.is_dense and data.ctypes",
+        "order.is_dense and data.flags.writeable and address",
+        "order.is_dense and address",
         LAYOUT,
     ),
     ("backends/torch/layout.py", "dropped check", " and address % ALIGNMENT == spec.alignment:", ":", LAYOUT),
@@ -110,7 +110,7 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "wrong value",
-        "tuple(stride * spec.itemsize for stride in order.strides)",
+        "tuple(map(spec.itemsize.__mul__, order.strides))",
         "tuple(stride for stride in order.strides)",
         LAYOUT,
     ),

@@ -158,8 +158,7 @@ class Sender:
                 f"{timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         try:
-            if payload.is_streamed:
-                payload.launch()
+            payload.launch()
             # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
             # also when its thread is lost: what that still holds is written off.
             self.writers.submit(partial(_capture, ref(payload)), ended=lease.release)
