@@ -91,11 +91,11 @@ class Pipeline:
     """
 
     __slots__ = (
-        "_declines",
         "_has_stages",
         "_ledger",
         "_trusts_store",
         "_waits",
+        "declines",
         "is_costly",
         "stages",
         "store",
@@ -114,16 +114,12 @@ class Pipeline:
         self.is_costly = bool(stages) or self._waits
         """Whether it takes longer to decode than a copy does."""
         self._ledger = ledger
-        self._declines = Declines() if stages and stages.may_pass_on and store.retains else None
+        self.declines = Declines() if stages and stages.may_pass_on and store.retains else None
 
     @property
     def looks_at_bytes(self) -> bool:
         """Whether a codec or the store needs the bytes themselves, and not just the memory that they arrive in."""
         return bool(self.stages) or not getattr(self.store, "takes_pending", False)
-
-    def skips(self) -> bool:
-        """Whether the next tensor stays where it is, unasked: the codecs have passed on many others."""
-        return self._declines is not None and self._declines.skips()
 
     def encode(self, data: Array, ask: Ask = call, *, may_decline: bool = False) -> Stored | None:
         """Run the codecs and put the result into the store.
@@ -140,7 +136,7 @@ class Pipeline:
             CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
-        declines = self._declines if may_decline else None
+        declines = self.declines if may_decline else None
         given = data
         if self._has_stages:
             data = self.stages.encode(data)

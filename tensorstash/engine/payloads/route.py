@@ -243,7 +243,8 @@ class HostRoute(PayloadRoute):
         else:
             # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
             is_mine = private and not self.plan.codecs
-            if not (is_mine or always) and self._pipeline.skips():
+            declines = self._pipeline.declines
+            if declines is not None and not (is_mine or always) and declines.skips():
                 return None  # before what is not dense is copied
         data = source if isinstance(source, np.ndarray) else self.backend.to_host(source, spec)
         return self._pipeline.encode(adopted(data) if is_mine else data, ask, may_decline=not is_mine)
