@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 from typing import Literal
@@ -93,24 +94,28 @@ class TensorSpec:
     itemsize: int = field(init=False, compare=False, repr=False)
     numel: int = field(init=False, compare=False, repr=False)
     nbytes: int = field(init=False, compare=False, repr=False)
+    carrier: str = field(init=False, compare=False, repr=False)
+    """The NumPy dtype name that holds the elements' bits on the host."""
+    order: "MemoryOrder" = field(init=False, compare=False, repr=False)
+    """The distinct elements in the order of memory."""
     _hash: int = field(init=False, compare=False, repr=False)
-    _order: "MemoryOrder | None" = field(init=False, compare=False, repr=False)
     _dense: "TensorSpec | None" = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.strides):
             raise ValueError(f"a shape of {len(self.shape)} dimensions with {len(self.strides)} strides")
-        itemsize = DTYPES[self.dtype].itemsize
+        row = DTYPES[self.dtype]
+        itemsize = row.itemsize
         numel = prod(self.shape)
+        object.__setattr__(self, "carrier", row.carrier)
         object.__setattr__(self, "itemsize", itemsize)
         object.__setattr__(self, "numel", numel)
+        object.__setattr__(self, "order", memory_order(self.shape, self.strides))
         object.__setattr__(self, "nbytes", numel * itemsize)
         named = self.module, self.producer, self.ordinal
         kind = self.dtype, self.device, self.is_parameter, self.alignment, self.conj, self.neg
         object.__setattr__(self, "_hash", hash((self.shape, self.strides, self.offset, *kind, *named)))
-        # Worked out when they are first asked for, and then known.
-        object.__setattr__(self, "_order", None)
-        object.__setattr__(self, "_dense", None)
+        object.__setattr__(self, "_dense", None)  # worked out when it is first asked for, and then known
 
     def __hash__(self) -> int:
         return self._hash
@@ -124,11 +129,6 @@ class TensorSpec:
         """What arithmetic means on the elements."""
         return DTYPES[self.dtype].kind
 
-    @property
-    def carrier(self) -> str:
-        """The NumPy dtype name that holds the elements' bits on the host."""
-        return DTYPES[self.dtype].carrier
-
     def inside(self, module: str) -> "TensorSpec":
         """Return the same spec, saved by the forward of ``module``."""
         return replace(self, module=module)
@@ -136,15 +136,6 @@ class TensorSpec:
     def saved_as(self, producer: str, ordinal: int) -> "TensorSpec":
         """Return the same spec, made by an operation, with its place among the tensors of its kind in a step."""
         return replace(self, producer=producer, ordinal=ordinal)
-
-    @property
-    def order(self) -> "MemoryOrder":
-        """The distinct elements in the order of memory."""
-        order = self._order
-        if order is None:
-            order = memory_order(self.shape, self.strides)
-            object.__setattr__(self, "_order", order)
-        return order
 
     def dense(self) -> "TensorSpec":
         """Return the spec of this tensor's payload: its distinct elements, in the order they lie in memory.
@@ -233,6 +224,7 @@ class MemoryOrder:
         return (spec.alignment - self.lead * spec.itemsize) % ALIGNMENT
 
 
+@lru_cache(4096)
 def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> MemoryOrder:
     """Return the memory order of a strided tensor.
 

@@ -1,7 +1,9 @@
 """Quantization to 8, 4 or 2 bits, affine per group."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import lru_cache
+from math import prod
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,10 +16,10 @@ from tensorstash.codecs.wire.format import (
     check_choice,
     check_data,
     check_integer,
+    check_length,
     empty_array,
     open_payload,
     plain_payload,
-    split_sections,
 )
 from tensorstash.host.arrays import Array, aligned_empty
 from tensorstash.kernels.dither import seed_word
@@ -27,8 +29,30 @@ from tensorstash.kernels.quantize import Arithmetic, error_bounds, section_nbyte
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
 
+_REMEMBERED = 1024
 MAGIC = b"AFF1"
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class _Layout(NamedTuple):
+    """What is known of every payload of tensors of one shape.
+
+    Args:
+        groups: of the tensor.
+        nbytes: of scales, lows and codes.
+        header: the bytes in front of them.
+    """
+
+    groups: Groups
+    nbytes: int
+    header: Array
+
+
+@lru_cache(_REMEMBERED)
+def _layout(dtype: str, shape: tuple[int, ...], group_size: int, bits: int) -> _Layout:
+    groups, header = Groups.of(shape, group_size), np.empty(HEADER_NBYTES, np.uint8)
+    Header(MAGIC, CODED, bits, prod(shape)).write(header)
+    return _Layout(groups, sum(section_nbytes(dtype, groups, bits)), header)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +118,7 @@ class Affine:
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
         """Return a run of bytes."""
-        coded = sum(section_nbytes(spec.dtype, Groups.of(spec.shape, self.group_size), self.bits))
+        coded = _layout(spec.dtype, spec.shape, self.group_size, self.bits).nbytes
         nbytes = HEADER_NBYTES + min(coded, spec.nbytes)
         return TensorSpec((nbytes,), (1,), 0, "uint8", spec.device, module=spec.module)
 
@@ -105,15 +129,14 @@ class Affine:
             CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
         """
         check_data(self, data, spec)
-        groups = Groups.of(spec.shape, self.group_size)
-        nbytes = sum(section_nbytes(spec.dtype, groups, self.bits))
-        if nbytes >= spec.nbytes:
+        layout = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
+        if layout.nbytes >= spec.nbytes:
             return plain_payload(Header(MAGIC, PLAIN, self.bits, spec.numel), data)
-        payload = aligned_empty(HEADER_NBYTES + nbytes)
-        Header(MAGIC, CODED, self.bits, spec.numel).write(payload)
+        payload = aligned_empty(HEADER_NBYTES + layout.nbytes)
+        payload[:HEADER_NBYTES] = layout.header
         body = payload[HEADER_NBYTES:]
         seed = seed_word(self.seed) if self.rounding == "stochastic" else None
-        kernels.active.quantize(data, body, spec.dtype, groups, self.bits, seed)
+        kernels.active.quantize(data, body, spec.dtype, layout.groups, self.bits, seed)
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -125,10 +148,10 @@ class Affine:
         header, body, plain = open_payload(self, data, spec, MAGIC, param=self.bits)
         if plain is not None:
             return plain
-        groups = Groups.of(spec.shape, self.group_size)
-        split_sections(self, body, *section_nbytes(spec.dtype, groups, self.bits))
+        layout = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
+        check_length(self, body, layout.nbytes)
         array = empty_array(self, header.count, spec)
-        kernels.active.dequantize(body, array, spec.dtype, groups, self.bits)
+        kernels.active.dequantize(body, array, spec.dtype, layout.groups, self.bits)
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:

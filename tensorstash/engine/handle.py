@@ -59,7 +59,7 @@ class Stashed(Asking):
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("__weakref__", "_dedup", "_is_read_by", "_spec", "is_made", "payload", "state")
+    __slots__ = ("__weakref__", "_dedup", "_spec", "is_made", "payload", "state", "wants_reader")
 
     depth = 0
     """Operations that are run for it."""
@@ -69,15 +69,17 @@ class Stashed(Asking):
         self.payload = payload
         self._dedup = dedup
         self._spec = spec
-        self._is_read_by: Demand | None = None
         self.is_made = True
         """Whether the graph has made the tensor, as far as that is known."""
+        self.wants_reader = True
+        """Whether it is not known yet what the operation that saved it needs of it."""
 
     def is_read_by(self, demand: Demand) -> None:
         """Note what the operation that saved it needs of it."""
-        if self._is_read_by is None:
-            self._is_read_by = demand
-            self.payload.demand = strictest((self.payload.demand, demand)) or demand
+        if self.wants_reader:
+            self.wants_reader = False
+            if demand != "any":
+                self.payload.demand = strictest((self.payload.demand, demand)) or demand
             self.payload.known_readers += 1
 
     def __call__(self) -> Any:
@@ -95,7 +97,7 @@ class Stashed(Asking):
             graph = state.compiled_graph()
             if graph is not None:
                 state.adviser.asked(graph, self._spec.nbytes)
-        if self._is_read_by is None and self.payload.kind is not None:
+        if self.wants_reader and self.payload.place is not None and self.payload.kind is not None:
             self._learn()
         tensor = self._restore()
         if self.payload.is_streamed:

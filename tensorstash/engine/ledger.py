@@ -41,18 +41,6 @@ class _Runs:
         self.tensors = self.bytes_in = self.bytes_out = self.loads = 0
         self.seconds_in = self.seconds_back = 0.0
 
-    def there(self, bytes_in: int, bytes_out: int, seconds: float) -> None:
-        """Count one run on the way in."""
-        self.tensors += 1
-        self.bytes_in += bytes_in
-        self.bytes_out += bytes_out
-        self.seconds_in += seconds
-
-    def back(self, seconds: float) -> None:
-        """Count one run on the way back."""
-        self.loads += 1
-        self.seconds_back += seconds
-
     def stats(self) -> StageStats:
         """Return the numbers as they stand."""
         return StageStats(self.tensors, self.bytes_in, self.bytes_out, self.seconds_in, self.loads, self.seconds_back)
@@ -227,22 +215,33 @@ class Ledger:
     def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """Count one run of a stage on the way in."""
         with self._lock:
-            self._stages[name].there(bytes_in, bytes_out, seconds)
+            runs = self._stages[name]
+            runs.tensors += 1
+            runs.bytes_in += bytes_in
+            runs.bytes_out += bytes_out
+            runs.seconds_in += seconds
 
     def stage_back(self, name: str, seconds: float) -> None:
         """Count one run of a stage on the way back."""
         with self._lock:
-            self._stages[name].back(seconds)
+            runs = self._stages[name]
+            runs.loads += 1
+            runs.seconds_back += seconds
 
     def recomputed(self, rule: str, nbytes: int, seconds: float) -> None:
         """Count a tensor that is made again when it is needed."""
         with self._lock:
-            self._recomputed[rule].there(nbytes, 0, seconds)
+            runs = self._recomputed[rule]
+            runs.tensors += 1
+            runs.bytes_in += nbytes
+            runs.seconds_in += seconds
 
     def made_again(self, rule: str, seconds: float) -> None:
         """Count one run of a recipe."""
         with self._lock:
-            self._recomputed[rule].back(seconds)
+            runs = self._recomputed[rule]
+            runs.loads += 1
+            runs.seconds_back += seconds
 
     def refused(self, why: str, nbytes: int) -> None:
         """Count a tensor that is not made again though there is a recipe."""

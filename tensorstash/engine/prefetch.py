@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import attrgetter
 from weakref import ref
 
 from tensorstash.engine.payloads.dedup import DedupIndex
@@ -15,6 +16,7 @@ QUICK_BYTES = 4 * 2**20
 """With so many bytes per reader decoded ahead, no more of what only has to be decoded is: that takes hardly longer than
 a copy, and what waits decoded undoes what encoding has saved."""
 
+_nbytes = attrgetter("nbytes")
 _REMEMBERED_ORDERS = 64
 
 _FEW = 64
@@ -66,18 +68,21 @@ class Prefetcher:
             order = foretold() if learned is None else learned  # without the lock: what it looks at may be let go
         with self._lock:
             dedup.ask(index, order)
-            quick = [payload for known in self._quick if (payload := known()) and payload.waits_beyond(index)]
+            quick: list[Payload] = []  # mostly none
+            for known in self._quick:
+                if (payload := known()) is not None and payload.waits_beyond(index):
+                    quick.append(payload)
             for payload in dedup.expected_next(_TO_HOST):
                 if not payload.wants_reading:
                     continue
-                if payload.is_quick and sum(other.nbytes for other in quick) >= self._quick_bytes:
+                if payload.is_quick and sum(map(_nbytes, quick)) >= self._quick_bytes:
                     break
                 if not payload.prefetch(self._readers.submit):
                     break
                 self._ahead.append(ref(payload))
                 if payload.is_quick:
                     quick.append(payload)
-            self._quick = [ref(payload) for payload in quick]
+            self._quick = list(map(ref, quick))
             if len(self._ahead) > _FEW:
                 self._ahead = [known for known in self._ahead if (payload := known()) and payload.is_prefetched]
 

@@ -205,22 +205,24 @@ class Session(Generic[T]):
         Raises:
             StashError: the tensor's bytes had to be captured at once and could not be, or a store hangs.
         """
+        try:
+            nbytes = self._nbytes(tensor)
+        except RuntimeError:  # sparse tensors have no such number
+            nbytes = 0
         tracker = self._tracker
         if tracker is None:
-            return self._pack(tensor)
+            return self._pack(tensor, nbytes)
         with tracker.in_hook():
-            nbytes = self._most_bytes(tensor)
             if tracker.passes(nbytes, self._state):
                 return self._state, self._alias(tensor), self._version(tensor)
             tracker.begin(nbytes)
             if self._state.held is not None:  # what the program has let go of makes room for this one
                 self._start_freed(self._state.held.freed())
-            handle = self._pack(tensor)
+            handle = self._pack(tensor, nbytes)
             tracker.expect_next()
             return handle
 
-    def _pack(self, tensor: T) -> Handle:
-        nbytes = self._most_bytes(tensor)
+    def _pack(self, tensor: T, nbytes: int) -> Handle:
         if 0 < nbytes < self._min_bytes:
             return self._keep(tensor, _SMALL, nbytes)
         reason = POLICY if self._only_keeps else self._keep_reason(tensor)
@@ -239,12 +241,6 @@ class Session(Generic[T]):
         if tracker is not None and seen is not None:
             handle = tracker.tracked(handle, seen)
         return handle if recomputer is None else recomputer.noted(tensor, handle)  # type: ignore[no-any-return]
-
-    def _most_bytes(self, tensor: T) -> int:
-        try:
-            return self._nbytes(tensor)
-        except RuntimeError:  # sparse tensors have no such number
-            return 0
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
         next(self._kept[reason][nbytes])
@@ -291,11 +287,15 @@ class Session(Generic[T]):
         version = self.backend.version(tensor)
         token, start = self.backend.storage(tensor)
         content: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, route.number
-        source, digest = self._source(tensor, spec, route)
-        # What the graph did not make is rewritten without a version. On a device its content is not looked at.
-        is_unsure = state.held is None and digest is None and not self.backend.producer(tensor)
-        if digest is not None:
-            content = *content, digest
+        held, source, is_unsure = state.held, None, False
+        if held is None:
+            # The framework does not tell who else holds the memory, which may be written to at any time, and often no
+            # version says so: the bytes are copied now, and only equal bytes are the same content. What the graph did
+            # not make is rewritten without a version, too. On a device its content is not looked at.
+            source, digest = route.private_source(tensor, spec)
+            is_unsure = digest is None and not self.backend.producer(tensor)
+            if digest is not None:
+                content = *content, digest
         with self._lock:
             dedup = self._current_dedup() if state.was_asked else self._dedup
             payload = None if is_unsure else dedup.find(content)
@@ -319,46 +319,44 @@ class Session(Generic[T]):
                 data = self.backend.to_host(tensor, spec)
                 with self._lock:
                     self.calibration.measure(route.plan, data, route.spec)
-            if state.held is None:
-                self._start(payload)
-            else:
-                state.held.add(token, payload)
+            if held is None:
+                if self._tracker is not None and seen is not None:
+                    self._tracker.freed(seen)
+                self._sender.start(payload)
         else:
             state.ledger.deduplicated(spec.nbytes)
         if readers is not None:
             for other, demand in readers.visit(tensor):
                 other.is_read_by(demand)
-        if state.held is not None:
-            self._start_freed(state.held.freed())
+        if held is not None:
+            self._start_freed(held.freed())
+            if is_new:  # behind the others: as long as it is being saved its memory is held
+                held.add(token, payload)
         return handle
 
-    def _source(self, tensor: T, spec: TensorSpec, route: PayloadRoute) -> tuple[T, int | None]:
-        """Return what is captured of a tensor, and a checksum of its content if it is a private copy on the host.
-
-        Where the framework does not tell who else holds the memory, it may be written to at any time, and often no
-        version says so: the bytes are copied now, and only equal bytes are the same content.
-        """
-        return route.private_source(tensor, spec) if self._state.held is None else (self.backend.detached(tensor), None)
-
-    def _payload(self, tensor: T, source: T, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
-        probe = self.backend.version_probe(tensor) if self._state.held is None else None
+    def _payload(self, tensor: T, source: T | None, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
+        """Return the payload of a private copy, or else of an alias."""
+        probe = None if source is None else self.backend.version_probe(tensor)
+        source = self.backend.detached(tensor) if source is None else source
         parts = route, source, spec, version, probe, self._state.prefetcher.budget, self._sender.timeouts
         return Payload(*parts) if route.transfers is None else StreamPayload(route.transfers, *parts)
 
     def _new_readers(self) -> Readers[T] | None:
         if not self._may_lose or not isinstance(self.backend, SupportsReaders):
             return None
-        return self.backend.readers(lambda handle: isinstance(handle, Stashed))
+        return self.backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
 
     def _start_freed(self, payloads: list[Payload]) -> None:
         for payload in payloads:
             if payload.route.is_lossless or self._suits_readers(payload):
-                self._start(payload)
+                if self._tracker is not None and payload.seen is not None:
+                    self._tracker.freed(payload.seen)
+                self._sender.start(payload)
 
     def _suits_readers(self, payload: Payload) -> bool:
         """Choose what of the plan suits the readers; return False if nothing is left of it."""
         demand = payload.demand  # of the readers that are known
-        is_guess = not payload.knows_readers
+        is_guess = payload.known_readers < payload.users
         if is_guess:
             demand = strictest((demand, self._state.learned.get(payload.kind, "exact"))) or demand
             payload.known_readers = payload.users
@@ -386,14 +384,15 @@ class Session(Generic[T]):
                 self._transfers.end_step()
         return self._dedup
 
-    def _start(self, payload: Payload) -> None:
-        if self._tracker is not None and payload.seen is not None:
-            self._tracker.freed(payload.seen)
-        self._sender.start(payload)
-
     def _way(self, spec: TensorSpec, demand: Demand, seen: Seen | None, masks: tuple[Codec, ...] = ()) -> Way:
+        module, ways = self._thread.module, self._ways
         if seen is not None:
-            return self._ways.of((seen.way, spec, demand, masks), seen.policy, seen.named(spec), demand, masks)
-        module = self._thread.module
-        kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
-        return self._ways.of(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
+            kind: Hashable = seen.way, spec, demand, masks
+        else:
+            kind = (module, spec, demand, masks) if module or masks or demand != "any" else spec
+        known = ways.known(kind)
+        if known is not None:
+            return known
+        if seen is not None:
+            return ways.new(kind, seen.policy, seen.named(spec), demand, masks)
+        return ways.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)

@@ -32,9 +32,9 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     (16, 1048576)
     """
     if nbytes >= SMALLEST:
-        return whole_pages(nbytes + alignment)[alignment:]
+        return POOL.take(nbytes + alignment)[alignment:]
     raw = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
-    start = (alignment - raw.ctypes.data) % ALIGNMENT
+    start = (alignment - raw.__array_interface__["data"][0]) % ALIGNMENT
     return raw[start : start + nbytes]
 
 

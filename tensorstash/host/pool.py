@@ -1,14 +1,15 @@
 """Host memory that is used again, because fresh pages cost more than a copy."""
 
-import os
 import threading
 import weakref
 from collections import deque
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import (
     BLOCK,
     HUGE_PAGE,
@@ -31,6 +32,7 @@ _FEW = 16 * 2**20
 Pages = NDArray[Any]
 
 
+@lru_cache(4096)
 def size_class(nbytes: int) -> int:
     """Return the bytes that a pool takes for ``nbytes``: at most a sixteenth more, so that similar sizes share buffers.
 
@@ -69,6 +71,11 @@ class PagePool:
     def __init__(self, idle_limit_bytes: int, *, is_allocators: bool = False) -> None:
         self._is_allocators = is_allocators
         self._free_list = _FreeList(idle_limit_bytes)
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Begin with nothing: a thread of the parent, which the child does not have, may have been at it."""
+        self._free_list = _FreeList(self._free_list.limit)
 
     @property
     def idle_bytes(self) -> int:
@@ -77,29 +84,21 @@ class PagePool:
 
     def keep(self, idle_limit_bytes: int) -> None:
         """Keep at most so many bytes for later from now on."""
-        self._here().keep(idle_limit_bytes)
+        self._free_list.keep(idle_limit_bytes)
 
     def give_back(self, most_bytes: int) -> None:
         """Give idle memory to the system, that of the longest unused first, until no more than ``most_bytes`` are."""
         if self._free_list.idle_bytes > most_bytes:
-            self._here().give_back(most_bytes)
+            self._free_list.give_back(most_bytes)
 
     def take(self, nbytes: int) -> Pages:
         """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
         if nbytes < SMALLEST or self._is_allocators:
             return page_aligned(nbytes)
-        free_list = self._here()
         try:
-            return free_list.lend(size_class(nbytes))[:nbytes]
+            return self._free_list.lend(size_class(nbytes))[:nbytes]
         except OSError:
             return page_aligned(nbytes)  # a process may have only so many mappings
-
-    def _here(self) -> "_FreeList":
-        """Return the free list of this process."""
-        if self._free_list.pid != os.getpid():
-            # At the fork a thread of the parent may have been at it, which the child does not have.
-            self._free_list = _FreeList(self._free_list.limit)
-        return self._free_list
 
 
 class _Loan(weakref.ref[Pages]):
@@ -120,7 +119,6 @@ class _FreeList:
     """
 
     def __init__(self, limit: int) -> None:
-        self.pid = os.getpid()
         self.idle_bytes = 0
         self.limit = limit
         self._used = self._most_used = 0
@@ -157,7 +155,8 @@ class _FreeList:
             self._loans.add(loan)
             self._used += size
             self._most_used = max(self._most_used, self._used)
-            self._trim(self._most_used + _FEW - self._used)
+            if self.idle_bytes > (room := self._most_used + _FEW - self._used):
+                self._trim(room)
             self._is_counted = True
             return lent
 
@@ -167,7 +166,8 @@ class _FreeList:
             # Not tried and released by hand: an interrupt may come between.
             with self._lock:
                 self._settle()
-                self._trim(self.limit)
+                if self.idle_bytes > self.limit:
+                    self._trim(self.limit)
                 self._is_counted = True
 
     def keep(self, limit: int) -> None:

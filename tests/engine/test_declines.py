@@ -1,5 +1,7 @@
 """What does not shrink stays where it is, and is soon not even looked at; masks of floats among it are found."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from labs import BACKENDS, lab_of
@@ -72,6 +74,26 @@ def test_views_whose_content_does_not_shrink_are_not_copied():
     loss.backward()
     assert scope.stats().declined.tensors
     assert not scope.stats().stored
+
+
+def squared(view):
+    result = view * view
+    del view  # so that nobody but the graph holds it
+    return result.sum()
+
+
+def test_views_that_are_not_looked_at_are_not_read(monkeypatch):
+    backend = import_module("tensorstash.backends.torch.backend").TorchBackend
+    read, reads = backend.to_host, []
+    monkeypatch.setattr(backend, "to_host", staticmethod(lambda *given: reads.append(1) or read(*given)))
+    scope = ts.stash("compress", framework="torch", min_bytes=0, limits=ts.Limits(encode="now"))
+    for _ in range(60):
+        x = lab_of("torch").tensor(floats(64, 4096), requires_grad=True)
+        with scope:
+            loss = squared((x * 1.0)[:, ::2])
+        loss.backward()
+    assert scope.stats().declined.tensors == 60
+    assert 16 <= len(reads) <= 30
 
 
 def test_a_kind_that_begins_to_shrink_is_found_again():

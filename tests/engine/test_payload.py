@@ -28,7 +28,7 @@ class Known:
     """What an index looks at of a payload."""
 
     def __init__(self, spec):
-        self.route = SimpleNamespace(spec=spec)
+        self.route = SimpleNamespace(spec=spec, kind=hash(spec))
         self.index = 0
 
 

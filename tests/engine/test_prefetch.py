@@ -146,7 +146,7 @@ class Known:
     nbytes = 1
 
     def __init__(self, spec, read):
-        self.route = SimpleNamespace(spec=spec)
+        self.route = SimpleNamespace(spec=spec, kind=hash(spec))
         self.index = 0
         self._read = read
 

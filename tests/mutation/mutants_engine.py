@@ -40,7 +40,7 @@ MUTANTS = [
     (
         "engine/prefetch.py",
         "dropped check",
-        "if payload.is_quick and sum(other.nbytes for other in quick) >= self._quick_bytes:",
+        "if payload.is_quick and sum(map(_nbytes, quick)) >= self._quick_bytes:",
         "if False:",
         PREFETCH,
     ),
@@ -75,8 +75,8 @@ MUTANTS = [
     (
         "engine/payloads/dedup.py",
         "wrong value",
-        "hash((self.signature, payload.route.spec))",
-        "hash(payload.route.spec)",
+        "hash((self.signature, payload.route.kind))",
+        "hash(payload.route.kind)",
         PREFETCH,
     ),
     (
@@ -96,8 +96,8 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped check",
-        "        self.raise_failure()\n        rebuilt = self._reuse()\n",
-        "        rebuilt = self._reuse()\n",
+        "        self.raise_failure()\n        rebuilt = None if",
+        "        rebuilt = None if",
         (*PAYLOAD, *CONTRACT, *FAULTS),
     ),
     (
@@ -251,7 +251,7 @@ MUTANTS = [
     (
         "engine/payloads/ways.py",
         "dropped release",
-        "            if len(self._remembered) >= _REMEMBERED:\n                self._remembered.clear()\n",
+        "        if len(self._remembered) >= _REMEMBERED:\n            self._remembered.clear()\n",
         "",
         (*PAYLOAD, "tests/engine/test_endurance.py", *CONTRACT),
     ),
@@ -342,8 +342,9 @@ MUTANTS = [
         CONTRACT,
         "a race of two additions; nothing but statistics is at stake, and no test can wait for it",
     ),
-    ("engine/payloads/held.py", "boundary", "> len(live)", ">= len(live)", HELD),
-    ("engine/payloads/held.py", "boundary", "> len(live)", "> len(live) + 1", HELD),
+    ("engine/payloads/held.py", "boundary", "<= len(live)):", "< len(live)):", HELD),
+    ("engine/payloads/held.py", "boundary", "<= len(live)):", "<= len(live) + 1):", HELD),
+    ("engine/payloads/held.py", "boundary", "> len(_live(group))", ">= len(_live(group))", HELD),
     ("engine/payloads/held.py", "dropped release", "                del self._groups[token]\n", "", HELD),
     (
         "engine/timeouts.py",
@@ -355,8 +356,8 @@ MUTANTS = [
     (
         "engine/payloads/held.py",
         "dropped check",
-        "if not live or (is_ready and not self._is_shared(live)):",
-        "if not live or not self._is_shared(live):",
+        "if not live or (is_ready and self._holders",
+        "if not live or (self._holders",
         READERS,
     ),
     (

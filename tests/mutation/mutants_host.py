@@ -34,8 +34,8 @@ MUTANTS = [
     ("host/workers.py", "boundary", "if len(self._todo) <= idle or", "if len(self._todo) < idle or", WORKERS),
     ("host/workers.py", "boundary", "len(self.threads) >= self._limit", "len(self.threads) > self._limit", WORKERS),
     ("host/workers.py", "negation", "return not thread.is_abandoned", "return True", WORKERS),
-    ("host/pool.py", "dropped call", "            self._trim(self._most_used + _FEW - self._used)\n", "", PAGES),
-    ("host/pool.py", "dropped check", "if self._free_list.pid != os.getpid():", "if False:", PAGES),
+    ("host/pool.py", "dropped call", "                self._trim(room)\n", "                pass\n", PAGES),
+    ("host/pool.py", "dropped call", "        renew_after_fork(self)\n", "", PAGES),
     (
         "host/pool.py",
         "boundary",
@@ -48,8 +48,8 @@ MUTANTS = [
     (
         "host/arrays.py",
         "wrong value",
-        "whole_pages(nbytes + alignment)[alignment:]",
-        "whole_pages(nbytes + alignment)[:nbytes]",
+        "POOL.take(nbytes + alignment)[alignment:]",
+        "POOL.take(nbytes + alignment)[:nbytes]",
         BUFFERS,
     ),
     ("host/arrays.py", "dropped call", "    view.flags.writeable = False\n", "", BUFFERS),

@@ -19,7 +19,13 @@ MUTANTS = [
         "        if False:\n",
         KEEP,
     ),
-    ("backends/torch/backend.py", "dropped check", " or _foreign_reason(tensor)\n", "\n", (*KEEP, *LAYOUT)),
+    (
+        "backends/torch/backend.py",
+        "dropped check",
+        "        if reason is None:\n",
+        "        if False:\n",
+        (*KEEP, *LAYOUT),
+    ),
     (
         "backends/torch/backend.py",
         "dropped check",
@@ -82,11 +88,11 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "dropped check",
-        "order.is_dense and data.flags.writeable and data.ctypes",
-        "order.is_dense and data.ctypes",
+        "order.is_dense and data.flags.writeable and address",
+        "order.is_dense and address",
         LAYOUT,
     ),
-    ("backends/torch/layout.py", "dropped check", " and data.ctypes.data % ALIGNMENT == spec.alignment:", ":", LAYOUT),
+    ("backends/torch/layout.py", "dropped check", " and address % ALIGNMENT == spec.alignment:", ":", LAYOUT),
     (
         "backends/torch/layout.py",
         "dropped check",
@@ -104,7 +110,7 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "wrong value",
-        "tuple(stride * spec.itemsize for stride in order.strides)",
+        "tuple(map(spec.itemsize.__mul__, order.strides))",
         "tuple(stride for stride in order.strides)",
         LAYOUT,
     ),

@@ -104,7 +104,13 @@ class TorchBackend:
             return "tracing"
         if tensor.dtype not in DTYPE_NAMES:
             return "quantized" if tensor.is_quantized else "dtype"
-        return self._dispatch_reason(_dispatch_keys(tensor).raw_repr()) or _foreign_reason(tensor)
+        reason: str | None = self._dispatch_reason(_dispatch_keys(tensor).raw_repr())
+        if reason is None:
+            # NumPy, another process, a file: PyTorch does not know who else holds the memory, and does not resize it.
+            storage = tensor.untyped_storage()
+            if not storage.resizable() or (tensor.is_cpu and storage.is_shared()):
+                return "memory of another library"
+        return reason
 
     nbytes: Callable[[Tensor], int] = staticmethod(attrgetter("nbytes"))
     """Return numel times itemsize; raises RuntimeError for sparse tensors, which have no such number."""
@@ -215,17 +221,14 @@ class TorchBackend:
             probe.data = bare
             return probe
 
-    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
-        """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
-        return elements(tensor, spec)
+    to_host: Callable[[Tensor, TensorSpec], Array] = staticmethod(elements)
+    """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
 
-    def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
-        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
-        return rebuilt(data, spec)
+    from_host: Callable[[Array, TensorSpec], Tensor] = staticmethod(rebuilt)
+    """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
 
-    def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> Tensor:
-        """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
-        return placed(data, spec, memory, start)
+    place: Callable[[Array, TensorSpec, Array, int], Tensor] = staticmethod(placed)
+    """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
 
     def memory_use(self, device: str, /) -> tuple[int, int]:
         """Return the bytes that tensors take on a device now, and those that are free."""
@@ -292,8 +295,10 @@ class _Demands:
 
     def visit(self, tensor: Tensor, /) -> list[tuple[Any, Demand]]:
         """Return handles on the way to a tensor that is being packed, with what their readers need."""
-        found = self._readers.visit(tensor)
-        return [(one.handle, demand(one.reader)) for one in found] if found else []
+        demands: list[tuple[Any, Demand]] = []  # a comprehension is a frame, for every saved tensor
+        for handle, reader in self._readers.visit(tensor):
+            demands.append((handle, demand(reader)))
+        return demands
 
 
 def _bare(dtype: torch.dtype, device: torch.device, conj: bool, neg: bool) -> Tensor:
@@ -301,13 +306,6 @@ def _bare(dtype: torch.dtype, device: torch.device, conj: bool, neg: bool) -> Te
     bare = torch.empty(0, dtype=torch.uint8, device=device).view(dtype)
     bare = bare.conj() if conj else bare
     return torch._neg_view(bare) if neg else bare
-
-
-def _foreign_reason(tensor: Tensor) -> str | None:
-    # NumPy, another process, a file: PyTorch does not know who else holds the memory, and does not resize it.
-    storage = tensor.untyped_storage()
-    is_foreign = not storage.resizable() or (tensor.is_cpu and storage.is_shared())
-    return "memory of another library" if is_foreign else None
 
 
 def _spec(

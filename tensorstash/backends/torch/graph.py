@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C import _FunctionBase
 from torch._C._autograd import SavedTensor, _get_sequence_nr
 
-from tensorstash.backends.torch.readers import variant
+from tensorstash.backends.torch.readers import VARYING, variant
 
 CAN_TELL = hasattr(SavedTensor, "data")
 """Whether this PyTorch shows what ``pack`` has returned for a saved tensor; if not, every reader stays unknown."""
@@ -57,9 +57,10 @@ class Readers:
 
         What the operation that made ``tensor`` has saved may come again: it may be about to save more.
         """
-        root = tensor.grad_fn
+        root = tensor.grad_fn if CAN_TELL else None
+        number = -1 if root is None else root._sequence_nr()
         found: list[Found] = []
-        if CAN_TELL and root is not None and self._is_new(root._sequence_nr()):
+        if number >= self._first and number not in self._walked:
             # Not marked as walked: it may be this node that is saving its own result, which it does not show yet.
             self._walk([root], found)
         return found
@@ -79,9 +80,7 @@ class Readers:
         first, walked, is_ours = self._first, self._walked, self._is_ours
         while waiting:
             node = waiting.pop()
-            for one in _shown(node):
-                if is_ours(one.handle):
-                    found.append(one)
+            found += _shown(node, is_ours)
             for before, _ in node.next_functions:
                 # As in _mark, which would be one more call for every saved tensor.
                 if before is not None and (number := before._sequence_nr()) >= first and number not in walked:
@@ -106,7 +105,7 @@ class Readers:
 def running(handle: object) -> list[str]:
     """Return where the operation whose backward runs on this thread has saved a handle; none if no backward runs."""
     node = torch._C._current_autograd_node() if CAN_TELL else None
-    return [] if node is None else [found.reader for found in _shown(node) if found.handle is handle]
+    return [] if node is None else [found.reader for found in _shown(node, lambda other: other is handle)]
 
 
 def upcoming(is_ours: Callable[[object], bool]) -> list[list[Any]]:
@@ -133,7 +132,7 @@ def upcoming(is_ours: Callable[[object], bool]) -> list[list[Any]]:
     """
     root = torch._C._current_autograd_node() if CAN_TELL else None
     nodes = () if root is None else _in_order(root)
-    saved = ([found.handle for found in _shown(node) if is_ours(found.handle)] for node in nodes)
+    saved = ([found.handle for found in _shown(node, is_ours)] for node in nodes)
     return [handles for handles in saved if handles]
 
 
@@ -177,7 +176,7 @@ def running_compiled() -> int | None:
     return int(node._sequence_nr())
 
 
-def _shown(node: Any) -> list[Found]:
+def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[Found]:
     shown = []
     for name, reader in _saves(node):
         try:
@@ -185,8 +184,8 @@ def _shown(node: Any) -> list[Found]:
         except RuntimeError:  # backward has released what it held
             continue
         for one in saved if isinstance(saved, (tuple, list)) else (saved,):
-            if one is not None:
-                shown.append(Found(one.data, reader))
+            if one is not None and is_ours(handle := one.data):
+                shown.append(Found(handle, reader))
     return shown
 
 
@@ -195,7 +194,7 @@ def _saves(node: Any) -> tuple[tuple[str, str], ...]:
     kind: Any = type(node)
     if issubclass(kind, _FunctionBase):
         return (("_raw_saved_tensors", f"{kind.__name__}.tensors"),)
-    return _saves_of(kind, variant(node))
+    return _saves_of(kind, variant(node) if kind.__name__ in VARYING else kind.__name__)
 
 
 @cache

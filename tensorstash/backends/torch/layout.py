@@ -205,7 +205,8 @@ def _laid_out(memory: Tensor, spec: TensorSpec) -> Tensor:
 
 def _host_memory(data: Array, spec: TensorSpec) -> Array:
     order = spec.order
-    if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == spec.alignment:
+    address: int = data.__array_interface__["data"][0]
+    if order.is_dense and data.flags.writeable and address % ALIGNMENT == spec.alignment:
         return as_bytes(data)
     memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
     _write(data, spec, memory)
@@ -214,7 +215,7 @@ def _host_memory(data: Array, spec: TensorSpec) -> Array:
 
 def _write(data: Array, spec: TensorSpec, memory: Array) -> None:
     order = spec.order
-    strides = tuple(stride * spec.itemsize for stride in order.strides)
+    strides = tuple(map(spec.itemsize.__mul__, order.strides))
     np.ndarray(order.shape, spec.carrier, memory, strides=strides)[...] = data.reshape(order.shape)
 
 

@@ -6,6 +6,7 @@ of PyTorch.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from math import isinf
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ BOUND = 0.1
 nine of ten within 0.026."""
 
 
+@cache
 def demand(reader: str) -> Demand:
     """Return what a reader needs; those that are not listed, functions written in Python among them, take any tensor.
 
@@ -71,6 +73,9 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[Any], str]]] = MappingProxyType(
         "NormBackward3": ("_saved_p", _order),
     }
 )
+
+VARYING = frozenset(_SETTINGS)
+"""Nodes of which one name does not say it all."""
 
 COMPILED = frozenset(("CompiledFunctionBackward.tensors",))
 """What ``torch.compile`` has made of many operations, any of which may compare or divide."""

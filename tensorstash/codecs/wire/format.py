@@ -94,7 +94,7 @@ def open_payload(
     check_count(codec, count, spec)
     if header.mode != plain:
         return header, body, None
-    split_sections(codec, body, count * spec.itemsize)
+    check_length(codec, body, count * spec.itemsize)
     array = empty_array(codec, count, spec)
     as_bytes(array)[:] = body
     return header, body, array
@@ -124,10 +124,7 @@ def split_sections(codec: Codec, body: Array, *sizes: int) -> list[Array]:
     Raises:
         CodecError: the lengths do not add up to the run's.
     """
-    if sum(sizes) != body.size:
-        raise CodecError(
-            f"{codec!r}: got {body.size} bytes after the header, expected {sum(sizes)}; the payload was cut or altered"
-        )
+    check_length(codec, body, sum(sizes))
     sections, start = [], 0
     for size in sizes:
         sections.append(body[start : start + size])
@@ -186,6 +183,18 @@ def empty_array(codec: Codec, count: int, spec: TensorSpec) -> Array:
         return aligned_empty(count)
     except (MemoryError, ValueError, OverflowError) as error:
         raise damaged(codec, f"the payload asks for {count} bytes: {error}") from error
+
+
+def check_length(codec: Codec, body: Array, nbytes: int) -> None:
+    """Raise unless so many bytes follow the header.
+
+    Raises:
+        CodecError: there are others.
+    """
+    if body.size != nbytes:
+        raise CodecError(
+            f"{codec!r}: got {body.size} bytes after the header, expected {nbytes}; the payload was cut or altered"
+        )
 
 
 def check_choice(path: str, value: object, choices: Iterable[object]) -> None:

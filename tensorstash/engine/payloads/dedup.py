@@ -63,7 +63,7 @@ class DedupIndex:
         payload.index = self._count
         self._count += 1
         self._payloads[payload.index] = self._contents[content] = ref(payload)
-        self.signature = hash((self.signature, payload.route.spec))
+        self.signature = hash((self.signature, payload.route.kind))
 
     def interleaved_place(
         self, memory: Hashable, spec: TensorSpec, start: int, backend: SupportsSharedMemory[Any]
@@ -120,14 +120,15 @@ class DedupIndex:
             index: of the payload.
             order: indices; it counts with the first request since something was saved.
         """
-        if self.needs_order:
+        if self._expected != self._count:
             self._expect(order)
         if index in self._asked:
             self._asked.clear()
             self._cursors = [0, 0]
         self._asked[index] = None
         place = self._places[index] + 1
-        self._cursors = [max(cursor, place) for cursor in self._cursors]
+        there, back = self._cursors
+        self._cursors = [max(there, place), max(back, place)]
 
     def expected_next(self, reader: int) -> Iterator[Payload]:
         """Give the live payloads that are expected next, nearest first.

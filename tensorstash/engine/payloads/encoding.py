@@ -33,7 +33,7 @@ class Encoding:
         limits: of the session; ``encode`` may force either.
     """
 
-    __slots__ = ("_is_auto", "_now", "team")
+    __slots__ = ("_is_auto", "_now", "shares_out", "team")
 
     def __init__(self, backend: Backend[Any], limits: Limits) -> None:
         self.team = Team(lambda: 0)
@@ -42,12 +42,15 @@ class Encoding:
         """The threads that the framework computes with."""
         self._is_auto = limits.encode == "auto"
         self._now = limits.encode == "now"
+        self.shares_out = True
+        """Whether the team has more threads than the one that saves tensors, as far as is known."""
 
     def look(self) -> None:
         """Look again how many threads the framework computes with, and how many cores there are."""
+        self.shares_out = self.team.helps
         if self._is_auto:
             threads = self.team.threads()
-            self._now = threads >= cores() and (threads == 1 or self.team.helps)
+            self._now = threads >= cores() and (threads == 1 or self.shares_out)
 
     def is_now(self, route: Route) -> bool:
         """Whether to encode and decode in the hook."""

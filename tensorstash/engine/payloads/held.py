@@ -32,10 +32,11 @@ class Held:
         backend: tells who holds the memory of a tensor.
     """
 
-    __slots__ = ("__weakref__", "_backend", "_groups", "_lock")
+    __slots__ = ("__weakref__", "_backend", "_groups", "_holders", "_lock")
 
     def __init__(self, backend: SupportsHolders[Any]) -> None:
         self._backend = backend
+        self._holders = backend.holders
         self._groups: dict[Hashable, list[ref[Payload]]] = {}
         self.after_fork()
         renew_after_fork(self)
@@ -92,7 +93,7 @@ class Held:
         """Whether somebody besides the graph holds the memory of a payload that waits."""
         with self._lock:
             group = self._groups.get(payload.token, [])
-            return ref(payload) in group and self._is_shared(_live(group))
+            return ref(payload) in group and self._holders(payload.alias) > len(_live(group))
 
     def tally(self) -> Tally:
         """Return how many payloads wait, and their bytes."""
@@ -101,22 +102,21 @@ class Held:
         return Tally(len(waiting), sum(waiting))
 
     def _taken(self, tokens: Iterable[Hashable], *, unread: bool) -> list[Payload]:
+        # Without frames of Python but one for each memory: it runs for every saved tensor.
         taken: list[Payload] = []
         for token in tokens:
-            live = _live(self._groups[token])
+            group = self._groups[token]
+            live = list(filter(None, map(call, group)))
             is_ready = True
             for payload in () if unread else live:
-                is_ready = is_ready and (payload.route.is_lossless or payload.knows_readers)
-            if not live or (is_ready and not self._is_shared(live)):
+                is_ready = is_ready and (payload.route.is_lossless or payload.known_readers >= payload.users)
+            if not live or (is_ready and self._holders(live[0].alias) <= len(live)):
                 del self._groups[token]
                 taken += live
-            elif len(live) < len(self._groups[token]):
+            elif len(live) < len(group):
                 self._groups[token] = [ref(payload) for payload in live]
         return taken
 
-    def _is_shared(self, live: list[Payload]) -> bool:
-        return self._backend.holders(live[0].alias) > len(live)
-
 
 def _live(group: list[ref[Payload]]) -> list[Payload]:
-    return list(filter(None, map(call, group)))  # without a frame of Python: it runs for every saved tensor
+    return list(filter(None, map(call, group)))

@@ -138,6 +138,7 @@ class Payload:
         self.seen: Any = None
         """What a tracker knows of the tensor; None without one."""
         self.known_readers = 0
+        """Handles of which it is known what will read them; if all are, :attr:`demand` is the strictest."""
         self.trusts_learned = False
         """Whether it was encoded for readers that others of its kind had, in steps before."""
         self._prefetch_budget = prefetch_budget
@@ -153,11 +154,6 @@ class Payload:
     def kind(self) -> Hashable:
         """The name of contents that the same operations read in other steps; None where that is not asked."""
         return None if self.place is None else self.place[0].kind(self.place[1])
-
-    @property
-    def knows_readers(self) -> bool:
-        """Whether it is known of every handle what will read it, so that :attr:`demand` is the strictest."""
-        return self.known_readers >= self.users
 
     # Into the store
 
@@ -175,12 +171,14 @@ class Payload:
             stored = route.encode(source, self.spec, ask, private=self.is_private, always=self.seen is not None)
             if stored is None:
                 route.ledger.declined(self.spec.nbytes)
-                self._left(self.spec.nbytes)
+                if self.seen is not None:
+                    self.seen.left = self.spec.nbytes
                 return
             self.check(probe)
             self._probe = probe
             self._keep(stored)
-            self._left(stored.nbytes)
+            if self.seen is not None:
+                self.seen.left = stored.nbytes
         except TensorStashError as error:
             self._error = error.again()
         except Exception as error:
@@ -191,10 +189,6 @@ class Payload:
     def _unreadable(self, source: Any, error: Exception) -> StashError:
         described = self.route.described(source)
         return StashError(f"reading {described} raised {type(error).__name__}: {error}")
-
-    def _left(self, nbytes: int) -> None:
-        if self.seen is not None:
-            self.seen.left = nbytes
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
@@ -309,9 +303,9 @@ class Payload:
         """
         route, backend = self.route, self.route.backend
         self.raise_failure()
-        rebuilt = self._reuse()
+        rebuilt = None if self._rebuilt is None else self._reuse()
         if rebuilt is None:
-            tensor = route.rebuild(self.load(), spec, self.interleaved)
+            tensor = route.rebuild(self._load(), spec, self.interleaved)
             with self._lock:
                 if self._lease is not None and self._data is None:
                     rebuilt = self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))
@@ -337,6 +331,9 @@ class Payload:
     def load(self) -> Any:
         """Return what the route rebuilds tensors from; writable only if nobody else needs it; see :meth:`restore`."""
         self.raise_failure()
+        return self._load()
+
+    def _load(self) -> Any:
         with self._lock:
             data, loading, self._loading = self._data, self._loading, None
         try:
@@ -352,8 +349,11 @@ class Payload:
 
     def _decode(self) -> Any:
         assert self._stored is not None, "asked to decode what was never stored"
-        with self.route.encoding.team:
-            return self.route.decode(self._stored, self._timeouts.ask)
+        route = self.route
+        if not route.has_codecs:
+            return route.decode(self._stored, self._timeouts.ask)
+        with route.encoding.team:
+            return route.decode(self._stored, self._timeouts.ask)
 
     def _read(self, loading: Future[Any]) -> Any:
         """Return what a reader has read, or None if the reader was lost meanwhile."""

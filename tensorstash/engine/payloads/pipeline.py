@@ -91,10 +91,11 @@ class Pipeline:
     """
 
     __slots__ = (
-        "_declines",
+        "_has_stages",
         "_ledger",
         "_trusts_store",
         "_waits",
+        "declines",
         "is_costly",
         "stages",
         "store",
@@ -104,6 +105,7 @@ class Pipeline:
 
     def __init__(self, stages: Stages, config: StoreConfig, store: Store, ledger: Ledger, store_place: str) -> None:
         self.stages = stages
+        self._has_stages = bool(stages)
         self.store = store
         self.store_place = store_place
         self.tier = config.tier
@@ -112,21 +114,20 @@ class Pipeline:
         self.is_costly = bool(stages) or self._waits
         """Whether it takes longer to decode than a copy does."""
         self._ledger = ledger
-        self._declines = Declines() if stages and store.retains else None
+        self.declines = Declines() if stages and stages.may_pass_on and store.retains else None
 
     @property
     def looks_at_bytes(self) -> bool:
         """Whether a codec or the store needs the bytes themselves, and not just the memory that they arrive in."""
         return bool(self.stages) or not getattr(self.store, "takes_pending", False)
 
-    def encode(self, data: Array, ask: Ask = call, *, may_decline: bool = False, always: bool = False) -> Stored | None:
+    def encode(self, data: Array, ask: Ask = call, *, may_decline: bool = False) -> Stored | None:
         """Run the codecs and put the result into the store.
 
         Args:
             data: elements in memory order; borrowed (read-only) or private (writable).
             ask: how a store is asked that may not answer.
             may_decline: whether the tensor can stay where it is, which is better than to hold the same bytes again.
-            always: whether codecs are to look at it, however many before it did not shrink.
 
         Returns:
             Where the payload is; None if the codecs have passed on what they were given.
@@ -135,11 +136,10 @@ class Pipeline:
             CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
-        declines = self._declines if may_decline else None
-        if declines is not None and not always and declines.skips():
-            return None
+        declines = self.declines if may_decline else None
         given = data
-        data = self.stages.encode(data)
+        if self._has_stages:
+            data = self.stages.encode(data)
         started = perf_counter()
         payload = as_bytes(data)
         if declines is not None:
@@ -175,7 +175,7 @@ class Pipeline:
         if result.shape != (-1,):
             data = data.view(result.carrier).reshape(result.shape)
         self._ledger.stage_back(self.tier, perf_counter() - started)
-        decoded: Array = self.stages.decode(data)
+        decoded: Array = self.stages.decode(data) if self._has_stages else data
         return decoded
 
     def _put(self, payload: Array) -> Stored:

@@ -68,6 +68,9 @@ class PayloadRoute(ABC):
         )
         self.spec = spec.dense()
         self.is_lossless = self.plan.is_lossless
+        self.has_codecs = bool(self.plan.codecs)
+        self.kind = hash(self.spec)
+        """Names what is saved, in the sequence of what a step saves."""
         self._layouts: Layouts[Any] | None = self.backend.layouts
         self.may_write = _may_write(self.backend)
         self._twin: PayloadRoute | None = None
@@ -240,8 +243,11 @@ class HostRoute(PayloadRoute):
         else:
             # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
             is_mine = private and not self.plan.codecs
+            declines = self._pipeline.declines
+            if declines is not None and not (is_mine or always) and declines.skips():
+                return None  # before what is not dense is copied
         data = source if isinstance(source, np.ndarray) else self.backend.to_host(source, spec)
-        return self._pipeline.encode(adopted(data) if is_mine else data, ask, may_decline=not is_mine, always=always)
+        return self._pipeline.encode(adopted(data) if is_mine else data, ask, may_decline=not is_mine)
 
     def decode(self, stored: Stored, ask: Ask = call) -> Array:
         """Return an array; see :meth:`PayloadRoute.decode`."""
@@ -252,7 +258,7 @@ class HostRoute(PayloadRoute):
         if interleaved is not None:
             return interleaved.rebuild(data, spec)
         if not self._runs_kernels:
-            return self.backend.from_host(data.reshape(spec.dense().shape), spec)
+            return self.backend.from_host(data.reshape(spec.order.shape), spec)
         kernels = self.backend.kernels
         assert kernels is not None, "a backend without kernels"
         return self.assemble(kernels.payload(data, self.launched_spec(data.nbytes)), spec, adopt=True)

@@ -140,8 +140,12 @@ class Sender:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
         nbytes = payload.nbytes
         if self._encoding.is_now_or_full(payload.route, nbytes, self.in_flight):
-            payload.launch()
-            with self._encoding.team:
+            if payload.is_streamed:
+                payload.launch()
+            if payload.route.has_codecs and self._encoding.shares_out:
+                with self._encoding.team:
+                    payload.run(self.timeouts.ask)
+            else:
                 payload.run(self.timeouts.ask)
             return
         timeout_s = self.timeouts.timeout_s

@@ -15,7 +15,7 @@ from tensorstash.errors import CodecError, StashError
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
-Run = Callable[[Any], Any]
+Run = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Stage:
         after: what comes out.
         encode: makes one of the other.
         decode: makes it back.
+        given: what both take besides.
     """
 
     name: str
@@ -37,11 +38,12 @@ class Stage:
     after: TensorSpec
     encode: Run
     decode: Run
+    given: tuple[TensorSpec, ...] = ()
 
     def run(self, method: Run, data: Any, verb: str) -> Any:
         """Return what a method makes of a buffer; an error of it says where it was."""
         try:
-            return method(data)
+            return method(data, *self.given)
         except StashError as error:
             raise error.at(self.place) from error
         except Exception as error:
@@ -78,6 +80,12 @@ class Stages:
 
     def __len__(self) -> int:
         return len(self._stages)
+
+    @property
+    def may_pass_on(self) -> bool:
+        """Whether they may return what they are given as it is: unless it has another length then, which is known."""
+        after = self.result
+        return after.shape == (-1,) or any(after.nbytes == stage.before.nbytes for stage in self._stages[:1])
 
     def encode(self, data: Any) -> Any:
         """Return what the last codec makes of a buffer.
@@ -123,7 +131,7 @@ def host_stages(codecs: Sequence[Codec], spec: TensorSpec, places: Sequence[str]
     stages: list[Stage] = []
     for codec, place in zip(codecs, places, strict=True):
         after = codec.encoded_spec(spec)
-        stages.append(Stage(codec.name, place, spec, after, _given(codec.encode, spec), _given(codec.decode, spec)))
+        stages.append(Stage(codec.name, place, spec, after, codec.encode, codec.decode, (spec,)))
         spec = after
     return Stages(stages, spec, ledger, _array_nbytes, _array_fault)
 
@@ -157,10 +165,6 @@ def stage_places(codecs: Sequence[Codec], store: object, spec: TensorSpec) -> tu
     """Return what messages call each codec of a plan, and the store behind them."""
     stages: tuple[Any, ...] = (*codecs, store)
     return tuple(f"stage {i} of {len(stages)} ({stage!r}), tensor {spec}" for i, stage in enumerate(stages, start=1))
-
-
-def _given(method: Callable[[Any, TensorSpec], Any], spec: TensorSpec) -> Run:
-    return lambda data: method(data, spec)
 
 
 _array_nbytes: Callable[[Any], int] = attrgetter("nbytes")

@@ -68,16 +68,18 @@ class Ways:
         """Whether anything leaves host memory, or shrinks in it."""
         self.stores: dict[StoreConfig, Store] = {}
         self._remembered: dict[Hashable, Way] = {}
+        self.known = self._remembered.get
+        """Returns what becomes of tensors of a kind; None if it is new."""
         self._numbers: dict[Plan, int] = {}
         self._next_number = count()
         for plan in policy.alternatives():
             if not plan.rest.keeps:
                 self._store(plan.rest.store or Memory())
 
-    def of(
+    def new(
         self, kind: Hashable, policy: HookPolicy, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()
     ) -> Way:
-        """Return what becomes of tensors of a kind.
+        """Return what becomes of tensors of a new kind, which is known from now on.
 
         Args:
             kind: all that the answer depends on, hashable.
@@ -86,20 +88,18 @@ class Ways:
             demand: what backward needs of them.
             masks: codecs of those that are masks, in place of the policy's.
         """
-        known = self._remembered.get(kind)
-        if known is None:
-            if len(self._remembered) >= _REMEMBERED:
-                self._remembered.clear()
-            plan = policy.plan(spec)
-            if masks:
-                rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
-            else:
-                rest = self.calibration.applied(plan.rest.within(demand), spec.dense())
-            route = self._route(rest, spec)
-            if masks and not isinstance(route, str) and route.tier == "memory" and spec.device == "cpu":
-                route.needs_worker = False  # to hand it to one would take longer
-            known = self._remembered[kind] = Way(plan.rebuilding, route)
-        return known
+        if len(self._remembered) >= _REMEMBERED:
+            self._remembered.clear()
+        plan = policy.plan(spec)
+        if masks:
+            rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
+        else:
+            rest = self.calibration.applied(plan.rest.within(demand), spec.dense())
+        route = self._route(rest, spec)
+        if masks and not isinstance(route, str) and route.tier == "memory" and spec.device == "cpu":
+            route.needs_worker = False  # to hand it to one would take longer
+        way = self._remembered[kind] = Way(plan.rebuilding, route)
+        return way
 
     def settle(self) -> None:
         """End a step in which codecs were measured."""
