@@ -41,8 +41,8 @@ NEVER_ENTERED = (
 )
 NEVER_CALLED = (
     "nothing was seen: a wrapped model was never called while gradients were recorded. Whoever trains it replaces what "
-    "was wrapped, or calls another method or a copy that went through a pickle: wrap what is called, pass "
-    "methods=('forward', 'training_step'), or use `with tensorstash.stash(policy)`"
+    "was wrapped, or calls another method, a copy that went through a pickle, or what a tracer made: wrap what is "
+    "called, pass methods=('forward', 'training_step'), or use `with tensorstash.stash(policy)`"
 )
 
 F = TypeVar("F", bound=Callable[..., Any])

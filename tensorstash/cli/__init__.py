@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from tensorstash.errors import TensorStashError
+from tensorstash.registry import did_you_mean
 
 VERBS = ("bench", "doctor", "estimate", "plan", "report", "run")
 """Modules of this folder, by name."""
@@ -53,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(f"tensorstash {own_version()}")
         return 0
+    if words[0] not in VERBS and not words[0].startswith("-") and not Path(words[0]).exists():
+        print(f"tensorstash: {words[0]!r} is no verb, and no program; {did_you_mean(words[0], VERBS)}", file=sys.stderr)
+        return 2
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else (_RUN, words)
     module = import_module(f"tensorstash.cli.{verb}")
     parser = argparse.ArgumentParser(

@@ -56,6 +56,18 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
+    ("word", "cure"), [("doctr", "did you mean 'doctor'"), ("no_such_program.py", "Known: bench, doctor")]
+)
+def test_a_word_that_is_no_verb_and_no_program_is_said_with_the_verbs(
+    word: str, cure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word, "--json"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"tensorstash: {word!r} is no verb, and no program; ")
+    assert cure in said
+
+
+@pytest.mark.parametrize(
     ("words", "options", "program"),
     [
         (["train.py", "-m", "x"], [], ["train.py", "-m", "x"]),

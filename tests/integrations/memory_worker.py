@@ -1,6 +1,7 @@
-"""Trains once in a process of its own, and prints its peak and what was stashed: ``memory_worker.py NAME WHERE``.
+"""Trains once in a process of its own, and prints its peak and what was stashed: ``memory_worker.py CELL``.
 
-``NAME`` is a trainer of the matrix, or ``blocks:BACKEND`` for a model whose blocks ``torch.compile`` compiles.
+``CELL`` has the fields of a cell of the matrix, in JSON; the trainer ``blocks:BACKEND`` is a model whose blocks
+``torch.compile`` compiles.
 """
 
 import json
@@ -13,21 +14,23 @@ import torch
 from torch import nn
 
 import tensorstash as ts
-from tensorstash.cli.memory import peak_bytes
+from tensorstash.cli.memory import peak_bytes, release_free, reset_peak
 
-STEPS = 3
-LIMITS = ts.Limits(in_flight="8 MiB", ahead="8 MiB")
+STEPS = 2
 POLICY = "disk_spill"
 
 
-def in_a_trainer(name: str, where: str) -> ts.Stats:
+def in_a_trainer(given: dict[str, Any]) -> ts.Stats:
     import trainers
 
-    trainers.SIZES.hidden, trainers.SIZES.layers, trainers.SIZES.batch, trainers.SIZES.length = 256, 4, 8, 256
-    trainers.OPTIONS.update(limits=LIMITS, min_bytes="64 KiB")
-    cell = trainers.Cell(name, "fp32", where, False, False, 1, POLICY)
+    # Checkpoints leave an input per layer, so that there have to be more layers. What a process takes once, however
+    # much it stashes (threads, idle buffers), is about 12 MiB: the rest has to be several times as much.
+    sizes = (128, 40, 8, 256) if given["checkpointing"] else (64, 4, 24, 256)
+    trainers.SIZES = trainers.Sizes(*sizes)
+    trainers.STEPS = STEPS
+    trainers.OPTIONS.update(limits=ts.Limits(), min_bytes="64 KiB")
     with tempfile.TemporaryDirectory() as directory:
-        return trainers.train(cell, Path(directory)).stats
+        return trainers.train(trainers.Cell(**given, policy=POLICY), Path(directory)).stats
 
 
 def in_compiled_blocks(backend: str, where: str) -> ts.Stats:
@@ -36,19 +39,23 @@ def in_compiled_blocks(backend: str, where: str) -> ts.Stats:
     model = nn.Sequential(*blocks)
     for block in model:
         block.compile(backend=backend)
-    handle = ts.wrap(model, POLICY, limits=LIMITS) if where == "callback" else None
+    handle = ts.wrap(model, POLICY) if where == "callback" else None
     x: Any = torch.randn(4096, 512)
     for _ in range(STEPS):
         model(x).square().mean().backward()
     return handle.stats() if handle else ts.Stats()
 
 
-def main(name: str, where: str) -> None:
+def main(cell: str) -> None:
     """Train, and print a line of JSON."""
+    given: dict[str, Any] = json.loads(cell)
     torch.set_num_threads(1)
-    kind, _, backend = name.partition(":")
-    stats = in_compiled_blocks(backend, where) if kind == "blocks" else in_a_trainer(name, where)
-    print(json.dumps({"peak": peak_bytes(), "stashed": stats.stashed.nbytes // STEPS, "advice": stats.advice}))
+    release_free()
+    reset_peak()
+    kind, _, backend = given["trainer"].partition(":")
+    stats = in_compiled_blocks(backend, given["where"]) if kind == "blocks" else in_a_trainer(given)
+    batches = STEPS * given["accumulation"]
+    print(json.dumps({"peak": peak_bytes(), "stashed": stats.stashed.nbytes // batches, "advice": stats.advice}))
 
 
 if __name__ == "__main__":

@@ -192,6 +192,22 @@ def test_scripted_traced_and_exported_while_wrapped(x):
         torch.export.export(model, (x,)).module(),
     ):
         assert torch.equal(made(x), expected)
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    "made_of",
+    [torch.jit.trace, lambda model, x: torch.export.export(model, (x,)).module()],
+    ids=["trace", "export"],
+)
+def test_who_trains_what_a_tracer_made_is_told(made_of, x):
+    model = network()
+    handle = wrapped(model)
+    made_of(model, x)(x).sum().backward()
+    with pytest.warns(ts.TensorStashWarning, match="what a tracer made: wrap what is called"):
+        handle.remove()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -19,6 +19,7 @@ from torch.nn import LSTM, Module
 from torch.utils._pytree import tree_map
 
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
+from tensorstash.backends.torch.eligibility import is_recorded
 from tensorstash.errors import BackendError
 from tensorstash.protocols import Undo
 
@@ -108,7 +109,7 @@ class _OpaqueCall(ScopedMethod):
     def run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call of a module that was replaced, inside a fresh scope."""
         scope = self.scope
-        if scope is None or not is_grad_enabled():  # nothing is saved
+        if scope is None or not is_grad_enabled() or is_recorded():  # nothing is saved for a backward that comes
             return self._replaced(module)(*args, **kwargs)
         with scope():
             return self._replaced(module)(*args, **kwargs)

@@ -66,3 +66,8 @@ def is_tracing() -> bool:
         return True
     modes = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY, _TorchDispatchModeKey.FUNCTIONAL)
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in modes)
+
+
+def is_recorded() -> bool:
+    """Whether a program is made of the operations, as ``torch.jit.trace`` and ``torch.export`` do: it is run later."""
+    return torch._C._is_tracing() or torch.compiler.is_exporting()
