@@ -140,7 +140,8 @@ class Session(Generic[T]):
         # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
         keeps_all = self._only_keeps and self._tracker is None and not self._movable.is_counting
         large: Any = self._kept[POLICY] if keeps_all else passing
-        parts = self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, pack
+        smallest = self._min_bytes if self._tracker is None or passing is not None else 0  # or else all are counted
+        parts = self._small, smallest, large, self._nbytes, self._state, self._alias, self._version, pack
         return native.functions.keeping(*parts), native.functions.restoring(self.unpack)
 
     def _counting_pack(self, tensor: T) -> Handle:
@@ -224,13 +225,14 @@ class Session(Generic[T]):
 
     def _pack(self, tensor: T, nbytes: int) -> Handle:
         if 0 < nbytes < self._min_bytes:
+            if self._tracker is not None and self._keep_reason(tensor) is None:
+                self._tracker.kept_small(nbytes)
             return self._keep(tensor, _SMALL, nbytes)
         reason = POLICY if self._only_keeps else self._keep_reason(tensor)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)
         spec = self._spec(tensor)
-        is_large = spec.nbytes >= self._min_bytes
-        tracker, recomputer = self._tracker, self._recomputer
+        is_large, tracker, recomputer = spec.nbytes >= self._min_bytes, self._tracker, self._recomputer
         seen = tracker.see(tensor, spec, self._thread.module) if tracker is not None and is_large else None
         way = self._way(spec, "any", seen)
         handle: Any = None

@@ -16,6 +16,7 @@ from tensorstash.engine.planned.control import Control, Held
 from tensorstash.engine.planned.options import at_rates
 from tensorstash.engine.planned.step import Seen, Step
 from tensorstash.errors import ConfigError, StashError, TensorStashWarning
+from tensorstash.host import native
 from tensorstash.planner.decision import Measured, decide
 from tensorstash.planner.model import Option, Problem, Record, SavedClass
 from tensorstash.planner.solve import solve
@@ -681,6 +682,27 @@ def test_no_other_policy_has_a_plan_and_none_is_there_before_a_step() -> None:
         other.plan()
     with pytest.raises(StashError, match="run forward and backward once"):
         budget.plan()
+
+
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "python"])
+def test_what_is_too_small_to_be_moved_is_in_the_budget_and_parameters_are_not(
+    program: Any, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_compiled:
+        monkeypatch.setattr(native, "functions", None)
+    nbytes = 4 * WIDTH * WIDTH
+    first, second = program.weights[:2]
+
+    def loss(_: int) -> Any:
+        hidden = (first * 1.0).tanh() @ second
+        for _ in range(LAYERS):
+            hidden = hidden.tanh()
+        return hidden.sum() + (program._input[:ROWS] @ first).tanh().sum()
+
+    program.loss, program.weights = loss, [first, second]
+    stash = ts.stash(ts.Budget("1GiB"), framework=program.name, min_bytes=nbytes + 1)
+    trained(program, stash, 3)
+    assert stash.plan().background == (LAYERS + 2) * nbytes  # the first is saved by both of its operations
 
 
 def test_the_whole_process_may_be_the_budget(program: Any) -> None:

@@ -38,14 +38,12 @@ class Budgeted:
         policy: the budget.
         backend: the framework's adapter.
         ledger: tells how fast stores are.
-        min_bytes: tensors below this size are kept, in bytes.
         adviser: tells the user what cannot be helped.
     """
 
-    def __init__(self, policy: Budget, backend: Backend[Any], ledger: Ledger, min_bytes: int, adviser: Adviser) -> None:
+    def __init__(self, policy: Budget, backend: Backend[Any], ledger: Ledger, adviser: Adviser) -> None:
         self._backend = backend
         self._ledger = ledger
-        self._min_bytes = min_bytes
         can_remake = isinstance(backend, SupportsProducers)
         tiers = {tier: one for tier, one in policy.tiers().items() if can_remake or not _remakes(one)}
         self._tiers = tiers
@@ -67,8 +65,7 @@ class Budgeted:
 
     def limit(self, step: Step) -> int:
         """Return the bytes that may be held."""
-        small = (nbytes * count for nbytes, count in step.sizes.items() if nbytes < self._min_bytes)
-        self._small = sum(small)
+        self._small = step.small
         budget, background = self._room()
         return budget - background
 
@@ -206,4 +203,4 @@ def _remakes(policy: HookPolicy) -> bool:
 def budgeted(policy: Budget) -> NewTracker:
     """Return what makes a tracker that holds a budget."""
 
-    return lambda parts: Tracker(Budgeted(policy, parts.backend, parts.ledger, parts.min_bytes, parts.adviser), parts)
+    return lambda parts: Tracker(Budgeted(policy, parts.backend, parts.ledger, parts.adviser), parts)

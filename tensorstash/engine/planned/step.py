@@ -91,6 +91,8 @@ class Step:
         self.seen: list[Seen] = []
         self.sizes: Counter[int] = Counter()
         """How many tensors of so many bytes it has packed, whatever became of them."""
+        self.small = 0
+        """Bytes of those among them that are too small to be looked at."""
         self.tiers: dict[Hashable, str] = {}
         """By memory, so that all that lie in one share its tier."""
         self.largest = 0

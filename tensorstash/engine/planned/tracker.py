@@ -196,6 +196,10 @@ class Tracker:
         if nbytes:
             self._step.sizes[nbytes] += 1
 
+    def kept_small(self, nbytes: int) -> None:
+        """Take note of a tensor that is too small to be looked at."""
+        self._step.small += nbytes
+
     def see(self, tensor: Any, spec: TensorSpec, module: str) -> Seen:
         """Return what is known of a saved tensor, and what becomes of it."""
         step, backend = self._step, self._backend
