@@ -37,13 +37,13 @@ class Prefetcher:
         quick_bytes: where this many wait decoded of payloads that are quickly brought back, no more of those is begun.
     """
 
-    __slots__ = ("__weakref__", "_ahead", "_lock", "_orders", "_quick", "_quick_bytes", "_readers", "budget")
+    __slots__ = ("__weakref__", "_prefetched", "_lock", "_orders", "_quick", "_quick_bytes", "_readers", "budget")
 
     def __init__(self, budget: ByteBudget, readers: Workers, quick_bytes: int = QUICK_BYTES) -> None:
         self.budget = budget
         self._readers = readers
         self._quick_bytes = quick_bytes
-        self._ahead: list[ref[Payload]] = []
+        self._prefetched: list[ref[Payload]] = []
         self._quick: list[ref[Payload]] = []
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self.after_fork()
@@ -79,12 +79,12 @@ class Prefetcher:
                     break
                 if not payload.prefetch(self._readers.submit):
                     break
-                self._ahead.append(ref(payload))
+                self._prefetched.append(ref(payload))
                 if payload.is_quick:
                     quick.append(payload)
             self._quick = list(map(ref, quick))
-            if len(self._ahead) > _FEW:
-                self._ahead = [known for known in self._ahead if (payload := known()) and payload.is_prefetched]
+            if len(self._prefetched) > _FEW:
+                self._prefetched = [known for known in self._prefetched if (payload := known()) and payload.is_prefetched]
 
     def drop(self, nbytes: int) -> int:
         """Drop what was read ahead, the part that is expected last first; it is read again when it is asked for.
@@ -101,9 +101,9 @@ class Prefetcher:
         dropped = 0
         while dropped < nbytes:
             with self._lock:
-                if not self._ahead:
+                if not self._prefetched:
                     break
-                payload = self._ahead.pop()()
+                payload = self._prefetched.pop()()
             dropped += 0 if payload is None else payload.drop()
         return dropped
 

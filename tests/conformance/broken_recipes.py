@@ -77,7 +77,7 @@ class HoldsWhatItNotes(Planted):
 class _Claims:
     """Any handle, which comes back exactly, as it says."""
 
-    is_exact = True
+    is_exact = is_made = True
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle

@@ -321,6 +321,19 @@ def test_a_saved_plan_where_everything_fits_does_nothing(program: Any, tmp_path:
     assert ts.load(tmp_path / "plan.toml") == ts.Route(())
 
 
+@pytest.mark.parametrize("tier", ["cast", "quantize"])
+def test_a_budget_may_have_lossy_tiers_alone(program: Any, tier: str) -> None:
+    size = int(0.8 * native_peak(program))
+    stash = stashed(program, ts.Budget(size, allow=tier))
+    peaks = []
+    for _ in range(STEPS):
+        trained(program, stash, 1)
+        peaks.append(stash._session._tracker.peak)  # type: ignore[union-attr]
+    assert stash.plan().status == "planned"
+    # Nothing is lost before it is known what reads it, and what fits is learned where it did not.
+    assert max(peaks[-3:]) <= 1.02 * size
+
+
 @pytest.mark.parametrize("tier", ["recompute | disk_spill", "compress | disk_spill"])
 def test_a_tier_of_two_steps_may_be_the_only_one(program: Any, tier: str) -> None:
     expected = unhooked(program)

@@ -87,7 +87,7 @@ MUTANTS = [
     (
         "planner/decision.py",
         "dropped check",
-        "if is_it and left - option.resident > _TELLING * record.nbytes else option",
+        "if left - option.resident > _TELLING * record.nbytes else option",
         "if False else option",
         PLANNED,
     ),

@@ -295,7 +295,7 @@ def after(between, *, buffer=None, min_bytes=1, policy=None, before=nullcontext)
     torch.manual_seed(0)
     first, last = nn.Linear(64, 250), nn.Linear(250, 16)
     given = torch.randn(300, 64)
-    with before(), ts.stash(policy, min_bytes=min_bytes) if policy else nullcontext():
+    with before(), ts.stash(policy, framework="torch", min_bytes=min_bytes) if policy else nullcontext():
         hidden = F.mish(F.gelu(first(given)))
         hidden = hidden if buffer is None else hidden * buffer
         loss = last(hidden).square().mean()
@@ -364,14 +364,14 @@ def test_what_a_normalization_learns_may_change_before_backward(policy, evaluati
         return [weight.grad for weight in model.parameters()]
 
     expected = gradients_of(nullcontext)
-    around = ts.stash(policy)
+    around = ts.stash(policy, framework="torch")
     assert equal(gradients_of(lambda: around), expected)
     assert "relu(batch_norm)" in around.stats().recomputed
 
 
 def test_tensors_without_elements_are_no_masks():
     norm = nn.BatchNorm1d(8).eval()
-    with ts.stash(ts.Recompute(), min_bytes=0):
+    with ts.stash(ts.Recompute(), framework="torch", min_bytes=0):
         loss = norm(torch.randn(4, 8)).square().sum()
     loss.backward()
     assert norm.weight.grad is not None

@@ -148,13 +148,12 @@ def test_a_tensor_is_let_go_of_on_another_thread_while_the_session_looks(when, l
 
     torch.manual_seed(0)
     leaf = torch.randn(6, 20, requires_grad=True)
-    stash = ts.stash(StoreIn(Memory()), framework="torch", min_bytes=0, limits=LIMITS[limits])
     thread = threading.Thread(target=other)
     thread.start()
     try:
         with monkeypatch.context() as patched:
             patched.setattr(TorchBackend, "holders", counted)
-            with stash:
+            with ts.stash(StoreIn(Memory()), framework="torch", min_bytes=0, limits=LIMITS[limits]):
                 loss = forward(leaf, held.append)
             held.clear()
             loss.backward()

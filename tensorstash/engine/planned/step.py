@@ -176,7 +176,9 @@ def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass
         released = max(step.ended if seen.released is None else seen.released for seen in members)
         asked = [seen.wanted for seen in members if seen.wanted is not None]
         wanted = min(asked, default=released)
-        left = [seen.freed for seen in members if seen.freed is not None]
+        # Of what is kept nobody is told when the program lets go of it, and nearly all goes soon.
+        left = [seen.saved if seen.tier == KEEP else seen.freed for seen in members]
+        left = [moment for moment in left if moment is not None]
         is_held = not left
         freed = max(left, default=wanted)
         keep = Option(KEEP, nbytes)
