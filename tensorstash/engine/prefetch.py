@@ -37,7 +37,7 @@ class Prefetcher:
         quick_bytes: where this many wait decoded of payloads that are quickly brought back, no more of those is begun.
     """
 
-    __slots__ = ("__weakref__", "_prefetched", "_lock", "_orders", "_quick", "_quick_bytes", "_readers", "budget")
+    __slots__ = ("__weakref__", "_lock", "_orders", "_prefetched", "_quick", "_quick_bytes", "_readers", "budget")
 
     def __init__(self, budget: ByteBudget, readers: Workers, quick_bytes: int = QUICK_BYTES) -> None:
         self.budget = budget
@@ -84,7 +84,8 @@ class Prefetcher:
                     quick.append(payload)
             self._quick = list(map(ref, quick))
             if len(self._prefetched) > _FEW:
-                self._prefetched = [known for known in self._prefetched if (payload := known()) and payload.is_prefetched]
+                still = (known for known in self._prefetched if (payload := known()) and payload.is_prefetched)
+                self._prefetched = list(still)
 
     def drop(self, nbytes: int) -> int:
         """Drop what was read ahead, the part that is expected last first; it is read again when it is asked for.

@@ -130,6 +130,17 @@ class Decision:
         solution = solve(problem)
         return replace(self, problem=problem, solution=solution, choices={PLAN: solution.choice})
 
+    def left(self, name: str) -> dict[SavedClass, float]:
+        """Return which part of a class's bytes one of the plans counts on codecs to leave in memory."""
+        chosen = zip(self.problem.records, self.choices[name], strict=True)
+        away = ((record, record.options[place]) for record, place in chosen if place)
+        parts = {
+            record.key: option.resident / record.nbytes
+            for record, option in away
+            if option.resident and option.link not in STORES
+        }
+        return parts | {key: parts[owner] for key, owner in self.aliases.items() if owner in parts}
+
     def found(self, name: str) -> Pressure:
         """Return what one of the plans does to memory and time."""
         return pressure(self.problem.table, np.array(self.choices[name], np.int64), self.problem.room)

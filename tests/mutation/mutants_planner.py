@@ -176,6 +176,13 @@ MUTANTS = [
         HELD,
     ),
     (
+        "engine/planned/budgeted.py",
+        "dropped check",
+        "(planned == KEEP and step.excess > self._control.slack)",
+        "False",
+        HELD,
+    ),
+    (
         "engine/handle.py",
         "dropped call",
         "        payload.drop()  # backward is far away\n",

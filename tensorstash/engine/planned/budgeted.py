@@ -120,13 +120,18 @@ class Budgeted:
             seen.options = options(self._tiers, spec, self._sample(tensor, spec))
         seen.tier = shared or self._tier(seen, spec, step, spare)
         seen.policy = self._policies[seen.tier]
+        left = self._control.left(seen.key)
+        if left is not None and seen.tier == self._control.tier(seen.key):
+            step.count_on(seen, left * seen.nbytes)
 
     def _tier(self, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> str:
         planned = self._control.tier(seen.key)
         if planned is None:
             step.surprises += 1
-        elif spare < 0:
-            step.overran |= planned == KEEP
+        elif spare < 0 or (planned == KEEP and step.excess > self._control.slack):
+            if planned == KEEP:
+                step.overran = True
+                step.moved_instead(seen.nbytes)
             planned = None
         # A recipe is not there for every tensor of a class: what has none goes to the floor.
         if planned is not None and planned not in self._remaking and self._has_room(planned, spec, step):

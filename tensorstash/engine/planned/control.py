@@ -30,7 +30,7 @@ class Held:
     def __init__(self, measured: Measured, decision: Decision) -> None:
         self.measured = measured
         self.decision = decision
-        self.candidates = {name: Candidate(plan) for name, plan in decision.plans().items()}
+        self.candidates = {name: Candidate(plan, left=decision.left(name)) for name, plan in decision.plans().items()}
         self.plan: BudgetPlan = next(iter(self.candidates.values())).plan
         self._in_order = list(self.candidates.values())
         self.steps = 0
@@ -89,6 +89,17 @@ class Control:
     def tier(self, key: SavedClass) -> str | None:
         """Return the tier of a class; None if it is not known, so that it is made as small as can be."""
         return None if self.current is None else self.current.candidate.tiers.get(key)
+
+    def left(self, key: SavedClass) -> float | None:
+        """Return which part of a class's bytes codecs are counted on to leave in memory; None if none are."""
+        return None if self.current is None else self.current.candidate.left.get(key)
+
+    @property
+    def slack(self) -> int:
+        """Bytes of the budget that the plan in force leaves free."""
+        assert self.current is not None, "no plan is in force"
+        plan = self.current.candidate.plan
+        return plan.budget - plan.peak
 
     def next_bytes(self, place: int) -> int | None:
         """Return how many bytes the tensor of a place in the step has; None if that is not known."""

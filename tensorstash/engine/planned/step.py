@@ -102,6 +102,8 @@ class Step:
         """Bytes that were read ahead where other tensors needed the room."""
         self.on_disk = 0
         self.overran = False
+        self._encoded: list[tuple[Seen, float]] = []
+        self._excess = 0.0
         self.remaking: tuple[str, ...] = ()
         """Tiers under which tensors are made again."""
         self.surprises = 0
@@ -135,6 +137,26 @@ class Step:
         self.seen.append(seen)
         self._packed += seen.nbytes
         self.largest = max(self.largest, seen.nbytes)
+
+    def count_on(self, seen: Seen, nbytes: float) -> None:
+        """Note that codecs are counted on to leave so many bytes of a tensor."""
+        self._encoded.append((seen, nbytes))
+
+    def moved_instead(self, nbytes: int) -> None:
+        """Note that a tensor was moved that was to be kept."""
+        self._excess -= nbytes
+
+    @property
+    def excess(self) -> float:
+        """Bytes that codecs have left beyond what they were counted on, less those that were moved instead."""
+        waiting = []
+        for seen, nbytes in self._encoded:
+            if seen.left is None:
+                waiting.append((seen, nbytes))
+            elif seen.released is None:
+                self._excess += max(seen.left - nbytes, 0.0)
+        self._encoded = waiting
+        return self._excess
 
     def asked(self, seen: Seen, now: float, wall: float) -> None:
         """Note that backward asks for a tensor."""
@@ -177,8 +199,8 @@ def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass
         asked = [seen.wanted for seen in members if seen.wanted is not None]
         wanted = min(asked, default=released)
         # Of what is kept nobody is told when the program lets go of it, and nearly all goes soon.
-        left = [seen.saved if seen.tier == KEEP else seen.freed for seen in members]
-        left = [moment for moment in left if moment is not None]
+        moments = (seen.saved if seen.tier == KEEP else seen.freed for seen in members)
+        left = [moment for moment in moments if moment is not None]
         is_held = not left
         freed = max(left, default=wanted)
         keep = Option(KEEP, nbytes)

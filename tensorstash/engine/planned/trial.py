@@ -26,11 +26,13 @@ class Candidate:
         plan: it.
         seconds: of the steps under it.
         overran: whether more was held than there is room for.
+        left: which part of a class's bytes it counts on codecs to leave in memory.
     """
 
     plan: BudgetPlan
     seconds: list[float] = field(default_factory=list)
     overran: bool = False
+    left: Mapping[SavedClass, float] = field(default_factory=dict)
     tiers: Mapping[SavedClass, str] = field(init=False)
 
     def __post_init__(self) -> None:
