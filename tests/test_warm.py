@@ -2,13 +2,17 @@
 
 import json
 import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.warm import _end
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system cannot wait for processes as for streams"),
@@ -86,3 +90,19 @@ def test_python_itself_has_imported_nothing() -> None:
     program = "import sys; print(sys.executable, {'numpy', 'torch', 'paddle'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == f"{sys.executable} set()\n"
+
+
+def test_a_client_that_goes_at_the_moment_that_its_program_ends_is_no_matter() -> None:
+    client, server = socket.socketpair()
+    client.close()
+    with server, selectors.DefaultSelector() as waiting:
+        pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", ""])
+        ended = os.pidfd_open(pid)
+        waiting.register(ended, selectors.EVENT_READ)
+        waiting.register(server, selectors.EVENT_READ, ended)
+        while ended not in [key.fd for key, _ in waiting.select()]:
+            pass
+        children = {ended: (pid, server)}
+        _end(waiting, children, ended)
+        assert not children
+        assert not waiting.get_map()

@@ -23,7 +23,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -146,7 +146,8 @@ def _end(waiting: selectors.BaseSelector, children: dict[int, tuple[int, socket.
     os.close(ended)
     if client in waiting.get_map():
         waiting.unregister(client)
-        client.sendall(f"{status}\n".encode())
+        with suppress(ConnectionError):  # it has gone at the same moment
+            client.sendall(f"{status}\n".encode())
     client.close()
 
 

@@ -531,14 +531,14 @@ def test_what_a_recipe_needs_may_be_smaller_than_what_is_looked_at():
 
 
 @pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
-@pytest.mark.parametrize("policy", [ts.Recompute(), ts.Budget("1 GiB")], ids=repr)
-def test_what_is_kept_beside_recipes_is_packed_compiled_and_found_by_them(policy):
+@pytest.mark.parametrize(("policy", "is_compiled"), [(ts.Recompute(), True), (ts.Budget("1 GiB"), False)], ids=repr)
+def test_what_is_kept_beside_recipes_is_packed_compiled_unless_it_is_counted_and_found_by_them(policy, is_compiled):
     with ts.stash(policy, framework="torch", min_bytes=1024):
         pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(False)
     assert type(pack).__name__ == "builtin_function_or_method"
     handle = pack(torch.ones(4))
     kept = kept_in(handle)
-    assert type(handle) is native.functions.Kept
+    assert (type(handle) is native.functions.Kept) is is_compiled
     assert kept is not None
     assert (kept[1].tolist(), kept[2]) == ([1.0] * 4, 0)
 
