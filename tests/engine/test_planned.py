@@ -14,7 +14,7 @@ import pytest
 import tensorstash as ts
 from tensorstash.engine.planned.control import Control, Held
 from tensorstash.engine.planned.options import at_rates
-from tensorstash.engine.planned.step import Seen, Step
+from tensorstash.engine.planned.step import Seen, Step, records
 from tensorstash.errors import ConfigError, StashError, TensorStashWarning
 from tensorstash.host import native
 from tensorstash.planner.decision import Measured, decide
@@ -634,6 +634,17 @@ def test_what_is_still_on_its_way_to_a_slow_disk_leaves_room_for_what_comes_back
 
     size = int(share * peaks(ts.Budget("1GiB"), 2)[0].plan().native)
     assert max(peaks(SlowBudget(size, times=10), 5)[1]) <= 1.02 * size
+
+
+def test_one_tensor_that_took_long_to_make_again_is_as_dear_as_others_of_its_kind() -> None:
+    step = Step(0.0, 0.0)
+    step.remaking = ("recompute",)
+    for place, seconds in enumerate((1.0, 9.0, 1.2)):
+        seen = Seen(SavedClass("", "gelu", "float32", (4,), place), 16, place, 0, float(place))
+        seen.freed, seen.tier, seen.remade_s = seen.saved, "recompute", seconds
+        step.add(seen)
+    made, _ = records(step)
+    assert [record.options[1].seconds for record in made] == [1.2] * 3
 
 
 def test_a_slow_disk_of_a_tenth_turns_a_model_from_disk_to_recompute() -> None:

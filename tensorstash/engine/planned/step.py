@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable
+from statistics import median
 
 from tensorstash.planner.model import KEEP, Option, Record, SavedClass
 from tensorstash.policies.placement import Keep
@@ -185,8 +186,11 @@ def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass
         The records, and classes that share the memory of a record, with its class.
     """
     groups: dict[Hashable, list[Seen]] = {}
+    makings: dict[Hashable, list[float]] = {}
     for seen in step.seen:
         groups.setdefault(seen.token, []).append(seen)
+        if seen.remade_s is not None:
+            makings.setdefault(seen.key.kind, []).append(seen.remade_s)
     made = []
     aliases: dict[SavedClass, SavedClass] = {}
     for members in groups.values():
@@ -204,7 +208,8 @@ def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass
         is_held = not left
         freed = max(left, default=wanted)
         keep = Option(KEEP, nbytes)
-        remade = [seen.remade_s for seen in members if seen.remade_s is not None]
+        # Of its kind: a moment in which the machine did something else is no reason to move a tensor.
+        remade = [median(makings[seen.key.kind]) for seen in members if seen.remade_s is not None]
         again = [Option(tier, 0, max(remade)) for tier in step.remaking] if len(remade) == len(members) else []
         options = (keep,) if is_held else (keep, *again, *_scaled(first.options, nbytes / max(first.nbytes, 1)))
         made.append(Record(first.key, nbytes, first.saved, freed, wanted, max(released, wanted), options))
