@@ -326,7 +326,7 @@ def test_a_budget_may_have_lossy_tiers_alone(program: Any, tier: str) -> None:
     size = int(0.8 * native_peak(program))
     stash = stashed(program, ts.Budget(size, allow=tier))
     peaks = []
-    for _ in range(STEPS):
+    for _ in range(2 * STEPS):
         trained(program, stash, 1)
         peaks.append(stash._session._tracker.peak)  # type: ignore[union-attr]
     assert stash.plan().status == "planned"
