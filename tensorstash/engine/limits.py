@@ -23,7 +23,7 @@ class Limits:
             forward pass waits. With 0, and for tensors larger than this, the work is done before ``pack`` returns.
             ``"auto"`` is a share of the largest step so far, the running one included, so that a small model sees its
             saving too (:func:`~tensorstash.host.budget.share_of`): from 1 MiB at the beginning to 256 MiB.
-        resident: bytes of saved tensors that stay where they are, the latest ones: backward needs those first, and they
+        resident: bytes of saved tensors that stay where they are, those saved last: backward needs them first, and they
             cost no work at all. A tensor starts on its way when more than this have been saved after it. On the CPU
             only, and for policies that lose nothing. With 0, the default, everything leaves: least memory.
         ahead: bytes that may be read back before backward asks for them. With 0 nothing is. Payloads in memory, and
