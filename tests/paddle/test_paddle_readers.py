@@ -195,7 +195,7 @@ def test_deep_stacks_are_looked_through(backend, monkeypatch):
 def test_readers_are_nodes_of_the_graph():
     cases = [Case(row, "contiguous", "float32") for row in ROWS if not row.startswith("linalg.pinv")]
     strangers = {}
-    for case, outcome in outcomes("names", sampled(cases, 0), None if WHOLE else 5):
+    for case, outcome in outcomes("names", sampled(cases, 0), None if WHOLE else 8):
         if outcome.get("strangers"):
             strangers[case.id] = outcome["strangers"]
     assert not strangers
@@ -206,7 +206,7 @@ def test_what_readers_need_is_what_losses_do_to_their_gradients():
     errors = Errors()
     first = [case for case in cases_of_readers() if case.row in FIRST]
     other = [case for case in sampled(cases_of_readers(), 0) if case.row not in FIRST]
-    tried = [*outcomes(LOSSY, first), *outcomes(LOSSY, other, None if WHOLE else 8)]
+    tried = [*outcomes(LOSSY, first), *outcomes(LOSSY, other, None if WHOLE else 15)]
     for case, outcome in tried:
         errors.add(case, outcome)
     print(f"{len(tried)} of {len(first) + len(other)} operators")
@@ -226,7 +226,7 @@ def test_what_readers_need_is_what_losses_do_to_their_gradients():
 def test_gradients_under_lossy_policies_stay_within_the_stated_error():
     cases = [case for case in sampled(cases_of_readers(), 1) if case.row not in AMPLIFIED]
     outside = {}
-    for case, outcome in outcomes("paddle_operators.lossy.under_lossy_policies", cases, None if WHOLE else 6):
+    for case, outcome in outcomes("paddle_operators.lossy.under_lossy_policies", cases, None if WHOLE else 10):
         assert "died" not in outcome, f"{case.id}: {outcome}"
         if max(outcome.values(), default=0.0) > STATED:
             outside[case.id] = outcome
