@@ -1,8 +1,11 @@
 """The memory layouts an operator's inputs take in the sweep: the same values, or fewer, in another place."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,3 +85,19 @@ def reseed(seed: int) -> None:
     than most operations.
     """
     torch.default_generator.manual_seed(seed)
+
+
+def samples_of(operator: Any, device: str, dtype: torch.dtype) -> Iterator[Any]:
+    """Yield PyTorch's own samples of an operator, with inputs that require grad.
+
+    Its ``sample_inputs`` yields the same, and looks through the stack for a test that it knows: where many modules are
+    loaded, that takes a second for each operator.
+    """
+    made = iter(operator.sample_inputs_func(operator, device, dtype, requires_grad=True))
+    while True:
+        reseed(1234)  # as PyTorch does
+        random.seed(1234)
+        np.random.seed(1234)
+        if (sample := next(made, None)) is None:
+            return
+        yield sample

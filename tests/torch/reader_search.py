@@ -16,7 +16,7 @@ from math import inf, sqrt
 from typing import Any
 
 import torch
-from operator_layouts import reseed
+from operator_layouts import reseed, samples_of
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.utils._pytree import tree_leaves, tree_map
@@ -264,8 +264,7 @@ def database(samples: int, step: int) -> Iterator[Program]:
             continue
         # The large ones of this are thousands of times larger than those of others.
         most = 1 if operator.name == "grid_sampler_3d" else samples
-        reseed(0)
-        for number, sample in enumerate(islice(operator.sample_inputs("cpu", torch.float32, requires_grad=True), most)):
+        for number, sample in enumerate(islice(samples_of(operator, "cpu", torch.float32), most)):
             twice = operator.supports_gradgrad and number == 0
             tame = partial(_scaled, factor=TAMED.get(operator.name, 1.0))
             arguments, keywords = tree_map(tame, ((sample.input, *sample.args), sample.kwargs))

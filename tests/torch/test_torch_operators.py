@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 import torch
-from operator_layouts import LAYOUTS, reseed
+from operator_layouts import LAYOUTS, samples_of
 from operator_sweep import (
     Tally,
     differences,
@@ -91,8 +91,7 @@ def test_every_operator_gives_what_it_gives_without_hooks(sessions, finish, dtyp
         if operator.name in EXCLUDED:
             tally.left_out[f"{operator.name}: {EXCLUDED[operator.name]}"] += 1
             continue
-        reseed(0)
-        samples = list(operator.sample_inputs("cpu", getattr(torch, dtype), requires_grad=True))
+        samples = list(samples_of(operator, "cpu", getattr(torch, dtype)))
         for number in spread(len(samples), SAMPLES):
             for case in operator_cases(operator, number, samples[number], LAYOUTS):
                 if why := EXCLUDED_LAYOUTS.get((operator.name, case.kind)):
@@ -124,9 +123,7 @@ def test_derivatives_of_both_orders_agree_with_differences(sessions, finish, par
     for operator in chosen[part::PARTS]:
         if operator.name in EXCLUDED or not operator.supports_gradgrad:
             continue
-        reseed(0)
-        samples = operator.sample_inputs("cpu", torch.float64, requires_grad=True)
-        sample = next((sample for sample in samples if is_small(sample)), None)
+        sample = next(filter(is_small, samples_of(operator, "cpu", torch.float64)), None)
         if sample is None:
             tally.left_out["no sample is small enough for differences"] += 1
         else:
@@ -150,9 +147,7 @@ def test_the_sweep_notices(fault, tmp_path):
     for name in ("sigmoid", "mul", "mm"):
         operator = next(op for op in operators(torch.float32) if op.name == name)
         tally = Tally()
-        for case in operator_cases(
-            operator, 0, next(iter(operator.sample_inputs("cpu", torch.float32, True))), LAYOUTS
-        ):
+        for case in operator_cases(operator, 0, next(samples_of(operator, "cpu", torch.float32)), LAYOUTS):
             judge(case, {"planted": (way, hooks)}, tally, row="planted")
         assert any(what in line for line in tally.wrong), (name, tally.wrong)
 

@@ -185,20 +185,14 @@ def test_every_listed_operation_exists():
     assert [reader for reader in EXACT | RELATIVE if not exists(reader)] == []
 
 
-@pytest.fixture(scope="module")
-def sample():
-    """A part of the whole search, which ``reader_search.py`` runs as a script."""
-    return search(samples=1, step=5)
-
-
-def test_a_search_over_the_operators_finds_no_reader_that_is_not_listed(sample):
+def test_a_search_over_the_operators_finds_the_readers_that_are_not_listed_and_no_others():
+    sample = search(samples=1, step=5)  # a part of the whole search, which ``reader_search.py`` runs as a script
     print(table(sample))
     assert disagreements(sample, margin=2) == []
+    worst = sample.worst()
     assert len(sample.observations) > 4000
-    assert len(sample.worst()) > 180
+    assert len(worst) > 180
 
-
-def test_the_search_finds_what_is_struck_off_the_list(sample):
     struck = {
         "AmaxBackward0.self",
         "LogBackward0.self",
@@ -209,9 +203,6 @@ def test_the_search_finds_what_is_struck_off_the_list(sample):
     found = disagreements(sample, margin=2, wanted=lambda reader: "any" if reader in struck else demand(reader))
     assert {line.split(":")[0] for line in found} == struck
 
-
-def test_ordinary_readers_are_within_the_bound(sample):
-    worst = sample.worst()
     ordinary = [
         "AddmmBackward0.mat1",
         "BmmBackward0.self",

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pytest
 import torch
-from operator_layouts import reseed
+from operator_layouts import samples_of
 from operator_sweep import Tally, judge, module_cases, operator_cases, operators, spread, ways
 
 import tensorstash as ts
@@ -52,8 +52,7 @@ def test_operators(sessions: dict[str, Any]) -> None:
     tally = Tally()
     for operator in operators(torch.float32):
         if is_chosen(operator.formatted_name):
-            reseed(0)
-            samples = list(operator.sample_inputs("sim:0", torch.float32, requires_grad=True))
+            samples = list(samples_of(operator, "sim:0", torch.float32))
             for number in spread(len(samples), 2):
                 for case in operator_cases(operator, number, samples[number], ("contiguous", "transposed")):
                     judge(case, sessions, tally, row="device")
