@@ -33,7 +33,8 @@ def set_up() -> None:
     if STAMP.exists() and STAMP.read_text() == wanted:
         return
     print(f"Setting up {VENV}; this happens once.", file=sys.stderr, flush=True)
-    venv.create(VENV, with_pip=True, clear=True)
+    # The pip that comes with Python may be years old, and take twice as long.
+    venv.create(VENV, with_pip=True, clear=True, upgrade_deps=True)
     # Its report goes to standard error: standard output is for the table.
     run("pip", "install", "--no-compile", "-e", f"{ROOT}[test]", output=sys.stderr.fileno())
     STAMP.write_text(wanted)
