@@ -56,6 +56,27 @@ def test_views_of_parameters_that_the_collector_has_set_aside_are_kept(backend):
         gc.freeze()  # or each collection of later tests looks through the frameworks
 
 
+def test_what_the_collector_has_set_aside_is_searched_only_if_a_parameter_is_missing(backend):
+    def reason(tensor):
+        with backend.hooks(lambda tensor: None, lambda packed: None):
+            return backend.keep_reason(tensor)
+
+    weight = paddle.create_parameter([4, 4], "float32")
+    gc.freeze()
+    try:
+        assert reason(weight.t()) == "view of a parameter"
+        before = gc.get_freeze_count()
+        for _ in range(3):
+            weight = paddle.create_parameter([4, 4], "float32")
+            assert reason(weight.t()) == "view of a parameter"
+        assert gc.get_freeze_count() == before
+        gc.freeze()
+        also = paddle.create_parameter([4, 4], "float32")
+        assert reason(weight.t()) == reason(also.t()) == "view of a parameter"
+    finally:
+        gc.freeze()  # or each collection of later tests looks through the frameworks
+
+
 def test_views_of_parameters_that_come_go_and_move_are_recognised(backend):
     class FlatWeight(EagerParamBase):
         pass

@@ -65,7 +65,7 @@ class Kinds:
                 seen = self._seen()
                 known, known_when = self._known
                 if seen != known_when:
-                    self._known = known.updated(self._died, rescan=seen[1:] != known_when[1:]), seen
+                    self._known = known.updated(self._died, _come(known_when, seen)), seen
         return self._known[0]
 
     def _seen(self) -> _Seen:
@@ -96,19 +96,24 @@ class Parameters:
             if alive is not None and not alive.is_dist() and alive._is_initialized():
                 self._at[alive.data_ptr() - alive._offset()] = parameter
 
-    def updated(self, died: "Callable[[ref[Tensor]], None]", *, rescan: bool) -> "Parameters":
-        """Return where they begin now; with ``rescan``, of those that have come meanwhile, too.
+    def updated(self, died: "Callable[[ref[Tensor]], None]", come: set[int]) -> "Parameters":
+        """Return where they begin now, and where those begin that have come meanwhile.
 
         Args:
             died: called when one of them goes.
-            rescan: whether to search for parameters.
+            come: how many may have come, as far as that can be counted.
         """
-        if not rescan:
-            return Parameters(self._parameters, self.kinds)
+        known = {id(one): one for one in self.alive()}
+        kept = [each for each in self._parameters if each() is not None]
         kinds = _classes(EagerParamBase)
-        if kinds == self.kinds:
+        if come == {0}:
+            found = []
+        elif kinds != self.kinds:
+            found = instances(kinds)
+        else:
             kinds = self.kinds  # or the references that lists hold would look like instances
-        return Parameters([ref(found, died) for found in instances(kinds)], kinds)
+            found = instances(kinds, lambda young: sum(id(one) not in known for one in young) in come)
+        return Parameters(kept + [ref(one, died) for one in found if id(one) not in known], kinds)
 
     def alive(self) -> list[Tensor]:
         """Return those that are still there."""
@@ -119,6 +124,12 @@ class Parameters:
         known = self._at.get(tensor.data_ptr() - tensor._offset())
         parameter = known() if known is not None else None
         return parameter is not None and parameter._is_shared_buffer_with(tensor)
+
+
+def _come(before: _Seen, now: _Seen) -> set[int]:
+    """Return how many parameters may have come; in Paddle 3.3, those that go leave the reference to their class."""
+    more = sum(now[1]) - sum(before[1])
+    return {more, more + now[2] - before[2]}
 
 
 def _classes(root: type) -> list[type]:
