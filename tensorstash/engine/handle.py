@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.payload import Payload
+from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError, modified
 from tensorstash.protocols import Demand, strictest
@@ -59,15 +59,15 @@ class Stashed(Asking):
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("__weakref__", "_dedup", "_spec", "is_made", "payload", "state", "wants_reader")
+    __slots__ = ("__weakref__", "_requests", "_spec", "is_made", "payload", "state", "wants_reader")
 
     depth = 0
     """Operations that are run for it."""
 
-    def __init__(self, state: SessionState, payload: Payload, dedup: DedupIndex, spec: TensorSpec) -> None:
+    def __init__(self, state: SessionState, payload: Payload, requests: Requests, spec: TensorSpec) -> None:
         self.state = state
         self.payload = payload
-        self._dedup = dedup
+        self._requests = requests
         self._spec = spec
         self.is_made = True
         """Whether the graph has made the tensor, as far as that is known."""
@@ -92,7 +92,7 @@ class Stashed(Asking):
         state = self.state
         state.was_asked = True
         state.ledger.unpacked()
-        state.prefetcher.asked(self._dedup, self.payload.index, self._foretold)
+        state.prefetcher.asked(self._requests, self.payload.index, self._foretold)
         if state.adviser.watches and state.compiled_graph is not None:
             graph = state.compiled_graph()
             if graph is not None:
@@ -101,7 +101,7 @@ class Stashed(Asking):
             self._learn()
         tensor = self._restore()
         if self.payload.is_streamed:
-            state.prefetcher.prefetch_to_device(self._dedup)
+            state.prefetcher.prefetch_to_device(self._requests)
         return tensor
 
     def _foretold(self) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class Stashed(Asking):
             return ()
         operations = self.state.upcoming(lambda handle: isinstance(handle, Asking))
         stored = (each for handle in chain.from_iterable(operations) for each in handle.asks())
-        return tuple(dict.fromkeys(each.payload.index for each in stored if each._dedup is self._dedup))
+        return tuple(dict.fromkeys(each.payload.index for each in stored if each._requests is self._requests))
 
     def asks(self) -> Iterator["Stashed"]:
         """Give itself."""

@@ -29,6 +29,7 @@ from tensorstash.engine.payloads.ways import POLICY, Way, Ways
 from tensorstash.engine.planned.handles import TrackedStashed
 from tensorstash.engine.planned.step import Seen
 from tensorstash.engine.planned.tracker import NewTracker, Parts
+from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.recompute.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
@@ -94,7 +95,7 @@ class Session(Generic[T]):
         self._small = self._kept[_SMALL]
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version = backend.alias, backend.version
-        self._dedup = DedupIndex()
+        self._requests = Requests(DedupIndex())
         self._thread = Thread()
         self._recomputer = None if new_recomputer is None else new_recomputer(self._state, self._thread)
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
@@ -116,7 +117,7 @@ class Session(Generic[T]):
         self.adviser.entries += 1
         self._encoding.look()
         with self._lock:
-            self._dedup.close()  # what was saved before is never taken for the same
+            self._requests.saved.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
         failed = None if self._tracker is None else self._tracker.failed
         return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended, failed)
@@ -189,11 +190,11 @@ class Session(Generic[T]):
         if self._state.held is not None:
             self._start_freed(self._state.held.clear())
         with self._lock:
-            self._dedup.close()  # whoever holds what is captured may write to it now
+            self._requests.saved.close()  # whoever holds what is captured may write to it now
         self._sender.drain()
         if self._transfers is not None:
             self._transfers.drain()
-        for payload in self._dedup.payloads():
+        for payload in self._requests.saved.payloads():
             payload.settle()
         if self._recomputer is not None:
             self._recomputer.settle()
@@ -264,7 +265,7 @@ class Session(Generic[T]):
     ) -> Handle | None:
         if self._state.was_asked:
             with self._lock:
-                self._current_dedup()
+                self._current_requests()
         handle = recomputer.handle(tensor, spec, wanted, partial(self._store_narrow, seen))
         if handle is not None:
             return handle
@@ -281,7 +282,7 @@ class Session(Generic[T]):
         measured = not self.calibration.is_settled and self.calibration.wants(route.plan)
         if measured:
             with self._lock:
-                self._current_dedup()
+                self._current_requests()
             if self.calibration.is_settled:  # this is the first tensor of the second step
                 now = self._way(spec, "any", seen).route
                 assert isinstance(now, PayloadRoute)
@@ -299,7 +300,8 @@ class Session(Generic[T]):
             if digest is not None:
                 content = *content, digest
         with self._lock:
-            dedup = self._current_dedup() if state.was_asked else self._dedup
+            requests = self._current_requests() if state.was_asked else self._requests
+            dedup = requests.saved
             payload = None if is_unsure else dedup.find(content)
             is_new = payload is None
             if payload is None:
@@ -310,7 +312,7 @@ class Session(Generic[T]):
                     payload.interleaved = dedup.interleaved_place(memory, spec, start, route.shared_memory)
                 dedup.add(content, payload)
             payload.users += 1
-        handle = (Stashed if seen is None else TrackedStashed)(state, payload, dedup, spec)
+        handle = (Stashed if seen is None else TrackedStashed)(state, payload, requests, spec)
         readers = self._thread.readers
         if readers is not None and not route.is_lossless:
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
@@ -371,20 +373,20 @@ class Session(Generic[T]):
         payload.trusts_learned = is_guess and payload.loses
         return True
 
-    def _current_dedup(self) -> DedupIndex:
+    def _current_requests(self) -> Requests:
         if self._state.was_asked:
             self._state.was_asked = False
             self.adviser.step_ended()
             self._sender.shares.step_ended()
-            self._state.prefetcher.learn(self._dedup)
-            self._dedup.close()
-            self._dedup = DedupIndex()
+            self._state.prefetcher.learn(self._requests)
+            self._requests.saved.close()
+            self._requests = Requests(DedupIndex())
             if self._recomputer is not None:
                 self._recomputer.begin_stretch()
             self._ways.settle()
             if self._transfers is not None:
                 self._transfers.end_step()
-        return self._dedup
+        return self._requests
 
     def _way(self, spec: TensorSpec, demand: Demand, seen: Seen | None, masks: tuple[Codec, ...] = ()) -> Way:
         module, ways = self._thread.module, self._ways

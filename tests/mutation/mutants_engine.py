@@ -31,7 +31,7 @@ CALIBRATION = ("tests/engine/test_calibration.py",)
 
 MUTANTS = [
     (
-        "engine/payloads/dedup.py",
+        "engine/prefetch.py",
         "wrong value",
         "self._expect(order)",
         "self._expect(())",
@@ -70,8 +70,14 @@ MUTANTS = [
     ("engine/payloads/sender.py", "boundary", "nbytes = max(payload.nbytes, 1)", "nbytes = payload.nbytes", RESIDENT),
     ("engine/payloads/sender.py", "wrong value", "return self._due(0)", "return self._due(self.limit)", RESIDENT),
     ("engine/payloads/dedup.py", "dropped call", "        self._contents.clear()\n", "", (*PAYLOAD, *CONTRACT)),
-    ("engine/payloads/dedup.py", "dropped call", "            self._asked.clear()\n", "", (*PAYLOAD, *PREFETCH)),
-    ("engine/payloads/dedup.py", "swapped order", "sorted(rest, reverse=True)", "sorted(rest)", PREFETCH),
+    ("engine/prefetch.py", "dropped call", "            self._asked.clear()\n", "", (*PAYLOAD, *PREFETCH)),
+    (
+        "engine/prefetch.py",
+        "swapped order",
+        "difference(known_order), reverse=True)",
+        "difference(known_order))",
+        PREFETCH,
+    ),
     (
         "engine/payloads/dedup.py",
         "wrong value",
@@ -167,7 +173,7 @@ MUTANTS = [
     (
         "engine/session.py",
         "dropped call",
-        "            self._dedup.close()  # what was saved before is never taken for the same\n",
+        "            self._requests.saved.close()  # what was saved before is never taken for the same\n",
         "            pass\n",
         (*CONTRACT, *HELD),
     ),
@@ -285,21 +291,21 @@ MUTANTS = [
         (*PAYLOAD, *FAULTS),
     ),
     (
-        "engine/payloads/stages.py",
+        "engine/payloads/pipeline.py",
         "swapped order",
         "for stage in reversed(self._stages):",
         "for stage in self._stages:",
         CONTRACT,
     ),
     (
-        "engine/payloads/stages.py",
+        "engine/payloads/pipeline.py",
         "dropped check",
         '            self._check(data, stage.before, stage.place, "decode")\n',
         "",
         (*FAULTS, *CONTRACT),
     ),
     (
-        "engine/payloads/stages.py",
+        "engine/payloads/pipeline.py",
         "dropped check",
         '            self._check(data, stage.after, stage.place, "encode")\n',
         "",
@@ -405,7 +411,7 @@ MUTANTS = [
     (
         "engine/session.py",
         "dropped call",
-        "            self._dedup.close()  # whoever holds what is captured may write to it now\n",
+        "            self._requests.saved.close()  # whoever holds what is captured may write to it now\n",
         "            pass\n",
         (*HELD, *CONTRACT),
     ),

@@ -17,8 +17,8 @@ from tensorstash.abilities import Backend, Layouts, SupportsSharedMemory, Suppor
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
-from tensorstash.engine.payloads.pipeline import Pipeline, Stored
-from tensorstash.engine.payloads.stages import Stages, device_stages, host_stages, stage_places
+from tensorstash.engine.payloads.pipeline import Pipeline, Stages, Stored
+from tensorstash.engine.payloads.stages import device_stages, host_stages, stage_places
 from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
@@ -383,7 +383,7 @@ def route_for(
         return DeviceRoute(parts)
     ran = len(kernels)
     stages = host_stages(plan.codecs[ran:], kernels.result, places[ran:-1], ledger)
-    pipeline = Pipeline(stages, config, store, ledger, places[-1])
+    pipeline = Pipeline(stages, config, store, ledger.stage(config.tier), places[-1])
     return HostRoute(parts, pipeline) if streams is None else TransferRoute(parts, pipeline)
 
 
