@@ -18,11 +18,11 @@ from tensorstash.engine.advice import Adviser
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
+from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute
-from tensorstash.engine.payloads.sender import Sender
 from tensorstash.engine.payloads.sequence import Trail
 from tensorstash.engine.payloads.stream_payload import StreamPayload
 from tensorstash.engine.payloads.ways import POLICY, Way, Ways
@@ -324,18 +324,14 @@ class Session(Generic[T]):
                 with self._lock:
                     self.calibration.measure(route.plan, data, route.spec)
             if held is None:
-                if self._tracker is not None and seen is not None:
-                    self._tracker.freed(seen)
-                self._sender.start(payload)
+                self._start(payload)
         else:
             state.ledger.deduplicated(spec.nbytes)
         if readers is not None:
             for other, demand in readers.visit(tensor):
                 other.is_read_by(demand)
         if held is not None:
-            self._start_freed(held.freed())
-            if is_new:  # behind the others: as long as it is being saved its memory is held
-                held.add(token, payload)
+            self._start_freed(held.add(token, payload) if is_new else held.freed())
         return handle
 
     def _payload(self, tensor: T, source: T | None, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
@@ -353,9 +349,12 @@ class Session(Generic[T]):
     def _start_freed(self, payloads: list[Payload]) -> None:
         for payload in payloads:
             if payload.route.is_lossless or self._suits_readers(payload):
-                if self._tracker is not None and payload.seen is not None:
-                    self._tracker.freed(payload.seen)
-                self._sender.start(payload)
+                self._start(payload)
+
+    def _start(self, payload: Payload) -> None:
+        if self._tracker is not None and payload.seen is not None:
+            self._tracker.freed(payload.seen)
+        self._sender.start(payload)
 
     def _suits_readers(self, payload: Payload) -> bool:
         """Choose what of the plan suits the readers; return False if nothing is left of it."""

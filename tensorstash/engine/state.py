@@ -7,7 +7,7 @@ from tensorstash.abilities import Backend, SupportsCompiledGraphs, SupportsHolde
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
-from tensorstash.engine.payloads.held import Held
+from tensorstash.engine.payloads.capture import Held
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.workers import Workers

@@ -248,8 +248,9 @@ class Payload:
     @property
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
+        route = self.route
         is_stored = self._stored is not None and self._lease is None
-        return is_stored and self.route.is_costly and not self.route.encoding.is_now(self.route)
+        return is_stored and route.is_costly and not (route.may_be_now and route.encoding.is_now)
 
     @property
     def is_prefetched(self) -> bool:
@@ -389,6 +390,13 @@ class Payload:
         with self._lock:
             self._data = self._rebuilt = None
             self._lease = None
+
+
+def capture(payload: ref[Payload]) -> None:
+    """Capture a payload, if it is still needed."""
+    wanted = payload()
+    if wanted is not None:
+        wanted.run()
 
 
 def _decode(route: PayloadRoute, stored: ref[Stored]) -> Any:

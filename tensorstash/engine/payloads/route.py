@@ -50,9 +50,8 @@ class PayloadRoute(ABC):
     """The same for all routes of a session that have the same plan."""
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
-    is_computed = False
-    on_all_cores = False
-    """See :class:`~tensorstash.engine.payloads.encoding.Route`."""
+    may_be_now = False
+    """Whether its codecs may run in the hook; see :class:`~tensorstash.engine.payloads.encoding.Encoding`."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
     may_wait = False
@@ -207,10 +206,9 @@ class HostRoute(PayloadRoute):
         self._runs_kernels = bool(self.kernels)
         self.tier = pipeline.tier
         self.is_costly = pipeline.is_costly
-        self.is_computed = bool(pipeline.stages) and self.tier == "memory"
-        self.on_all_cores = self.is_computed and all(
-            getattr(codec, "on_all_cores", False) for codec in self.plan.codecs[len(self.kernels) :]
-        )
+        is_computed, codecs = bool(pipeline.stages) and self.tier == "memory", self.plan.codecs[len(self.kernels) :]
+        on_all_cores = is_computed and all(getattr(codec, "on_all_cores", False) for codec in codecs)
+        self.may_be_now = self.encoding.may_be_now(is_computed=is_computed, on_all_cores=on_all_cores)
         self.may_wait = self.is_lossless
         is_shared = not self.kernels and self.spec.device == "cpu" and not self.backend.backward_writes
         if is_shared and isinstance(self.backend, SupportsSharedMemory):
@@ -308,7 +306,7 @@ class TransferRoute(HostRoute):
 
     def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
         super().__init__(parts, pipeline)
-        self.may_wait = self.is_computed = self.on_all_cores = False
+        self.may_wait = self.may_be_now = False
         self.shares_source = not self.kernels and parts.spec.order.is_dense
         """Whether what is transferred is the tensor's own memory."""
         self.needs_worker = pipeline.looks_at_bytes
