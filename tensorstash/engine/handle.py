@@ -5,19 +5,18 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+from tensorstash.engine.payloads.demands import Reading
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError, modified
-from tensorstash.protocols import Demand, strictest
+from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
 Kept = tuple[SessionState, Any, int]
 """A tensor that stays as it is: who has kept it, an alias, its in-place version when it was saved.
 
 A bare tuple, since most saved tensors are kept, and each costs one of these."""
-
-_REMEMBERED_KINDS = 4096
 
 Handle = Kept | Callable[[], Any]
 """What ``pack`` returns: what :func:`restore` makes the saved tensor of, any number of times, from any thread.
@@ -78,9 +77,8 @@ class Stashed(Asking):
         """Note what the operation that saved it needs of it."""
         if self.wants_reader:
             self.wants_reader = False
-            if demand != "any":
-                self.payload.demand = strictest((self.payload.demand, demand)) or demand
-            self.payload.known_readers += 1
+            if self.payload.reading is not None:
+                self.payload.reading.add(demand)
 
     def __call__(self) -> Any:
         """Return the saved tensor: its source if the bytes have not left and lose nothing, else a fresh tensor.
@@ -97,8 +95,9 @@ class Stashed(Asking):
             graph = state.compiled_graph()
             if graph is not None:
                 state.adviser.asked(graph, self._spec.nbytes)
-        if self.wants_reader and self.payload.place is not None and self.payload.kind is not None:
-            self._learn()
+        reading = self.payload.reading
+        if self.wants_reader and reading is not None and reading.kind is not None:
+            self._learn(reading)
         tensor = self._restore()
         if self.payload.is_streamed:
             state.prefetcher.prefetch_to_device(self._requests)
@@ -136,18 +135,14 @@ class Stashed(Asking):
         payload.drop()  # backward is far away
         return tensor
 
-    def _learn(self) -> None:
+    def _learn(self, reading: Reading) -> None:
         """Learn from the operation that asks what it needs, for the next content of this kind."""
-        state, payload = self.state, self.payload
+        state, route = self.state, self.payload.route
         demand = None if state.running_demand is None else state.running_demand(self)
         if demand is None:
             return
-        if len(state.learned) >= _REMEMBERED_KINDS:
-            state.learned.clear()
-        known = state.learned.get(payload.kind, demand)
-        state.learned[payload.kind] = strictest((known, demand)) or demand
-        route = payload.route
-        if payload.trusts_learned and route.plan.within(demand) != route.plan:
+        state.demands.learn(reading.kind, demand)
+        if reading.trusts_learned and route.plan.within(demand) != route.plan:
             raise StashError(
                 f"{route.store_place}: backward needs the tensor exactly, and did not in the "
                 f"steps before, so that it was encoded with a loss; from the next step on it is not"

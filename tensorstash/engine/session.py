@@ -20,10 +20,10 @@ from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.payloads.demands import Reading, Trail
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute
-from tensorstash.engine.payloads.sequence import Trail
 from tensorstash.engine.payloads.stream_payload import StreamPayload
 from tensorstash.engine.payloads.ways import POLICY, Way, Ways
 from tensorstash.engine.planned.handles import TrackedStashed
@@ -39,7 +39,7 @@ from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.policies.plan import HookPolicy, Rebuilding
-from tensorstash.protocols import Codec, Demand, strictest
+from tensorstash.protocols import Codec, Demand
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
@@ -307,6 +307,8 @@ class Session(Generic[T]):
             if payload is None:
                 payload = self._payload(tensor, source, spec, version, route)
                 payload.seen = seen
+                if held is not None and not route.is_lossless:
+                    payload.reading = Reading()
                 if route.shared_memory is not None and not spec.order.is_dense:
                     memory = token, spec.dtype, version
                     payload.interleaved = dedup.interleaved_place(memory, spec, start, route.shared_memory)
@@ -314,9 +316,9 @@ class Session(Generic[T]):
             payload.users += 1
         handle = (Stashed if seen is None else TrackedStashed)(state, payload, requests, spec)
         readers = self._thread.readers
-        if readers is not None and not route.is_lossless:
+        if readers is not None and payload.reading is not None:
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
-            payload.place = self._thread.trail, place
+            payload.reading.place = self._thread.trail, place
         if is_new:
             state.ledger.stashed(spec.nbytes, self._thread.module)
             if measured:
@@ -348,29 +350,13 @@ class Session(Generic[T]):
 
     def _start_freed(self, payloads: list[Payload]) -> None:
         for payload in payloads:
-            if payload.route.is_lossless or self._suits_readers(payload):
+            if self._ways.suits(payload, self._state.demands):
                 self._start(payload)
 
     def _start(self, payload: Payload) -> None:
         if self._tracker is not None and payload.seen is not None:
             self._tracker.freed(payload.seen)
         self._sender.start(payload)
-
-    def _suits_readers(self, payload: Payload) -> bool:
-        """Choose what of the plan suits the readers; return False if nothing is left of it."""
-        demand = payload.demand  # of the readers that are known
-        is_guess = payload.known_readers < payload.users
-        if is_guess:
-            demand = strictest((demand, self._state.learned.get(payload.kind, "exact"))) or demand
-            payload.known_readers = payload.users
-        route = self._way(payload.spec, demand, payload.seen).route if demand != "any" else payload.route
-        if isinstance(route, str):
-            self._state.ledger.declined(payload.spec.nbytes)
-            return False
-        payload.route = route
-        payload.loses = not route.is_lossless  # last: who asks meanwhile, on another thread, gets the source
-        payload.trusts_learned = is_guess and payload.loses
-        return True
 
     def _current_requests(self) -> Requests:
         if self._state.was_asked:

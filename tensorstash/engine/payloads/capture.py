@@ -123,7 +123,8 @@ class Held:
             live = list(filter(None, map(call, group)))
             is_ready = True
             for payload in () if unread else live:
-                is_ready = is_ready and (payload.route.is_lossless or payload.known_readers >= payload.users)
+                reading = payload.reading
+                is_ready = is_ready and (reading is None or reading.known >= payload.users)
             if not live or (is_ready and self._holders(live[0].alias) <= len(live)):
                 del self._groups[token]
                 taken += live

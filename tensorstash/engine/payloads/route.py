@@ -65,7 +65,10 @@ class PayloadRoute(ABC):
         self.plan, spec, self.backend, self.kernels, self.ledger, self.store_place, self.transfers, self.encoding = (
             parts
         )
+        self.saved = spec
+        """Of the tensors, as their policy was asked about them."""
         self.spec = spec.dense()
+        """Of their elements."""
         self.is_lossless = self.plan.is_lossless
         self.has_codecs = bool(self.plan.codecs)
         self.kind = hash(self.spec)
