@@ -10,7 +10,7 @@ from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError, modified
-from tensorstash.protocols import Demand
+from tensorstash.protocols import Demand, strictest
 from tensorstash.spec import TensorSpec
 
 Kept = tuple[SessionState, Any, int]
@@ -77,8 +77,11 @@ class Stashed(Asking):
         """Note what the operation that saved it needs of it."""
         if self.wants_reader:
             self.wants_reader = False
-            if self.payload.reading is not None:
-                self.payload.reading.add(demand)
+            reading = self.payload.reading
+            if reading is not None:
+                reading.known += 1
+                if demand != "any":
+                    reading.demand = strictest((reading.demand, demand)) or demand
 
     def __call__(self) -> Any:
         """Return the saved tensor: its source if the bytes have not left and lose nothing, else a fresh tensor.

@@ -1,7 +1,7 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -131,7 +131,7 @@ class Session(Generic[T]):
 
     def _start_all_freed(self) -> None:
         if self._state.held is not None:
-            self._start_freed(self._state.held.freed(all_of_them=True))
+            self._start(self._state.held.freed(all_of_them=True))
 
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
         pack = self._counting_pack if self._movable.is_counting else self.pack
@@ -188,7 +188,7 @@ class Session(Generic[T]):
                 their tensors stay where they are, and are refused if they are modified.
         """
         if self._state.held is not None:
-            self._start_freed(self._state.held.clear())
+            self._start(self._state.held.clear())
         with self._lock:
             self._requests.saved.close()  # whoever holds what is captured may write to it now
         self._sender.drain()
@@ -219,7 +219,7 @@ class Session(Generic[T]):
                 return self._state, self._alias(tensor), self._version(tensor)
             tracker.begin(nbytes)
             if self._state.held is not None:  # what the program has let go of makes room for this one
-                self._start_freed(self._state.held.freed())
+                self._start(self._state.held.freed())
             handle = self._pack(tensor, nbytes)
             tracker.expect_next()
             return handle
@@ -326,14 +326,14 @@ class Session(Generic[T]):
                 with self._lock:
                     self.calibration.measure(route.plan, data, route.spec)
             if held is None:
-                self._start(payload)
+                self._start((payload,))
         else:
             state.ledger.deduplicated(spec.nbytes)
         if readers is not None:
             for other, demand in readers.visit(tensor):
                 other.is_read_by(demand)
         if held is not None:
-            self._start_freed(held.add(token, payload) if is_new else held.freed())
+            self._start(held.add(token, payload) if is_new else held.freed())
         return handle
 
     def _payload(self, tensor: T, source: T | None, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
@@ -348,15 +348,13 @@ class Session(Generic[T]):
             return None
         return self.backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
 
-    def _start_freed(self, payloads: list[Payload]) -> None:
+    def _start(self, payloads: Iterable[Payload]) -> None:
+        """Send payloads on their way whose memory nobody else holds any more."""
         for payload in payloads:
-            if self._ways.suits(payload, self._state.demands):
-                self._start(payload)
-
-    def _start(self, payload: Payload) -> None:
-        if self._tracker is not None and payload.seen is not None:
-            self._tracker.freed(payload.seen)
-        self._sender.start(payload)
+            if payload.reading is None or self._ways.suits(payload, payload.reading, self._state.demands):
+                if self._tracker is not None and payload.seen is not None:
+                    self._tracker.freed(payload.seen)
+                self._sender.start(payload)
 
     def _current_requests(self) -> Requests:
         if self._state.was_asked:

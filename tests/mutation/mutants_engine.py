@@ -300,15 +300,15 @@ MUTANTS = [
     (
         "engine/payloads/pipeline.py",
         "dropped check",
-        '            self._check(data, stage.before, stage.place, "decode")\n',
-        "",
+        'stage.run("decode", stage.decode, data, stage.before)',
+        "stage.decode(data, *stage.given)",
         (*FAULTS, *CONTRACT),
     ),
     (
         "engine/payloads/pipeline.py",
         "dropped check",
-        '            self._check(data, stage.after, stage.place, "encode")\n',
-        "",
+        "        if fault is not None:\n",
+        "        if fault is not None and verb != 'encode':\n",
         (*FAULTS, *CONTRACT),
     ),
     (
@@ -502,13 +502,13 @@ MUTANTS = [
         READERS,
     ),
     (
-        "engine/payloads/demands.py",
+        "engine/handle.py",
         "wrong value",
-        "self.demand = strictest((self.demand, demand)) or demand",
-        "self.demand = demand",
+        "reading.demand = strictest((reading.demand, demand)) or demand",
+        "reading.demand = demand",
         READERS,
     ),
-    ("engine/payloads/demands.py", "dropped call", "        self.known += 1\n", "", READERS),
+    ("engine/handle.py", "dropped call", "                reading.known += 1\n", "", READERS),
     (
         "engine/payloads/demands.py",
         "wrong value",

@@ -52,11 +52,6 @@ class Reading:
         """The name of contents that the same operations read in other steps; None where none is known."""
         return None if self.place is None else self.place[0].kind(self.place[1])
 
-    def add(self, demand: Demand) -> None:
-        """Note what the reader of one handle needs."""
-        self.demand = strictest((self.demand, demand)) or demand
-        self.known += 1
-
 
 class Demands:
     """What readers have needed of each kind of content that were found only when they asked. Thread-safe."""

@@ -39,6 +39,7 @@ class Stage:
         encode: makes one of the other.
         decode: makes it back.
         runs: where it is counted.
+        fault: says what is wrong with a buffer that is to be of a spec, and what was expected; None if nothing is.
         given: what both take besides.
     """
 
@@ -48,16 +49,21 @@ class Stage:
     encode: Run
     decode: Run
     runs: Runs
+    fault: Callable[[Any, TensorSpec], str | None]
     given: tuple[TensorSpec, ...] = ()
 
-    def run(self, method: Run, data: Any, verb: str) -> Any:
-        """Return what a method makes of a buffer; an error of it says where it was."""
+    def run(self, verb: str, method: Run, data: Any, expected: TensorSpec) -> Any:
+        """Return what a method makes of a buffer, which is to be of a spec; an error of it says where it was."""
         try:
-            return method(data, *self.given)
+            made = method(data, *self.given)
         except StashError as error:
             raise error.at(self.place) from error
         except Exception as error:
             raise CodecError(f"{self.place}: {verb} raised {type(error).__name__}: {error}") from error
+        fault = self.fault(made, expected)
+        if fault is not None:
+            raise CodecError(f"{self.place}: {verb} returned {fault}")
+        return made
 
 
 class Stages:
@@ -67,21 +73,13 @@ class Stages:
         stages: in the order of encoding.
         spec: what goes into the first.
         nbytes: says how large a buffer is.
-        fault: says what is wrong with a buffer that is to be of a spec, and what was expected; None if nothing is.
     """
 
-    __slots__ = ("_fault", "_nbytes", "_stages", "result")
+    __slots__ = ("_nbytes", "_stages", "result")
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        spec: TensorSpec,
-        nbytes: Callable[[Any], int],
-        fault: Callable[[Any, TensorSpec], str | None],
-    ) -> None:
+    def __init__(self, stages: Sequence[Stage], spec: TensorSpec, nbytes: Callable[[Any], int]) -> None:
         self._stages = tuple(stages)
         self._nbytes = nbytes
-        self._fault = fault
         self.result = stages[-1].after if stages else spec
         """What comes out of the last; what goes in if there is none."""
 
@@ -102,8 +100,7 @@ class Stages:
         """
         for stage in self._stages:
             before, started = self._nbytes(data), perf_counter()
-            data = stage.run(stage.encode, data, "encode")
-            self._check(data, stage.after, stage.place, "encode")
+            data = stage.run("encode", stage.encode, data, stage.after)
             _count_in(stage.runs, before, self._nbytes(data), started)
         return data
 
@@ -115,15 +112,9 @@ class Stages:
         """
         for stage in reversed(self._stages):
             started = perf_counter()
-            data = stage.run(stage.decode, data, "decode")
-            self._check(data, stage.before, stage.place, "decode")
+            data = stage.run("decode", stage.decode, data, stage.before)
             _count_back(stage.runs, started)
         return data
-
-    def _check(self, data: Any, spec: TensorSpec, place: str, verb: str) -> None:
-        fault = self._fault(data, spec)
-        if fault is not None:
-            raise CodecError(f"{place}: {verb} returned {fault}")
 
 
 class Stored:

@@ -26,9 +26,10 @@ def host_stages(codecs: Sequence[Codec], spec: TensorSpec, places: Sequence[str]
     stages: list[Stage] = []
     for codec, place in zip(codecs, places, strict=True):
         after = codec.encoded_spec(spec)
-        stages.append(Stage(place, spec, after, codec.encode, codec.decode, ledger.stage(codec.name), (spec,)))
+        runs = ledger.stage(codec.name)
+        stages.append(Stage(place, spec, after, codec.encode, codec.decode, runs, array_fault, (spec,)))
         spec = after
-    return Stages(stages, spec, _array_nbytes, array_fault)
+    return Stages(stages, spec, _array_nbytes)
 
 
 def device_stages(
@@ -44,16 +45,17 @@ def device_stages(
         ledger: where they are counted.
     """
     stages: list[Stage] = []
-    kernels = backend.kernels
+    kernels, fault = backend.kernels, partial(tensor_fault, backend)
     if kernels is not None:
         for codec, place in zip(codecs, places, strict=True):
             kernel = kernels.kernel(codec, spec)
             if kernel is None:
                 break
             after = codec.encoded_spec(spec)
-            stages.append(Stage(place, spec, after, kernel.encode, kernel.decode, ledger.stage(codec.name)))
+            runs = ledger.stage(codec.name)
+            stages.append(Stage(place, spec, after, kernel.encode, kernel.decode, runs, fault))
             spec = after
-    return Stages(stages, spec, backend.nbytes, partial(tensor_fault, backend))
+    return Stages(stages, spec, backend.nbytes)
 
 
 def stage_places(codecs: Sequence[Codec], store: object, spec: TensorSpec) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.payloads.demands import Demands
+from tensorstash.engine.payloads.demands import Demands, Reading
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute, route_for
@@ -100,16 +100,13 @@ class Ways:
             route.needs_worker = False  # to hand it to one would take longer
         return self._remember(kind, Way(plan.rebuilding, route))
 
-    def suits(self, payload: Payload, demands: Demands) -> bool:
+    def suits(self, payload: Payload, reading: Reading, demands: Demands) -> bool:
         """Choose what of a payload's plan suits its readers; return False if nothing is left of it."""
-        reading = payload.reading
-        if reading is None:
-            return True
         demand, is_guess = reading.demand, reading.known < payload.users
         if is_guess:
             demand = demands.guess(reading)
             reading.known = payload.users
-        route = self._within(payload.route, demand)
+        route = payload.route if demand == "any" else self._within(payload.route, demand)
         if isinstance(route, str):
             self._ledger.declined(payload.spec.nbytes)
             return False
