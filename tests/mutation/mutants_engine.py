@@ -510,6 +510,13 @@ MUTANTS = [
     ),
     ("engine/handle.py", "dropped call", "                reading.known += 1\n", "", READERS),
     (
+        "engine/payloads/ways.py",
+        "dropped call",
+        "else self._within(payload.route, demand)",
+        "else payload.route",
+        READERS,
+    ),
+    (
         "engine/payloads/demands.py",
         "wrong value",
         "return (self._saved, place) if",

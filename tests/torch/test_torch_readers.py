@@ -150,6 +150,17 @@ def test_a_tensor_with_two_readers_is_as_good_as_the_stricter_needs(exact_first,
     assert torch.equal(gradient(program, start, ts.Quantize(8)), gradient(program, start))
 
 
+@pytest.mark.parametrize("exact_first", [True, False])
+def test_a_relative_error_is_too_much_where_another_reader_compares(exact_first, start):
+    def program(x):
+        y = x * 1.1
+        readers = [lambda: y.amax(-1, keepdim=True), lambda: y.abs()]
+        first, second = (read() for read in (readers if exact_first else reversed(readers)))
+        return torch.relu(torch.relu(first + second))
+
+    assert torch.equal(gradient(program, start, ts.Cast("bfloat16")), gradient(program, start))
+
+
 @pytest.mark.parametrize("policy", LOSSY.values(), ids=LOSSY)
 def test_what_compares_gets_the_exact_tensor_when_the_user_lets_go_of_it_after_the_block(policy, start):
     def gradient(scope):
