@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.payloads.demands import Reading
 from tensorstash.engine.payloads.payload import Payload
+from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import StashError, modified
 from tensorstash.protocols import Demand, strictest
@@ -16,8 +17,6 @@ Kept = tuple[SessionState, Any, int]
 """A tensor that stays as it is: who has kept it, an alias, its in-place version when it was saved.
 
 A bare tuple, since most saved tensors are kept, and each costs one of these."""
-
-_REMEMBERED_KINDS = 4096
 
 Handle = Kept | Callable[[], Any]
 """What ``pack`` returns: what :func:`restore` makes the saved tensor of, any number of times, from any thread.
@@ -59,15 +58,15 @@ class Stashed(Asking):
     Several handles may share one payload, each with a layout of its own.
     """
 
-    __slots__ = ("__weakref__", "_dedup", "_spec", "is_made", "payload", "state", "wants_reader")
+    __slots__ = ("__weakref__", "_requests", "_spec", "is_made", "payload", "state", "wants_reader")
 
     depth = 0
     """Operations that are run for it."""
 
-    def __init__(self, state: SessionState, payload: Payload, dedup: DedupIndex, spec: TensorSpec) -> None:
+    def __init__(self, state: SessionState, payload: Payload, requests: Requests, spec: TensorSpec) -> None:
         self.state = state
         self.payload = payload
-        self._dedup = dedup
+        self._requests = requests
         self._spec = spec
         self.is_made = True
         """Whether the graph has made the tensor, as far as that is known."""
@@ -78,9 +77,11 @@ class Stashed(Asking):
         """Note what the operation that saved it needs of it."""
         if self.wants_reader:
             self.wants_reader = False
-            if demand != "any":
-                self.payload.demand = strictest((self.payload.demand, demand)) or demand
-            self.payload.known_readers += 1
+            reading = self.payload.reading
+            if reading is not None:
+                reading.known += 1
+                if demand != "any":
+                    reading.demand = strictest((reading.demand, demand)) or demand
 
     def __call__(self) -> Any:
         """Return the saved tensor: its source if the bytes have not left and lose nothing, else a fresh tensor.
@@ -92,16 +93,17 @@ class Stashed(Asking):
         state = self.state
         state.was_asked = True
         state.ledger.unpacked()
-        state.prefetcher.asked(self._dedup, self.payload.index, self._foretold)
+        state.prefetcher.asked(self._requests, self.payload.index, self._foretold)
         if state.adviser.watches and state.compiled_graph is not None:
             graph = state.compiled_graph()
             if graph is not None:
                 state.adviser.asked(graph, self._spec.nbytes)
-        if self.wants_reader and self.payload.place is not None and self.payload.kind is not None:
-            self._learn()
+        reading = self.payload.reading
+        if self.wants_reader and reading is not None and reading.kind is not None:
+            self._learn(reading)
         tensor = self._restore()
         if self.payload.is_streamed:
-            state.prefetcher.prefetch_to_device(self._dedup)
+            state.prefetcher.prefetch_to_device(self._requests)
         return tensor
 
     def _foretold(self) -> tuple[int, ...]:
@@ -110,7 +112,7 @@ class Stashed(Asking):
             return ()
         operations = self.state.upcoming(lambda handle: isinstance(handle, Asking))
         stored = (each for handle in chain.from_iterable(operations) for each in handle.asks())
-        return tuple(dict.fromkeys(each.payload.index for each in stored if each._dedup is self._dedup))
+        return tuple(dict.fromkeys(each.payload.index for each in stored if each._requests is self._requests))
 
     def asks(self) -> Iterator["Stashed"]:
         """Give itself."""
@@ -136,18 +138,14 @@ class Stashed(Asking):
         payload.drop()  # backward is far away
         return tensor
 
-    def _learn(self) -> None:
+    def _learn(self, reading: Reading) -> None:
         """Learn from the operation that asks what it needs, for the next content of this kind."""
-        state, payload = self.state, self.payload
+        state, route = self.state, self.payload.route
         demand = None if state.running_demand is None else state.running_demand(self)
         if demand is None:
             return
-        if len(state.learned) >= _REMEMBERED_KINDS:
-            state.learned.clear()
-        known = state.learned.get(payload.kind, demand)
-        state.learned[payload.kind] = strictest((known, demand)) or demand
-        route = payload.route
-        if payload.trusts_learned and route.plan.within(demand) != route.plan:
+        state.demands.learn(reading.kind, demand)
+        if reading.trusts_learned and route.plan.within(demand) != route.plan:
             raise StashError(
                 f"{route.store_place}: backward needs the tensor exactly, and did not in the "
                 f"steps before, so that it was encoded with a loss; from the next step on it is not"

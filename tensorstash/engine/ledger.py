@@ -32,18 +32,26 @@ class _Entry(ref[Counted]):
     tier: str
 
 
-class _Runs:
-    """How often something was done both ways, as it is counted."""
+class Runs:
+    """How often something was done both ways. Whoever does it adds to the numbers, under the lock."""
 
-    __slots__ = ("bytes_in", "bytes_out", "loads", "seconds_back", "seconds_in", "tensors")
+    __slots__ = ("__weakref__", "bytes_in", "bytes_out", "loads", "lock", "seconds_back", "seconds_in", "tensors")
 
     def __init__(self) -> None:
         self.tensors = self.bytes_in = self.bytes_out = self.loads = 0
         self.seconds_in = self.seconds_back = 0.0
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self.lock = threading.Lock()
 
     def stats(self) -> StageStats:
         """Return the numbers as they stand."""
-        return StageStats(self.tensors, self.bytes_in, self.bytes_out, self.seconds_in, self.loads, self.seconds_back)
+        with self.lock:
+            parts = self.tensors, self.bytes_in, self.bytes_out, self.seconds_in, self.loads, self.seconds_back
+            return StageStats(*parts)
 
 
 class Movable:
@@ -116,8 +124,8 @@ class Ledger:
         self._deduplicated = _Sum()
         self._stashed = _Sum()
         self._declined = _Sum()
-        self._stages: defaultdict[str, _Runs] = defaultdict(_Runs)
-        self._recomputed: defaultdict[str, _Runs] = defaultdict(_Runs)
+        self._stages: dict[str, Runs] = {}
+        self._recomputed: dict[str, Runs] = {}
         self._refused: dict[str, Tally] = {}
         self._without_recipe: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
@@ -212,34 +220,22 @@ class Ledger:
             self._peak = max(self._peak, self._live_bytes)
         return counted
 
-    def stage_in(self, name: str, bytes_in: int, bytes_out: int, seconds: float) -> None:
-        """Count one run of a stage on the way in."""
-        with self._lock:
-            runs = self._stages[name]
-            runs.tensors += 1
-            runs.bytes_in += bytes_in
-            runs.bytes_out += bytes_out
-            runs.seconds_in += seconds
-
-    def stage_back(self, name: str, seconds: float) -> None:
-        """Count one run of a stage on the way back."""
-        with self._lock:
-            runs = self._stages[name]
-            runs.loads += 1
-            runs.seconds_back += seconds
+    def stage(self, name: str) -> Runs:
+        """Return the numbers of all stages of a name, to which these add."""
+        return _of(self._stages, name)
 
     def recomputed(self, rule: str, nbytes: int, seconds: float) -> None:
         """Count a tensor that is made again when it is needed."""
-        with self._lock:
-            runs = self._recomputed[rule]
+        runs = _of(self._recomputed, rule)
+        with runs.lock:
             runs.tensors += 1
             runs.bytes_in += nbytes
             runs.seconds_in += seconds
 
     def made_again(self, rule: str, seconds: float) -> None:
         """Count one run of a recipe."""
-        with self._lock:
-            runs = self._recomputed[rule]
+        runs = _of(self._recomputed, rule)
+        with runs.lock:
             runs.loads += 1
             runs.seconds_back += seconds
 
@@ -262,7 +258,8 @@ class Ledger:
             kept = {reason: tally for reason in list(self.kept) if (tally := self._tally(reason)).tensors}
             unpacked = next(self._unpackings) - self._snapshots
             self._snapshots += 1
-            again = (Tally(done.tensors, done.bytes_in) for done in self._recomputed.values())
+            stages, recomputed = _runs(self._stages), _runs(self._recomputed)
+            again = (Tally(done.tensors, done.bytes_in) for done in recomputed.values())
             deduplicated, stashed = self._deduplicated.tally(), self._stashed.tally()
             parts = [*kept.values(), deduplicated, stashed, *again]
             return Stats(
@@ -271,10 +268,10 @@ class Ledger:
                 deduplicated=deduplicated,
                 stashed=stashed,
                 declined=self._declined.tally(),
-                recomputed=MappingProxyType({rule: done.stats() for rule, done in self._recomputed.items()}),
+                recomputed=recomputed,
                 refused=MappingProxyType(dict(self._refused)),
                 without_recipe=_tallies(self._without_recipe),
-                stages=MappingProxyType({name: sums.stats() for name, sums in self._stages.items()}),
+                stages=stages,
                 stored=_tallies(self._stored),
                 saved_bytes=self._saved,
                 movable=self.movable.tally,
@@ -327,3 +324,13 @@ class Ledger:
 
 def _tallies(sums: Mapping[str, _Sum]) -> Mapping[str, Tally]:
     return MappingProxyType({name: some.tally() for name, some in sums.items()})
+
+
+def _of(runs: dict[str, Runs], name: str) -> Runs:
+    return runs.get(name) or runs.setdefault(name, Runs())  # another thread may come first
+
+
+def _runs(runs: Mapping[str, Runs]) -> Mapping[str, StageStats]:
+    """Return what was done at all."""
+    found = {name: some.stats() for name, some in list(runs.items())}
+    return MappingProxyType({name: stats for name, stats in found.items() if stats != StageStats()})

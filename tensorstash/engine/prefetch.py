@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from weakref import ref
 
@@ -23,6 +23,73 @@ _FEW = 64
 """Payloads that were read ahead and are not worth forgetting."""
 
 _TO_HOST, _TO_DEVICE = 0, 1
+
+
+class Requests:
+    """What backward asks for of one stretch of saves: what it has asked for, and what it is expected to.
+
+    Not thread-safe; the prefetcher locks.
+
+    Args:
+        saved: the stretch.
+    """
+
+    __slots__ = ("_asked", "_cursors", "_expected", "_order", "_places", "saved")
+
+    def __init__(self, saved: DedupIndex) -> None:
+        self.saved = saved
+        self._expected = 0
+        self._order: list[int] = []
+        self._places: dict[int, int] = {}
+        self._asked: dict[int, None] = {}
+        self._cursors = [0, 0]
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Indices in the order in which they were first asked for."""
+        return tuple(self._asked)
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether the next request is the first since something was saved."""
+        return self._expected != self.saved.count
+
+    def ask(self, index: int, order: tuple[int, ...]) -> None:
+        """Note a request, and expect the others in this order, and those that it lacks behind, the last saved first.
+
+        Args:
+            index: of the payload.
+            order: indices; it counts with the first request since something was saved.
+        """
+        if self._expected != self.saved.count:
+            self._expect(order)
+        if index in self._asked:
+            self._asked.clear()
+            self._cursors = [0, 0]
+        self._asked[index] = None
+        place = self._places[index] + 1
+        there, back = self._cursors
+        self._cursors = [max(there, place), max(back, place)]
+
+    def expected_next(self, reader: int) -> Iterator[Payload]:
+        """Give the live payloads that are expected next, nearest first.
+
+        Each reader, 0 or 1, is remembered how far it came; what it was given is not given again, unless the whole order
+        is run through a second time.
+        """
+        while self._cursors[reader] < len(self._order):
+            known = self.saved.known.get(self._order[self._cursors[reader]])
+            payload = None if known is None else known()
+            if payload is not None:
+                yield payload
+            self._cursors[reader] += 1
+
+    def _expect(self, known_order: tuple[int, ...]) -> None:
+        count = self.saved.count  # first: another thread may be saving
+        rest = {index for index, known in list(self.saved.known.items()) if known() is not None}
+        self._order = [*known_order, *sorted(rest.difference(known_order), reverse=True)]
+        self._places = {index: place for place, index in enumerate(self._order)}
+        self._expected = count  # last: an interrupt may leave it undone
 
 
 class Prefetcher:
@@ -53,26 +120,26 @@ class Prefetcher:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def asked(self, dedup: DedupIndex, index: int, foretold: Callable[[], tuple[int, ...]]) -> None:
+    def asked(self, requests: Requests, index: int, foretold: Callable[[], tuple[int, ...]]) -> None:
         """Note that a payload was asked for, and start reading those that are expected next.
 
         Args:
-            dedup: that it belongs to.
-            index: of the payload in it.
+            requests: for what was saved with it.
+            index: of the payload.
             foretold: returns the order that the running backward will ask in, as far as that can be known; called
                 where none was learned.
         """
         order: tuple[int, ...] = ()
-        if dedup.needs_order:
-            learned = self._orders.get(dedup.signature)
+        if requests.needs_order:
+            learned = self._orders.get(requests.saved.signature)
             order = foretold() if learned is None else learned  # without the lock: what it looks at may be let go
         with self._lock:
-            dedup.ask(index, order)
+            requests.ask(index, order)
             quick: list[Payload] = []  # mostly none
             for known in self._quick:
                 if (payload := known()) is not None and payload.waits_beyond(index):
                     quick.append(payload)
-            for payload in dedup.expected_next(_TO_HOST):
+            for payload in requests.expected_next(_TO_HOST):
                 if not payload.wants_reading:
                     continue
                 if payload.is_quick and sum(map(_nbytes, quick)) >= self._quick_bytes:
@@ -108,18 +175,19 @@ class Prefetcher:
             dropped += 0 if payload is None else payload.drop()
         return dropped
 
-    def prefetch_to_device(self, dedup: DedupIndex) -> None:
+    def prefetch_to_device(self, requests: Requests) -> None:
         """Start bringing what is expected next back to its device."""
         with self._lock:
-            for payload in dedup.expected_next(_TO_DEVICE):
+            for payload in requests.expected_next(_TO_DEVICE):
                 if not payload.prefetch_to_device():
                     break
 
-    def learn(self, dedup: DedupIndex) -> None:
+    def learn(self, requests: Requests) -> None:
         """Remember the order in which the payloads of a finished step were asked for."""
+        signature, asked = requests.saved.signature, requests.asked
         with self._lock:
-            if dedup.asked:
-                self._orders[dedup.signature] = dedup.asked
-                self._orders.move_to_end(dedup.signature)
+            if asked:
+                self._orders[signature] = asked
+                self._orders.move_to_end(signature)
                 if len(self._orders) > _REMEMBERED_ORDERS:
                     self._orders.popitem(last=False)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from tensorstash.abilities import Readers
 from tensorstash.engine.advice import Adviser
-from tensorstash.engine.payloads.sequence import Trail
+from tensorstash.engine.payloads.demands import Trail
 from tensorstash.host.blocks import Block
 
 S = TypeVar("S")

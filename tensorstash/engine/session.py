@@ -1,7 +1,7 @@
 """A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -18,17 +18,18 @@ from tensorstash.engine.advice import Adviser
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
+from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.payloads.demands import Reading, Trail
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute
-from tensorstash.engine.payloads.sender import Sender
-from tensorstash.engine.payloads.sequence import Trail
 from tensorstash.engine.payloads.stream_payload import StreamPayload
 from tensorstash.engine.payloads.ways import POLICY, Way, Ways
 from tensorstash.engine.planned.handles import TrackedStashed
 from tensorstash.engine.planned.step import Seen
 from tensorstash.engine.planned.tracker import NewTracker, Parts
+from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.recompute.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
@@ -38,7 +39,7 @@ from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.policies.plan import HookPolicy, Rebuilding
-from tensorstash.protocols import Codec, Demand, strictest
+from tensorstash.protocols import Codec, Demand
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ class Session(Generic[T]):
         self._small = self._kept[_SMALL]
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version = backend.alias, backend.version
-        self._dedup = DedupIndex()
+        self._requests = Requests(DedupIndex())
         self._thread = Thread()
         self._recomputer = None if new_recomputer is None else new_recomputer(self._state, self._thread)
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
@@ -116,7 +117,7 @@ class Session(Generic[T]):
         self.adviser.entries += 1
         self._encoding.look()
         with self._lock:
-            self._dedup.close()  # what was saved before is never taken for the same
+            self._requests.saved.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
         failed = None if self._tracker is None else self._tracker.failed
         return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended, failed)
@@ -130,7 +131,7 @@ class Session(Generic[T]):
 
     def _start_all_freed(self) -> None:
         if self._state.held is not None:
-            self._start_freed(self._state.held.freed(all_of_them=True))
+            self._start(self._state.held.freed(all_of_them=True))
 
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
         pack = self._counting_pack if self._movable.is_counting else self.pack
@@ -187,13 +188,13 @@ class Session(Generic[T]):
                 their tensors stay where they are, and are refused if they are modified.
         """
         if self._state.held is not None:
-            self._start_freed(self._state.held.clear())
+            self._start(self._state.held.clear())
         with self._lock:
-            self._dedup.close()  # whoever holds what is captured may write to it now
+            self._requests.saved.close()  # whoever holds what is captured may write to it now
         self._sender.drain()
         if self._transfers is not None:
             self._transfers.drain()
-        for payload in self._dedup.payloads():
+        for payload in self._requests.saved.payloads():
             payload.settle()
         if self._recomputer is not None:
             self._recomputer.settle()
@@ -218,7 +219,7 @@ class Session(Generic[T]):
                 return self._state, self._alias(tensor), self._version(tensor)
             tracker.begin(nbytes)
             if self._state.held is not None:  # what the program has let go of makes room for this one
-                self._start_freed(self._state.held.freed())
+                self._start(self._state.held.freed())
             handle = self._pack(tensor, nbytes)
             tracker.expect_next()
             return handle
@@ -264,7 +265,7 @@ class Session(Generic[T]):
     ) -> Handle | None:
         if self._state.was_asked:
             with self._lock:
-                self._current_dedup()
+                self._current_requests()
         handle = recomputer.handle(tensor, spec, wanted, partial(self._store_narrow, seen))
         if handle is not None:
             return handle
@@ -281,7 +282,7 @@ class Session(Generic[T]):
         measured = not self.calibration.is_settled and self.calibration.wants(route.plan)
         if measured:
             with self._lock:
-                self._current_dedup()
+                self._current_requests()
             if self.calibration.is_settled:  # this is the first tensor of the second step
                 now = self._way(spec, "any", seen).route
                 assert isinstance(now, PayloadRoute)
@@ -299,22 +300,25 @@ class Session(Generic[T]):
             if digest is not None:
                 content = *content, digest
         with self._lock:
-            dedup = self._current_dedup() if state.was_asked else self._dedup
+            requests = self._current_requests() if state.was_asked else self._requests
+            dedup = requests.saved
             payload = None if is_unsure else dedup.find(content)
             is_new = payload is None
             if payload is None:
                 payload = self._payload(tensor, source, spec, version, route)
                 payload.seen = seen
+                if held is not None and not route.is_lossless:
+                    payload.reading = Reading()
                 if route.shared_memory is not None and not spec.order.is_dense:
                     memory = token, spec.dtype, version
                     payload.interleaved = dedup.interleaved_place(memory, spec, start, route.shared_memory)
                 dedup.add(content, payload)
             payload.users += 1
-        handle = (Stashed if seen is None else TrackedStashed)(state, payload, dedup, spec)
+        handle = (Stashed if seen is None else TrackedStashed)(state, payload, requests, spec)
         readers = self._thread.readers
-        if readers is not None and not route.is_lossless:
+        if readers is not None and payload.reading is not None:
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
-            payload.place = self._thread.trail, place
+            payload.reading.place = self._thread.trail, place
         if is_new:
             state.ledger.stashed(spec.nbytes, self._thread.module)
             if measured:
@@ -322,18 +326,14 @@ class Session(Generic[T]):
                 with self._lock:
                     self.calibration.measure(route.plan, data, route.spec)
             if held is None:
-                if self._tracker is not None and seen is not None:
-                    self._tracker.freed(seen)
-                self._sender.start(payload)
+                self._start((payload,))
         else:
             state.ledger.deduplicated(spec.nbytes)
         if readers is not None:
             for other, demand in readers.visit(tensor):
                 other.is_read_by(demand)
         if held is not None:
-            self._start_freed(held.freed())
-            if is_new:  # behind the others: as long as it is being saved its memory is held
-                held.add(token, payload)
+            self._start(held.add(token, payload) if is_new else held.freed())
         return handle
 
     def _payload(self, tensor: T, source: T | None, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
@@ -348,43 +348,28 @@ class Session(Generic[T]):
             return None
         return self.backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
 
-    def _start_freed(self, payloads: list[Payload]) -> None:
+    def _start(self, payloads: Iterable[Payload]) -> None:
+        """Send payloads on their way whose memory nobody else holds any more."""
         for payload in payloads:
-            if payload.route.is_lossless or self._suits_readers(payload):
+            if payload.reading is None or self._ways.suits(payload, payload.reading, self._state.demands):
                 if self._tracker is not None and payload.seen is not None:
                     self._tracker.freed(payload.seen)
                 self._sender.start(payload)
 
-    def _suits_readers(self, payload: Payload) -> bool:
-        """Choose what of the plan suits the readers; return False if nothing is left of it."""
-        demand = payload.demand  # of the readers that are known
-        is_guess = payload.known_readers < payload.users
-        if is_guess:
-            demand = strictest((demand, self._state.learned.get(payload.kind, "exact"))) or demand
-            payload.known_readers = payload.users
-        route = self._way(payload.spec, demand, payload.seen).route if demand != "any" else payload.route
-        if isinstance(route, str):
-            self._state.ledger.declined(payload.spec.nbytes)
-            return False
-        payload.route = route
-        payload.loses = not route.is_lossless  # last: who asks meanwhile, on another thread, gets the source
-        payload.trusts_learned = is_guess and payload.loses
-        return True
-
-    def _current_dedup(self) -> DedupIndex:
+    def _current_requests(self) -> Requests:
         if self._state.was_asked:
             self._state.was_asked = False
             self.adviser.step_ended()
             self._sender.shares.step_ended()
-            self._state.prefetcher.learn(self._dedup)
-            self._dedup.close()
-            self._dedup = DedupIndex()
+            self._state.prefetcher.learn(self._requests)
+            self._requests.saved.close()
+            self._requests = Requests(DedupIndex())
             if self._recomputer is not None:
                 self._recomputer.begin_stretch()
             self._ways.settle()
             if self._transfers is not None:
                 self._transfers.end_step()
-        return self._dedup
+        return self._requests
 
     def _way(self, spec: TensorSpec, demand: Demand, seen: Seen | None, masks: tuple[Codec, ...] = ()) -> Way:
         module, ways = self._thread.module, self._ways

@@ -1,17 +1,16 @@
 """What a session and its handles share, also after the session itself has gone."""
 
-from collections.abc import Hashable
 from typing import Any
 
 from tensorstash.abilities import Backend, SupportsCompiledGraphs, SupportsHolders, SupportsOrder, SupportsReaders
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
-from tensorstash.engine.payloads.held import Held
+from tensorstash.engine.payloads.capture import Held
+from tensorstash.engine.payloads.demands import Demands
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.workers import Workers
-from tensorstash.protocols import Demand
 
 
 class SessionState:
@@ -29,8 +28,8 @@ class SessionState:
         "adviser",
         "backend",
         "compiled_graph",
+        "demands",
         "held",
-        "learned",
         "ledger",
         "prefetcher",
         "running_demand",
@@ -54,7 +53,6 @@ class SessionState:
         self.compiled_graph = backend.compiled_graph if isinstance(backend, SupportsCompiledGraphs) else None
         self.running_demand = backend.running_demand if isinstance(backend, SupportsReaders) else None
         self.upcoming = backend.upcoming if isinstance(backend, SupportsOrder) else None
-        self.learned: dict[Hashable, Demand] = {}
-        """What readers have needed of a kind of content that were found only when they asked."""
+        self.demands = Demands()
         self.was_asked = False
         """Whether a handle has been restored since this was last set to False."""

@@ -70,7 +70,7 @@ class Stats:
         refused: tensors that could have been made again, by rule and reason, and are not.
         without_recipe: tensors that were wanted made again and have no recipe, by reason.
         held: contents that wait where they are, now, since somebody besides the graph holds their memory.
-        stages: codecs and stores by name, in the order they were first used.
+        stages: codecs and stores by name, in the order in which the session met them.
         stored: payloads put, by tier, as bytes after encoding.
         saved_bytes: by how much the memory that the tensors were in got emptier, added up over all stashed so far.
         movable: contents that a policy could move, each once: without parameters, views of them, second saves, and what

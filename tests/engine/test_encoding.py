@@ -4,9 +4,9 @@ import pytest
 
 import tensorstash as ts
 from tensorstash.engine.limits import Limits
+from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.errors import ConfigError
-from tensorstash.host.budget import ByteBudget
 from tensorstash.host.team import cores
 
 torch = pytest.importorskip("torch")
@@ -27,9 +27,8 @@ def test_gradients_do_not_depend_on_where_codecs_run() -> None:
     assert now == gradients("behind") == gradients("auto")
 
 
-class Computed:
-    is_computed = on_all_cores = True
-    is_brief = False
+class OnAllCores:
+    may_be_now = True
 
 
 @pytest.mark.parametrize(
@@ -41,13 +40,14 @@ def test_the_hook_encodes_where_the_framework_computes_on_every_core(threads: in
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        encoding = Encoding(TorchBackend(), Limits())
+        limits, backend = Limits(in_flight=10), TorchBackend()
+        encoding = Encoding(backend, limits)
         encoding.look()
-        assert encoding.is_now(Computed()) == (expected and (threads == 1 or encoding.team.helps))
-        full = ByteBudget(10)
-        lease = full.try_acquire(8)
-        assert encoding.is_now_or_full(Computed(), 11, full), "too large to wait"
-        assert encoding.is_now_or_full(Computed(), 3, full) == (expected or encoding.team.helps)
+        sender = Sender(limits, encoding, backend)
+        assert sender.is_now(OnAllCores(), 3) == (expected and (threads == 1 or encoding.team.helps))
+        lease = sender.in_flight.try_acquire(8)
+        assert sender.is_now(OnAllCores(), 11), "too large to wait"
+        assert sender.is_now(OnAllCores(), 3) == (expected or encoding.team.helps)
         assert lease is not None
     finally:
         torch.set_num_threads(before)

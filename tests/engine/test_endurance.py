@@ -179,13 +179,9 @@ def test_what_only_goes_forward_is_not_remembered(framework, entries):
     def known():
         stash._session.drain()
         gc.collect()
-        dedup = stash._session._dedup
-        return max(
-            map(
-                len,
-                (dedup._payloads, dedup._contents, dedup._order, dedup._places, stash._session._state.ledger._entries),
-            )
-        )
+        requests, ledger = stash._session._requests, stash._session._state.ledger
+        saved = requests.saved
+        return max(map(len, (saved.known, saved._contents, requests._order, requests._places, ledger._entries)))
 
     with stash if entries == "one" else nullcontext():
         forward(100)

@@ -16,6 +16,7 @@ from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine.payloads import ways
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.route import HostRoute
+from tensorstash.engine.prefetch import Requests
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import Route, Rule, StoreIn
 from tensorstash.policies.selectors import ModuleNames
@@ -108,10 +109,11 @@ def test_a_content_saved_in_modules_of_two_policies_is_two_contents():
 
 def test_a_second_round_of_requests_is_a_round_of_its_own():
     dedup, payloads = saved("a", "b", "c")
+    requests = Requests(dedup)
     for index in (2, 0, 1, 2):
-        dedup.ask(index, ())
-    assert dedup.asked == (2,)
-    assert list(dedup.expected_next(0)) == [payloads[1], payloads[0]]
+        requests.ask(index, ())
+    assert requests.asked == (2,)
+    assert list(requests.expected_next(0)) == [payloads[1], payloads[0]]
 
 
 def test_who_needs_a_content_second_does_not_see_what_a_kernel_wrote_into_the_first():

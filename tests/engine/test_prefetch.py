@@ -10,7 +10,7 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import state
 from tensorstash.engine.payloads.dedup import DedupIndex
-from tensorstash.engine.prefetch import Prefetcher
+from tensorstash.engine.prefetch import Prefetcher, Requests
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
@@ -58,19 +58,19 @@ def test_without_reading_ahead_every_payload_is_read_by_backward():
 
 
 def test_deleting_the_hint_changes_no_result(monkeypatch):
-    monkeypatch.setattr(Prefetcher, "asked", lambda self, dedup, index, foretold: None)
+    monkeypatch.setattr(Prefetcher, "asked", lambda self, requests, index, foretold: None)
     grads, _, _ = run(ts.Limits())
     assert all(np.array_equal(grad, plain()) for grad in grads)
 
 
 @pytest.mark.parametrize("learned", [(0, 1, 2), (5, 3, 11, 0), tuple(range(100, 0, -1))])
 def test_a_wrong_order_changes_no_result(monkeypatch, learned):
-    known = DedupIndex.ask
+    known = Requests.ask
 
     def ask(self, index, order):
-        known(self, index, tuple(i for i in learned if i < len(self)))
+        known(self, index, tuple(i for i in learned if i < self.saved.count))
 
-    monkeypatch.setattr(DedupIndex, "ask", ask)
+    monkeypatch.setattr(Requests, "ask", ask)
     grads, _, _ = run(ts.Limits(ahead=400))
     assert all(np.array_equal(grad, plain()) for grad in grads)
 
@@ -159,22 +159,22 @@ class Known:
 
 
 def saved(specs):
-    """A dedup of payloads of these specs, the payloads, and what is read of them."""
-    dedup, read = DedupIndex(), []
+    """Requests for payloads of these specs, the payloads, and what is read of them."""
+    requests, read = Requests(DedupIndex()), []
     payloads = [Known(spec, read) for spec in specs]
     for place, payload in enumerate(payloads):
-        dedup.add(place, payload)
-    return dedup, payloads, read
+        requests.saved.add(place, payload)
+    return requests, payloads, read
 
 
 def asked_for(prefetcher, specs, order):
     """Ask for payloads in an order, and return what was read after the first of them."""
-    dedup, payloads, read = saved(specs)
+    requests, payloads, read = saved(specs)
     for place, index in enumerate(order):
-        prefetcher.asked(dedup, index, tuple)
+        prefetcher.asked(requests, index, tuple)
         if not place:
             first = list(read)
-    prefetcher.learn(dedup)
+    prefetcher.learn(requests)
     assert len(payloads) == len(specs)  # alive until now
     return first
 

@@ -9,7 +9,7 @@ from labs import BACKENDS, lab_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.engine.payloads.sender import ResidentWindow
+from tensorstash.engine.payloads.capture import ResidentWindow
 from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies import StoreIn
 from tensorstash.testing.layouts import assert_same_bits, floats

@@ -226,11 +226,11 @@ def test_what_came_later_and_lies_beyond_begins_a_new_memory():
         handles = [session._session.pack(x[:, 4:8]), session._session.pack(x[:, 8:12])]
         session.drain()
         # As another thread does that has not seen yet that backward has begun.
-        dedup = session._session._dedup
+        dedup = session._session._requests.saved
         first = session._session.unpack(handles[0])
         session._session._state.was_asked = False
         handles.append(session._session.pack(x[:, :4]))
-        assert session._session._dedup is dedup
+        assert session._session._requests.saved is dedup
         session.drain()
     later, second = session._session.unpack(handles[2]), session._session.unpack(handles[1])
     for tensor, part in ((first, x[:, 4:8]), (second, x[:, 8:12]), (later, x[:, :4])):

@@ -52,9 +52,9 @@ def foretold_and_asked(monkeypatch):
         foretold.append([{each.payload.index for one in handles for each in one.asks()} for handles in operations])
         return operations
 
-    def record(self, dedup, index, tell):
+    def record(self, requests, index, tell):
         asked.append(index)
-        known(self, dedup, index, tell)
+        known(self, requests, index, tell)
 
     monkeypatch.setattr(Prefetcher, "asked", record)
     monkeypatch.setattr(TorchBackend, "upcoming", upcoming)

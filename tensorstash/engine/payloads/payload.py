@@ -7,10 +7,10 @@ from operator import call
 from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
+from tensorstash.engine.payloads.demands import Reading
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.pipeline import Stored
 from tensorstash.engine.payloads.route import PayloadRoute
-from tensorstash.engine.payloads.sequence import Trail
 from tensorstash.engine.timeouts import Ask, Timeouts
 from tensorstash.errors import (
     CodecError,
@@ -23,7 +23,6 @@ from tensorstash.errors import (
 from tensorstash.host.arrays import borrowed
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
-from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
 FEW = 4
@@ -85,19 +84,16 @@ class Payload:
         "_uses",
         "_version",
         "alias",
-        "demand",
         "index",
         "interleaved",
         "is_private",
-        "known_readers",
         "loses",
         "nbytes",
-        "place",
+        "reading",
         "route",
         "seen",
         "spec",
         "token",
-        "trusts_learned",
         "users",
     )
 
@@ -132,15 +128,10 @@ class Payload:
         self.index = 0
         self.token: Hashable = None
         self.users = 0
-        self.place: tuple[Trail, int] | None = None
-        """Where it was saved, if its codecs lose something and what will read it is found in the graph."""
-        self.demand: Demand = "any"
+        self.reading: Reading | None = None
+        """What will read it, if its codecs lose something and that is found in the graph."""
         self.seen: Any = None
         """What a tracker knows of the tensor; None without one."""
-        self.known_readers = 0
-        """Handles of which it is known what will read them; if all are, :attr:`demand` is the strictest."""
-        self.trusts_learned = False
-        """Whether it was encoded for readers that others of its kind had, in steps before."""
         self._prefetch_budget = prefetch_budget
         self._timeouts = timeouts
         self._lock = threading.Lock()
@@ -149,11 +140,6 @@ class Payload:
         self._rebuilt: _Rebuilt | None = None
         self._lease: Lease | None = None  # of the bytes that are held decoded
         self._uses = 0
-
-    @property
-    def kind(self) -> Hashable:
-        """The name of contents that the same operations read in other steps; None where that is not asked."""
-        return None if self.place is None else self.place[0].kind(self.place[1])
 
     # Into the store
 
@@ -248,8 +234,9 @@ class Payload:
     @property
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
+        route = self.route
         is_stored = self._stored is not None and self._lease is None
-        return is_stored and self.route.is_costly and not self.route.encoding.is_now(self.route)
+        return is_stored and route.is_costly and not (route.may_be_now and route.encoding.is_now)
 
     @property
     def is_prefetched(self) -> bool:
@@ -389,6 +376,13 @@ class Payload:
         with self._lock:
             self._data = self._rebuilt = None
             self._lease = None
+
+
+def capture(payload: ref[Payload]) -> None:
+    """Capture a payload, if it is still needed."""
+    wanted = payload()
+    if wanted is not None:
+        wanted.run()
 
 
 def _decode(route: PayloadRoute, stored: ref[Stored]) -> Any:

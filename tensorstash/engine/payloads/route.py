@@ -17,8 +17,8 @@ from tensorstash.abilities import Backend, Layouts, SupportsSharedMemory, Suppor
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
-from tensorstash.engine.payloads.pipeline import Pipeline, Stored
-from tensorstash.engine.payloads.stages import Stages, device_stages, host_stages, stage_places
+from tensorstash.engine.payloads.pipeline import Pipeline, Stages, Stored
+from tensorstash.engine.payloads.stages import device_stages, host_stages, stage_places
 from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
@@ -50,9 +50,8 @@ class PayloadRoute(ABC):
     """The same for all routes of a session that have the same plan."""
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
-    is_computed = False
-    on_all_cores = False
-    """See :class:`~tensorstash.engine.payloads.encoding.Route`."""
+    may_be_now = False
+    """Whether its codecs may run in the hook; see :class:`~tensorstash.engine.payloads.encoding.Encoding`."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
     may_wait = False
@@ -66,7 +65,10 @@ class PayloadRoute(ABC):
         self.plan, spec, self.backend, self.kernels, self.ledger, self.store_place, self.transfers, self.encoding = (
             parts
         )
+        self.saved = spec
+        """Of the tensors, as their policy was asked about them."""
         self.spec = spec.dense()
+        """Of their elements."""
         self.is_lossless = self.plan.is_lossless
         self.has_codecs = bool(self.plan.codecs)
         self.kind = hash(self.spec)
@@ -207,10 +209,9 @@ class HostRoute(PayloadRoute):
         self._runs_kernels = bool(self.kernels)
         self.tier = pipeline.tier
         self.is_costly = pipeline.is_costly
-        self.is_computed = bool(pipeline.stages) and self.tier == "memory"
-        self.on_all_cores = self.is_computed and all(
-            getattr(codec, "on_all_cores", False) for codec in self.plan.codecs[len(self.kernels) :]
-        )
+        is_computed, codecs = bool(pipeline.stages) and self.tier == "memory", self.plan.codecs[len(self.kernels) :]
+        on_all_cores = is_computed and all(getattr(codec, "on_all_cores", False) for codec in codecs)
+        self.may_be_now = self.encoding.may_be_now(is_computed=is_computed, on_all_cores=on_all_cores)
         self.may_wait = self.is_lossless
         is_shared = not self.kernels and self.spec.device == "cpu" and not self.backend.backward_writes
         if is_shared and isinstance(self.backend, SupportsSharedMemory):
@@ -308,7 +309,7 @@ class TransferRoute(HostRoute):
 
     def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
         super().__init__(parts, pipeline)
-        self.may_wait = self.is_computed = self.on_all_cores = False
+        self.may_wait = self.may_be_now = False
         self.shares_source = not self.kernels and parts.spec.order.is_dense
         """Whether what is transferred is the tensor's own memory."""
         self.needs_worker = pipeline.looks_at_bytes
@@ -383,7 +384,7 @@ def route_for(
         return DeviceRoute(parts)
     ran = len(kernels)
     stages = host_stages(plan.codecs[ran:], kernels.result, places[ran:-1], ledger)
-    pipeline = Pipeline(stages, config, store, ledger, places[-1])
+    pipeline = Pipeline(stages, config, store, ledger.stage(config.tier), places[-1])
     return HostRoute(parts, pipeline) if streams is None else TransferRoute(parts, pipeline)
 
 

@@ -8,7 +8,9 @@ from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.payloads.demands import Demands, Reading
 from tensorstash.engine.payloads.encoding import Encoding
+from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute, route_for
 from tensorstash.engine.transfers import Transfers
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
@@ -88,8 +90,6 @@ class Ways:
             demand: what backward needs of them.
             masks: codecs of those that are masks, in place of the policy's.
         """
-        if len(self._remembered) >= _REMEMBERED:
-            self._remembered.clear()
         plan = policy.plan(spec)
         if masks:
             rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
@@ -98,7 +98,36 @@ class Ways:
         route = self._route(rest, spec)
         if masks and not isinstance(route, str) and route.tier == "memory" and spec.device == "cpu":
             route.needs_worker = False  # to hand it to one would take longer
-        way = self._remembered[kind] = Way(plan.rebuilding, route)
+        return self._remember(kind, Way(plan.rebuilding, route))
+
+    def suits(self, payload: Payload, reading: Reading, demands: Demands) -> bool:
+        """Choose what of a payload's plan suits its readers; return False if nothing is left of it."""
+        demand, is_guess = reading.demand, reading.known < payload.users
+        if is_guess:
+            demand = demands.guess(reading)
+            reading.known = payload.users
+        route = payload.route if demand == "any" else self._within(payload.route, demand)
+        if isinstance(route, str):
+            self._ledger.declined(payload.spec.nbytes)
+            return False
+        payload.route = route
+        payload.loses = not route.is_lossless  # last: who asks meanwhile, on another thread, gets the source
+        reading.trusts_learned = is_guess and payload.loses
+        return True
+
+    def _within(self, route: PayloadRoute, demand: Demand) -> PayloadRoute | str:
+        """Return the route of what a demand leaves of a plan, or why nothing is stored."""
+        plan = route.plan.within(demand)
+        if plan is route.plan:
+            return route
+        kind = route.number, route.saved, demand
+        way = self.known(kind) or self._remember(kind, Way(None, self._route(plan, route.saved)))
+        return way.route
+
+    def _remember(self, kind: Hashable, way: Way) -> Way:
+        if len(self._remembered) >= _REMEMBERED:
+            self._remembered.clear()
+        self._remembered[kind] = way
         return way
 
     def settle(self) -> None:

@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from tensorstash.engine.handle import Kept, Stashed
-from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.planned.step import Seen
+from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.recompute.inputs import KeptHandle
 from tensorstash.engine.recompute.recomputed import RecomputedHandle
 from tensorstash.engine.state import SessionState
@@ -63,8 +63,8 @@ class TrackedStashed(Stashed):
     seen: Seen
     tracker: Observer | None
 
-    def __init__(self, state: SessionState, payload: Payload, dedup: DedupIndex, spec: TensorSpec) -> None:
-        super().__init__(state, payload, dedup, spec)
+    def __init__(self, state: SessionState, payload: Payload, requests: Requests, spec: TensorSpec) -> None:
+        super().__init__(state, payload, requests, spec)
         self.tracker = None
 
     def __call__(self) -> Any:

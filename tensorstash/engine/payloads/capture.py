@@ -1,0 +1,292 @@
+"""When a saved tensor is captured, and where: once nobody else holds its memory, and behind the program."""
+
+import threading
+from collections import deque
+from collections.abc import Hashable, Iterable
+from functools import partial
+from itertools import islice
+from operator import call, itemgetter
+from typing import Any
+from weakref import ref
+
+from tensorstash.abilities import Backend, SupportsHolders, SupportsStorageRelease
+from tensorstash.engine.limits import AUTO, Limits
+from tensorstash.engine.payloads.encoding import Encoding
+from tensorstash.engine.payloads.payload import Payload, capture
+from tensorstash.engine.payloads.route import PayloadRoute
+from tensorstash.engine.stats import Tally
+from tensorstash.engine.timeouts import Timeouts
+from tensorstash.errors import StoreError
+from tensorstash.host.budget import ByteBudget, Shares
+from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.workers import Workers
+
+_nbytes = itemgetter(1)
+
+_LOOKS = 8
+"""Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,
+and a program may hold thousands."""
+
+
+class Held:
+    """Payloads that wait until nobody else holds the memory of their source. Thread-safe.
+
+    Whoever holds the memory can write to it, with or without a new version, and may resize or free it. Once the aliases
+    of the waiting payloads are all that is left of it, nobody can any more: what is captured from then on is what
+    backward would have read without hooks, whenever the capture happens.
+
+    It knows payloads only weakly: a handle that is dropped takes its payload with it.
+
+    A payload whose codecs lose something waits, too, until it is known what will read it.
+
+    Args:
+        backend: tells who holds the memory of a tensor.
+    """
+
+    __slots__ = ("__weakref__", "_backend", "_groups", "_holders", "_lock")
+
+    def __init__(self, backend: SupportsHolders[Any]) -> None:
+        self._backend = backend
+        self._holders = backend.holders
+        self._groups: dict[Hashable, list[ref[Payload]]] = {}
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
+
+    def add(self, token: Hashable, payload: Payload) -> list[Payload]:
+        """Let a payload wait, whose source is the only alias of the memory that it holds; return others, as
+        :meth:`freed`."""
+        freed = self.freed()  # without this one: as long as it is being saved its memory is held
+        with self._lock:
+            self._groups.setdefault(token, []).append(ref(payload))
+            payload.token = token
+        return freed
+
+    def freed(self, *, all_of_them: bool = False) -> list[Payload]:
+        """Return payloads that nobody else holds the memory of any more; they wait no longer.
+
+        Args:
+            all_of_them: look at every memory, instead of a few of them each time, and wait for no reader.
+        """
+        with self._lock:
+            if all_of_them or len(self._groups) <= 2 * _LOOKS:
+                return self._taken(list(self._groups), unread=all_of_them)
+            newest = list(islice(reversed(self._groups), _LOOKS))
+            oldest = list(islice(self._groups, _LOOKS))
+            freed = self._taken([*oldest, *newest], unread=False)
+            for token in oldest:  # the others have their turn before these
+                if token in self._groups:
+                    self._groups[token] = self._groups.pop(token)
+            return freed
+
+    def clear(self) -> list[Payload]:
+        """Let none wait any longer, whoever holds their memory, and return them; but for memory that is not there."""
+        with self._lock:
+            groups, self._groups = self._groups, {}
+            cleared: list[Payload] = []
+            for token, group in groups.items():
+                live = _live(group)
+                if all(self._backend.is_there(payload.alias, payload.spec) for payload in live):
+                    cleared += live
+                else:
+                    self._groups[token] = group
+            return cleared
+
+    def may_give(self, payload: Payload) -> bool:
+        """Whether the source of a payload may be handed out as it is.
+
+        Whoever gets it may write into it. That is as without hooks while somebody else holds the memory, and does no
+        harm if nobody asks for it again.
+        """
+        return self.holds(payload) or (payload.users == 1 and not self._backend.keeps_graph())
+
+    def holds(self, payload: Payload) -> bool:
+        """Whether somebody besides the graph holds the memory of a payload that waits."""
+        with self._lock:
+            group = self._groups.get(payload.token, [])
+            return ref(payload) in group and self._holders(payload.alias) > len(_live(group))
+
+    def tally(self) -> Tally:
+        """Return how many payloads wait, and their bytes."""
+        with self._lock:
+            waiting = [payload.nbytes for group in self._groups.values() for payload in _live(group)]
+        return Tally(len(waiting), sum(waiting))
+
+    def _taken(self, tokens: Iterable[Hashable], *, unread: bool) -> list[Payload]:
+        # Without frames of Python but one for each memory: it runs for every saved tensor.
+        taken: list[Payload] = []
+        for token in tokens:
+            group = self._groups[token]
+            live = list(filter(None, map(call, group)))
+            is_ready = True
+            for payload in () if unread else live:
+                reading = payload.reading
+                is_ready = is_ready and (reading is None or reading.known >= payload.users)
+            if not live or (is_ready and self._holders(live[0].alias) <= len(live)):
+                del self._groups[token]
+                taken += live
+            elif len(live) < len(group):
+                self._groups[token] = [ref(payload) for payload in live]
+        return taken
+
+
+def _live(group: list[ref[Payload]]) -> list[Payload]:
+    return list(filter(None, map(call, group)))
+
+
+class ResidentWindow:
+    """Puts off the capture of what was saved last, and is needed first, within a number of bytes. Thread-safe.
+
+    It knows payloads only weakly: a handle that is dropped meanwhile takes its payload with it, and what is still
+    waiting when backward asks for it has never been moved.
+
+    Args:
+        limit: most bytes that may wait.
+    """
+
+    __slots__ = ("__weakref__", "_lock", "_waiting", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._waiting: deque[tuple[ref[Payload], int]] = deque()
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
+
+    def add(self, payload: Payload) -> list[Payload]:
+        """Let a payload wait; return those that must no longer, the oldest first, perhaps with this one among them."""
+        nbytes = max(payload.nbytes, 1)  # an empty one must not wait for ever
+        with self._lock:
+            self._waiting.append((ref(payload), nbytes))
+            return self._due(self.limit)
+
+    def clear(self) -> list[Payload]:
+        """Let none wait any longer, and return them."""
+        with self._lock:
+            return self._due(0)
+
+    def _due(self, most_bytes: int) -> list[Payload]:
+        due: list[Payload] = []
+        used = sum(map(_nbytes, self._waiting))  # counted anew: an interrupt may have come between two steps
+        while used > most_bytes:
+            known, nbytes = self._waiting.popleft()
+            used -= nbytes
+            if (payload := known()) is not None:
+                due.append(payload)
+        return due
+
+
+class Sender:
+    """Has payloads captured on workers, oldest first, behind the window of those that stay for a while.
+
+    Args:
+        limits: byte budgets and the timeout.
+        encoding: where codecs run.
+        backend: the framework's adapter.
+    """
+
+    def __init__(self, limits: Limits, encoding: Encoding, backend: Backend[Any]) -> None:
+        self._encoding = encoding
+        self._release_storages = backend.release_storages if isinstance(backend, SupportsStorageRelease) else None
+        self.shares = Shares()
+        """How much may be on its way, where the limits do not say so."""
+        self.timeouts = Timeouts(limits.timeout_s)
+        """How long to wait for a store."""
+        self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
+        self.in_flight = self.shares.budget(limits.in_flight_bytes, is_share=limits.in_flight == AUTO)
+        """Bytes that are on their way."""
+        self._resident = ResidentWindow(limits.resident_bytes)
+
+    def ahead(self, limits: Limits) -> ByteBudget:
+        """Return a budget of what may be read back early, which is a share as this one's is."""
+        return self.shares.budget(limits.ahead_bytes, is_share=limits.ahead == AUTO)
+
+    def start(self, payload: Payload) -> None:
+        """Send a payload on its way, or let it wait in the window.
+
+        Raises:
+            StoreError: the store hangs, or a payload too large for the budget was refused by it.
+        """
+        self.shares.saw(payload.nbytes)
+        if self._release_storages is not None:
+            self._release_storages(self.in_flight.limit)
+        if not payload.route.needs_worker:
+            payload.launch()
+            return
+        may_wait = payload.route.may_wait and self._resident.limit
+        for due in self._resident.add(payload) if may_wait else (payload,):
+            self._begin(due)
+        if payload.nbytes > self.in_flight.limit:
+            payload.raise_store_failure()
+
+    def is_now(self, route: PayloadRoute, nbytes: int) -> bool:
+        """Whether to encode in the hook: as the machine is, or since a tensor of so many bytes finds no room behind."""
+        encoding, in_flight = self._encoding, self.in_flight
+        if nbytes > in_flight.limit or (route.may_be_now and encoding.is_now):
+            return True
+        may_help = route.may_be_now and encoding.is_auto and encoding.team.helps
+        return may_help and in_flight.used + nbytes > in_flight.limit
+
+    def wait_for(self, nbytes: int) -> bool:
+        """Wait until so many bytes of those that are on their way have arrived, or all; return whether any have.
+
+        Args:
+            nbytes: more than none.
+        """
+        used = self.in_flight.used
+        if not used:
+            return False
+        lease = self.in_flight.acquire(self.in_flight.limit - max(used - nbytes, 0), timeout_s=self.timeouts.timeout_s)
+        if lease is not None:
+            lease.release()
+        return lease is not None
+
+    def drain(self) -> None:
+        """Wait until everything has been captured.
+
+        Raises:
+            StoreError: it was not within ``timeout_s``.
+        """
+        for payload in self._resident.clear():
+            self._begin(payload)
+        timeout_s = self.timeouts.timeout_s
+        if not self.in_flight.wait_until_unused(timeout_s=timeout_s):
+            used = self.in_flight.used
+            self.writers.abandon()
+            raise StoreError(f"{used} bytes are still on their way after {timeout_s} seconds")
+
+    def _begin(self, payload: Payload) -> None:
+        """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
+        route, nbytes = payload.route, payload.nbytes
+        if self.is_now(route, nbytes):
+            if payload.is_streamed:
+                payload.launch()
+            if route.has_codecs and self._encoding.shares_out:
+                with self._encoding.team:
+                    payload.run(self.timeouts.ask)
+            else:
+                payload.run(self.timeouts.ask)
+            return
+        timeout_s = self.timeouts.timeout_s
+        lease = self.in_flight.acquire(nbytes, timeout_s=timeout_s)
+        if lease is None:
+            used = self.in_flight.used
+            self.writers.abandon()
+            raise StoreError(
+                f"{route.store_place}: {used} bytes have been on their way into the store for "
+                f"{timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+            )
+        try:
+            payload.launch()
+            # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
+            # also when its thread is lost: what that still holds is written off.
+            self.writers.submit(partial(capture, ref(payload)), ended=lease.release)
+        except BaseException:
+            lease.release()
+            raise

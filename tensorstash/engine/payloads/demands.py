@@ -1,0 +1,73 @@
+"""What the operations that read a content need of it, which decides whether codecs may lose something."""
+
+from collections.abc import Hashable
+
+from tensorstash.protocols import Demand, strictest
+
+_REMEMBERED_KINDS = 4096
+
+_TELLING = 8
+"""Saves from which on two steps with the same sequence are taken to be the same program."""
+
+
+class Trail:
+    """The sequence of what one entry of a scope has saved, as one number that grows with it. For one thread.
+
+    What the last operations of a scope have saved is found in no graph before backward runs. But if a scope saves the
+    same sequence of tensors, made by the same operations, as in an earlier step, then what was learned in the backward
+    of that step holds for each place in it.
+    """
+
+    __slots__ = ("_length", "_saved")
+
+    def __init__(self) -> None:
+        self._saved = 0
+        self._length = 0
+
+    def add(self, saved: Hashable) -> int:
+        """Append what names a saved tensor; return its place."""
+        self._saved = hash((self._saved, saved))
+        self._length += 1
+        return self._length - 1
+
+    def kind(self, place: int) -> Hashable:
+        """Return the name of a place in the sequence so far; None if that is too short to tell programs apart."""
+        return (self._saved, place) if self._length >= _TELLING else None
+
+
+class Reading:
+    """What will read one content that codecs may lose something of, as far as that is known."""
+
+    demand: Demand = "any"
+    """The strictest of the readers that are known."""
+    known = 0
+    """How many handles of the content it is known of what will read them."""
+    place: tuple[Trail, int] | None = None
+    """Where it was saved; None where no scope was in force."""
+    trusts_learned = False
+    """Whether it was encoded for readers that others of its kind had, in steps before."""
+
+    @property
+    def kind(self) -> Hashable:
+        """The name of contents that the same operations read in other steps; None where none is known."""
+        return None if self.place is None else self.place[0].kind(self.place[1])
+
+
+class Demands:
+    """What readers have needed of each kind of content that were found only when they asked. Thread-safe."""
+
+    __slots__ = ("_learned",)
+
+    def __init__(self) -> None:
+        self._learned: dict[Hashable, Demand] = {}
+
+    def guess(self, reading: Reading) -> Demand:
+        """Return what is needed of a content by readers that are known, and by others as it was in steps before."""
+        return strictest((reading.demand, self._learned.get(reading.kind, "exact"))) or reading.demand
+
+    def learn(self, kind: Hashable, demand: Demand) -> None:
+        """Remember what a reader needs of a kind of content."""
+        if len(self._learned) >= _REMEMBERED_KINDS:
+            self._learned.clear()
+        known = self._learned.get(kind, demand)
+        self._learned[kind] = strictest((known, demand)) or demand
