@@ -103,13 +103,16 @@ class Search(Generic[R]):
             NoRecipe: these are too many.
         """
         levels = 0
-        for _, behind in operands:
-            levels = max(levels, behind)
+        given = []
+        for operand, behind in operands:
+            given.append(operand)
+            if behind > levels:
+                levels = behind
         if not rule.is_view:
             levels += weight
         if levels > self._depth:
             raise NoRecipe("deeper than depth")
-        return Call(rule, settings, tuple([operand for operand, _ in operands])), levels
+        return Call(rule, settings, tuple(given)), levels
 
     def input(self, value: Any) -> int:
         """Return the number that stands for a handle or a leaf."""

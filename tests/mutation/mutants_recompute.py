@@ -40,7 +40,7 @@ MUTANTS = [
     (
         "engine/recompute/recomputed.py",
         "dropped check",
-        "if saved.sample is not None and self._producers.sample(whole) != saved.sample:",
+        "if self.sample is not None and self._producers.sample(whole) != self.sample:",
         "if False:",
         CHANGES,
     ),
@@ -54,7 +54,7 @@ MUTANTS = [
     (
         "engine/recompute/recomputer.py",
         "dropped call",
-        "inputs = tuple(map(self._apart, inputs))",
+        "inputs = tuple([self._apart(each) for each in inputs])",
         "inputs = tuple(inputs)",
         CHANGES,
     ),
@@ -79,6 +79,14 @@ MUTANTS = [
         "return True",
         CHANGES,
     ),
+    (
+        "engine/recompute/recomputed.py",
+        "dropped check",
+        "saved.version == own.version and sample == self.sample and saved.spec == own.spec",
+        "saved.version == own.version and saved.spec == own.spec",
+        CHANGES,
+    ),
+    ("engine/recompute/recomputed.py", "dropped call", "        self.saved.check()\n", "", CHANGES),
     (
         "engine/recompute/recomputed.py",
         "wrong value",

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from tensorstash.abilities import Backend, SupportsComputeThreads
 from tensorstash.engine.limits import Limits
 from tensorstash.host.budget import ByteBudget
-from tensorstash.host.team import Team, cores
+from tensorstash.kernels.team import Team, cores
 
 
 class Route(Protocol):

@@ -14,8 +14,8 @@ from tensorstash.engine.payloads.stages import Stages
 from tensorstash.engine.timeouts import Ask
 from tensorstash.errors import CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
+from tensorstash.host.checksum import checksum
 from tensorstash.protocols import Slot, Store, StoreConfig
-from tensorstash.stores.disk.checksum import checksum
 
 D = TypeVar("D", Array, "Stored")
 R = TypeVar("R")
