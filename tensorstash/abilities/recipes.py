@@ -28,6 +28,7 @@ class Recipe(NamedTuple):
         inputs: for each value that it needs, the handle of a saved tensor, or a :class:`Leaf`.
         depth: operations that are run one after the other; views count for nothing.
         settings: of the program when the tensor was made, as far as the bits depend on them; None where they do not.
+        own: places of inputs that the operations have made themselves, such as the statistics of a norm.
     """
 
     rule: str
@@ -35,6 +36,7 @@ class Recipe(NamedTuple):
     inputs: tuple[Any, ...]
     depth: int
     settings: Hashable = None
+    own: tuple[int, ...] = ()
 
 
 class Producers(Protocol[T]):

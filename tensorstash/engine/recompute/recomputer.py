@@ -105,6 +105,8 @@ class Recomputer:
                 found = self._narrowed(tensor, spec, wanted, pack, recipe)
             else:
                 inputs = tuple([each if type(each) in _READY else _referable(each) for each in recipe.inputs])
+                for place in recipe.own:
+                    inputs[place].is_made = True
                 found = self._proved(tensor, spec, recipe, inputs, wanted)
             if found is None:
                 return None
@@ -177,16 +179,19 @@ class Recomputer:
         if not producers.are_there(_present(inputs)):
             state.ledger.refused(f"{recipe.rule}: made of a parameter that is freed meanwhile", spec.nbytes)
             return None
+        marks, names = marked(inputs, state, producers)
         module = self._thread.module
         version = state.version(tensor)
         kind = recipe.operation, recipe.settings, spec, version, module
         fault = partial(_fault, producers, recipe, inputs, whole, spec)
-        if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=wanted.verify == "always"):
+        always = wanted.verify == "always"
+        for each, mark in zip(inputs, marks, strict=True):  # it may have been rewritten since the operation has run
+            always = always or (mark is not None and type(each) is not Leaf)
+        if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=always):
             return None
         sample = producers.sample(whole)
         saved = Saved(state, spec, module, version, producers.probe(whole))
         self._saved.add(ref(saved, self._saved.discard))
-        marks, names = marked(inputs, state, producers)
         name = recipe.operation, recipe.settings, names
         shared = self._contents.get(name)
         content = None if shared is None else shared()

@@ -117,7 +117,10 @@ class Search(AnySearch[Rule]):
                 if not self._is_ours(kept):
                     raise NoRecipe("an operand that was saved under the hooks of others")
                 self.inputs.append(kept)
-                return len(self.inputs) - 1, 0
+                found = len(self.inputs) - 1
+                if rule.own[place]:
+                    self.own.append(found)
+                return found, 0
         edges = node.next_functions
         before, number = edges[place] if place < len(edges) else (None, 0)
         if before is None and optional:
