@@ -69,12 +69,14 @@ class Recomputed:
         marks: for each of these what tells whether it was written to, as :func:`marked` returns it.
         present: tensors that are there, and without which it cannot be made.
         saved: what it was, or one of those that were equal to it.
-        sample: a few of its elements; None where they are not looked at.
+        sample: a few of its elements, or a checksum of all; None where they are not looked at.
         depth: operations that are run for it at most, those of its inputs among them.
+        is_summed: whether ``sample`` is a checksum: of what was made of memory that others may write to unseen.
     """
 
     __slots__ = (
         "__weakref__",
+        "_is_summed",
         "_lease",
         "_lock",
         "_made",
@@ -104,6 +106,8 @@ class Recomputed:
         saved: Saved,
         sample: Hashable,
         depth: int,
+        *,
+        is_summed: bool,
     ) -> None:
         self._state = state
         self._producers = producers
@@ -116,6 +120,7 @@ class Recomputed:
         """What its recipe is called."""
         self._saved = saved
         self.sample = sample
+        self._is_summed = is_summed
         self._marks = marks
         self.depth = depth
         self.users = 0
@@ -165,7 +170,7 @@ class Recomputed:
             whole = self._producers.run(recipe, values, saved.spec)
         except Exception as error:
             raise StashError(f"{self._place()}: {type(error).__name__}: {error}") from error
-        if self.sample is not None and self._producers.sample(whole) != self.sample:
+        if self.sample is not None and self._look(whole) != self.sample:
             raise StashError(
                 f"{self._place()}: it came out different from what was saved: the tensor, or what it is made of, was "
                 f"written to without a new version; leave the rule out (Recompute(ops=...)), or store this tensor"
@@ -173,6 +178,9 @@ class Recomputed:
         self.seconds = perf_counter() - started
         self._state.ledger.made_again(self.rule, self.seconds)
         return whole
+
+    def _look(self, whole: Any) -> Hashable:
+        return checksum_of(whole, self._producers) if self._is_summed else self._producers.sample(whole)
 
     def _given(self, place: int, needed: Any) -> Any:
         try:

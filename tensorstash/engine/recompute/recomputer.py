@@ -10,7 +10,7 @@ from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProdu
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.engine.handle import Handle, Stashed
-from tensorstash.engine.recompute.inputs import AS_THEY_ARE, KeptHandle, kept_in, marked
+from tensorstash.engine.recompute.inputs import AS_THEY_ARE, KeptHandle, checksum_of, kept_in, marked
 from tensorstash.engine.recompute.proofs import Proofs
 from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle, Saved
 from tensorstash.engine.scope import Thread
@@ -179,17 +179,17 @@ class Recomputer:
         if not producers.are_there(_present(inputs)):
             state.ledger.refused(f"{recipe.rule}: made of a parameter that is freed meanwhile", spec.nbytes)
             return None
-        marks, names = marked(inputs, state, producers)
         module = self._thread.module
         version = state.version(tensor)
         kind = recipe.operation, recipe.settings, spec, version, module
         fault = partial(_fault, producers, recipe, inputs, whole, spec)
-        always = wanted.verify == "always"
-        for each, mark in zip(inputs, marks, strict=True):  # it may have been rewritten since the operation has run
-            always = always or (mark is not None and type(each) is not Leaf)
-        if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=always):
+        if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=wanted.verify == "always"):
             return None
-        sample = producers.sample(whole)
+        marks, names = marked(inputs, state, producers)
+        is_summed = False
+        for each, mark in zip(inputs, marks, strict=True):  # it may have been rewritten since the operation has run
+            is_summed = is_summed or (mark is not None and type(each) is not Leaf)
+        sample = checksum_of(state.backend.detached(whole), producers) if is_summed else producers.sample(whole)
         saved = Saved(state, spec, module, version, producers.probe(whole))
         self._saved.add(ref(saved, self._saved.discard))
         name = recipe.operation, recipe.settings, names
@@ -199,7 +199,9 @@ class Recomputer:
             inputs, marks = self._apart(inputs, marks)
             for each in others:
                 each.add_user()
-            content = Recomputed(state, producers, recipe, inputs, marks, _present(inputs), saved, sample, depth)
+            content = Recomputed(
+                state, producers, recipe, inputs, marks, _present(inputs), saved, sample, depth, is_summed=is_summed
+            )
             if len(self._contents) >= _REMEMBERED:
                 self._contents.clear()
             self._contents[name] = ref(content)
