@@ -1,8 +1,7 @@
 """How a saved tensor is made again, and what a backend offers for that."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tensorstash.host.arrays import Array
 from tensorstash.spec import TensorSpec
@@ -10,8 +9,7 @@ from tensorstash.spec import TensorSpec
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """An input of a recipe that nobody saved and that lives anyway, such as a parameter.
 
     Args:
@@ -21,8 +19,7 @@ class Leaf:
     tensor: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(NamedTuple):
     """How one tensor is made again: operations to run, and what on. Holds no node of a graph and no activation.
 
     Args:
@@ -31,6 +28,7 @@ class Recipe:
         inputs: for each value that it needs, the handle of a saved tensor, or a :class:`Leaf`.
         depth: operations that are run one after the other; views count for nothing.
         settings: of the program when the tensor was made, as far as the bits depend on them; None where they do not.
+        own: places of inputs that the operations have made themselves, such as the statistics of a norm.
     """
 
     rule: str
@@ -38,6 +36,7 @@ class Recipe:
     inputs: tuple[Any, ...]
     depth: int
     settings: Hashable = None
+    own: tuple[int, ...] = ()
 
 
 class Producers(Protocol[T]):
@@ -52,28 +51,35 @@ class Producers(Protocol[T]):
         """Why nothing can be made again with what is installed, and what to do; empty if tensors can."""
         ...
 
-    def note(self, tensor: T, handle: Any, /) -> None:
+    def note(self, tensor: T, spec: TensorSpec, handle: Any, /) -> None:
         """Remember, as long as both live, that ``handle`` stands for a tensor of the graph.
 
         Args:
             tensor: as ``pack`` got it.
+            spec: of it.
             handle: what ``pack`` is about to return for it; can be referred to weakly.
         """
         ...
 
-    def noted(self, tensor: T, /) -> Any:
-        """Return the handle that was noted for :meth:`whole` of a tensor, or for a view of that; None without one."""
+    def noted(self, tensor: T, spec: TensorSpec, /) -> Any:
+        """Return the handle that was noted for :meth:`whole` of a tensor, or for a view of that; None without one.
+
+        Args:
+            tensor: as ``pack`` got it.
+            spec: of it.
+        """
         ...
 
     def forget(self) -> None:
         """Forget the handles that were noted so far."""
         ...
 
-    def recipe(self, tensor: T, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
+    def recipe(self, tensor: T, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         """Return how :meth:`whole` of a tensor is made again from handles that are noted, or saved by what made it.
 
         Args:
             tensor: as ``pack`` got it.
+            spec: of it.
             ops: names of the rules that may be used; None for all.
             depth: most operations one after the other.
 
@@ -82,10 +88,14 @@ class Producers(Protocol[T]):
         """
         ...
 
-    def narrowed(self, tensor: T, /) -> tuple[Recipe, T] | None:
+    def narrowed(self, tensor: T, spec: TensorSpec, /) -> tuple[Recipe, T] | None:
         """Return a smaller tensor with all that :meth:`whole` of a tensor holds, and how that is made of it again.
 
         That is so for what came out of a narrower element type, which the graph tells and nobody has to look for.
+
+        Args:
+            tensor: as ``pack`` got it.
+            spec: of it.
 
         Returns:
             A recipe without inputs, which is to be given the handle of the smaller tensor; and that tensor, in fresh
@@ -94,11 +104,11 @@ class Producers(Protocol[T]):
         ...
 
     def whole(self, tensor: T, /) -> T:
-        """Return the tensor itself, or the one that it is a view of; part of no graph."""
+        """Return the tensor itself, or the one that it is a view of, to look at it and drop it."""
         ...
 
     def probe(self, whole: T, /) -> T:
-        """Return what :meth:`Backend.version_probe` does, of a tensor that :meth:`whole` gave and nobody needs now."""
+        """Return what :meth:`Backend.version_probe` does, of a tensor that :meth:`whole` gave."""
         ...
 
     def run(self, recipe: Recipe, values: Sequence[T], spec: TensorSpec, /) -> T:
@@ -115,8 +125,12 @@ class Producers(Protocol[T]):
         """Return what shares memory and version with ``whole``, and has the layout of ``spec`` in its storage."""
         ...
 
-    def is_there(self, tensor: T, /) -> bool:
-        """Whether a tensor has its memory now: trainers that shard parameters free them for a while."""
+    def are_there(self, tensors: Sequence[T], /) -> bool:
+        """Whether tensors have their memory now: trainers that shard parameters free them for a while.
+
+        An operation outside of such a module may save what the module returns. Its backward comes before that of the
+        module, and so before the parameters are gathered again: then nothing can be made of them.
+        """
         ...
 
     def are_equal(self, one: T, other: T, /) -> bool:

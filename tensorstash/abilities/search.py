@@ -62,7 +62,7 @@ class Search(Generic[R]):
         depth: most operations one after the other.
     """
 
-    __slots__ = ("_depth", "_left", "_ops", "_rules", "inputs")
+    __slots__ = ("_depth", "_left", "_ops", "_rules", "inputs", "own")
 
     def __init__(self, rules: Mapping[str, R], ops: frozenset[str] | None, depth: int) -> None:
         self._rules = rules
@@ -71,6 +71,8 @@ class Search(Generic[R]):
         self._left = _STEPS
         self.inputs: list[Any] = []
         """What the numbers in the operation stand for."""
+        self.own: list[int] = []
+        """Numbers of those that the operations made themselves."""
 
     def rule(self, kind: str) -> R:
         """Return the rule for a node, which is followed now.
@@ -103,13 +105,16 @@ class Search(Generic[R]):
             NoRecipe: these are too many.
         """
         levels = 0
-        for _, behind in operands:
-            levels = max(levels, behind)
+        given = []
+        for operand, behind in operands:
+            given.append(operand)
+            if behind > levels:
+                levels = behind
         if not rule.is_view:
             levels += weight
         if levels > self._depth:
             raise NoRecipe("deeper than depth")
-        return Call(rule, settings, tuple([operand for operand, _ in operands])), levels
+        return Call(rule, settings, tuple(given)), levels
 
     def input(self, value: Any) -> int:
         """Return the number that stands for a handle or a leaf."""
@@ -119,7 +124,7 @@ class Search(Generic[R]):
     def recipe(self, found: tuple[Any, int], settings: Hashable = None) -> Recipe:
         """Return the recipe that was found, to be followed under settings of the program."""
         operation, levels = found
-        return Recipe(rules_of(operation), operation, tuple(self.inputs), levels, settings)
+        return Recipe(rules_of(operation), operation, tuple(self.inputs), levels, settings, tuple(self.own))
 
 
 def run_again(operation: Any, values: Sequence[Any]) -> Any:

@@ -1,6 +1,6 @@
 """What the autograd graph holds in place of a saved tensor."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -42,7 +42,7 @@ def restore(handle: Handle) -> Any:
     return alias
 
 
-class Asking(ABC):
+class Asking:  # no ABC: whether a handle is one is asked for every tensor, which would run Python
     """A handle that asks for stored tensors when it is asked itself."""
 
     __slots__ = ()
@@ -131,8 +131,9 @@ class Stashed(Asking):
         """Return the tensor to look at it and drop it; nobody is told, and nothing is read ahead."""
         payload, spec = self.payload, self._spec
         source = payload.source
-        if source is not None:
-            return source if spec == payload.spec else payload.route.copy(source, payload.spec, spec)
+        if source is not None:  # where the bytes were copied at once, perhaps as an array
+            is_tensor = spec == payload.spec and not payload.is_private
+            return source if is_tensor else payload.route.copy(source, payload.spec, spec)
         payload.users += 1  # besides those who will ask
         tensor = payload.restore(spec)
         payload.drop()  # backward is far away

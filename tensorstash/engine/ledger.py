@@ -108,6 +108,14 @@ class _Sum:
         return Tally(self.tensors, self.nbytes)
 
 
+Steps = defaultdict[str, defaultdict[int, "count[int]"]]
+"""Counters by reason and bytes, each step of which is a tensor."""
+
+
+def _counters() -> defaultdict[int, "count[int]"]:
+    return defaultdict(count)
+
+
 class Ledger:
     """The counters of one session. Thread-safe.
 
@@ -120,14 +128,13 @@ class Ledger:
     def __init__(self) -> None:
         self.after_fork()
         renew_after_fork(self)
-        self._looks: Counter[tuple[str, int]] = Counter()
+        self._looks: Counter[tuple[int, int]] = Counter()
         self._deduplicated = _Sum()
         self._stashed = _Sum()
         self._declined = _Sum()
         self._stages: dict[str, Runs] = {}
         self._recomputed: dict[str, Runs] = {}
         self._refused: dict[str, Tally] = {}
-        self._without_recipe: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._saved = 0
         self._modules: defaultdict[str, _Sum] = defaultdict(_Sum)
@@ -142,8 +149,10 @@ class Ledger:
         self._snapshots = 0
         self.unpacked = self._unpackings.__next__
         """Count one request for a tensor; the cheapest call that no thread can disturb."""
-        self.kept: defaultdict[str, defaultdict[int, count[int]]] = defaultdict(lambda: defaultdict(count))
+        self.kept: Steps = defaultdict(_counters)
         """By reason and bytes: each step of such a counter is a tensor that was kept."""
+        self.without_recipe: Steps = defaultdict(_counters)
+        """The same for tensors that are not made again since there is no recipe."""
         self._entries: set[_Entry] = set()
         self._gone: deque[_Entry] = deque()
 
@@ -244,18 +253,11 @@ class Ledger:
         with self._lock:
             self._refused[why] = self._refused.get(why, Tally()).plus(nbytes)
 
-    def without_recipe(self, why: str, nbytes: int) -> None:
-        """Count a tensor that is not made again since there is no recipe."""
-        with self._lock:
-            sums = self._without_recipe[why]
-            sums.tensors += 1
-            sums.nbytes += nbytes
-
     def snapshot(self) -> Stats:
         """Return the counters as they stand."""
         with self._lock:
             self._count_anew()
-            kept = {reason: tally for reason in list(self.kept) if (tally := self._tally(reason)).tensors}
+            kept = self._tallies(self.kept)
             unpacked = next(self._unpackings) - self._snapshots
             self._snapshots += 1
             stages, recomputed = _runs(self._stages), _runs(self._recomputed)
@@ -270,7 +272,7 @@ class Ledger:
                 declined=self._declined.tally(),
                 recomputed=recomputed,
                 refused=MappingProxyType(dict(self._refused)),
-                without_recipe=_tallies(self._without_recipe),
+                without_recipe=MappingProxyType(self._tallies(self.without_recipe)),
                 stages=stages,
                 stored=_tallies(self._stored),
                 saved_bytes=self._saved,
@@ -284,12 +286,16 @@ class Ledger:
                 waits=MappingProxyType(dict(self._waits)),
             )
 
-    def _tally(self, reason: str) -> Tally:
+    def _tallies(self, counted: Steps) -> dict[str, Tally]:
+        tallies = {reason: self._tally(counters) for reason, counters in list(counted.items())}
+        return {reason: tally for reason, tally in tallies.items() if tally.tensors}
+
+    def _tally(self, counters: Mapping[int, "count[int]"]) -> Tally:
         tensors = total = 0
-        for nbytes, steps in list(self.kept[reason].items()):
+        for nbytes, steps in list(counters.items()):
             # Looking at a counter is a step, too.
-            found = next(steps) - self._looks[reason, nbytes]
-            self._looks[reason, nbytes] += 1
+            found = next(steps) - self._looks[id(counters), nbytes]
+            self._looks[id(counters), nbytes] += 1
             tensors += found
             total += found * nbytes
         return Tally(tensors, total)

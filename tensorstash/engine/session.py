@@ -243,7 +243,7 @@ class Session(Generic[T]):
             handle = self._store_or_keep(tensor, spec, nbytes, way.route, seen)
         if tracker is not None and seen is not None:
             handle = tracker.tracked(handle, seen)
-        return handle if recomputer is None else recomputer.noted(tensor, handle)  # type: ignore[no-any-return]
+        return handle if recomputer is None else recomputer.noted(tensor, spec, handle)  # type: ignore[no-any-return]
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
         next(self._kept[reason][nbytes])

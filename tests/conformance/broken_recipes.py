@@ -5,9 +5,10 @@ from typing import Any
 
 from planted import Fault, Planted, note
 
-from tensorstash.abilities.recipes import Leaf, Recipe
+from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.reference.producers import Producers
+from tensorstash.engine.recompute.inputs import AS_THEY_ARE
 from tensorstash.engine.recompute.recomputer import Recomputer
 from tensorstash.errors import TensorStashError
 
@@ -41,9 +42,9 @@ class _Forgetful(Producers):
 class _Holding(Producers):
     handles: list[Any] = []  # noqa: RUF012  (that is the fault)
 
-    def note(self, tensor: Any, handle: Any, /) -> None:
+    def note(self, tensor: Any, spec: Any, handle: Any, /) -> None:
         self.handles.append(handle)
-        super().note(tensor, handle)
+        super().note(tensor, spec, handle)
 
 
 @caught_by("test_line01_what_is_made_again_is_bitwise_what_was_saved")
@@ -88,9 +89,9 @@ class _Claims:
 
 
 class _TakesAnything(Recomputer):
-    def _proved(self, tensor: Any, recipe: Recipe, inputs: tuple[Any, ...], wanted: Any) -> Any:
-        claimed = tuple(each if isinstance(each, Leaf) else _Claims(each) for each in inputs)
-        return super()._proved(tensor, recipe, claimed, wanted)
+    def _proved(self, tensor: Any, spec: Any, recipe: Recipe, inputs: tuple[Any, ...], wanted: Any) -> Any:
+        claimed = tuple(each if isinstance(each, AS_THEY_ARE) else _Claims(each) for each in inputs)
+        return super()._proved(tensor, spec, recipe, claimed, wanted)
 
 
 @caught_by("test_line01_what_is_made_again_widens_no_error", raises=(TensorStashError,))

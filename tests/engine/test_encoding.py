@@ -7,7 +7,7 @@ from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.errors import ConfigError
-from tensorstash.host.team import cores
+from tensorstash.kernels.team import cores
 
 torch = pytest.importorskip("torch")
 

@@ -10,6 +10,7 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.reference.kernels import DeviceKernels, NumpyKernel
+from tensorstash.engine.recompute.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.errors import CodecError
 from tensorstash.policies import Encode, StoreIn
@@ -77,6 +78,18 @@ def test_a_device_without_streams_gives_the_same_gradients(policy: Any, limits: 
         loss.backward()
         gradients.append(x.grad.host_bits())
     assert np.array_equal(*gradients)
+
+
+def test_a_recipe_is_proved_on_a_device_without_streams() -> None:
+    backend, policy = WithoutStreams(), ts.Recompute() | ts.CpuOffload()
+    here: Session[Any] = Session(policy, backend, min_bytes=0, limits=ts.Limits(), new_recomputer=Recomputer)
+    with here.scope():
+        hidden = (leaf() * 1.0).exp()
+        loss = ((hidden.sigmoid() * hidden) ** 2.0).sum()
+    loss.backward()
+    stats = here.stats()
+    assert "mul" in stats.recomputed
+    assert not stats.refused
 
 
 @pytest.mark.parametrize("view", [False, True])

@@ -12,7 +12,7 @@ import pytest
 from tensorstash.codecs import Affine, AsType, PackBits, TwoValued
 from tensorstash.host import native
 from tensorstash.host.arrays import Array, as_bytes, borrowed
-from tensorstash.host.team import Team, openmp_function
+from tensorstash.kernels.team import Team, openmp_function
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec, contiguous_strides
 

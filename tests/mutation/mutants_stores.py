@@ -252,14 +252,14 @@ MUTANTS = [
         TIERED,
     ),
     (
-        "stores/disk/checksum.py",
+        "host/checksum.py",
         "dropped call",
         "            np.copyto(copy[start : start + CHECKSUM_BLOCK], block)\n",
         "            pass\n",
         SUMS,
     ),
     (
-        "stores/disk/checksum.py",
+        "host/checksum.py",
         "wrong value",
         "checksums.append(checksum(block))",
         "checksums.append(checksum(block[:-1]))",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from tensorstash.host.arrays import borrowed
-from tensorstash.stores.disk.checksum import CHECKSUM_BLOCK, block_checksums, checksum
+from tensorstash.host.checksum import CHECKSUM_BLOCK, block_checksums, checksum
 
 SIZES = [1, 7, 4096, 32 * 1024 - 1, 32 * 1024, 65_536, 100_003, CHECKSUM_BLOCK, CHECKSUM_BLOCK + 1, 4 * CHECKSUM_BLOCK]
 

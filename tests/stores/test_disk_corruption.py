@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tensorstash.errors import CorruptDataError
+from tensorstash.host.checksum import CHECKSUM_BLOCK
 from tensorstash.stores import Disk
-from tensorstash.stores.disk.checksum import CHECKSUM_BLOCK
 from tensorstash.stores.disk.slab import PIECE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reaches the unlinked file through /proc/self/fd")

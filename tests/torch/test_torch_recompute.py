@@ -31,8 +31,8 @@ def _seeded():
     torch.manual_seed(0)
 
 
-def stash(policy=None, **options):
-    return ts.stash(policy or ts.Recompute(), framework="torch", min_bytes=1, **options)
+def stash(policy=None, *, min_bytes=1, **options):
+    return ts.stash(policy or ts.Recompute(), framework="torch", min_bytes=min_bytes, **options)
 
 
 def equal(one, other):
@@ -552,3 +552,117 @@ def test_tensors_without_a_recipe_are_counted_by_reason():
     assert counted["no rule for CumsumBackward0"] == Tally(1, 64 * 64 * 4)
     assert session.stats().to_dict()["without_recipe"]["no rule for CumsumBackward0"]["tensors"] == 1
     assert not session.stats().refused
+
+
+def test_what_several_operations_save_of_the_same_is_made_once():
+    norm, layers = nn.LayerNorm(8), [nn.Linear(8, 8) for _ in range(3)]
+
+    def run(around):
+        leaf = torch.ones(4, 8).cumsum(0).requires_grad_()
+        with around, torch.autocast("cpu", torch.bfloat16):
+            hidden = norm(leaf.sin())
+            loss = sum(layer(hidden) for layer in layers).float().square().sum()
+        del hidden
+        loss.backward()
+        return [leaf.grad]
+
+    around = stash()
+    assert equal(run(around), run(nullcontext()))
+    done = around.stats().recomputed["cast(layer_norm)"]
+    assert (done.tensors, done.loads) == (3, 1)
+
+
+def test_each_tensor_that_is_made_with_others_is_refused_for_itself():
+    leaf, weight = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8).bfloat16().requires_grad_()
+    with stash() as session:
+        hidden = F.silu(leaf.sin())
+        one, other = hidden.bfloat16(), hidden.bfloat16()
+        first, second = (one @ weight).sum(), (other @ weight).sum()
+    assert session.stats().recomputed["cast(silu)"].tensors == 2
+    with torch.no_grad():
+        other.mul_(2)
+    expected = torch.autograd.grad((F.silu(leaf.sin()).bfloat16() @ weight).sum(), [weight])
+    assert equal(torch.autograd.grad(first, [weight], retain_graph=True), expected)
+    with pytest.raises(SavedTensorModifiedError):
+        torch.autograd.grad(second, [weight])
+
+
+def test_what_is_made_of_a_parameter_before_and_after_an_unseen_change_is_not_the_same():
+    parameter, inputs = nn.Parameter(torch.randn(8, 8)), torch.randn(4, 8).bfloat16().requires_grad_()
+    with stash() as session:
+        before = (inputs @ parameter.bfloat16()).sum()
+        parameter.data.mul_(2)
+        after = (inputs @ parameter.bfloat16()).sum()
+    assert session.stats().recomputed["cast"].tensors == 2
+    expected = torch.autograd.grad((inputs @ parameter.bfloat16()).sum(), [inputs], retain_graph=True)
+    assert equal(torch.autograd.grad(after, [inputs], retain_graph=True), expected)
+    with pytest.raises(StashError, match=r"rule cast.*changed"):
+        torch.autograd.grad(before, [inputs])
+
+
+def test_what_is_made_under_other_settings_is_not_the_same():
+    torch.manual_seed(0)
+    leaf, weights = torch.randn(300, 250, requires_grad=True), [torch.randn(250, 4).requires_grad_() for _ in range(2)]
+
+    def run(around):
+        before = torch.get_num_threads()
+        try:
+            with around:
+                hidden = leaf.sin()
+                products = [F.mish(hidden) @ weights[0]]  # which saves what the others are made of
+                for threads, weight in enumerate(weights, 1):
+                    torch.set_num_threads(threads)
+                    products.append(hidden.sigmoid() @ weight)
+            return torch.autograd.grad([each.sum() for each in products], weights)
+        finally:
+            torch.set_num_threads(before)
+
+    around = stash()
+    assert equal(run(around), run(nullcontext()))
+    done = around.stats().recomputed["sigmoid"]
+    assert done.loads == 2
+
+
+@pytest.mark.parametrize("columns", [250, 1], ids=["large", "small"])
+def test_what_is_made_of_memory_of_the_user_before_and_after_it_was_rewritten_unseen_is_not_the_same(columns):
+    weights = [torch.randn(250, 4).requires_grad_() for _ in range(2)]
+
+    def run(around):
+        torch.manual_seed(0)
+        leaf, buffer, losses = torch.randn(300, 250, requires_grad=True), torch.ones(300, columns), []
+        with around:
+            hidden = F.gelu(leaf)
+            for weight in weights:
+                losses.append(((hidden * buffer) @ weight).sum())
+                buffer.data[151, 0] = 3.0
+        return buffer, losses
+
+    expected = torch.autograd.grad(run(nullcontext())[1], weights)
+    buffer, losses = run(stash(min_bytes=2**14) if columns == 1 else stash())
+    assert buffer[151, 0] == 3
+    assert torch.equal(*torch.autograd.grad(losses[1], weights[1:]), expected[1])
+    if columns == 1:  # it was copied
+        assert torch.equal(*torch.autograd.grad(losses[0], weights[:1]), expected[0])
+        return
+    with pytest.raises(StashError, match="which the graph has not made, was written to without a new version"):
+        torch.autograd.grad(losses[0], weights[:1])
+
+
+def test_memory_of_the_user_that_is_rewritten_unseen_before_what_is_made_of_it_is_saved_is_noticed():
+    weight = torch.randn(16, 4).requires_grad_()
+
+    def run(around, *, rewrites):
+        torch.manual_seed(0)
+        leaf, buffer = torch.randn(12, 16, requires_grad=True), torch.ones(12, 16)
+        with around:
+            made = F.gelu(leaf) * buffer
+            if rewrites:
+                buffer.data[3, 5] = 3.0  # none of the few elements that are compared
+            loss = (made @ weight).sum()
+        return torch.autograd.grad(loss, [leaf, weight])
+
+    around = stash()
+    run(around, rewrites=False)
+    assert "mul(gelu)" in around.stats().recomputed
+    with pytest.raises(StashError, match=r"rule mul.*came out different from what was saved"):
+        run(around, rewrites=True)

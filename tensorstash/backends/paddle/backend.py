@@ -30,7 +30,7 @@ from tensorstash.backends.paddle.streams import GpuStreams, cuda_runtime
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
-from tensorstash.host.team import openmp_function
+from tensorstash.kernels.team import openmp_function
 from tensorstash.protocols import Demand, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec
 

@@ -96,14 +96,14 @@ class Producers:
         """Nothing."""
         return ""
 
-    def note(self, tensor: Tensor, handle: Any, /) -> None:
+    def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         """Remember which handle stands for the output of a node."""
         if tensor.grad_fn is not None:
             self._noted[tensor.grad_fn] = ref(handle)
         if tensor._base is not None and tensor._base.grad_fn is not None:
             self._views.setdefault(tensor._base.grad_fn, ref(handle))
 
-    def noted(self, tensor: Tensor, /) -> Any:
+    def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
         """Return the handle that was noted for the whole of a tensor or for a view of it; None without one."""
         node = tensor.grad_fn if tensor._base is None else tensor._base.grad_fn
         known = None if node is None else self._noted.get(node) or self._views.get(node)
@@ -114,7 +114,7 @@ class Producers:
         self._noted.clear()
         self._views.clear()
 
-    def recipe(self, tensor: Tensor, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
+    def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         """Return how the whole of a tensor is made again, or why there is no recipe."""
         made = tensor if tensor._base is None else tensor._base
         node = made.grad_fn
@@ -128,7 +128,7 @@ class Producers:
         except NoRecipe as reason:
             return str(reason)
 
-    def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
+    def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
         """Return what a wide floating-point tensor was before it was cast, and the cast."""
         made = tensor if tensor._base is None else tensor._base
         node = made.grad_fn
@@ -172,7 +172,7 @@ class Producers:
         """Whether two tensors are equal to the bit."""
         return one.dtype is other.dtype and one.host_bits().tobytes() == other.host_bits().tobytes()
 
-    def is_there(self, tensor: Tensor, /) -> bool:
+    def are_there(self, tensors: Sequence[Tensor], /) -> bool:
         """Return True: nothing is ever freed that somebody holds."""
         return True
 

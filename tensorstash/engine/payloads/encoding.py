@@ -4,7 +4,7 @@ from typing import Any
 
 from tensorstash.abilities import Backend, SupportsComputeThreads
 from tensorstash.engine.limits import Limits
-from tensorstash.host.team import Team, cores
+from tensorstash.kernels.team import Team, cores
 
 
 class Encoding:

@@ -15,9 +15,9 @@ from tensorstash.engine.ledger import Counted, Runs
 from tensorstash.engine.timeouts import Ask
 from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
+from tensorstash.host.checksum import checksum
 from tensorstash.protocols import Slot, Store, StoreConfig
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
-from tensorstash.stores.disk.checksum import checksum
 
 D = TypeVar("D", Array, "Stored")
 R = TypeVar("R")

@@ -22,10 +22,10 @@ from tensorstash.engine.payloads.stages import device_stages, host_stages, stage
 from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
+from tensorstash.host.checksum import checksum
 from tensorstash.policies.plan import Plan
 from tensorstash.protocols import Store, StoreConfig
 from tensorstash.spec import TensorSpec
-from tensorstash.stores.disk.checksum import checksum
 from tensorstash.stores.memory import Memory
 
 

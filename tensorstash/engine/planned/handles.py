@@ -103,7 +103,7 @@ class TrackedRecomputed(RecomputedHandle):
     __slots__ = ("_tracker", "seen")
 
     def __init__(self, handle: RecomputedHandle, seen: Seen, tracker: Observer) -> None:
-        super().__init__(handle.state, handle.content, handle.spec)
+        super().__init__(handle.state, handle.content, handle.saved, handle.spec)
         self._tracker = tracker
         self.seen = seen
 

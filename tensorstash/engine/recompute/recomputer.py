@@ -1,18 +1,18 @@
 """Finds out which saved tensors can be made again, and makes the handles of those."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from time import perf_counter
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.engine.handle import Handle, Stashed
-from tensorstash.engine.recompute.inputs import KeptHandle, kept_in
+from tensorstash.engine.recompute.inputs import AS_THEY_ARE, KeptHandle, checksum_of, kept_in, marked
 from tensorstash.engine.recompute.proofs import Proofs
-from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle, Saved, are_there
+from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle, Saved
 from tensorstash.engine.scope import Thread
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import ConfigError
@@ -30,7 +30,10 @@ _FIRST_ELEMENTS = 64
 _SMALL_BYTES = 2**16
 """Inputs of recipes up to this size are rather copied than compared."""
 
-_REFERABLE = KeptHandle, Stashed, RecomputedHandle
+_READY = frozenset((KeptHandle, Stashed, RecomputedHandle, Leaf))
+"""What recipes refer to as it is."""
+
+_REMEMBERED = 4096
 
 
 class Recomputer:
@@ -54,10 +57,9 @@ class Recomputer:
         rules = [each.rule for each in plug_ins if each.framework == backend.name]  # type: ignore[attr-defined]
 
         def is_ours(handle: object) -> bool:
-            if isinstance(handle, _REFERABLE):
-                return handle.state is state
-            kept = kept_in(handle)
-            return kept is not None and kept[0] is state
+            if type(handle) is tuple:
+                return len(handle) == 3 and handle[0] is state
+            return getattr(handle, "state", None) is state
 
         self._state = state
         self._thread = thread
@@ -65,21 +67,23 @@ class Recomputer:
         if self._producers.lacks:
             state.adviser.say(f"recompute: nothing is made again: {self._producers.lacks}")
         self._proofs = Proofs(state.ledger)
-        self._contents: WeakSet[Recomputed] = WeakSet()
+        self._saved: set[ref[Saved]] = set()
         """Of the stretch of saves that began when backward had last asked for something."""
+        self._contents: dict[Hashable, ref[Recomputed]] = {}
+        """Of the same, by what they are made of."""
 
     def begin_stretch(self) -> None:
         """Forget what was saved before backward has asked for something: what is the same now may be rewritten."""
-        self._contents = WeakSet()
+        self._saved, self._contents = set(), {}
         self._producers.forget()
         self._proofs.step_ended()
 
     def settle(self) -> None:
         """Make what was saved so far immune to later changes."""
         self._producers.forget()  # what is captured comes back as it was, whatever is written to it from now on
-        contents, self._contents = self._contents, WeakSet()
-        for content in contents:
-            content.settle()
+        known, self._saved, self._contents = self._saved, set(), {}
+        for saved in filter(None, [each() for each in list(known)]):
+            saved.settle()
 
     def handle(
         self, tensor: Any, spec: TensorSpec, wanted: Rebuilding, pack: Callable[[Any], Handle]
@@ -93,19 +97,29 @@ class Recomputer:
             pack: returns the handle of a smaller tensor that it may be made of.
         """
         started = perf_counter()
-        known = self._producers.noted(tensor)
+        producers = self._producers
+        known = producers.noted(tensor, spec)
         if known is None:
-            content = self._new_content(tensor, spec, wanted, pack)
+            recipe = producers.recipe(tensor, spec, wanted.ops, wanted.depth)
+            if isinstance(recipe, str):
+                found = self._narrowed(tensor, spec, wanted, pack, recipe)
+            else:
+                inputs = tuple([each if type(each) in _READY else _referable(each) for each in recipe.inputs])
+                for place in recipe.own:
+                    inputs[place].is_made = True
+                found = self._proved(tensor, spec, recipe, inputs, wanted)
+            if found is None:
+                return None
+            content, saved = found
+        elif isinstance(known, RecomputedHandle):
+            content, saved = known.content, known.saved
+            if saved.version != self._state.version(tensor) or not producers.are_there(content.present):
+                return None
         else:  # what is stored already is stored once
-            content = known.content if isinstance(known, RecomputedHandle) else None
-        if content is None or content.version != self._state.version(tensor):
-            return None
-        if known is not None and not content.is_there():
             return None
         content.users += 1
-        self._contents.add(content)
         self._state.ledger.recomputed(content.rule, spec.nbytes, perf_counter() - started)
-        return RecomputedHandle(self._state, content, spec)
+        return RecomputedHandle(self._state, content, saved, spec)
 
     def mask_codecs(self, tensor: Any, spec: TensorSpec, wanted: Rebuilding) -> tuple[Codec, ...]:
         """Return what brings a mask to one bit per element; empty if the tensor is none.
@@ -113,7 +127,7 @@ class Recomputer:
         What the graph has made is none. Floating-point numbers are looked at on the host alone.
         """
         backend = self._state.backend
-        if not _uses(wanted, "masks") or backend.producer(tensor):
+        if backend.producer(tensor) or not (wanted.ops is None or "masks" in wanted.ops):
             return ()
         if spec.kind == "bool":
             return (PackBits(),)
@@ -123,72 +137,99 @@ class Recomputer:
         others = few[few != few[0]]
         return () if others.size and (others != others[0]).any() else (TwoValued(),)
 
-    def noted(self, tensor: Any, handle: Any) -> Any:
+    def noted(self, tensor: Any, spec: TensorSpec, handle: Any) -> Any:
         """Return a handle in a form that recipes can refer to, and remember that it stands for a tensor."""
-        handle = _referable(handle)
+        if type(handle) is tuple:
+            handle = KeptHandle(handle)
         if not isinstance(handle, RecomputedHandle):
             handle.is_made = bool(self._state.backend.producer(tensor))
-        self._producers.note(tensor, handle)
+        self._producers.note(tensor, spec, handle)
         return handle
 
-    def _new_content(
-        self, tensor: Any, spec: TensorSpec, wanted: Rebuilding, pack: Callable[[Any], Handle]
-    ) -> Recomputed | None:
-        producers = self._producers
-        recipe = producers.recipe(tensor, wanted.ops, wanted.depth)
-        if not isinstance(recipe, str):
-            inputs = tuple(map(_referable, recipe.inputs))
-            return self._proved(tensor, recipe, inputs, wanted)
-        narrowed = producers.narrowed(tensor) if _uses(wanted, "narrow") else None
+    def _narrowed(
+        self, tensor: Any, spec: TensorSpec, wanted: Rebuilding, pack: Callable[[Any], Handle], why: str
+    ) -> tuple[Recomputed, Saved] | None:
+        may_narrow = wanted.ops is None or "narrow" in wanted.ops
+        narrowed = self._producers.narrowed(tensor, spec) if may_narrow else None
         if narrowed is None:
-            self._state.ledger.without_recipe(recipe, spec.nbytes)
+            next(self._state.ledger.without_recipe[why][spec.nbytes])
             return None
         recipe, narrow = narrowed
         # It goes the way of what cannot be made again, and nobody has it but its handle.
-        return self._proved(tensor, recipe, (_referable(pack(narrow)),), wanted)
+        return self._proved(tensor, spec, recipe, (_referable(pack(narrow)),), wanted)
 
-    def _proved(self, tensor: Any, recipe: Recipe, inputs: tuple[Any, ...], wanted: Rebuilding) -> Recomputed | None:
+    def _proved(
+        self, tensor: Any, spec: TensorSpec, recipe: Recipe, inputs: tuple[Any, ...], wanted: Rebuilding
+    ) -> tuple[Recomputed, Saved] | None:
         producers, state = self._producers, self._state
-        handles = [each for each in inputs if type(each) is not Leaf]
         whole = producers.whole(tensor)
-        spec = state.backend.spec(whole)
-        depth = recipe.depth + max([each.depth for each in handles], default=0)
+        if whole is not tensor:
+            spec = state.backend.spec(whole)
+        depth, others = recipe.depth, []
+        for each in inputs:
+            if not isinstance(each, AS_THEY_ARE):
+                others.append(each)
+                depth = max(depth, recipe.depth + each.depth)
         if depth > wanted.depth:
             state.ledger.refused(f"{recipe.rule}: deeper than depth", spec.nbytes)
             return None
-        if not all([each.is_exact for each in handles]):  # noqa: C419  (it is run for every tensor)
+        if others and not all(each.is_exact for each in others):
             state.ledger.refused(f"{recipe.rule}: made of what comes back with a loss", spec.nbytes)
             return None
-        if not are_there(producers, inputs):
+        if not producers.are_there(_present(inputs)):
             state.ledger.refused(f"{recipe.rule}: made of a parameter that is freed meanwhile", spec.nbytes)
             return None
         module = self._thread.module
         version = state.version(tensor)
-        kind = recipe.rule, recipe.operation, spec, version, module
+        kind = recipe.operation, recipe.settings, spec, version, module
         fault = partial(_fault, producers, recipe, inputs, whole, spec)
         if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=wanted.verify == "always"):
             return None
-        inputs = tuple(map(self._apart, inputs))
-        for each in inputs:
-            if type(each) is not Leaf:
+        marks, names = marked(inputs, state, producers)
+        is_summed = False
+        for each, mark in zip(inputs, marks, strict=True):  # it may have been rewritten since the operation has run
+            is_summed = is_summed or (mark is not None and type(each) is not Leaf)
+        sample = checksum_of(state.backend.detached(whole), producers) if is_summed else producers.sample(whole)
+        saved = Saved(state, spec, module, version, producers.probe(whole))
+        self._saved.add(ref(saved, self._saved.discard))
+        name = recipe.operation, recipe.settings, names
+        shared = self._contents.get(name)
+        content = None if shared is None else shared()
+        if content is None or not content.gives(saved, sample):
+            inputs, marks = self._apart(inputs, marks)
+            for each in others:
                 each.add_user()
-        sample = producers.sample(whole)
-        saved = Saved(spec, module, version, producers.probe(whole), sample)
-        return Recomputed(state, producers, recipe, inputs, saved, depth)
+            content = Recomputed(
+                state, producers, recipe, inputs, marks, _present(inputs), saved, sample, depth, is_summed=is_summed
+            )
+            if len(self._contents) >= _REMEMBERED:
+                self._contents.clear()
+            self._contents[name] = ref(content)
+        return content, saved
 
-    def _apart(self, needed: Any) -> Any:
-        """Return a small input that stays where it is, and that others may write to unseen, as a copy of its own."""
-        if not isinstance(needed, KeptHandle) or needed.is_made:
-            return needed
-        content = self._producers.content(needed.tensor)
-        if content is None or content.nbytes > _SMALL_BYTES:
-            return needed
-        backend = self._state.backend
-        return Leaf(backend.from_host(content.copy(), backend.spec(needed.tensor)))
+    def _apart(self, inputs: tuple[Any, ...], marks: list[Hashable]) -> tuple[tuple[Any, ...], list[Hashable]]:
+        """Return inputs with their marks: small ones that others may write to unseen as copies of their own."""
+        producers, backend = self._producers, self._state.backend
+        apart = list(inputs)
+        for place, each in enumerate(inputs):
+            if marks[place] is None or not isinstance(each, KeptHandle):
+                continue
+            content = producers.content(each.tensor)
+            if content is not None and content.nbytes <= _SMALL_BYTES:
+                copy = backend.from_host(content.copy(), backend.spec(each.tensor))
+                apart[place], marks[place] = Leaf(copy), (backend.version(copy), producers.sample(copy))
+        return tuple(apart), marks
 
 
-def _uses(wanted: Rebuilding, rule: str) -> bool:
-    return wanted.ops is None or rule in wanted.ops
+def _present(inputs: tuple[Any, ...]) -> list[Any]:
+    """Return the tensors without which nothing can be made of these inputs, those behind them among them."""
+    present: list[Any] = []
+    for each in inputs:
+        if isinstance(each, AS_THEY_ARE):
+            present.append(each.tensor)
+        elif isinstance(each, RecomputedHandle):
+            present += each.content.present
+    return present
 
 
 def _referable(handle: Any) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from weakref import ref
 
 from tensorstash.errors import CorruptDataError
-from tensorstash.stores.disk.checksum import CHECKSUM_BLOCK
+from tensorstash.host.checksum import CHECKSUM_BLOCK
 from tensorstash.stores.disk.slab import Extent, Slab
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array, whole_pages
+from tensorstash.host.checksum import block_checksums
 from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
-from tensorstash.stores.disk.checksum import block_checksums
 from tensorstash.stores.disk.free_space import FreeSpace
 from tensorstash.stores.disk.scratch_file import open_private_file
 from tensorstash.stores.disk.syscalls import FULL, UNSUPPORTED, Syscalls

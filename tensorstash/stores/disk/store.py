@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from tensorstash.errors import ConfigError, SlotGoneError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array, whole_pages
+from tensorstash.host.checksum import block_checksums
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import HUGE_PAGE, round_up
 from tensorstash.host.workers import Workers
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
-from tensorstash.stores.disk.checksum import block_checksums
 from tensorstash.stores.disk.parallel import for_each
 from tensorstash.stores.disk.records import Piece, Record, Space, corrupt
 from tensorstash.stores.disk.slab import PIECE, Extent, Slab

@@ -53,7 +53,7 @@ class Producers:
         """Nothing."""
         return ""
 
-    def note(self, tensor: Tensor, handle: Any, /) -> None:
+    def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         """Remember which handle stands for the output of a node."""
         if tensor.is_leaf:
             return
@@ -70,7 +70,7 @@ class Producers:
             self._notes = {key: note for key, note in list(self._notes.items()) if note.handle() is not None}
         self._notes[key] = Note(ref(handle), tuple(tensor.shape), tensor.dtype)
 
-    def noted(self, tensor: Tensor, /) -> Any:
+    def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
         """Return the handle that was noted for a tensor; None without one."""
         node = None if tensor.is_leaf else node_of(tensor)
         note = None if node is None else self._notes.get(_key(node, tensor))
@@ -82,7 +82,7 @@ class Producers:
         """Forget the handles that were noted so far."""
         self._notes = {}
 
-    def recipe(self, tensor: Tensor, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
+    def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         """Return how a tensor is made again, or why there is no recipe."""
         if tensor.is_leaf or tensor.stop_gradient:
             return "made outside of the graph"
@@ -103,7 +103,7 @@ class Producers:
             return str(reason)
         return recipe if recipe.depth else "a view"
 
-    def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
+    def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
         """Return None: the graph of Paddle does not show what a tensor was cast from."""
         return None
 
@@ -139,9 +139,9 @@ class Producers:
         first, second = (elements(each, Layout(each).spec()) for each in (one, other))
         return first.tobytes() == second.tobytes()
 
-    def is_there(self, tensor: Tensor, /) -> bool:
-        """Whether a tensor has memory."""
-        return bool(tensor._is_initialized())
+    def are_there(self, tensors: Sequence[Tensor], /) -> bool:
+        """Whether tensors have memory."""
+        return all(tensor._is_initialized() for tensor in tensors)
 
     def sample(self, tensor: Tensor, /) -> Hashable:
         """Return a few elements of a tensor on the host as bytes; None for others."""

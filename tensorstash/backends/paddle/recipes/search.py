@@ -148,6 +148,7 @@ class Search(AnySearch[Rule]):
             mask = self._noted((node.node_ptr(), MASK))
             if mask is None:
                 raise NoRecipe("a mask that is not saved")
+            self.own.append(mask)
             found.append((mask, 0))
         return found
 

@@ -30,14 +30,27 @@ def _glu(dim: int, x: Tensor) -> Tensor:
     return F.glu(x, dim)
 
 
+_FEW_ROWS = 64
+"""Rows that tell nearly all values of eps apart."""
+
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 
 
 def _layer_norm(
     shape: tuple[int, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
 ) -> Tensor:
-    first = x[(0,) * (x.dim() - len(shape))]
-    return _with_usual_eps(lambda eps: torch.native_layer_norm(x, shape, weight, bias, eps), first, mean, rstd)
+    before = x.dim() - len(shape)
+    few, factors = x, rstd
+    if before:
+        few, factors = (each[(0,) * (before - 1)][:_FEW_ROWS] for each in (x, rstd))
+
+    def suits_few(eps: float) -> bool:
+        return torch.equal(torch.native_layer_norm(few, shape, weight, bias, eps)[2], factors)
+
+    def run(eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.native_layer_norm(x, shape, weight, bias, eps)
+
+    return _with_usual_eps(run, few[0] if before else x, mean, rstd, suits_few)
 
 
 def _group_norm(
@@ -59,7 +72,11 @@ def _group_norm(
 
 
 def _with_usual_eps(
-    run: Callable[[float], tuple[Tensor, Tensor, Tensor]], first: Tensor, mean: Tensor, rstd: Tensor
+    run: Callable[[float], tuple[Tensor, Tensor, Tensor]],
+    first: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    may_be: Callable[[float], bool] = lambda _: True,
 ) -> Tensor:
     """Normalize where the graph does not tell what was added to the variance: the statistics do.
 
@@ -68,9 +85,10 @@ def _with_usual_eps(
         first: what the first of the statistics are of: the usual values that come closest to them are tried first.
         mean: as it was saved.
         rstd: as it was saved.
+        may_be: tells at little cost that a value is none.
     """
     guess = float(rstd.reshape(-1)[0]) ** -2 - float(first.double().var(correction=0))
-    for eps in sorted(_EPSILONS, key=lambda eps: abs(eps - guess)):
+    for eps in filter(may_be, sorted(_EPSILONS, key=lambda eps: abs(eps - guess))):
         y, again, factor = run(eps)
         if torch.equal(factor, rstd) and torch.equal(again, mean):
             return y

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -21,7 +23,7 @@ from tensorstash.backends.torch.graph import CAN_TELL
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, elements, restored
 from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.rule import Rule
-from tensorstash.backends.torch.recipes.search import Note, Search, cast_to, narrow_source, notes
+from tensorstash.backends.torch.recipes.search import CAST, Note, Search, cast_to, narrow_source
 from tensorstash.host.arrays import Array, few_bytes
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
@@ -38,9 +40,9 @@ class _Refused(NamedTuple):
     """A tensor without a recipe, of the place in a step at which it was saved."""
 
     node: type
-    shape: torch.Size
-    dtype: torch.dtype
-    wanted: tuple[frozenset[str] | None, int]
+    spec: TensorSpec
+    ops: frozenset[str] | None
+    depth: int
     why: str
 
 
@@ -69,29 +71,29 @@ class Producers:
         self._place = self._step = 0
         self._refused: dict[int, _Refused] = {}
 
-    def note(self, tensor: Tensor, handle: Any, /) -> None:
+    def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         """Remember in the tensor's node which handle stands for it, and in that of what it is a view of."""
-        node = tensor.grad_fn
+        node: Any = tensor.grad_fn
         if node is None:
             return
-        noted = ref(handle)
-        notes(node)[self._key, tensor.output_nr] = Note(noted, None, is_input=True)
+        noted, key = ref(handle), self._key
+        node.metadata[key, tensor.output_nr] = noted, None, True
         base = tensor._base
-        made = None if base is None else base.grad_fn
+        made: Any = None if base is None else base.grad_fn
         if base is None or made is None:
             return
-        covers = base.numel() == tensor.numel() and _is_dense(base) and _is_dense(tensor)
-        note = Note(noted, (tuple(base.shape), base.stride()), is_input=covers and _is_plain_view(tensor, base))
-        notes(made).setdefault((self._key, base.output_nr), note)
+        layout = tuple(base.shape), base.stride()
+        covers = _covers(spec, *layout) and _is_plain_view(tensor, spec, base)
+        made.metadata.setdefault((key, base.output_nr), (noted, layout, covers))
 
-    def noted(self, tensor: Tensor, /) -> Any:
+    def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
         """Return the handle that was noted for the whole of a tensor or for another view of it; None without one."""
         base = tensor._base
         made = tensor if base is None else base
-        node = made.grad_fn
-        note = None if node is None else notes(node).get((self._key, made.output_nr))
+        node: Any = made.grad_fn
+        note: Note | None = None if node is None else node.metadata.get((self._key, made.output_nr))
         # Of another dtype or with a lazy flag it is no layout of what is made again.
-        return note.handle() if note is not None and _is_plain_view(tensor, made) else None
+        return note[0]() if note is not None and _is_plain_view(tensor, spec, base) else None
 
     @property
     def lacks(self) -> str:
@@ -108,53 +110,54 @@ class Producers:
         if self._step % _STEPS == 0:
             self._refused = {}
 
-    def recipe(self, tensor: Tensor, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
+    def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         """Return how the whole of a tensor is made again, or why there is no recipe."""
         base = tensor._base
         made = tensor if base is None else base
         node = made.grad_fn
         if node is None or not CAN_TELL:
             return _NO_PRODUCER if node is None else "this version of PyTorch does not show what nodes have saved"
-        if not _is_plain_view(tensor, made) or not _is_all_of_its_memory(made):
-            return "part of a larger memory"
         place, self._place = self._place, self._place + 1
-        kind, wanted = type(node), (ops, depth)
-        known = self._refused.get(place)
-        if known is not None and known[:4] == (kind, made.shape, made.dtype, wanted):
-            return known.why
+        kind, known = type(node), self._refused.get(place)
+        if known is not None and known[0] is kind and known[1] is spec and known[2:4] == (ops, depth):
+            return known[4]
         search = Search(self._key, self._is_ours, self._rules, ops, depth)
         try:
+            if not _is_whole(tensor, spec, base):
+                raise NoRecipe("part of a larger memory")
             return search.recipe(search.output(node, made.output_nr, is_root=True), _settings())
         except NoRecipe as reason:
             if place < _REMEMBERED:
-                self._refused[place] = _Refused(kind, made.shape, made.dtype, wanted, str(reason))
+                self._refused[place] = _Refused(kind, spec, ops, depth, str(reason))
             return str(reason)
 
-    def narrowed(self, tensor: Tensor, /) -> tuple[Recipe, Tensor] | None:
+    def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
         """Return what a wide floating-point tensor was before it was cast, and the cast."""
         base = tensor._base
         made = tensor if base is None else base
+        if type(made.grad_fn).__name__ != CAST:  # as nearly all
+            return None
         source = narrow_source(made.grad_fn, made.dtype)
-        if source is None or not _is_plain_view(tensor, made) or not _is_all_of_its_memory(made):
+        if source is None or not _is_whole(tensor, spec, base):
             return None
         with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
             narrow = made.detach().to(source)
         return Recipe("narrow", cast_to(made.dtype), (), 1), narrow
 
     def whole(self, tensor: Tensor, /) -> Tensor:
-        """Return the tensor, or what it is a view of, detached."""
+        """Return the tensor, or what it is a view of."""
         base = tensor._base
-        made = tensor if base is None else base
-        return _detached(made)
+        return tensor if base is None else base
 
     def probe(self, whole: Tensor, /) -> Tensor:
-        """Return ``whole`` without its memory: ``.data`` changes that alone."""
+        """Return a tensor with the version of ``whole`` and without its memory: ``.data`` changes that alone."""
         kind = whole.dtype, whole.device
         bare = self._bare.get(kind)
         if bare is None:
             bare = self._bare[kind] = torch.empty(0, dtype=torch.uint8, device=whole.device).view(whole.dtype)
-        whole.data = bare
-        return whole
+        probe = _detached(whole)
+        probe.data = bare
+        return probe
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe; see :meth:`tensorstash.abilities.recipes.Producers.run`."""
@@ -181,8 +184,10 @@ class Producers:
         """Return another layout of the memory of ``whole``."""
         if whole.shape == spec.shape and whole.stride() == spec.strides and not spec.offset:
             return _detached(whole)
+        start = whole.storage_offset() + spec.offset // spec.itemsize
+        if not torch.is_grad_enabled() and not _is_watched():  # as nearly always in backward
+            return whole.as_strided(spec.shape, spec.strides, start)
         with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
-            start = whole.storage_offset() + spec.offset // spec.itemsize
             return whole.as_strided(spec.shape, spec.strides, start).detach()
 
     def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
@@ -190,16 +195,19 @@ class Producers:
         with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
             return one.dtype == other.dtype and torch.equal(_as_bits(one), _as_bits(other))
 
-    def is_there(self, tensor: Tensor, /) -> bool:
-        """Whether the storage of a tensor has any bytes, or need not have."""
+    def are_there(self, tensors: Sequence[Tensor], /) -> bool:
+        """Whether the storage of each tensor has any bytes, or need not have."""
         with DisableTorchFunction():
-            return tensor.untyped_storage().nbytes() > 0 or not tensor.numel()
+            for tensor in tensors:
+                if not tensor.untyped_storage().nbytes() and tensor.numel():
+                    return False
+        return True
 
     def sample(self, tensor: Tensor, /) -> Hashable:
         """Return a few elements of a tensor on the host as bytes; None for others."""
         if not tensor.is_cpu:
             return None
-        if not _is_watched():
+        if not _len_torch_dispatch_stack() and not _len_torch_function_stack():
             return _sample(tensor)
         with DisableTorchFunction(), _DisableTorchDispatch():
             return _sample(tensor)
@@ -233,8 +241,10 @@ class Producers:
 def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
     if DTYPE_NAMES.get(made.dtype) != spec.dtype or made.shape != spec.shape:
         raise ValueError(f"made {made.dtype}{tuple(made.shape)}, expected {spec}")
-    address = made.untyped_storage().data_ptr()
-    is_fresh = all(value is None or value.untyped_storage().data_ptr() != address for value in values)
+    address, is_fresh = made.untyped_storage().data_ptr(), True
+    for value in values:
+        if value is not None and value.untyped_storage().data_ptr() == address:
+            is_fresh = False
     if not is_fresh or made.stride() != spec.strides or made.storage_offset():
         made = torch.empty_strided(spec.shape, spec.strides, dtype=made.dtype, device=made.device).copy_(made)
     if made.data_ptr() % ALIGNMENT != spec.alignment and made.numel():
@@ -269,7 +279,7 @@ def _is_watched() -> bool:
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    if not _is_watched():
+    if not _len_torch_dispatch_stack() and not _len_torch_function_stack():
         return tensor.detach()
     with DisableTorchFunction(), _DisableTorchDispatch():
         return tensor.detach()
@@ -282,21 +292,38 @@ def _sample(tensor: Tensor) -> bytes | None:
     return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
 
 
-def _is_plain_view(tensor: Tensor, base: Tensor) -> bool:
-    if tensor.is_conj() or tensor.is_neg():
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return prod(shape) == last + 1 or 0 in shape
+
+
+@lru_cache(_REMEMBERED)
+def _covers(spec: TensorSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a view has all elements of a tensor with this shape and these strides, and neither has gaps."""
+    return prod(shape) == spec.numel and _is_dense(spec.shape, spec.strides) and _is_dense(shape, strides)
+
+
+@lru_cache(_REMEMBERED)
+def _fills(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, nbytes: int) -> bool:
+    """Whether a tensor from the start of a memory of so many bytes on takes all of it."""
+    return prod(shape) * itemsize == nbytes and _is_dense(shape, strides)
+
+
+def _is_whole(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
+    """Whether a tensor, or what it is a view of, is all of its memory, and the tensor is read as it lies there."""
+    if not _is_plain_view(tensor, spec, base):
         return False
-    return tensor is base or (tensor.dtype == base.dtype and not base.is_conj() and not base.is_neg())
+    nbytes = tensor.untyped_storage().nbytes()
+    if base is None:
+        return not spec.offset and _fills(spec.shape, spec.strides, spec.itemsize, nbytes)
+    return not base.storage_offset() and _fills(base.shape, base.stride(), base.itemsize, nbytes)
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    if tensor.is_contiguous():
-        return True
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.numel() == last + 1
-
-
-def _is_all_of_its_memory(tensor: Tensor) -> bool:
-    return _is_dense(tensor) and not tensor.storage_offset() and tensor.untyped_storage().nbytes() == tensor.nbytes
+def _is_plain_view(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
+    """Whether a tensor is read as what it is a view of, if anything: in the same dtype, and without lazy flags."""
+    if spec.conj or spec.neg:
+        return False
+    return base is None or (tensor.dtype == base.dtype and not base.is_conj() and not base.is_neg())
 
 
 def _as_bits(tensor: Tensor) -> Tensor:

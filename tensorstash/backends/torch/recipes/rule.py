@@ -63,10 +63,13 @@ class Rule:
     reads: Callable[[tuple[Hashable, ...], int], bool] = all_read
     shown: tuple[str, ...] = field(init=False)
     """Attributes of the node that show what it has saved of each operand; empty for none."""
+    own: tuple[bool, ...] = field(init=False)
+    """Whether each operand is one that the operation has returned: PyTorch calls it a result."""
 
     def __post_init__(self) -> None:
         shown = tuple(f"_raw_saved_{each.saved}" if each.saved else "" for each in self.inputs)
         object.__setattr__(self, "shown", shown)
+        object.__setattr__(self, "own", tuple(each.saved.startswith("result") for each in self.inputs))
 
 
 def saved(*names: str) -> tuple[Input, ...]:

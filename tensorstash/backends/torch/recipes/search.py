@@ -9,7 +9,7 @@ in :mod:`tensorstash.backends.torch.graph`. Where a node has not the one that is
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -22,7 +22,7 @@ from tensorstash.abilities.search import Search as AnySearch
 from tensorstash.backends.torch.recipes import RULES
 from tensorstash.backends.torch.recipes.rule import Rule, saved
 
-_CAST = "ToCopyBackward0"
+CAST = "ToCopyBackward0"
 
 
 def _as_laid_out(shape: tuple[int, ...], strides: tuple[int, ...], tensor: Tensor) -> Tensor:
@@ -33,24 +33,14 @@ _LAYOUT = Rule("view", "", saved(""), _as_laid_out, is_view=True)
 """An input as another layout of the same memory."""
 
 
-class Note(NamedTuple):
-    """The handle of an output of a node, as it lies in the node's metadata.
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape, and strides in elements."""
 
-    Args:
-        handle: a weak reference.
-        layout: shape and strides in elements of the output, if the handle is that of a view of it.
-        is_input: whether the output can be made of what the handle stands for.
-    """
+Note = tuple[ref[Any], Layout | None, bool]
+"""The handle of an output of a node, as it lies in the metadata of the node: a weak reference, the layout of the output
+if the handle is that of a view of it, and whether the output can be made of what the handle stands for.
 
-    handle: ref[Any]
-    layout: tuple[tuple[int, ...], tuple[int, ...]] | None
-    is_input: bool
-
-
-def notes(node: Any) -> dict[Any, Any]:
-    """Return what a node carries for others, as long as it lives."""
-    known: dict[Any, Any] = node.metadata
-    return known
+A bare tuple, since every saved tensor costs one of these."""
 
 
 class Search(AnySearch[Rule]):
@@ -87,9 +77,12 @@ class Search(AnySearch[Rule]):
         if not is_root:
             if node is None:
                 raise NoRecipe("an operand that the graph does not know")
-            found = self._noted(node, number)
-            if found is not None:
-                return found, 0
+            note: Note | None = node.metadata.get((self._key, number))
+            if note is not None and note[2]:
+                handle = note[0]()
+                if handle is not None:
+                    found = self.input(handle)
+                    return (found if note[1] is None else Call(_LAYOUT, note[1], (found,))), 0
         kind = type(node).__name__
         if kind == "AccumulateGrad":
             return self._leaf(node.variable), 0
@@ -100,10 +93,9 @@ class Search(AnySearch[Rule]):
             settings = rule.settings(node, number)
             if settings is None:
                 raise NoRecipe(f"{kind} does not tell its settings")
-            operands = [
-                self._operand(node, rule, place) if rule.reads(settings, place) else (None, 0)
-                for place in range(len(rule.inputs))
-            ]
+            operands = []
+            for place in range(len(rule.inputs)):
+                operands.append(self._operand(node, rule, place) if rule.reads(settings, place) else (None, 0))
         except AttributeError as error:
             raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
         except RuntimeError as error:  # what it has saved is released
@@ -124,20 +116,16 @@ class Search(AnySearch[Rule]):
             if kept is not None:
                 if not self._is_ours(kept):
                     raise NoRecipe("an operand that was saved under the hooks of others")
-                return self.input(kept), 0
+                self.inputs.append(kept)
+                found = len(self.inputs) - 1
+                if rule.own[place]:
+                    self.own.append(found)
+                return found, 0
         edges = node.next_functions
         before, number = edges[place] if place < len(edges) else (None, 0)
         if before is None and optional:
             return None, 0
         return self.output(before, number)
-
-    def _noted(self, node: Any, number: int) -> Any:
-        note = node.metadata.get((self._key, number))
-        handle = None if note is None else note.handle()
-        if handle is None or not note.is_input:
-            return None
-        place = self.input(handle)
-        return place if note.layout is None else Call(_LAYOUT, note.layout, (place,))
 
     def _leaf(self, tensor: Tensor) -> int:
         if type(tensor) not in (Tensor, Parameter) or not tensor.untyped_storage().nbytes():
@@ -146,8 +134,8 @@ class Search(AnySearch[Rule]):
 
 
 def narrow_source(node: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """Return the narrower floating-point type that a node has cast to a wider one, whose values it all holds."""
-    if type(node).__name__ != _CAST or not dtype.is_floating_point:
+    """Return the narrower floating-point type that a cast has made a wider one of, whose values it all holds."""
+    if not dtype.is_floating_point:
         return None
     before, number = node.next_functions[0]
     shown = getattr(before, "_input_metadata", None)
@@ -157,4 +145,4 @@ def narrow_source(node: Any, dtype: torch.dtype) -> torch.dtype | None:
 
 def cast_to(dtype: torch.dtype) -> Hashable:
     """Return the operation that casts the only input of a recipe."""
-    return Call(RULES[_CAST], (dtype,), (0,))
+    return Call(RULES[CAST], (dtype,), (0,))
