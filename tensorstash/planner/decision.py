@@ -158,9 +158,12 @@ class Decision:
         if not share:
             return replace(self, choices=only)
         problem = _dearer(self.problem, share)
-        solution = solve(_without(problem, self._untried()))
+        found = solve(_without(problem, self._untried()))
+        # What was not tried is there all the same, where the budget comes to be too small.
+        least = min(found.least, self.solution.least)
+        solution = replace(found, status=self.solution.status, least=least)
         settled = replace(self, problem=problem, solution=solution, choices=only)
-        if solution.status != "planned" or solution.choice in self.choices.values():
+        if found.status != "planned" or solution.choice in self.choices.values():
             return settled
         gain = settled.found(name).cost - solution.seconds
         is_better = gain > _WORTH_CHANGING * problem.step_s

@@ -178,7 +178,7 @@ MUTANTS = [
     (
         "engine/planned/budgeted.py",
         "dropped check",
-        "(planned == KEEP and step.excess > self._control.slack)",
+        "(planned == KEEP and step.settle_excess() > self._control.slack)",
         "False",
         HELD,
     ),

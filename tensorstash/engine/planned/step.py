@@ -147,9 +147,8 @@ class Step:
         """Note that a tensor was moved that was to be kept."""
         self._excess -= nbytes
 
-    @property
-    def excess(self) -> float:
-        """Bytes that codecs have left beyond what they were counted on, less those that were moved instead."""
+    def settle_excess(self) -> float:
+        """Return the bytes that codecs have left beyond what they were counted on, less those moved instead."""
         waiting = []
         for seen, nbytes in self._encoded:
             if seen.left is None:
