@@ -257,14 +257,15 @@ def _with_left(record: Record, parts: Mapping[str, float]) -> Record:
 
 
 def _plain(record: Record) -> list[Any]:
-    options = [[o.tier, o.resident, o.seconds, o.link, o.out_s, o.back_s] for o in record.options]
+    options = [[o.tier, o.resident, o.seconds, o.link, o.out_s, o.back_s, o.needs] for o in record.options]
     times = record.saved, record.freed, record.wanted, record.released
     return [record.key, record.nbytes, *times, options]
 
 
 def _record(key: list[Any], nbytes: int, *rest: Any) -> Record:
     saved, freed, wanted, released, options = rest
-    return Record(_key(key), nbytes, saved, freed, wanted, released, tuple(Option(*option) for option in options))
+    read = (Option(*option, tuple(map(_key, needs))) for *option, needs in options)
+    return Record(_key(key), nbytes, saved, freed, wanted, released, tuple(read))
 
 
 def _key(plain: list[Any]) -> SavedClass:

@@ -5,6 +5,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tensorstash.engine.planned.options import at_rates
 from tensorstash.engine.planned.step import Seen, Step, records
 from tensorstash.errors import ConfigError, StashError, TensorStashWarning
 from tensorstash.host import native
-from tensorstash.planner.decision import Measured, decide
+from tensorstash.planner.decision import Decision, Measured, decide
 from tensorstash.planner.model import Option, Problem, Record, SavedClass
 from tensorstash.planner.solve import solve
 from tests.engine.slow_disk import SlowBudget
@@ -407,6 +408,30 @@ def test_what_can_be_made_again_is_where_memory_comes_from(program: Any, tmp_pat
     assert not alone.stats().stashed.tensors
 
 
+@pytest.mark.parametrize("program", [Torch, Paddle], indirect=True, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("share", [0.65, 0.8, 0.95])
+def test_what_a_plan_makes_again_is_made_of_what_it_keeps(program: Any, share: float) -> None:
+    """Recipes lie between tensors that have none, and are not looked for where a plan keeps a tensor."""
+
+    def loss(rows: int) -> Any:
+        hidden = program._input[:rows] @ program.weights[0]
+        for _ in range(6):
+            hidden = hidden.tanh()
+        return hidden.sum()
+
+    program.loss, program.weights = loss, program.weights[:1]
+    expected = unhooked(program)
+    size = int(share * native_peak(program))
+    stash = stashed(program, ts.Budget(size, allow="recompute"))
+    for step in range(5):
+        before = sum(done.tensors for done in stash.stats().recomputed.values())
+        assert_equal(trained(program, stash, 1)[0], expected)
+        assert stash._session._tracker.peak <= 1.02 * size  # type: ignore[union-attr]
+        made = sum(done.tensors for done in stash.stats().recomputed.values()) - before
+        assert made >= (1 if step else 4)
+    assert stash.plan().status == "planned"
+
+
 def gated(program: Any) -> Any:
     """Return the program with layers whose outputs are products of two activations."""
     activation = activation_of(program)
@@ -606,6 +631,24 @@ def test_a_plan_that_holds_too_much_is_followed_by_one_that_holds_less(times: fl
     control.begin(step.signature)
     control.end(step, round(times * problem.budget), (problem.budget, 0))
     assert [*control.newest.plan.tiers.values()].count("keep") == kept - fewer
+
+
+def test_a_tier_that_no_plan_tried_still_counts_for_the_smallest_budget() -> None:
+    options = Option("keep", 100), Option("disk_spill", 20, 0.0005, "disk", 0.02, 0.02), Option("recompute", 20, 0.005)
+    options += (Option("compress", 0, 0.3),)  # too dear to be tried
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(8)]
+    records = tuple(Record(k, 100, p, p + 0.5, 20.0 - p, 20.5 - p, options) for p, k in enumerate(keys))
+    decision = decide(Measured(Problem(records, 450, step_s=1.0), {}, (), {}))
+    assert "compress" not in {tier for plan in decision.plans().values() for tier in plan.tiers.values()}
+    for name in decision.choices:
+        settled = decision.settled(name, 0.5)
+        assert settled.solution.least == decision.solution.least < solve(problem_of(settled)).least
+
+
+def problem_of(decision: Decision) -> Problem:
+    """Return the problem of a decision without a tier."""
+    records = (replace(each, options=each.options[:3]) for each in decision.problem.records)
+    return replace(decision.problem, records=tuple(records))
 
 
 def test_plans_take_turns_in_another_order_each_time() -> None:

@@ -71,6 +71,7 @@ class Producers:
 
     def note(self, tensor: Tensor, handle: Any, /) -> None:
         """Remember in the tensor's node which handle stands for it, and in that of what it is a view of."""
+        self._place += 1  # here, since nobody asks for the recipe of a tensor that a plan keeps
         node = tensor.grad_fn
         if node is None:
             return
@@ -117,7 +118,7 @@ class Producers:
             return _NO_PRODUCER if node is None else "this version of PyTorch does not show what nodes have saved"
         if not _is_plain_view(tensor, made) or not _is_all_of_its_memory(made):
             return "part of a larger memory"
-        place, self._place = self._place, self._place + 1
+        place = self._place
         kind, wanted = type(node), (ops, depth)
         known = self._refused.get(place)
         if known is not None and known[:4] == (kind, made.shape, made.dtype, wanted):
