@@ -22,10 +22,10 @@ from tensorstash.cli.comparison import Variant
 from tensorstash.cli.turns import Job, Turns, run
 from tensorstash.host.allocator import advised_environment
 
-GPT = Model(framework="torch", network="gpt", batch=8, rate=1e-3, depth=12, width=192, heads=6, context=128)
+GPT = Model(framework="torch", network="gpt", batch=16, rate=1e-3, depth=10, width=192, heads=6, context=256)
 WORKLOADS = {
     "torch_gpt": GPT,
-    "torch_resnet": Model(framework="torch", network="resnet", batch=16, rate=1e-3, depth=40, width=16),
+    "torch_resnet": Model(framework="torch", network="resnet", batch=48, rate=1e-3, depth=40, width=16),
     "paddle_gpt": replace(GPT, framework="paddle", depth=8, width=128, heads=4),
 }
 TINY = {"batch": 4, "depth": 2, "width": 64, "heads": 4, "context": 64}

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from os import cpu_count
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import pytest
 
 import tensorstash as ts
 from tensorstash.engine.planned.control import Control, Held
-from tensorstash.engine.planned.options import at_rates
+from tensorstash.engine.planned.options import at_rates, options
 from tensorstash.engine.planned.step import Seen, Step, records
 from tensorstash.errors import ConfigError, StashError, TensorStashWarning
 from tensorstash.host import native
 from tensorstash.planner.decision import Decision, Measured, decide
 from tensorstash.planner.model import Option, Problem, Record, SavedClass
 from tensorstash.planner.solve import solve
+from tensorstash.spec import TensorSpec
 from tests.engine.slow_disk import SlowBudget
 
 LAYERS, ROWS, WIDTH = 8, 256, 64
@@ -503,6 +505,21 @@ def test_a_slow_disk_turns_the_plan_to_what_can_be_made_again() -> None:
     fast, slow = moved(1e9), moved(1e8)
     assert fast["disk_spill"] > fast["recompute"]
     assert slow["recompute"] > slow["disk_spill"]
+
+
+def test_codecs_before_a_disk_take_what_they_took_whatever_its_speed() -> None:
+    spec = TensorSpec((2**20,), (1,), 0, "float32", "cpu")
+    tiers = {"disk_spill": ts.DiskSpill(), "compress | disk_spill": ts.Compress() | ts.DiskSpill()}
+    plain, coded = options(tiers, spec, np.zeros(2**16, "float32"))
+    assert coded.seconds > 0
+    for rate in (1e8, 1e9, 1e10):
+        one, other = (at_rates(option, {"disk": (rate, rate)}) for option in (plain, coded))
+        assert one.seconds > 0
+        assert one.out_s == pytest.approx(spec.nbytes / rate)
+        assert other.seconds > coded.seconds
+        assert other.out_s + other.back_s > coded.seconds / (1.0 if (cpu_count() or 1) <= 2 else 0.3)
+    small, large = (at_rates(Option("", 0, 0.0, "disk", size, size), {}).seconds for size in (1e-6, 1e-3))
+    assert large < 1000 * small  # each tensor costs something, whatever its size
 
 
 def held_against(problem: Problem, times: Callable[[str, int], float]) -> tuple[Control, list[str]]:
