@@ -549,6 +549,20 @@ def two_tiers() -> Problem:
     return Problem(records, 450, step_s=1.0)
 
 
+def test_where_one_of_two_models_does_not_fit_no_tensor_passes_unseen() -> None:
+    """Tensors of both may have the same sizes, so that those of one would be taken for those of the other."""
+    control = Control(lambda: None, lambda _: None)
+    statuses = []
+    for place, budget in enumerate((10**6, 450, 10**6)):
+        problem = replace(two_tiers(), budget=budget)
+        measured = Measured(problem, {}, (), {})
+        signature = problem.records[place].key
+        control._hold(signature, Held(measured, decide(measured)))
+        control.begin(signature)
+        statuses.append((control.newest.plan.status, control.is_declined))  # type: ignore[union-attr]
+    assert statuses == [("declined", True), ("planned", False), ("declined", False)]
+
+
 def test_a_step_that_something_else_made_slow_does_not_turn_the_trial_to_a_worse_plan() -> None:
     for slow in range(9):
         for other in range(slow + 1):
