@@ -169,6 +169,13 @@ def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[str,
         )
 
 
+def allocator() -> str:
+    """Say what the processes take their memory from."""
+    advised = advised_environment(os.environ)
+    library = os.path.basename(advised.get("LD_PRELOAD", ""))
+    return f"{library} preloaded" if library else f"MALLOC_MMAP_THRESHOLD_={advised.get('MALLOC_MMAP_THRESHOLD_')}"
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--part", action="append", type=float, help="of the native peak, only this one; repeatable")
@@ -177,7 +184,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> int:
-    report.conditions = f"{machine(('torch', 'paddlepaddle', 'numpy'))}; {options.rounds} rounds."
+    packages = "torch", "paddlepaddle", "numpy"
+    report.conditions = f"{machine(packages)}; {allocator()}; {options.rounds} rounds."
     report.legend = LEGEND
     heads = ("workload", "policy", "resident MiB", "held", "resident", "step", "of best", "gradients", "bars")
     report.begin(*heads, left=("workload", "policy", "of best", "gradients", "bars"))
