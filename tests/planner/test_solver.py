@@ -244,3 +244,15 @@ def test_what_a_tensor_is_made_of_comes_back_with_it_and_goes_again() -> None:
     assert peak(0, 1, 0, 1) == 300
     assert solve(Problem(tuple(records), 300)).status == "planned"
     assert solve(Problem(tuple(records), 299)).status == "impossible"
+
+
+def test_what_is_needed_for_something_that_is_needed_counts_too() -> None:
+    """The second of four tensors, of which the third is made, is larger than the others."""
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(4)]
+    records = []
+    for place, nbytes in enumerate((100, 300, 100, 100)):
+        again = (Option("recompute", 0, 0.1, needs=(keys[place - 1],)),) if place else ()
+        options = (Option("keep", nbytes), *again)
+        records.append(Record(keys[place], nbytes, place, place, 9.0 - place, 9.5 - place, options))
+    held = pressure(Problem(tuple(records), 1000).table, np.array((0, 1, 1, 1)), 1000).held
+    assert held.tolist() == [100, 100, 100, 100, 500, 500, 400, 100]
