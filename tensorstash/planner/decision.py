@@ -264,7 +264,7 @@ def _plain(record: Record) -> list[Any]:
 
 def _record(key: list[Any], nbytes: int, *rest: Any) -> Record:
     saved, freed, wanted, released, options = rest
-    read = (Option(*option, tuple(map(_key, needs))) for *option, needs in options)
+    read = (replace(Option(*option), needs=tuple(map(_key, needs))) for *option, needs in options)
     return Record(_key(key), nbytes, saved, freed, wanted, released, tuple(read))
 
 
