@@ -28,7 +28,6 @@ from tensorstash.planner.plan import BudgetPlan
 from tensorstash.policies import Budget
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.policies.policy import require_policy
 from tensorstash.policies.selectors import ModuleNames, Saved
 from tensorstash.protocols import Undo
 from tensorstash.registry import did_you_mean
@@ -359,12 +358,10 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
         return read_policy(policy, f"{caller}.policy")
     if isinstance(policy, Mapping):
         raise ConfigError(f"{caller}: got a dictionary, expected a policy; pass tensorstash.from_dict(...) of it")
-    if isinstance(policy, list | tuple):
-        require_policy(policy, path=caller)
     if isinstance(policy, type) or not isinstance(policy, HookPolicy):
         raise ConfigError(
             f"{caller}: got {policy!r}, expected a policy such as CpuOffload() or Compress() | DiskSpill('/scratch'), "
-            f"or text such as 'compress | disk_spill'"
+            f"or text such as 'compress | disk_spill'; several are joined by |, or by tensorstash.Chain(...)"
         )
     return policy
 
