@@ -22,10 +22,10 @@ from tensorstash.cli.comparison import Variant
 from tensorstash.cli.turns import Job, Turns, run
 from tensorstash.host.allocator import advised_environment
 
-GPT = Model(framework="torch", network="gpt", batch=8, rate=1e-3, depth=12, width=192, heads=6, context=128)
+GPT = Model(framework="torch", network="gpt", batch=16, rate=1e-3, depth=10, width=192, heads=6, context=256)
 WORKLOADS = {
     "torch_gpt": GPT,
-    "torch_resnet": Model(framework="torch", network="resnet", batch=16, rate=1e-3, depth=40, width=16),
+    "torch_resnet": Model(framework="torch", network="resnet", batch=48, rate=1e-3, depth=40, width=16),
     "paddle_gpt": replace(GPT, framework="paddle", depth=8, width=128, heads=4),
 }
 TINY = {"batch": 4, "depth": 2, "width": 64, "heads": 4, "context": 64}
@@ -169,6 +169,13 @@ def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[str,
         )
 
 
+def allocator() -> str:
+    """Say what the processes take their memory from."""
+    advised = advised_environment(os.environ)
+    library = os.path.basename(advised.get("LD_PRELOAD", ""))
+    return f"{library} preloaded" if library else f"MALLOC_MMAP_THRESHOLD_={advised.get('MALLOC_MMAP_THRESHOLD_')}"
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--part", action="append", type=float, help="of the native peak, only this one; repeatable")
@@ -177,7 +184,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> int:
-    report.conditions = f"{machine(('torch', 'paddlepaddle', 'numpy'))}; {options.rounds} rounds."
+    packages = "torch", "paddlepaddle", "numpy"
+    report.conditions = f"{machine(packages)}; {allocator()}; {options.rounds} rounds."
     report.legend = LEGEND
     heads = ("workload", "policy", "resident MiB", "held", "resident", "step", "of best", "gradients", "bars")
     report.begin(*heads, left=("workload", "policy", "of best", "gradients", "bars"))

@@ -361,7 +361,7 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
     if isinstance(policy, type) or not isinstance(policy, HookPolicy):
         raise ConfigError(
             f"{caller}: got {policy!r}, expected a policy such as CpuOffload() or Compress() | DiskSpill('/scratch'), "
-            f"or text such as 'compress | disk_spill'"
+            f"or text such as 'compress | disk_spill'; several are joined by |, or by tensorstash.Chain(...)"
         )
     return policy
 

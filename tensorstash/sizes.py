@@ -21,6 +21,9 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_WRITTEN = {unit: _UNITS[unit.lower()] for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB", "B")}
+"""Units as people write them; of equally short texts, the first."""
+
 _PLAUSIBLE = 4096
 """Bytes below which a budget without a unit is taken for a slip: less than one page of memory."""
 
@@ -68,6 +71,19 @@ def parse_budget(size: int | str, *, path: str) -> int:
             stacklevel=4,  # past this one, __post_init__ and the __init__ of a dataclass
         )
     return nbytes
+
+
+def exact_bytes(nbytes: int) -> str:
+    """Return the shortest text that :func:`parse_bytes` makes the same number of.
+
+    >>> exact_bytes(2 * 2**30), exact_bytes(6 * 10**9), exact_bytes(2049), exact_bytes(0)
+    ('2GiB', '6GB', '2049B', '0')
+    """
+    if not nbytes:
+        return "0"
+    texts = (f"{nbytes // size}{unit}" for unit, size in _WRITTEN.items() if not nbytes % size)
+    # Very large numbers lose digits on their way through a text with a unit.
+    return min((text for text in texts if parse_bytes(text, path=text) == nbytes), key=len, default=str(nbytes))
 
 
 def format_bytes(nbytes: int) -> str:

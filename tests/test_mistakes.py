@@ -160,6 +160,8 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     "a key with a typing error": (lambda: stash("compress:levle=3"), ConfigError, "levle.*did you mean 'level'"),
     "a class in place of a policy": (lambda: stash(ts.Compress), ConfigError, r"expected a policy such as"),
     "a dictionary in place of a policy": (lambda: stash({"name": "compress"}), ConfigError, "from_dict"),
+    "a list in place of a policy": (lambda: stash([ts.Compress(), ts.Keep()]), ConfigError, r"joined by \|.*Chain"),
+    "a tuple in place of a part of a policy": (lambda: ts.Route((), (ts.Compress(),)), ConfigError, r"by \|.*Chain"),
     "model and policy swapped": (lambda: ts.wrap(ts.Compress(), model()), ConfigError, "expected a policy such as"),  # type: ignore[arg-type]
     "a class in place of a model": (lambda: ts.wrap(nn.GELU, "compress"), ConfigError, "make an instance of it"),
     "a function in place of a model": (lambda: ts.wrap(len, "compress"), BackendError, "expected a module"),

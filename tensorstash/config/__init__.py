@@ -22,7 +22,7 @@ from typing import BinaryIO
 from tensorstash.config.files import SETTINGS, read_table
 from tensorstash.config.reading import read_policy
 from tensorstash.config.text import written
-from tensorstash.config.writing import to_dict, walk
+from tensorstash.config.writing import to_dict, to_written, walk
 from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies.plan import HookPolicy
 
@@ -75,9 +75,9 @@ def format(policy: HookPolicy) -> str:  # noqa: A001  (the inverse of parse, and
         ConfigError: it has no one-line form, such as a route, or a component of it is not registered.
 
     >>> format(parse("quantize:bits=4 | disk_spill:budget=2KiB"))
-    'quantize:bits=4,group_size=128,rounding=auto,seed=0 | disk_spill:budget=2048'
+    'quantize:bits=4,group_size=128,rounding=auto,seed=0 | disk_spill:budget=2KiB'
     """
-    return written(to_dict(policy), "policy")
+    return written(to_written(policy), "policy")
 
 
 def load(source: str | os.PathLike[str] | BinaryIO) -> HookPolicy:

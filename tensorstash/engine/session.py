@@ -234,6 +234,9 @@ class Session(Generic[T]):
             return self._keep(tensor, reason, nbytes)
         spec = self._spec(tensor)
         is_large, tracker, recomputer = spec.nbytes >= self._min_bytes, self._tracker, self._recomputer
+        if recomputer is not None and self._state.was_asked:  # before the first is noted, whatever becomes of it
+            with self._lock:
+                self._current_requests()
         seen = tracker.see(tensor, spec, self._thread.module) if tracker is not None and is_large else None
         way = self._way(spec, "any", seen)
         handle: Any = None
@@ -263,9 +266,6 @@ class Session(Generic[T]):
     def _made_again(
         self, recomputer: Recomputer, tensor: T, spec: TensorSpec, wanted: Rebuilding, seen: Seen | None
     ) -> Handle | None:
-        if self._state.was_asked:
-            with self._lock:
-                self._current_requests()
         handle = recomputer.handle(tensor, spec, wanted, partial(self._store_narrow, seen))
         if handle is not None:
             return handle

@@ -158,9 +158,12 @@ class Decision:
         if not share:
             return replace(self, choices=only)
         problem = _dearer(self.problem, share)
-        solution = solve(_without(problem, self._untried()))
+        found = solve(_without(problem, self._untried()))
+        # What was not tried is there all the same, where the budget comes to be too small.
+        least = min(found.least, self.solution.least)
+        solution = replace(found, status=self.solution.status, least=least)
         settled = replace(self, problem=problem, solution=solution, choices=only)
-        if solution.status != "planned" or solution.choice in self.choices.values():
+        if found.status != "planned" or solution.choice in self.choices.values():
             return settled
         gain = settled.found(name).cost - solution.seconds
         is_better = gain > _WORTH_CHANGING * problem.step_s
@@ -254,14 +257,15 @@ def _with_left(record: Record, parts: Mapping[str, float]) -> Record:
 
 
 def _plain(record: Record) -> list[Any]:
-    options = [[o.tier, o.resident, o.seconds, o.link, o.out_s, o.back_s] for o in record.options]
+    options = [[o.tier, o.resident, o.seconds, o.link, o.out_s, o.back_s, o.needs] for o in record.options]
     times = record.saved, record.freed, record.wanted, record.released
     return [record.key, record.nbytes, *times, options]
 
 
 def _record(key: list[Any], nbytes: int, *rest: Any) -> Record:
     saved, freed, wanted, released, options = rest
-    return Record(_key(key), nbytes, saved, freed, wanted, released, tuple(Option(*option) for option in options))
+    read = (replace(Option(*option), needs=tuple(map(_key, needs))) for *option, needs in options)
+    return Record(_key(key), nbytes, saved, freed, wanted, released, tuple(read))
 
 
 def _key(plain: list[Any]) -> SavedClass:

@@ -50,6 +50,7 @@ class Option:
         link: what carries it; records of one link wait for one another. Empty for none.
         out_s: seconds for which it occupies its link on the way out.
         back_s: the same, on the way back.
+        needs: classes of the records that it is made of when it comes back, and that come back for that, too.
     """
 
     tier: str
@@ -58,6 +59,7 @@ class Option:
     link: str = ""
     out_s: float = 0.0
     back_s: float = 0.0
+    needs: tuple[SavedClass, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,57 @@ class Moments:
         return total[self._places]
 
 
+class Needs:
+    """What records are made of when they come back, and how many bytes that takes for as long as it lasts.
+
+    Args:
+        records: of the table.
+        table: of the records.
+    """
+
+    def __init__(self, records: tuple[Record, ...], table: "Table") -> None:
+        rows = {record.key: row for row, record in enumerate(records)}
+        edges = [
+            (row, place, rows[key])
+            for row, record in enumerate(records)
+            for place, option in enumerate(record.options)
+            for key in option.needs
+            if key in rows and records[rows[key]].saved < record.saved
+        ]
+        self._made, self._place, self._of = np.array(edges, np.int64).reshape(-1, 3).T
+        # What has come back for its own sake is counted already.
+        wanted = table.wanted[self._made]
+        is_back = (table.wanted[self._of] <= wanted) & (wanted < table.released[self._of])
+        self._nbytes = np.where(is_back, 0.0, table.nbytes[self._of])
+        self._own = table.nbytes[self._made]
+        self._count = table.count
+        self._points = np.searchsorted(table.points, table.wanted)
+
+    def at(self, choice: Ints, points: Floats) -> Floats | float:
+        """Return the bytes at each point; 0 if there are none at any.
+
+        Args:
+            choice: an option for each record.
+            points: of the table.
+        """
+        taken = self._nbytes * ((choice[self._made] == self._place) & (choice[self._of] > 0))
+        if not taken.any():
+            return 0.0
+        least = np.bincount(self._made, taken, self._count)
+        takes = least
+        while True:
+            # What is needed for something that is needed is let go of before the tensor itself is there.
+            before = np.where(taken > 0, least[self._made] + takes[self._of] - self._own, 0.0)
+            more = takes.copy()
+            np.maximum.at(more, self._made, before)
+            if (more <= takes).all():
+                break
+            takes = more
+        found: Floats = np.zeros(points.size)
+        np.maximum.at(found, self._points, takes)
+        return found
+
+
 class Table:
     """Records and their options as arrays, one row for each record; options that it lacks cost infinitely much.
 
@@ -168,6 +221,7 @@ class Table:
         self.on_saved = Moments(self.saved, self.points)
         self.so_far = self.on_saved.until(self.nbytes)
         """Bytes that were saved by each point."""
+        self.needs = Needs(records, self)
 
     def priced(self, choice: Ints) -> float:
         """Return the seconds that the options of a choice add by themselves."""
@@ -232,6 +286,7 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
     held = table.so_far - table.on_released.until(left + nbytes)
     held += table.on_freed.until(left - at_once)
     held += table.on_wanted.until(at_once)
+    held += table.needs.at(choice, table.points)
     seconds = table.priced(choice)
     stays = np.zeros(table.count, bool)
     if not carried.any():

@@ -214,6 +214,8 @@ def require_policy(value: object, *, path: str) -> None:
         raise ConfigError(f"{path}: got the codec {value!r}, expected a policy; write Encode({value!r})")
     if isinstance(value, StoreConfig):
         raise ConfigError(f"{path}: got the store {value!r}, expected a policy; write StoreIn({value!r})")
+    if isinstance(value, list | tuple):
+        raise ConfigError(f"{path}: got {value!r}, expected one policy; join the steps by |, or by Chain((...))")
     raise ConfigError(f"{path}: got {value!r}, expected a policy such as CpuOffload()")
 
 

@@ -53,6 +53,20 @@ def test_parse_undoes_format_where_there_is_a_line(policy):
     assert format(again) == line
 
 
+@pytest.mark.parametrize(
+    ("size", "written"),
+    [(2 * 2**30, "2GiB"), (6 * 10**9, "6GB"), (4097, "4097B"), (0, "0"), (2**60 + 1, "1152921504606846977")],
+)
+def test_sizes_in_a_line_are_written_as_people_write_them(size, written):
+    line = format(DiskSpill(budget=size))
+    assert line == f"disk_spill:budget={written}"
+    assert parse(line) == DiskSpill(budget=size)
+
+
+def test_numbers_that_are_no_sizes_are_written_as_they_are():
+    assert "seed=1048576" in format(Quantize(4, seed=2**20))
+
+
 @given(policies)
 @example(EVERYTHING)
 def test_from_dict_undoes_to_dict(policy):

@@ -5,6 +5,8 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from os import cpu_count
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ import pytest
 
 import tensorstash as ts
 from tensorstash.engine.planned.control import Control, Held
-from tensorstash.engine.planned.options import at_rates
+from tensorstash.engine.planned.options import at_rates, options
 from tensorstash.engine.planned.step import Seen, Step, records
 from tensorstash.errors import ConfigError, StashError, TensorStashWarning
 from tensorstash.host import native
-from tensorstash.planner.decision import Measured, decide
+from tensorstash.planner.decision import Decision, Measured, decide
 from tensorstash.planner.model import Option, Problem, Record, SavedClass
 from tensorstash.planner.solve import solve
+from tensorstash.spec import TensorSpec
 from tests.engine.slow_disk import SlowBudget
 
 LAYERS, ROWS, WIDTH = 8, 256, 64
@@ -407,6 +410,30 @@ def test_what_can_be_made_again_is_where_memory_comes_from(program: Any, tmp_pat
     assert not alone.stats().stashed.tensors
 
 
+@pytest.mark.parametrize("program", [Torch, Paddle], indirect=True, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("share", [0.65, 0.8, 0.95])
+def test_what_a_plan_makes_again_is_made_of_what_it_keeps(program: Any, share: float) -> None:
+    """Recipes lie between tensors that have none, and are not looked for where a plan keeps a tensor."""
+
+    def loss(rows: int) -> Any:
+        hidden = program._input[:rows] @ program.weights[0]
+        for _ in range(6):
+            hidden = hidden.tanh()
+        return hidden.sum()
+
+    program.loss, program.weights = loss, program.weights[:1]
+    expected = unhooked(program)
+    size = int(share * native_peak(program))
+    stash = stashed(program, ts.Budget(size, allow="recompute"))
+    for step in range(5):
+        before = sum(done.tensors for done in stash.stats().recomputed.values())
+        assert_equal(trained(program, stash, 1)[0], expected)
+        assert stash._session._tracker.peak <= 1.02 * size  # type: ignore[union-attr]
+        made = sum(done.tensors for done in stash.stats().recomputed.values()) - before
+        assert made >= (1 if step else 4)
+    assert stash.plan().status == "planned"
+
+
 def gated(program: Any) -> Any:
     """Return the program with layers whose outputs are products of two activations."""
     activation = activation_of(program)
@@ -480,6 +507,21 @@ def test_a_slow_disk_turns_the_plan_to_what_can_be_made_again() -> None:
     assert slow["recompute"] > slow["disk_spill"]
 
 
+def test_codecs_before_a_disk_take_what_they_took_whatever_its_speed() -> None:
+    spec = TensorSpec((2**20,), (1,), 0, "float32", "cpu")
+    tiers = {"disk_spill": ts.DiskSpill(), "compress | disk_spill": ts.Compress() | ts.DiskSpill()}
+    plain, coded = options(tiers, spec, np.zeros(2**16, "float32"))
+    assert coded.seconds > 0
+    for rate in (1e8, 1e9, 1e10):
+        one, other = (at_rates(option, {"disk": (rate, rate)}) for option in (plain, coded))
+        assert one.seconds > 0
+        assert one.out_s == pytest.approx(spec.nbytes / rate)
+        assert other.seconds > coded.seconds
+        assert other.out_s + other.back_s > coded.seconds / (1.0 if (cpu_count() or 1) <= 2 else 0.3)
+    small, large = (at_rates(Option("", 0, 0.0, "disk", size, size), {}).seconds for size in (1e-6, 1e-3))
+    assert large < 1000 * small  # each tensor costs something, whatever its size
+
+
 def held_against(problem: Problem, times: Callable[[str, int], float]) -> tuple[Control, list[str]]:
     """Run steps that take as long as a clock says, until one plan stays; return the names of the plans tried."""
     control, tried = Control(lambda: None, lambda _: None), []
@@ -505,6 +547,20 @@ def two_tiers() -> Problem:
     keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(8)]
     records = tuple(Record(k, 100, p, p + 0.5, 20.0 - p, 20.5 - p, options) for p, k in enumerate(keys))
     return Problem(records, 450, step_s=1.0)
+
+
+def test_where_one_of_two_models_does_not_fit_no_tensor_passes_unseen() -> None:
+    """Tensors of both may have the same sizes, so that those of one would be taken for those of the other."""
+    control = Control(lambda: None, lambda _: None)
+    statuses = []
+    for place, budget in enumerate((10**6, 450, 10**6)):
+        problem = replace(two_tiers(), budget=budget)
+        measured = Measured(problem, {}, (), {})
+        signature = problem.records[place].key
+        control._hold(signature, Held(measured, decide(measured)))
+        control.begin(signature)
+        statuses.append((control.newest.plan.status, control.is_declined))  # type: ignore[union-attr]
+    assert statuses == [("declined", True), ("planned", False), ("declined", False)]
 
 
 def test_a_step_that_something_else_made_slow_does_not_turn_the_trial_to_a_worse_plan() -> None:
@@ -606,6 +662,24 @@ def test_a_plan_that_holds_too_much_is_followed_by_one_that_holds_less(times: fl
     control.begin(step.signature)
     control.end(step, round(times * problem.budget), (problem.budget, 0))
     assert [*control.newest.plan.tiers.values()].count("keep") == kept - fewer
+
+
+def test_a_tier_that_no_plan_tried_still_counts_for_the_smallest_budget() -> None:
+    options = Option("keep", 100), Option("disk_spill", 20, 0.0005, "disk", 0.02, 0.02), Option("recompute", 20, 0.005)
+    options += (Option("compress", 0, 0.3),)  # too dear to be tried
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(8)]
+    records = tuple(Record(k, 100, p, p + 0.5, 20.0 - p, 20.5 - p, options) for p, k in enumerate(keys))
+    decision = decide(Measured(Problem(records, 450, step_s=1.0), {}, (), {}))
+    assert "compress" not in {tier for plan in decision.plans().values() for tier in plan.tiers.values()}
+    for name in decision.choices:
+        settled = decision.settled(name, 0.5)
+        assert settled.solution.least == decision.solution.least < solve(problem_of(settled)).least
+
+
+def problem_of(decision: Decision) -> Problem:
+    """Return the problem of a decision without a tier."""
+    records = (replace(each, options=each.options[:3]) for each in decision.problem.records)
+    return replace(decision.problem, records=tuple(records))
 
 
 def test_plans_take_turns_in_another_order_each_time() -> None:

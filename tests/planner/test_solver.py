@@ -223,3 +223,36 @@ def test_links_are_for_what_forward_lets_go_of_first() -> None:
     assert market.best is not None
     assert market.best.tolist() == sorted(market.best.tolist(), reverse=True)
     assert pressure(problem.table, market.best, problem.room).stall_s == 0
+
+
+def test_what_a_tensor_is_made_of_comes_back_with_it_and_goes_again() -> None:
+    """Of four tensors each is made of the one before; the first has no recipe."""
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(4)]
+    records = []
+    for place, key in enumerate(keys):
+        again = (Option("recompute", 0, 0.1, needs=(keys[place - 1],)),) if place else ()
+        options = (Option("keep", 100), *again)
+        records.append(Record(key, 100, place, place, 9.0 - place, 9.5 - place, options))
+    table = Problem(tuple(records), 400).table
+
+    def peak(*choice: int) -> float:
+        return pressure(table, np.array(choice), 400).least
+
+    assert peak(0, 0, 0, 1) == 400  # made of what is there
+    assert peak(0, 1, 1, 1) == 300  # the first, the last, and what that is made of, one after the other
+    assert peak(0, 0, 1, 1) == 400
+    assert peak(0, 1, 0, 1) == 300
+    assert solve(Problem(tuple(records), 300)).status == "planned"
+    assert solve(Problem(tuple(records), 299)).status == "impossible"
+
+
+def test_what_is_needed_for_something_that_is_needed_counts_too() -> None:
+    """The second of four tensors, of which the third is made, is larger than the others."""
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(4)]
+    records = []
+    for place, nbytes in enumerate((100, 300, 100, 100)):
+        again = (Option("recompute", 0, 0.1, needs=(keys[place - 1],)),) if place else ()
+        options = (Option("keep", nbytes), *again)
+        records.append(Record(keys[place], nbytes, place, place, 9.0 - place, 9.5 - place, options))
+    held = pressure(Problem(tuple(records), 1000).table, np.array((0, 1, 1, 1)), 1000).held
+    assert held.tolist() == [100, 100, 100, 100, 500, 500, 400, 100]

@@ -128,7 +128,7 @@ class Budgeted:
         planned = self._control.tier(seen.key)
         if planned is None:
             step.surprises += 1
-        elif spare < 0 or (planned == KEEP and step.excess > self._control.slack):
+        elif spare < 0 or (planned == KEEP and step.settle_excess() > self._control.slack):
             if planned == KEEP:
                 step.overran = True
                 step.moved_instead(seen.nbytes)

@@ -67,8 +67,8 @@ class Control:
 
     @property
     def is_declined(self) -> bool:
-        """Whether everything fits."""
-        return self.current is not None and self.current.plan.status == "declined"
+        """Whether everything fits, in all steps that are known: those of two kinds may begin alike."""
+        return self.current is not None and all(held.plan.status == "declined" for held in self._known.values())
 
     @property
     def is_waiting(self) -> bool:

@@ -100,6 +100,8 @@ class Meter:
         return found
 
     def _strike_out(self) -> None:
+        if not self._gone:  # as nearly always: it is asked several times for each tensor
+            return
         with self._lock:
             while self._gone:
                 watch = self._gone.popleft()

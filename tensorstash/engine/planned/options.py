@@ -21,6 +21,9 @@ _COPY_BYTES_PER_S = 8e9
 _HANDLING = 0.05
 """Part of the seconds of a store's link by which a step is longer, as is taken before plans were tried."""
 
+_HANDLING_S = 1e-4
+"""The same for each tensor, whatever its size."""
+
 _SURE = 0.75
 """Most that an option may leave of a sample. Codecs pass on what they hardly shrink, so that in the next step all of it
 may be left."""
@@ -67,12 +70,21 @@ def rates(stats: Stats) -> dict[str, tuple[float, float]]:
 
 
 def at_rates(option: Option, known: Mapping[str, tuple[float, float]]) -> Option:
-    """Return an option that goes to disk with the seconds that it takes at measured rates, as of :func:`rates`."""
-    if option.link != DISK or DISK not in known:
+    """Return an option that goes to disk with the seconds that it takes at measured rates, as of :func:`rates`.
+
+    Codecs take what they took.
+    """
+    if option.link != DISK:
         return option
-    out, back = known[DISK]
-    out_s, back_s = option.out_s * _DISK_BYTES_PER_S / out, option.back_s * _DISK_BYTES_PER_S / back
-    return replace(option, seconds=_HANDLING * (out_s + back_s), out_s=out_s, back_s=back_s)
+    out, back = known.get(DISK, (_DISK_BYTES_PER_S, _DISK_BYTES_PER_S))
+    took = (option.out_s + option.back_s - option.seconds / _SHARE_OF_CORES) / 2
+    out_s, back_s = took * _DISK_BYTES_PER_S / out, took * _DISK_BYTES_PER_S / back
+    return replace(
+        option,
+        seconds=option.seconds + _HANDLING_S + _HANDLING * (out_s + back_s),
+        out_s=option.out_s - took + out_s,
+        back_s=option.back_s - took + back_s,
+    )
 
 
 def _measured(tier: str, plan: Plan, spec: TensorSpec, ratio: float, encode_s: float, decode_s: float) -> Option:
@@ -80,13 +92,13 @@ def _measured(tier: str, plan: Plan, spec: TensorSpec, ratio: float, encode_s: f
     seconds = _SHARE_OF_CORES * (encode_s + decode_s)
     if plan.store is not None and plan.store.tier == "disk":
         took = nbytes / _DISK_BYTES_PER_S
-        return Option(tier, 0, seconds + 2 * _HANDLING * took, DISK, encode_s + took, decode_s + took)
+        return Option(tier, 0, seconds, DISK, encode_s + took, decode_s + took)  # at_rates adds the rest
     if spec.device == "cpu":
         return Option(tier, round(nbytes), seconds, "cores", encode_s, decode_s)
     if plan.store is None:
         return Option(tier, round(nbytes), seconds)
     took = nbytes / _COPY_BYTES_PER_S
-    return Option(tier, 0, seconds + _HANDLING * took, COPIES, encode_s + took, decode_s + took)
+    return Option(tier, 0, seconds + _HANDLING_S + _HANDLING * took, COPIES, encode_s + took, decode_s + took)
 
 
 def _sampled(plan: Plan, spec: TensorSpec, sample: Array) -> tuple[float, float, float]:

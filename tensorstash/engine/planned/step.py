@@ -34,6 +34,7 @@ class Seen:
         "key",
         "left",
         "nbytes",
+        "needs",
         "options",
         "policy",
         "released",
@@ -59,6 +60,8 @@ class Seen:
         """Bytes that codecs have left of it; None if they have not been at it."""
         self.remade_s: float | None = None
         """Seconds that it takes to make it again; None if it was not made again."""
+        self.needs: tuple[SavedClass, ...] = ()
+        """What it is made of then."""
         self.policy: HookPolicy = Keep()
         """What becomes of it."""
         self.is_named = False
@@ -147,9 +150,8 @@ class Step:
         """Note that a tensor was moved that was to be kept."""
         self._excess -= nbytes
 
-    @property
-    def excess(self) -> float:
-        """Bytes that codecs have left beyond what they were counted on, less those that were moved instead."""
+    def settle_excess(self) -> float:
+        """Return the bytes that codecs have left beyond what they were counted on, less those moved instead."""
         waiting = []
         for seen, nbytes in self._encoded:
             if seen.left is None:
@@ -192,12 +194,11 @@ def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass
         if seen.remade_s is not None:
             makings.setdefault(seen.key.kind, []).append(seen.remade_s)
     made = []
-    aliases: dict[SavedClass, SavedClass] = {}
+    aliases = {
+        other.key: members[0].key for members in groups.values() for other in members[1:] if other.key != members[0].key
+    }
     for members in groups.values():
         first = members[0]
-        for other in members[1:]:
-            if other.key != first.key:
-                aliases[other.key] = first.key
         nbytes = sum({seen.block: seen.nbytes for seen in members}.values())
         released = max(step.ended if seen.released is None else seen.released for seen in members)
         asked = [seen.wanted for seen in members if seen.wanted is not None]
@@ -210,7 +211,9 @@ def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass
         keep = Option(KEEP, nbytes)
         # Of its kind: a moment in which the machine did something else is no reason to move a tensor.
         remade = [median(makings[seen.key.kind]) for seen in members if seen.remade_s is not None]
-        again = [Option(tier, 0, max(remade)) for tier in step.remaking] if len(remade) == len(members) else []
+        needs = dict.fromkeys(aliases.get(key, key) for seen in members for key in seen.needs)
+        is_remade = len(remade) == len(members)
+        again = [Option(tier, 0, max(remade), needs=tuple(needs)) for tier in step.remaking] if is_remade else []
         options = (keep,) if is_held else (keep, *again, *_scaled(first.options, nbytes / max(first.nbytes, 1)))
         made.append(Record(first.key, nbytes, first.saved, freed, wanted, max(released, wanted), options))
     return tuple(made), aliases

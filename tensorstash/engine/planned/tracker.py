@@ -137,6 +137,8 @@ class Tracker:
         self._hook_s = 0.0
         self._entered: float | None = None
         """When the outermost hook began; None outside of hooks."""
+        self._is_asked = False
+        """Whether backward asks for a tensor, so that others are asked for to make that."""
         self._step = Step(0.0, perf_counter())
         self._peak = 0
         self.after_fork()
@@ -145,6 +147,7 @@ class Tracker:
     def after_fork(self) -> None:
         """Make the lock anew."""
         self._entered = None
+        self._is_asked = False
         # Of one thread, again and again: to make a tensor again is to ask for others.
         self._lock = threading.RLock()
 
@@ -226,6 +229,8 @@ class Tracker:
             self._meter.watch(handle, ("handle", id(seen)), None, 0, seen)
         elif isinstance(handle, RecomputedHandle):
             seen.remade_s = seen.nbytes / _REMADE_BYTES_PER_S
+            inputs = (getattr(each, "seen", None) for each in handle.content.inputs)
+            seen.needs = tuple(each.key for each in inputs if each is not None)
             self.freed(seen)
             handle = TrackedRecomputed(handle, seen, self)
             self._meter.watch(handle, ("handle", id(seen)), None, 0, seen)
@@ -276,9 +281,14 @@ class Tracker:
     def asking(self, seen: Seen) -> Iterator[None]:
         """Take note that a saved tensor is asked for."""
         with self.in_hook() as now:
+            is_for_another, self._is_asked = self._is_asked, True
             self.settle()
-            self._step.asked(seen, now, perf_counter())
-            yield
+            if not is_for_another:
+                self._step.asked(seen, now, perf_counter())
+            try:
+                yield
+            finally:
+                self._is_asked = is_for_another
             self._look()
 
     @contextmanager

@@ -73,6 +73,7 @@ class Producers:
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         """Remember in the tensor's node which handle stands for it, and in that of what it is a view of."""
+        self._place += 1  # here, since nobody asks for the recipe of a tensor that a plan keeps
         node: Any = tensor.grad_fn
         if node is None:
             return
@@ -117,7 +118,7 @@ class Producers:
         node = made.grad_fn
         if node is None or not CAN_TELL:
             return _NO_PRODUCER if node is None else "this version of PyTorch does not show what nodes have saved"
-        place, self._place = self._place, self._place + 1
+        place = self._place
         kind, known = type(node), self._refused.get(place)
         if known is not None and known[0] is kind and known[1] is spec and known[2:4] == (ops, depth):
             return known[4]
