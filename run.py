@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-STAMP = VENV / "installed"
+EXTRAS = ("types", "test")
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
@@ -27,17 +27,29 @@ def fingerprint() -> str:
     return hashlib.sha256(b"\0".join((f"{sys.version} {ROOT}".encode(), *map(Path.read_bytes, sources)))).hexdigest()
 
 
-def set_up() -> None:
-    """Make the virtual environment, unless the one that is there was made for the same."""
-    wanted = fingerprint()
-    if STAMP.exists() and STAMP.read_text() == wanted:
+def set_up(extra: str) -> None:
+    """Install the package with an extra, unless that is there; make a new environment where another was wanted."""
+    if is_set_up(extra):
         return
-    print(f"Setting up {VENV}; this happens once.", file=sys.stderr, flush=True)
-    # The pip that comes with Python may be years old, and take twice as long.
-    venv.create(VENV, with_pip=True, clear=True, upgrade_deps=True)
+    print(f"Installing what {extra} needs in {VENV}; this happens once.", file=sys.stderr, flush=True)
+    package = f"tensorstash[{extra}]"
+    if not any(is_set_up(each) for each in EXTRAS):
+        # The pip that comes with Python may be years old, and take twice as long.
+        venv.create(VENV, with_pip=True, clear=True, upgrade_deps=True)
+        package = f"-e{ROOT}[{extra}]"
     # Its report goes to standard error: standard output is for the table.
-    run("pip", "install", "--no-compile", "-e", f"{ROOT}[test]", output=sys.stderr.fileno())
-    STAMP.write_text(wanted)
+    run("pip", "install", "--no-compile", package, output=sys.stderr.fileno())
+    stamp(extra).write_text(fingerprint())
+
+
+def is_set_up(extra: str) -> bool:
+    """Whether the environment has an extra of what the project asks for now."""
+    return stamp(extra).exists() and stamp(extra).read_text() == fingerprint()
+
+
+def stamp(extra: str) -> Path:
+    """Return the file that says for what an extra was installed."""
+    return VENV / f"installed-{extra}"
 
 
 def run(module: str, *arguments: object, output: int | None = None, **variables: str) -> None:
@@ -71,16 +83,19 @@ def start(module: str, *arguments: object, output: int | None = None, **variable
 
 def train(arguments: list[str]) -> None:
     """Train under no policy and under each policy, print one table and draw it as main_job.png."""
+    set_up("test")
     run("benchmarks", "main_job", "--plot", "main_job.png", *arguments)
 
 
 def test(arguments: list[str]) -> None:
     """Run every check; the arguments are for pytest."""
+    set_up("types")
     run("ruff", "check", ".")
     run("ruff", "format", "--check", ".")
     with tempfile.TemporaryFile() as report:
-        types = start("mypy", output=report.fileno())  # has one thread, so that other cores would wait for it
+        types = start("mypy", output=report.fileno())  # has one thread, as has pip: other cores would wait for them
         try:
+            set_up("test")
             # One compute thread per test process: the processes share the cores, and OpenMP threads that wait spin.
             # One process more than there are cores, since many tests wait for programs that they have started. A few
             # take half a minute: whoever has nothing left to do takes from the others.
@@ -95,6 +110,7 @@ def test(arguments: list[str]) -> None:
 
 def docs(arguments: list[str]) -> None:
     """Build the site; whatever mkdocs warns of is an error."""
+    set_up("test")
     run("mkdocs", "build", "--strict", *arguments, NO_MKDOCS_2_WARNING="1")
 
 
@@ -105,7 +121,6 @@ def main() -> None:
         sys.exit(__doc__)
     if sys.version_info < (3, 11):  # noqa: UP036 - this file is run by whatever Python is there
         sys.exit(f"Python 3.11 or newer is needed; this is {sys.version}")
-    set_up()
     commands[sys.argv[1]](sys.argv[2:])
 
 
