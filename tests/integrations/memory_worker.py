@@ -23,9 +23,10 @@ POLICY = "disk_spill"
 def in_a_trainer(given: dict[str, Any]) -> ts.Stats:
     import trainers
 
-    # Checkpoints leave an input per layer, so that there have to be more layers. What a process takes once, however
-    # much it stashes (threads, idle buffers), is about 12 MiB: the rest has to be several times as much.
-    sizes = (128, 40, 8, 256) if given["checkpointing"] else (64, 4, 24, 256)
+    # Checkpoints leave an input per layer, so that there have to be more layers, and narrow ones: or the peak is where
+    # the optimizer steps. What a process takes once, however much it stashes (threads, idle buffers), is about 12 MiB:
+    # the rest has to be several times as much.
+    sizes = (64, 60, 16, 256) if given["checkpointing"] else (64, 4, 24, 256)
     trainers.SIZES = trainers.Sizes(*sizes)
     trainers.STEPS = STEPS
     trainers.OPTIONS.update(limits=ts.Limits(), min_bytes="64 KiB")
