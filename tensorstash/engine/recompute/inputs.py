@@ -11,6 +11,9 @@ from tensorstash.host import native
 from tensorstash.host.arrays import as_bytes
 from tensorstash.host.checksum import checksum
 
+SMALL_BYTES = 2**16
+"""Inputs of recipes up to this size that others may write to are rather copied than compared."""
+
 _COMPILED = None if native.functions is None else native.functions.Kept
 
 
@@ -85,10 +88,12 @@ def marked(
             mark = state.version(each.tensor), producers.sample(each.tensor)
             names.append((id(each.tensor), mark))
         elif isinstance(each, KeptHandle):
-            mark = None if each.is_made else checksum_of(each.tensor, producers)
-            # What has a checksum may be copied and go: then its address names something else.
-            what = id(each.tensor) if mark is None else (state.backend.spec(each.tensor), mark)
-            names.append((what, each.version))
+            content = None if each.is_made else producers.content(each.tensor)
+            mark = None if content is None else checksum(as_bytes(content))
+            # What is copied may go: then its address names something else. All else may be refused for itself.
+            is_copied = content is not None and content.nbytes <= SMALL_BYTES
+            what = state.backend.spec(each.tensor) if is_copied else id(each.tensor)
+            names.append((what, mark, each.version))
         else:
             if not each.is_made and state.held is not None and state.held.holds(each.payload):
                 mark = checksum_of(each.payload.alias, producers)
