@@ -75,15 +75,8 @@ MUTANTS = [
     (
         "engine/recompute/inputs.py",
         "wrong value",
-        "what = state.backend.spec(each.tensor) if is_copied else id(each.tensor)",
-        "what = id(each.tensor)",
-        CHANGES,
-    ),
-    (
-        "engine/recompute/inputs.py",
-        "wrong value",
-        "what = state.backend.spec(each.tensor) if is_copied else id(each.tensor)",
-        "what = state.backend.spec(each.tensor)",
+        "names.append((id(each.tensor), mark, each.version))",
+        "names.append((mark, each.version))",
         CHANGES,
     ),
     (

@@ -707,6 +707,27 @@ def test_what_is_made_once_is_made_again_for_functions_that_may_write_into_it(wr
     assert around.stats().recomputed["cast(silu)"].tensors == 1 + times
 
 
+def test_what_is_made_of_the_same_before_and_after_an_unseen_change_is_not_the_same():
+    def run(around, *, rewrites):
+        torch.manual_seed(0)
+        leaf, weight = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8).bfloat16().requires_grad_()
+        with around:
+            hidden = F.silu(leaf.sin())
+            losses = [(hidden.bfloat16() @ weight).sum()]
+            if rewrites:
+                hidden.data.mul_(2)
+            losses.append((hidden.bfloat16() @ weight).sum())
+        return losses, weight
+
+    around = stash()
+    run(around, rewrites=False)
+    (before, after), weight = run(around, rewrites=True)
+    (plain, _), other = run(nullcontext(), rewrites=True)
+    assert equal(torch.autograd.grad(before, [weight]), torch.autograd.grad(plain, [other]))
+    with pytest.raises(StashError, match=r"rule cast\(silu\).*came out different from what was saved"):
+        torch.autograd.grad(after, [weight])
+
+
 def test_equal_memories_of_the_user_are_refused_each_for_itself():
     weights = [torch.randn(250, 4).requires_grad_() for _ in range(2)]
 

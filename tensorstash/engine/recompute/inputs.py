@@ -11,9 +11,6 @@ from tensorstash.host import native
 from tensorstash.host.arrays import as_bytes
 from tensorstash.host.checksum import checksum
 
-SMALL_BYTES = 2**16
-"""Inputs of recipes up to this size that others may write to are rather copied than compared."""
-
 _COMPILED = None if native.functions is None else native.functions.Kept
 
 
@@ -88,12 +85,9 @@ def marked(
             mark = state.version(each.tensor), producers.sample(each.tensor)
             names.append((id(each.tensor), mark))
         elif isinstance(each, KeptHandle):
-            content = None if each.is_made else producers.content(each.tensor)
-            mark = None if content is None else checksum(as_bytes(content))
-            # What is copied may go: then its address names something else. All else may be refused for itself.
-            is_copied = content is not None and content.nbytes <= SMALL_BYTES
-            what = state.backend.spec(each.tensor) if is_copied else id(each.tensor)
-            names.append((what, mark, each.version))
+            mark = None if each.is_made else checksum_of(each.tensor, producers)
+            # What is copied may go, and its address may name another: one of the same elements, says the mark.
+            names.append((id(each.tensor), mark, each.version))
         else:
             if not each.is_made and state.held is not None and state.held.holds(each.payload):
                 mark = checksum_of(each.payload.alias, producers)

@@ -10,7 +10,7 @@ from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProdu
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.engine.handle import Handle, Stashed
-from tensorstash.engine.recompute.inputs import AS_THEY_ARE, SMALL_BYTES, KeptHandle, checksum_of, kept_in, marked
+from tensorstash.engine.recompute.inputs import AS_THEY_ARE, KeptHandle, checksum_of, kept_in, marked
 from tensorstash.engine.recompute.proofs import Proofs
 from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle, Saved
 from tensorstash.engine.scope import Thread
@@ -26,6 +26,9 @@ NewRecomputer = Callable[[SessionState, Thread], "Recomputer"]
 
 _FIRST_ELEMENTS = 64
 """Nearly all tensors show within so many elements that they have more than two values."""
+
+_SMALL_BYTES = 2**16
+"""Inputs of recipes up to this size are rather copied than compared."""
 
 _READY = frozenset((KeptHandle, Stashed, RecomputedHandle, Leaf))
 """What recipes refer to as it is."""
@@ -213,7 +216,7 @@ class Recomputer:
             if marks[place] is None or not isinstance(each, KeptHandle):
                 continue
             content = producers.content(each.tensor)
-            if content is not None and content.nbytes <= SMALL_BYTES:
+            if content is not None and content.nbytes <= _SMALL_BYTES:
                 copy = backend.from_host(content.copy(), backend.spec(each.tensor))
                 apart[place], marks[place] = Leaf(copy), (backend.version(copy), producers.sample(copy))
         return tuple(apart), marks
