@@ -1,4 +1,4 @@
-/* The team of a thread: what shares out work, and among how many; see tensorstash.host.team.
+/* The team of a thread: what shares out work, and among how many; see tensorstash.kernels.team.
  *
  * A pool of our own would have to wake threads while those of the framework spin on the same cores, waiting for the
  * next operation; so the framework's own pool does the work, through the one function that every OpenMP library for

@@ -3,7 +3,6 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 from weakref import ref
 
 from tensorstash.engine.payloads.dedup import DedupIndex
@@ -16,17 +15,22 @@ QUICK_BYTES = 4 * 2**20
 """With so many bytes per reader decoded ahead, no more of what only has to be decoded is: that takes hardly longer than
 a copy, and what waits decoded undoes what encoding has saved."""
 
-_nbytes = attrgetter("nbytes")
 _REMEMBERED_ORDERS = 64
 
 _FEW = 64
 """Payloads that were read ahead and are not worth forgetting."""
+
+_PART = 8
+"""What waits decoded is looked through again when one in so many of it may have been asked for: each look costs as much
+as there is, and there may be thousands."""
 
 _TO_HOST, _TO_DEVICE = 0, 1
 
 
 class Requests:
     """What backward asks for of one stretch of saves: what it has asked for, and what it is expected to.
+
+    What is asked for more often than it has users is asked for by another backward, which begins anew.
 
     Not thread-safe; the prefetcher locks.
 
@@ -41,7 +45,7 @@ class Requests:
         self._expected = 0
         self._order: list[int] = []
         self._places: dict[int, int] = {}
-        self._asked: dict[int, None] = {}
+        self._asked: dict[int, int] = {}  # how often, in this backward
         self._cursors = [0, 0]
 
     @property
@@ -63,10 +67,12 @@ class Requests:
         """
         if self._expected != self.saved.count:
             self._expect(order)
-        if index in self._asked:
+        times, payload = self._asked.get(index, 0), self.saved.known[index]()
+        if payload is not None and times >= max(payload.users, 1):  # each of them has: this is another backward
             self._asked.clear()
             self._cursors = [0, 0]
-        self._asked[index] = None
+            times = 0
+        self._asked[index] = times + 1
         place = self._places[index] + 1
         there, back = self._cursors
         self._cursors = [max(there, place), max(back, place)]
@@ -104,14 +110,29 @@ class Prefetcher:
         quick_bytes: where this many wait decoded of payloads that are quickly brought back, no more of those is begun.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_orders", "_prefetched", "_quick", "_quick_bytes", "_readers", "budget")
+    __slots__ = (
+        "__weakref__",
+        "_lock",
+        "_orders",
+        "_pause",
+        "_prefetched",
+        "_quick",
+        "_quick_bytes",
+        "_readers",
+        "_room",
+        "_waiting",
+        "budget",
+    )
 
     def __init__(self, budget: ByteBudget, readers: Workers, quick_bytes: int = QUICK_BYTES) -> None:
         self.budget = budget
         self._readers = readers
         self._quick_bytes = quick_bytes
         self._prefetched: list[ref[Payload]] = []
+        self._room = _FEW
         self._quick: list[ref[Payload]] = []
+        self._waiting = 0  # bytes of those, some of which may have been asked for
+        self._pause = 0  # requests until they are looked through again
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self.after_fork()
         renew_after_fork(self)
@@ -134,25 +155,37 @@ class Prefetcher:
             learned = self._orders.get(requests.saved.signature)
             order = foretold() if learned is None else learned  # without the lock: what it looks at may be let go
         with self._lock:
+            if requests.needs_order:
+                self._pause = 0
             requests.ask(index, order)
-            quick: list[Payload] = []  # mostly none
-            for known in self._quick:
-                if (payload := known()) is not None and payload.waits_beyond(index):
-                    quick.append(payload)
             for payload in requests.expected_next(_TO_HOST):
                 if not payload.wants_reading:
                     continue
-                if payload.is_quick and sum(map(_nbytes, quick)) >= self._quick_bytes:
+                if payload.is_quick and self._enough_waits(index):
                     break
                 if not payload.prefetch(self._readers.submit):
                     break
                 self._prefetched.append(ref(payload))
                 if payload.is_quick:
-                    quick.append(payload)
-            self._quick = list(map(ref, quick))
-            if len(self._prefetched) > _FEW:
-                still = (known for known in self._prefetched if (payload := known()) and payload.is_prefetched)
-                self._prefetched = list(still)
+                    self._quick.append(ref(payload))
+                    self._waiting += payload.nbytes
+            if len(self._prefetched) > self._room:
+                self._prefetched = [known for known in self._prefetched if (one := known()) and one.is_prefetched]
+                self._room = 2 * len(self._prefetched) + _FEW
+
+    def _enough_waits(self, asked: int) -> bool:
+        """Whether enough waits decoded of what is quickly brought back, besides the payload of index ``asked``."""
+        if self._waiting < self._quick_bytes:
+            return False
+        if self._pause:
+            self._pause -= 1
+            return True
+        quick = [payload for known in self._quick if (payload := known()) and payload.waits_beyond(asked)]
+        self._quick = list(map(ref, quick))
+        self._waiting = sum(payload.nbytes for payload in quick)
+        is_enough = self._waiting >= self._quick_bytes
+        self._pause = len(quick) // _PART if is_enough else 0
+        return is_enough
 
     def drop(self, nbytes: int) -> int:
         """Drop what was read ahead, the part that is expected last first; it is read again when it is asked for.

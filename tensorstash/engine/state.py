@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from tensorstash.abilities import Backend, SupportsCompiledGraphs, SupportsHolders, SupportsOrder, SupportsReaders
+from tensorstash.abilities import (
+    Backend,
+    SupportsCompiledGraphs,
+    SupportsHolders,
+    SupportsOrder,
+    SupportsReaders,
+    SupportsWriters,
+)
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
@@ -31,6 +38,7 @@ class SessionState:
         "demands",
         "held",
         "ledger",
+        "may_write",
         "prefetcher",
         "running_demand",
         "upcoming",
@@ -53,6 +61,7 @@ class SessionState:
         self.compiled_graph = backend.compiled_graph if isinstance(backend, SupportsCompiledGraphs) else None
         self.running_demand = backend.running_demand if isinstance(backend, SupportsReaders) else None
         self.upcoming = backend.upcoming if isinstance(backend, SupportsOrder) else None
+        self.may_write = backend.may_write if isinstance(backend, SupportsWriters) else bool
         self.demands = Demands()
         self.was_asked = False
         """Whether a handle has been restored since this was last set to False."""

@@ -31,6 +31,7 @@ class Known:
     def __init__(self, spec):
         self.route = SimpleNamespace(spec=spec, kind=hash(spec))
         self.index = 0
+        self.users = 1
 
 
 def saved(*specs):

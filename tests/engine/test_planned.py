@@ -17,6 +17,7 @@ import tensorstash as ts
 from tensorstash.engine.planned.control import Control, Held
 from tensorstash.engine.planned.options import at_rates, options
 from tensorstash.engine.planned.step import Seen, Step, records
+from tensorstash.engine.planned.tracker import Tracker
 from tensorstash.errors import ConfigError, StashError, TensorStashWarning
 from tensorstash.host import native
 from tensorstash.planner.decision import Decision, Measured, decide
@@ -809,3 +810,24 @@ def test_the_whole_process_may_be_the_budget(program: Any) -> None:
     assert_equal(trained(program, stash, 3)[-1], expected)
     assert stash.plan().status == "declined"
     assert stash.plan().background > 2**20
+
+
+def test_steps_after_an_interrupted_request_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, interrupts = Reference(), [KeyboardInterrupt]
+    expected, peak = unhooked(program), native_peak(program)
+    stash = stashed(program, ts.Budget(int(0.8 * peak)))
+    settle = Tracker.settle
+
+    def interrupted(tracker: Tracker) -> None:
+        if tracker._is_asked and interrupts:
+            raise interrupts.pop()
+        settle(tracker)
+
+    monkeypatch.setattr(Tracker, "settle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(program, stash, 1)
+    for weight in program.weights:
+        weight.grad = None
+    assert_equal(trained(program, stash)[-1], expected)
+    assert not interrupts
+    assert stash.plan().status == "planned"

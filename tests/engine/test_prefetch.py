@@ -144,6 +144,7 @@ class Known:
     is_quick = False
     wants_reading = True
     nbytes = 1
+    users = 1
 
     def __init__(self, spec, read):
         self.route = SimpleNamespace(spec=spec, kind=hash(spec))
@@ -196,3 +197,55 @@ def test_orders_of_the_latest_programs_are_remembered():
     assert asked_for(prefetcher, [999, "b", "c"], (0, 1, 2)) == [1, 2]
     assert asked_for(prefetcher, [0, "b", "c"], (0, 1, 2)) == []
     assert len(prefetcher._orders) < 100
+
+
+def test_who_shares_a_content_with_others_begins_no_backward_anew():
+    prefetcher = Prefetcher(ByteBudget(10), Workers("test", 1))
+    requests, payloads, read = saved("abcdef")
+    payloads[5].users = 5
+    for index in (5, 4, 5, 3, 5, 2, 5, 1, 5, 0):
+        prefetcher.asked(requests, index, tuple)
+    assert requests.asked == (5, 4, 3, 2, 1, 0)
+    assert read == [4, 3, 2, 1, 0]
+    prefetcher.asked(requests, 5, tuple)
+    assert requests.asked == (5,)
+    assert read == 2 * [4, 3, 2, 1, 0]
+
+
+class Waiting(Known):
+    """Waits decoded until it is asked for; counts how often that is looked at."""
+
+    looks = 0
+    waits = False
+
+    @property
+    def is_prefetched(self):
+        Waiting.looks += 1
+        return self.waits
+
+    def waits_beyond(self, asked):
+        return self.is_prefetched and self.index != asked
+
+    def prefetch(self, submit):
+        self.waits = True
+        return super().prefetch(submit)
+
+
+@pytest.mark.parametrize("is_quick", [True, False], ids=["decoded", "read"])
+def test_looking_at_what_was_read_ahead_takes_no_longer_the_more_of_it_there_is(monkeypatch, is_quick):
+    monkeypatch.setattr(Waiting, "is_quick", is_quick)
+    monkeypatch.setattr(Waiting, "looks", 0)
+    count, most = 4000, 1000
+    prefetcher = Prefetcher(ByteBudget(count), Workers("test", 1), quick_bytes=most)
+    requests, read, waited = Requests(DedupIndex()), [], []
+    payloads = [Waiting("spec", read) for _ in range(count)]
+    for place, payload in enumerate(payloads):
+        requests.saved.add(place, payload)
+    for done, payload in enumerate(reversed(payloads), 1):
+        prefetcher.asked(requests, payload.index, tuple)
+        payload.waits = False
+        waited.append(len(read) + 1 - done)
+    assert len(read) == count - 1  # all but the first that was asked for
+    assert max(waited) <= (most if is_quick else count)
+    assert min(waited[: count - most]) >= most * 3 // 4
+    assert Waiting.looks < 40 * count

@@ -40,7 +40,7 @@ MUTANTS = [
     (
         "engine/prefetch.py",
         "dropped check",
-        "if payload.is_quick and sum(map(_nbytes, quick)) >= self._quick_bytes:",
+        "if payload.is_quick and self._enough_waits(index):",
         "if False:",
         PREFETCH,
     ),
@@ -71,6 +71,15 @@ MUTANTS = [
     ("engine/payloads/capture.py", "wrong value", "return self._due(0)", "return self._due(self.limit)", RESIDENT),
     ("engine/payloads/dedup.py", "dropped call", "        self._contents.clear()\n", "", (*PAYLOAD, *CONTRACT)),
     ("engine/prefetch.py", "dropped call", "            self._asked.clear()\n", "", (*PAYLOAD, *PREFETCH)),
+    ("engine/prefetch.py", "boundary", "times >= max(payload.users, 1)", "times >= 1", PREFETCH),
+    ("engine/prefetch.py", "wrong value", "len(quick) // _PART if is_enough else 0", "0", PREFETCH),
+    (
+        "engine/prefetch.py",
+        "wrong value",
+        "self._room = 2 * len(self._prefetched) + _FEW",
+        "self._room = _FEW",
+        PREFETCH,
+    ),
     (
         "engine/prefetch.py",
         "swapped order",

@@ -77,6 +77,22 @@ def test_what_the_collector_has_set_aside_is_searched_only_if_a_parameter_is_mis
         gc.freeze()  # or each collection of later tests looks through the frameworks
 
 
+def test_a_parameter_that_comes_as_a_reference_to_another_class_goes_is_found(backend):
+    class FlatWeight(EagerParamBase):
+        pass
+
+    def reason(tensor):
+        with backend.hooks(lambda tensor: None, lambda packed: None):
+            return backend.keep_reason(tensor)
+
+    weight, classes = paddle.create_parameter([4, 4], "float32"), [FlatWeight]
+    for _ in range(2):  # classes are known from the first time on, and counted from the second
+        assert reason(weight.t()) == "view of a parameter"
+    other = paddle.create_parameter([4, 4], "float32")
+    classes.clear()
+    assert reason(other.t()) == "view of a parameter"
+
+
 def test_views_of_parameters_that_come_go_and_move_are_recognised(backend):
     class FlatWeight(EagerParamBase):
         pass

@@ -4,6 +4,7 @@ import gc
 import os
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, bert, gpt2, gradients, llama, resnet
@@ -21,7 +22,9 @@ from tensorstash.engine.recompute.inputs import kept_in
 from tensorstash.engine.stats import Tally
 from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.host import native
+from tensorstash.policies import StoreIn
 from tensorstash.policies.recompute import RULES as NAMES
+from tensorstash.stores.memory import Memory
 
 EVERY = bool(os.environ.get("TENSORSTASH_EVERY_ARCHITECTURE"))
 
@@ -663,6 +666,102 @@ def test_memory_of_the_user_that_is_rewritten_unseen_before_what_is_made_of_it_i
 
     around = stash()
     run(around, rewrites=False)
+    assert "mul(gelu)" in around.stats().recomputed
+    with pytest.raises(StashError, match=r"rule mul.*came out different from what was saved"):
+        run(around, rewrites=True)
+
+
+class Tripled(torch.autograd.Function):
+    """Writes into what it has saved, as fused losses do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 1.5 * x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        x.data.mul_(3)  # without a new version, as kernels do
+        return grad * x
+
+
+@pytest.mark.parametrize("writes_first", [True, False], ids=["written first", "written last"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_made_once_is_made_again_for_functions_that_may_write_into_it(writes_first, times):
+    def run(around):
+        torch.manual_seed(0)
+        leaf, weight = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8).bfloat16().requires_grad_()
+        with around:
+            hidden = F.silu(leaf.sin())
+            losses = [(hidden.bfloat16() @ weight).sum()]
+            losses += [Tripled.apply(hidden.bfloat16()).sum() for _ in range(times)]
+        del hidden
+        grads = []
+        for loss in losses[::-1] if writes_first else losses:
+            grads += torch.autograd.grad(loss, [leaf, weight][: 1 + (loss is losses[0])], retain_graph=True)
+        return grads
+
+    around, expected = stash(), run(nullcontext())
+    assert equal(run(around), expected)
+    assert around.stats().recomputed["cast(silu)"].tensors == 1 + times
+
+
+def test_what_is_made_of_the_same_before_and_after_an_unseen_change_is_not_the_same():
+    def run(around, *, rewrites):
+        torch.manual_seed(0)
+        leaf, weight = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8).bfloat16().requires_grad_()
+        with around:
+            hidden = F.silu(leaf.sin())
+            losses = [(hidden.bfloat16() @ weight).sum()]
+            if rewrites:
+                hidden.data.mul_(2)
+            losses.append((hidden.bfloat16() @ weight).sum())
+        return losses, weight
+
+    around = stash()
+    run(around, rewrites=False)
+    (before, after), weight = run(around, rewrites=True)
+    (plain, _), other = run(nullcontext(), rewrites=True)
+    assert equal(torch.autograd.grad(before, [weight]), torch.autograd.grad(plain, [other]))
+    with pytest.raises(StashError, match=r"rule cast\(silu\).*came out different from what was saved"):
+        torch.autograd.grad(after, [weight])
+
+
+def test_equal_memories_of_the_user_are_refused_each_for_itself():
+    weights = [torch.randn(250, 4).requires_grad_() for _ in range(2)]
+
+    def run(around):
+        torch.manual_seed(0)
+        leaf = torch.randn(320, 250, requires_grad=True)
+        buffers = [torch.from_numpy(each) for each in np.ones((2, 320, 250), np.float32)]  # aligned alike
+        with around:
+            hidden = F.gelu(leaf)
+            losses = [((hidden * buffer) @ weight).sum() for buffer, weight in zip(buffers, weights, strict=True)]
+        buffers[0].mul_(2)
+        return torch.autograd.grad(losses[1], weights[1:])
+
+    around = stash()
+    assert equal(run(around), run(nullcontext()))
+    assert around.stats().recomputed["mul(gelu)"].tensors == 2
+
+
+def test_memory_that_is_rewritten_unseen_and_let_go_before_what_is_made_of_it_is_saved_is_noticed():
+    weight = torch.randn(16, 4).requires_grad_()
+
+    def run(around, *, rewrites):
+        torch.manual_seed(0)
+        leaf, buffer = torch.randn(12, 16, requires_grad=True), torch.ones(12, 16)
+        with around:
+            made = F.gelu(leaf) * buffer
+            if rewrites:
+                buffer.data[3, 5] = 3.0  # none of the few elements that are compared
+            del buffer
+            loss = (made @ weight).sum()
+        return torch.autograd.grad(loss, [weight])
+
+    around = stash(ts.Recompute() | StoreIn(Memory()))
+    assert equal(run(around, rewrites=False), run(nullcontext(), rewrites=False))
     assert "mul(gelu)" in around.stats().recomputed
     with pytest.raises(StashError, match=r"rule mul.*came out different from what was saved"):
         run(around, rewrites=True)

@@ -101,12 +101,12 @@ class Parameters:
 
         Args:
             died: called when one of them goes.
-            come: how many may have come, as far as that can be counted.
+            come: how many may have come, as far as that can be counted; empty if nothing has changed.
         """
         known = {id(one): one for one in self.alive()}
         kept = [each for each in self._parameters if each() is not None]
         kinds = _classes(EagerParamBase)
-        if come == {0}:
+        if not come:
             found = []
         elif kinds != self.kinds:
             found = instances(kinds)
@@ -127,9 +127,12 @@ class Parameters:
 
 
 def _come(before: _Seen, now: _Seen) -> set[int]:
-    """Return how many parameters may have come; in Paddle 3.3, those that go leave the reference to their class."""
+    """Return how many parameters may have come; nothing if none has.
+
+    In Paddle 3.3, those that go leave the reference to their class.
+    """
     more = sum(now[1]) - sum(before[1])
-    return {more, more + now[2] - before[2]}
+    return {more, more + now[2] - before[2]} if now[1:] != before[1:] else set()
 
 
 def _classes(root: type) -> list[type]:

@@ -281,11 +281,12 @@ class Tracker:
     def asking(self, seen: Seen) -> Iterator[None]:
         """Take note that a saved tensor is asked for."""
         with self.in_hook() as now:
-            is_for_another, self._is_asked = self._is_asked, True
-            self.settle()
-            if not is_for_another:
-                self._step.asked(seen, now, perf_counter())
+            is_for_another = self._is_asked
             try:
+                self._is_asked = True
+                self.settle()
+                if not is_for_another:
+                    self._step.asked(seen, now, perf_counter())
                 yield
             finally:
                 self._is_asked = is_for_another

@@ -86,9 +86,8 @@ def marked(
             names.append((id(each.tensor), mark))
         elif isinstance(each, KeptHandle):
             mark = None if each.is_made else checksum_of(each.tensor, producers)
-            # What has a checksum may be copied and go: then its address names something else.
-            what = id(each.tensor) if mark is None else (state.backend.spec(each.tensor), mark)
-            names.append((what, each.version))
+            # What is copied may go, and its address may name another: one of the same elements, says the mark.
+            names.append((id(each.tensor), mark, each.version))
         else:
             if not each.is_made and state.held is not None and state.held.holds(each.payload):
                 mark = checksum_of(each.payload.alias, producers)

@@ -55,7 +55,8 @@ class Recomputed:
     """One storage content, made again for all handles that need it. Thread-safe.
 
     It holds the handles that its recipe needs, and nothing else of the step: no tensor of the program, and no node of
-    the graph. What was made is held until everybody who is known to need it has asked, as far as the budget goes.
+    the graph. What was made is held until everybody who is known to need it has asked, as far as the budget goes. Who
+    may write into it, as functions of users may, gets one of its own.
 
     Inputs of a recipe that were modified in place since they were saved are refused: they check that themselves, but
     for parameters. What does not come with a new version shows in a few elements that are compared each time; in a
@@ -149,10 +150,14 @@ class Recomputed:
             SavedTensorModifiedError: what it is made of was modified in place since it was saved.
             StashError: the recipe raised, or made something else than was saved.
         """
+        may_write = self.users > 1 and self._state.may_write()
         whole = self._reuse()
         if whole is None:
             whole = self._make()
-            self._hold(whole)
+            if self.users > 1:  # or nobody else will ask
+                self._hold(whole, may_write=may_write)
+        elif may_write:  # into what others have
+            whole = self._make()
         return self._producers.part(whole, spec)
 
     def peek(self, spec: TensorSpec) -> Any:
@@ -227,12 +232,10 @@ class Recomputed:
             self._made = self._lease = None
         return whole if self._state.version(whole) == version else None
 
-    def _hold(self, whole: Any) -> None:
-        if self.users == 1:  # nobody else will ask
-            return
+    def _hold(self, whole: Any, *, may_write: bool) -> None:
         with self._lock:
             self._uses += 1
-            if self._uses % self.users == 0:
+            if may_write or self._uses % self.users == 0:
                 return
             if self._lease is None:
                 self._lease = self._state.prefetcher.budget.try_acquire(self._saved.spec.nbytes)

@@ -188,7 +188,8 @@ class Recomputer:
         marks, names = marked(inputs, state, producers)
         is_summed = False
         for each, mark in zip(inputs, marks, strict=True):  # it may have been rewritten since the operation has run
-            is_summed = is_summed or (mark is not None and type(each) is not Leaf)
+            is_unmade = mark is not None or (isinstance(each, Stashed) and not each.is_made)
+            is_summed = is_summed or (is_unmade and type(each) is not Leaf)
         sample = checksum_of(state.backend.detached(whole), producers) if is_summed else producers.sample(whole)
         saved = Saved(state, spec, module, version, producers.probe(whole))
         self._saved.add(ref(saved, self._saved.discard))
