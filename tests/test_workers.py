@@ -39,6 +39,17 @@ started.wait()
 import atexit; atexit.register(exiting.set)
 """
 
+IDLE = """
+import threading
+import tensorstash.host.workers
+
+tensorstash.host.workers._EXIT_S = 3600.0
+workers, meeting = tensorstash.host.workers.Workers("test", 3), threading.Barrier(3)
+for job in [workers.submit(meeting.wait) for _ in range(3)]:
+    job.result()
+print("ended")
+"""
+
 DROPS = """
 import threading
 from tensorstash.host.workers import Workers
@@ -354,3 +365,8 @@ def test_a_forked_child_has_threads_of_its_own():
 def test_at_exit_what_runs_has_a_few_seconds_and_what_waits_is_dropped(program, printed):
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+def test_idle_threads_end_at_exit():
+    done = subprocess.run([sys.executable, "-W", "error", "-c", IDLE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")

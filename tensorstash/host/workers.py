@@ -128,7 +128,7 @@ class _ThreadPool:
         self._is_stopped = False
         self._owner = weakref.ref(owner, self._calls.put)
         self._started = 0
-        weakref.finalize(self, _await_end, self._todo, self.threads)
+        weakref.finalize(self, _await_end, self._todo, self._calls, self.threads)
 
     def enlist(self, job: Future[Any]) -> bool:
         """Have a job done; return False if there is no thread for it and none can be started."""
@@ -216,9 +216,10 @@ class _ThreadPool:
         return True
 
 
-def _await_end(todo: deque[Future[Any]], threads: list[_Thread]) -> None:
+def _await_end(todo: deque[Future[Any]], calls: SimpleQueue[object], threads: list[_Thread]) -> None:
     """At interpreter exit: let what is running come to its end, for it may be inside a framework."""
     todo.clear()
+    calls.put(calls)  # as if the owner were gone: idle threads end at once
     deadline = monotonic() + _EXIT_S
     for thread in list(threads):
         thread.join(max(0.0, deadline - monotonic()))
