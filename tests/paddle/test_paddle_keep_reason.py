@@ -21,6 +21,12 @@ def views(weight):
     return [weight.t(), weight[1:], weight.t()[::2], weight[2, 3], weight.reshape([16]), *silent]
 
 
+def reason_in(backend, tensor):
+    """Return why the tensor is kept in a scope of its own: parameters are looked up again in each."""
+    with backend.hooks(lambda tensor: None, lambda packed: None):
+        return backend.keep_reason(tensor)
+
+
 def test_plain_tensors_can_be_stashed(backend):
     activation = needing_grad(3, 4) * 2
     for tensor in (paddle.rand([3]), activation, activation.t(), activation[1:], activation.detach()):
@@ -57,22 +63,18 @@ def test_views_of_parameters_that_the_collector_has_set_aside_are_kept(backend):
 
 
 def test_what_the_collector_has_set_aside_is_searched_only_if_a_parameter_is_missing(backend):
-    def reason(tensor):
-        with backend.hooks(lambda tensor: None, lambda packed: None):
-            return backend.keep_reason(tensor)
-
     weight = paddle.create_parameter([4, 4], "float32")
     gc.freeze()
     try:
-        assert reason(weight.t()) == "view of a parameter"
+        assert reason_in(backend, weight.t()) == "view of a parameter"
         before, young = gc.get_freeze_count(), [[] for _ in range(1000)]
         for _ in range(3):
             weight = paddle.create_parameter([4, 4], "float32")
-            assert reason(weight.t()) == "view of a parameter"
+            assert reason_in(backend, weight.t()) == "view of a parameter"
         assert gc.get_freeze_count() < before + len(young)
         gc.freeze()
         also = paddle.create_parameter([4, 4], "float32")
-        assert reason(weight.t()) == reason(also.t()) == "view of a parameter"
+        assert reason_in(backend, weight.t()) == reason_in(backend, also.t()) == "view of a parameter"
     finally:
         gc.freeze()  # or each collection of later tests looks through the frameworks
 
@@ -81,38 +83,30 @@ def test_a_parameter_that_comes_as_a_reference_to_another_class_goes_is_found(ba
     class FlatWeight(EagerParamBase):
         pass
 
-    def reason(tensor):
-        with backend.hooks(lambda tensor: None, lambda packed: None):
-            return backend.keep_reason(tensor)
-
     weight, classes = paddle.create_parameter([4, 4], "float32"), [FlatWeight]
     for _ in range(2):  # classes are known from the first time on, and counted from the second
-        assert reason(weight.t()) == "view of a parameter"
+        assert reason_in(backend, weight.t()) == "view of a parameter"
     other = paddle.create_parameter([4, 4], "float32")
     classes.clear()
-    assert reason(other.t()) == "view of a parameter"
+    assert reason_in(backend, other.t()) == "view of a parameter"
 
 
 def test_views_of_parameters_that_come_go_and_move_are_recognised(backend):
     class FlatWeight(EagerParamBase):
         pass
 
-    def reason(tensor):
-        with backend.hooks(lambda tensor: None, lambda packed: None):
-            return backend.keep_reason(tensor)
-
-    assert reason(needing_grad(4, 4).t() * 1) is None
+    assert reason_in(backend, needing_grad(4, 4).t() * 1) is None
     weight = FlatWeight([4, 4], "float32")
     weight.set_value(np.ones((4, 4), np.float32))
-    assert reason(weight.t()) == "view of a parameter"
+    assert reason_in(backend, weight.t()) == "view of a parameter"
     other = paddle.create_parameter([4, 4], "float32")
-    assert reason(other[1:]) == "view of a parameter"
+    assert reason_in(backend, other[1:]) == "view of a parameter"
     paddle.rand([4, 4])._share_buffer_to(weight)
-    assert reason(weight.t()) == "view of a parameter"
+    assert reason_in(backend, weight.t()) == "view of a parameter"
     view = other[1:]
     del other
     gc.collect()
-    assert reason(view) is None
+    assert reason_in(backend, view) is None
 
 
 def test_weights_saved_by_layers_are_recognised(backend, pair):
