@@ -111,11 +111,12 @@ def names(place: Path) -> list[str]:
     return sorted(str(path) for path in files if path.parts[0] not in built)
 
 
-def install(place: Path, package: Path, **variables: str) -> Path:
-    """Return the Python of a new environment that has the package and what it depends on."""
+def install(place: Path, *packages: Path | str, **variables: str) -> Path:
+    """Return the Python of a new environment in which each package was installed, with what it depends on, in turn."""
     venv.create(place, with_pip=True)
     python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    run([str(python), "-m", "pip", "install", "-q", "--no-cache-dir", str(package)], **variables)
+    for package in packages:
+        run([str(python), "-m", "pip", "install", "-q", "--no-cache-dir", str(package)], **variables)
     return python
 
 

@@ -26,10 +26,11 @@ COMPANIONS = {"torch": {"triton"}, **{name: {name} for name in ("accelerate", "l
 OPTIONAL = {
     "cli.comparison": {"matplotlib"},
     "config.files": {"yaml"},
+    "integrations.paddleformers": {"paddleformers"},
     "planner.bound": {"scipy"},
     "planner.plot": {"matplotlib"},
 }
-"""What a module imports only where it is asked for."""
+"""What a module imports only where it is asked for, and what no extra has."""
 
 RANKS = {
     "errors": 0,

@@ -1,0 +1,30 @@
+"""The ``Trainer`` of PaddleFormers.
+
+One line::
+
+    trainer = Trainer(model, args=args, train_dataset=data, callbacks=[StashCallback("recompute | disk_spill")])
+"""
+
+from typing import Any
+
+from tensorstash.integrations.trainer import LogsStash, StashesTrainer
+from tensorstash.integrations.training import needs
+
+with needs("paddleformers", "paddleformers"):
+    from paddleformers.peft import LoRAModel
+    from paddleformers.trainer import TrainerCallback
+
+__all__ = ["LogsStash", "StashCallback"]
+
+
+class StashCallback(StashesTrainer, TrainerCallback):
+    """Trains under a policy: the model is wrapped when training begins, however the trainer has prepared it.
+
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`; what is logged, of
+    :class:`~tensorstash.integrations.trainer.StashesTrainer`.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Wrap the model; the trainer calls what a model with adapters is made of, and not that model."""
+        model = kwargs["model"]
+        super().on_train_begin(args, state, control, model=model.model if isinstance(model, LoRAModel) else model)

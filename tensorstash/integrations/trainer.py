@@ -1,0 +1,55 @@
+"""What the callbacks of trainers have in common that are called as those of Transformers are."""
+
+from typing import Any
+
+from tensorstash.integrations.training import StashesTraining
+
+
+class StashesTrainer(StashesTraining):
+    """Wraps the model when training begins, however the trainer has prepared it, and adds to what is logged.
+
+    What the policy does per step goes into ``log_history``, where the trainer keeps one, and to what prints. Reporters
+    (TensorBoard, W&B) have their turn before any callback of the user: for them, derive the trainer from
+    :class:`LogsStash` too.
+
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Wrap the model."""
+        self._training.begin(kwargs["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count the step."""
+        self._training.step()
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Add what a step has done to what is logged about training."""
+        if "loss" in kwargs["logs"]:
+            scalars = self._training.scalars()
+            kwargs["logs"].update(scalars)
+            for last in state.log_history[-1:]:
+                last.update(scalars)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Unwrap the model."""
+        self._training.end()
+
+
+class LogsStash:
+    """Put in front of a trainer, sends what its ``StashCallback`` did per step to every reporter.
+
+    ::
+
+        class LoggedTrainer(LogsStash, Trainer): ...
+    """
+
+    callback_handler: Any
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log also what a step has done under the policy."""
+        if "loss" in logs:
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, StashesTrainer):
+                    logs.update(callback.scalars())
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
