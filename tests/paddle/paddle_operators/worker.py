@@ -38,6 +38,7 @@ def _served(job: Callable[[Case], Any], cases: list[Case]) -> str | None:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(reading)  # or it would never learn that nobody reads any more
         _run_all(job, cases, writing)
     os.close(writing)
     with os.fdopen(reading) as outcomes:
