@@ -78,7 +78,7 @@ limited(float value)
 /* ---- elements to codes ---- */
 
 INLINE void
-each_extremes(const float *values, size_t groups, size_t size, Grids *grids)
+extremes(const float *values, size_t groups, size_t size, Grids *grids)
 {
     for (size_t g = 0; g < groups; g++, values += size) {
         int32_t low = grids->lowest[g], high = grids->highest[g];
@@ -89,17 +89,6 @@ each_extremes(const float *values, size_t groups, size_t size, Grids *grids)
         }
         grids->lowest[g] = low;
         grids->highest[g] = high;
-    }
-}
-
-EACH_WIDTH static void
-extremes(const float *values, size_t groups, size_t size, Grids *grids)
-{
-    if (size == USUAL) {
-        each_extremes(values, groups, USUAL, grids);
-    }
-    else {
-        each_extremes(values, groups, size, grids);
     }
 }
 
@@ -173,24 +162,13 @@ hold(const float *values, size_t groups, size_t size, const Grids *grids, float 
 }
 
 INLINE void
-each_nearest(const float *values, size_t groups, size_t size, const Grids *grids, uint8_t *codes)
+nearest(const float *values, size_t groups, size_t size, const Grids *grids, uint8_t *codes)
 {
     for (size_t g = 0; g < groups; g++, values += size, codes += size) {
         float low = grids->low[g], inverse = grids->inverse[g];
         for (size_t i = 0; i < size; i++) {
             codes[i] = (uint8_t)bits_of((values[i] - low) * inverse + MAGIC);
         }
-    }
-}
-
-EACH_WIDTH static void
-nearest(const float *values, size_t groups, size_t size, const Grids *grids, uint8_t *codes)
-{
-    if (size == USUAL) {
-        each_nearest(values, groups, USUAL, grids, codes);
-    }
-    else {
-        each_nearest(values, groups, size, grids, codes);
     }
 }
 
@@ -204,8 +182,7 @@ mixed(uint32_t word)
 
 /* Elements 2k and 2k + 1 of the tensor have the lower and the upper half of one word. */
 INLINE void
-each_stochastic(const float *values, size_t groups, size_t size, const Grids *grids, uint32_t seed, size_t at,
-                uint8_t *codes)
+stochastic(const float *values, size_t groups, size_t size, const Grids *grids, uint32_t seed, size_t at, uint8_t *codes)
 {
     uint32_t keys[MOST];
     uint16_t noise[BATCH + 2];
@@ -223,17 +200,6 @@ each_stochastic(const float *values, size_t groups, size_t size, const Grids *gr
         for (size_t i = 0; i < size; i++) {
             codes[i] = (uint8_t)(((int32_t)((values[i] - low) * factor) + noise[i + odd]) >> 16);
         }
-    }
-}
-
-EACH_WIDTH static void
-stochastic(const float *values, size_t groups, size_t size, const Grids *grids, uint32_t seed, size_t at, uint8_t *codes)
-{
-    if (size == USUAL) {
-        each_stochastic(values, groups, USUAL, grids, seed, at, codes);
-    }
-    else {
-        each_stochastic(values, groups, size, grids, seed, at, codes);
     }
 }
 
@@ -265,24 +231,13 @@ mark_specials(const float *values, size_t groups, size_t size, const Grids *grid
 /* ---- codes to elements ---- */
 
 INLINE void
-each_interpolate(const uint8_t *codes, size_t groups, size_t size, const Grids *grids, float *values)
+interpolate(const uint8_t *codes, size_t groups, size_t size, const Grids *grids, float *values)
 {
     for (size_t g = 0; g < groups; g++, values += size, codes += size) {
         float low = grids->low[g], scale = float_of(bits_of(grids->scale[g]) & MAGNITUDE);
         for (size_t i = 0; i < size; i++) {
             values[i] = (float)codes[i] * scale + low;
         }
-    }
-}
-
-EACH_WIDTH static void
-interpolate(const uint8_t *codes, size_t groups, size_t size, const Grids *grids, float *values)
-{
-    if (size == USUAL) {
-        each_interpolate(codes, groups, USUAL, grids, values);
-    }
-    else {
-        each_interpolate(codes, groups, size, grids, values);
     }
 }
 
@@ -378,7 +333,7 @@ load(const Encoder *e, size_t at, size_t count, float *memory)
     return memory;
 }
 
-static void
+INLINE void
 encode_piece(Encoder *e, const float *values, size_t at, size_t groups, size_t size, const Grids *grids)
 {
     float held[BATCH];
@@ -412,10 +367,9 @@ encode_piece(Encoder *e, const float *values, size_t at, size_t groups, size_t s
     }
 }
 
-static void
-encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
+INLINE void
+encode_groups(Encoder *e, size_t at, size_t group, size_t groups, size_t size)
 {
-    Encoder *e = of;
     float memory[BATCH];
     const float *values = memory;
     Grids grids;
@@ -447,6 +401,17 @@ encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
     }
 }
 
+EACH_WIDTH static void
+encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
+{
+    if (size == USUAL) {
+        encode_groups(of, at, group, groups, USUAL);
+    }
+    else {
+        encode_groups(of, at, group, groups, size);
+    }
+}
+
 /* Each part has what waits to be packed to itself; only the last leaves any, in the last byte. */
 static void
 encode_part(void *of, size_t first, size_t last)
@@ -464,7 +429,7 @@ typedef struct {
     void *target;
 } Decoder;
 
-static void
+INLINE void
 decode_piece(const Decoder *d, size_t at, size_t groups, size_t size, const Grids *grids)
 {
     float memory[BATCH];
@@ -488,16 +453,26 @@ decode_piece(const Decoder *d, size_t at, size_t groups, size_t size, const Grid
     }
 }
 
-static void
-decode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
+INLINE void
+decode_groups(const Decoder *d, size_t at, size_t group, size_t groups, size_t size)
 {
-    const Decoder *d = of;
     Grids grids;
     memcpy(grids.scale, d->plan.scales + 4 * group, 4 * groups);
     memcpy(grids.low, d->plan.lows + 4 * group, 4 * groups);
     size_t part = smaller(size, BATCH);
     for (size_t done = 0; done < size; done += part) {
         decode_piece(d, at + done, groups, smaller(size - done, part), &grids);
+    }
+}
+
+EACH_WIDTH static void
+decode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
+{
+    if (size == USUAL) {
+        decode_groups(of, at, group, groups, USUAL);
+    }
+    else {
+        decode_groups(of, at, group, groups, size);
     }
 }
 

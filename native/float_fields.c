@@ -48,28 +48,26 @@ high_bits(word1 exponent, word1 sign)
     return (uint16_t)((uint16_t)(exponent << 7) | (sign & 0x7F) | (uint16_t)((sign & 0x80) << 8));
 }
 
-EACH_WIDTH static void
-join_2(word2 *floats, Py_ssize_t count, const word1 *exponents, const word1 *signs)
+INLINE void
+each_join(void *floats, Py_ssize_t count, int size, const word1 *exponents, const word1 *signs, const word2 *middle,
+          const word4 *low)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
-        floats[i] = high_bits(exponents[i], signs[i]);
+        uint64_t word = (uint64_t)high_bits(exponents[i], signs[i]) << (8 * size - 16);
+        word |= size > 2 ? (uint64_t)middle[i] << (8 * size - 32) : 0;
+        word |= size > 4 ? low[i] : 0;
+        put_word(floats, i, size, word);
     }
 }
 
 EACH_WIDTH static void
-join_4(word4 *floats, Py_ssize_t count, const word1 *exponents, const word1 *signs, const word2 *low)
+join(void *floats, Py_ssize_t count, int size, const word1 *exponents, const word1 *signs, const word2 *middle,
+     const word4 *low)
 {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        floats[i] = (uint32_t)high_bits(exponents[i], signs[i]) << 16 | low[i];
-    }
-}
-
-EACH_WIDTH static void
-join_8(word8 *floats, Py_ssize_t count, const word1 *exponents, const word1 *signs, const word2 *middle,
-       const word4 *low)
-{
-    for (Py_ssize_t i = 0; i < count; i++) {
-        floats[i] = (uint64_t)high_bits(exponents[i], signs[i]) << 48 | (uint64_t)middle[i] << 32 | low[i];
+    switch (size) {
+    case 2: each_join(floats, count, 2, exponents, signs, middle, low); break;
+    case 4: each_join(floats, count, 4, exponents, signs, middle, low); break;
+    default: each_join(floats, count, 8, exponents, signs, middle, low); break;
     }
 }
 
@@ -145,19 +143,12 @@ join_fields(PyObject *Py_UNUSED(module), PyObject *args)
     }
     else {
         Py_BEGIN_ALLOW_THREADS
-        switch (size) {
-        case 2: join_2(floats.buf, count, exponents.buf, signs.buf); break;
-        case 4: join_4(floats.buf, count, exponents.buf, signs.buf, middle.buf); break;
-        default: join_8(floats.buf, count, exponents.buf, signs.buf, middle.buf, low.buf); break;
-        }
+        join(floats.buf, count, (int)size, exponents.buf, signs.buf, middle.buf, low.buf);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&floats);
-    PyBuffer_Release(&exponents);
-    PyBuffer_Release(&signs);
     PyBuffer_Release(&middle);
     PyBuffer_Release(&low);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return released(&floats, &exponents, &signs) ? Py_NewRef(Py_None) : NULL;
 }
 
 PyMethodDef float_fields_functions[] = {

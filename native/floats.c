@@ -53,9 +53,7 @@ convert(PyObject *args, int narrows)
         in_parts(convert_part, &c, (size_t)count, CACHED);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&from);
-    PyBuffer_Release(&to);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return released(&from, &to, NULL) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *

@@ -18,4 +18,16 @@ extern PyMethodDef team_functions[];
 extern PyTypeObject BlockType;
 extern PyTypeObject KeptType;
 
+/* Release the buffers of a call, of which there may be only two, and return whether no error is set. */
+static inline int
+released(Py_buffer *one, Py_buffer *other, Py_buffer *last)
+{
+    PyBuffer_Release(one);
+    PyBuffer_Release(other);
+    if (last != NULL) {
+        PyBuffer_Release(last);
+    }
+    return !PyErr_Occurred();
+}
+
 #endif
