@@ -86,12 +86,13 @@ each_pack(Masks *m, Py_ssize_t from, Py_ssize_t to, int size, int are_flags)
 {
     const char *words = m->words->buf;
     uint8_t *packed = m->packed->buf;
+    const uint64_t first = m->first, second = m->second;
     for (Py_ssize_t start = from; start < to && !m->failed; start += RUN) {
         Py_ssize_t here = to - start < RUN ? to - start : RUN;
         uint8_t made[RUN];
         const char *run = words + start * size;
         const uint8_t *flags = are_flags ? (const uint8_t *)run : made;
-        if (are_flags ? any_more(flags, here) : flag_second(run, here, size, m->first, m->second, made)) {
+        if (are_flags ? any_more(flags, here) : flag_second(run, here, size, first, second, made)) {
             m->failed = 1;
         }
         pack_run(flags, here, packed + start / 8);
@@ -156,8 +157,9 @@ are_of_two(const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packe
     return 1;
 }
 
-static Masks
-masks_of(const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packed)
+/* Share out the packing or unpacking, and return whether it could be done. */
+static int
+share_words(Part *part, const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packed)
 {
     Masks m = {.words = words, .packed = packed, .size = 1, .are_flags = pair == NULL};
     if (pair != NULL) {
@@ -165,22 +167,8 @@ masks_of(const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packed)
         m.first = get_word(pair->buf, 0, m.size);
         m.second = get_word(pair->buf, 1, m.size);
     }
-    return m;
-}
-
-static int
-pack(const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packed)
-{
-    Masks m = masks_of(words, pair, packed);
-    in_parts(pack_part, &m, (size_t)(words->len / m.size), PART);
+    in_parts(part, &m, (size_t)(words->len / m.size), PART);
     return !m.failed;
-}
-
-static void
-unpack(const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packed)
-{
-    Masks m = masks_of(words, pair, packed);
-    in_parts(unpack_part, &m, (size_t)(words->len / m.size), PART);
 }
 
 static PyObject *
@@ -193,7 +181,7 @@ pack_booleans(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_of_two(&flags, NULL, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        done = pack(&flags, NULL, &packed);
+        done = share_words(pack_part, &flags, NULL, &packed);
         Py_END_ALLOW_THREADS
     }
     return released(&flags, &packed, NULL) ? PyBool_FromLong(done) : NULL;
@@ -208,7 +196,7 @@ unpack_booleans(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_of_two(&flags, NULL, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        unpack(&flags, NULL, &packed);
+        share_words(unpack_part, &flags, NULL, &packed);
         Py_END_ALLOW_THREADS
     }
     return released(&packed, &flags, NULL) ? Py_NewRef(Py_None) : NULL;
@@ -227,7 +215,7 @@ pack_two_values(PyObject *Py_UNUSED(module), PyObject *args)
         const int size = (int)words.itemsize;
         put_word(pair.buf, 0, size, words.len ? get_word(words.buf, 0, size) : 0);
         put_word(pair.buf, 1, size, second_of(words.buf, words.len / size, size));
-        done = pack(&words, &pair, &packed);
+        done = share_words(pack_part, &words, &pair, &packed);
         Py_END_ALLOW_THREADS
     }
     return released(&words, &pair, &packed) ? PyBool_FromLong(done) : NULL;
@@ -242,7 +230,7 @@ unpack_two_values(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_of_two(&words, &pair, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        unpack(&words, &pair, &packed);
+        share_words(unpack_part, &words, &pair, &packed);
         Py_END_ALLOW_THREADS
     }
     return released(&packed, &pair, &words) ? Py_NewRef(Py_None) : NULL;
