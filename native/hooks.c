@@ -372,66 +372,7 @@ unpacking(PyObject *Py_UNUSED(module), PyObject *args)
     return function(&unpack_method, args, UNPACK_COUNT, unpack_names, 4);
 }
 
-/* -- tensorstash.backends.paddle.backend: PaddleBackend.alias and nbytes -- */
-
-enum { DETACH, ALIAS_COUNT, LEAF_NAME = ALIAS_COUNT, STOP_NAME };
-
-static const char *const alias_names[] = {"is_leaf", "stop_gradient"};
-
-static PyObject *
-alias_for_paddle(PyObject *self, PyObject *tensor)
-{
-    PyObject *const is_leaf = PyObject_GetAttr(tensor, PART(LEAF_NAME));
-    PyObject *const stops = is_leaf != Py_True ? is_leaf : PyObject_GetAttr(tensor, PART(STOP_NAME));
-    const int requires_grad = is_leaf == Py_True && stops == Py_False;
-    Py_XDECREF(is_leaf);
-    if (is_leaf == Py_True) {
-        Py_XDECREF(stops);
-    }
-    if (stops == NULL) {
-        return NULL;
-    }
-    return requires_grad ? Py_NewRef(tensor) : PyObject_CallOneArg(PART(DETACH), tensor);
-}
-
-static PyMethodDef alias_method = {"alias", alias_for_paddle, METH_O, NULL};
-
-static PyObject *
-aliasing(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    return function(&alias_method, args, ALIAS_COUNT, alias_names, 2);
-}
-
-enum { ELEMENT_SIZE, SIZE_COUNT, SHAPE_NAME = SIZE_COUNT };
-
-static const char *const size_names[] = {"shape"};
-
-static PyObject *
-nbytes_for_paddle(PyObject *self, PyObject *tensor)
-{
-    PyObject *const itemsize = PyObject_CallOneArg(PART(ELEMENT_SIZE), tensor);
-    PyObject *const shape = itemsize == NULL ? NULL : PyObject_GetAttr(tensor, PART(SHAPE_NAME));
-    Py_ssize_t nbytes = itemsize == NULL ? -1 : PyLong_AsSsize_t(itemsize);
-    const Py_ssize_t dimensions = shape == NULL ? 0 : PySequence_Fast_GET_SIZE(shape);
-    for (Py_ssize_t i = 0; i < dimensions; i++) {
-        nbytes *= PyLong_AsSsize_t(PySequence_Fast_GET_ITEM(shape, i));
-    }
-    Py_XDECREF(itemsize);
-    Py_XDECREF(shape);
-    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(nbytes);
-}
-
-static PyMethodDef nbytes_method = {"nbytes", nbytes_for_paddle, METH_O, NULL};
-
-static PyObject *
-sizing(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    return function(&nbytes_method, args, SIZE_COUNT, size_names, 1);
-}
-
 PyMethodDef hooks_functions[] = {
-    {"aliasing", aliasing, METH_VARARGS, "See tensorstash.host.native."},
-    {"sizing", sizing, METH_VARARGS, "See tensorstash.host.native."},
     {"keeping", keeping, METH_VARARGS, "See tensorstash.host.native."},
     {"restoring", restoring, METH_VARARGS, "See tensorstash.host.native."},
     {"packing", packing, METH_VARARGS, "See tensorstash.host.native."},

@@ -102,14 +102,6 @@ class Functions(Protocol):
         """
         ...
 
-    def aliasing(self, detach: Callable[[Any], Any], /) -> Callable[[Any], Any]:
-        """Return :meth:`tensorstash.backends.paddle.backend.PaddleBackend.alias`, given what detaches a tensor."""
-        ...
-
-    def sizing(self, element_size: Callable[[Any], int], /) -> Callable[[Any], int]:
-        """Return :meth:`tensorstash.backends.paddle.backend.PaddleBackend.nbytes`, given the bytes of an element."""
-        ...
-
 
 @cache
 def load() -> ModuleType | None:

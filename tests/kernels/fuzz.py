@@ -296,7 +296,7 @@ def exercise_hooks() -> None:
     assert state.was_asked
     assert restore("something else") == "restored"
     del handle
-    for name in ("keeping", "restoring", "packing", "unpacking", "aliasing", "sizing"):
+    for name in ("keeping", "restoring", "packing", "unpacking"):
         called[name] += 1
         for number in (0, 1, 3, 9):
             try:
