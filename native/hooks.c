@@ -13,30 +13,19 @@
 
 typedef struct {
     PyObject_HEAD
-    PyObject *state; /* who keeps it; NULL once it is emptied */
+    PyObject *state; /* who keeps it */
     PyObject *alias;
-    PyObject *scope; /* what has to live as long; may be NULL */
     Py_ssize_t version;
 } Kept;
 
 static void
-empty(Kept *kept)
-{
-    PyObject *const state = kept->state, *const alias = kept->alias, *const scope = kept->scope;
-    kept->state = kept->alias = kept->scope = NULL; /* at once: what goes now may ask for it */
-    Py_XDECREF(alias);
-    Py_XDECREF(scope);
-    Py_XDECREF(state);
-}
-
-static void
 kept_dealloc(PyObject *self)
 {
-    empty((Kept *)self);
+    Py_DECREF(((Kept *)self)->alias);
+    Py_DECREF(((Kept *)self)->state);
     PyObject_Free(self);
 }
 
-/* None once it is emptied. */
 static PyMemberDef kept_members[] = {
     {"state", T_OBJECT, offsetof(Kept, state), READONLY, "Who keeps it."},
     {"alias", T_OBJECT, offsetof(Kept, alias), READONLY, "The tensor."},
@@ -140,7 +129,6 @@ kept_anyway(PyObject *self, PyObject *tensor)
     }
     kept->state = Py_NewRef(PART(STATE));
     kept->alias = alias;
-    kept->scope = NULL;
     kept->version = version;
     return (PyObject *)kept;
 }
@@ -173,10 +161,6 @@ restore(PyObject *self, PyObject *handle)
         return PyObject_CallOneArg(PART(RESTORE), handle);
     }
     Kept *const kept = (Kept *)handle;
-    if (kept->state == NULL) {
-        PyErr_SetString(PyExc_ValueError, "this saved tensor was released already");
-        return NULL;
-    }
     PyObject *const state = Py_NewRef(kept->state), *const alias = Py_NewRef(kept->alias);
     PyObject *const function = PyObject_GetAttr(state, PART(VERSION_NAME)), *tensor = NULL;
     const Py_ssize_t now = function == NULL ? -1 : version_of(function, alias);
@@ -226,41 +210,24 @@ handled(PyObject *function, PyObject *first)
     return result;
 }
 
-/* Pack as Python does: what `pack` does is none of the hooks' business while the scope is not ready. */
+/* What `pack` does is none of the hooks' business: the scope is not ready until it has returned. */
 static PyObject *
-pack_in(PyObject *self, PyObject *scope, PyObject *pack, PyObject *tensor)
+pack_in(PyObject *self, PyObject *scope, PyObject *tensor)
 {
-    if (PyObject_SetAttr(scope, PART(READY_NAME), Py_False) < 0) {
+    PyObject *const pack = PyObject_GetAttr(scope, PART(PACK_NAME));
+    if (pack == NULL || PyObject_SetAttr(scope, PART(READY_NAME), Py_False) < 0) {
+        Py_XDECREF(pack);
         return NULL;
     }
     PyObject *const value = PyObject_CallOneArg(pack, tensor);
     PyObject *const pair = value == NULL ? NULL : PyTuple_Pack(2, scope, value);
     PyObject *packed = pair == NULL ? NULL : PyObject_CallOneArg(PART(BOX), pair);
+    Py_DECREF(pack);
     Py_XDECREF(value);
     Py_XDECREF(pair);
     if (packed != NULL && PyObject_SetAttr(scope, PART(READY_NAME), Py_True) < 0) {
         Py_CLEAR(packed);
     }
-    return packed;
-}
-
-static PyObject *
-pack_for_scope(PyObject *self, PyObject *scope, PyObject *tensor)
-{
-    PyObject *packed = NULL, *const pack = PyObject_GetAttr(scope, PART(PACK_NAME));
-    if (pack == NULL) {
-        return NULL;
-    }
-    if (PyCFunction_Check(pack) && PyCFunction_GET_FUNCTION(pack) == keep) {
-        packed = kept_anyway(PyCFunction_GET_SELF(pack), tensor); /* saves nothing itself */
-        if (packed != NULL) {
-            ((Kept *)packed)->scope = Py_NewRef(scope);
-        }
-    }
-    if (packed == NULL && !PyErr_Occurred()) {
-        packed = pack_in(self, scope, pack, tensor);
-    }
-    Py_DECREF(pack);
     return packed;
 }
 
@@ -283,7 +250,7 @@ pack_for_paddle(PyObject *self, PyObject *tensor)
     if (ready != Py_True || tensor == Py_None) {
         packed = PyObject_CallOneArg(PART(UNHOOKED), tensor);
     }
-    else if ((packed = pack_for_scope(self, scope, tensor)) == NULL) {
+    else if ((packed = pack_in(self, scope, tensor)) == NULL) {
         packed = handled(PART(NOT_PACKED), scope);
     }
     Py_XDECREF(scope);
@@ -318,45 +285,24 @@ with_memory(PyObject *self, PyObject *tensor)
 }
 
 static PyObject *
-unpack_in(PyObject *self, PyObject *scope, PyObject *value)
-{
-    PyObject *const unpack = PyObject_GetAttr(scope, PART(UNPACK_NAME));
-    PyObject *const tensor = unpack == NULL ? NULL : PyObject_CallOneArg(unpack, value);
-    Py_XDECREF(unpack);
-    return tensor;
-}
-
-static PyObject *
 unpack_for_paddle(PyObject *self, PyObject *packed)
 {
-    PyObject *tensor = NULL, *contents = NULL;
-    Kept *const kept = Py_IS_TYPE(packed, &KeptType) ? (Kept *)packed : NULL;
-    if (kept == NULL && (PyObject *)Py_TYPE(packed) != PART(OF_BOX)) {
+    if ((PyObject *)Py_TYPE(packed) != PART(OF_BOX)) {
         return PyObject_CallOneArg(PART(UNBOXED), packed);
     }
-    if (kept != NULL && kept->scope != NULL) {
-        PyObject *const scope = Py_NewRef(kept->scope);
-        tensor = unpack_in(self, scope, packed);
-        Py_DECREF(scope);
+    PyObject *scope, *value, *unpack = NULL, *tensor = NULL;
+    PyObject *const contents = PyObject_GetAttr(packed, PART(CONTENTS_NAME)); /* an error if it is empty */
+    if (contents != NULL && PyTuple_Check(contents) && PyArg_ParseTuple(contents, "OO", &scope, &value)) {
+        unpack = PyObject_GetAttr(scope, PART(UNPACK_NAME));
+        tensor = unpack == NULL ? NULL : PyObject_CallOneArg(unpack, value);
     }
-    else if (kept != NULL) {
-        PyErr_SetString(PyExc_ValueError, "this saved tensor was released already");
+    else if (!PyErr_Occurred()) {
+        PyErr_Format(PyExc_TypeError, "expected what pack has returned, got a cell of %R", contents);
     }
-    else if ((contents = PyObject_GetAttr(packed, PART(CONTENTS_NAME))) != NULL) {
-        PyObject *scope, *value;
-        if (PyTuple_Check(contents) && PyArg_ParseTuple(contents, "OO", &scope, &value)) {
-            tensor = unpack_in(self, scope, value);
-        }
-        else if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "expected what pack has returned, got a cell of %R", contents);
-        }
-        Py_DECREF(contents);
-    }
+    Py_XDECREF(unpack);
+    Py_XDECREF(contents);
     PyObject *const release = tensor == NULL ? NULL : PyObject_GetAttr(PART(BACKWARDS), PART(RELEASE_NAME));
-    if (release == Py_True && kept != NULL) {
-        empty(kept);
-    }
-    else if (release == NULL || (release == Py_True && PyObject_DelAttr(packed, PART(CONTENTS_NAME)) < 0)) {
+    if (release == NULL || (release == Py_True && PyObject_DelAttr(packed, PART(CONTENTS_NAME)) < 0)) {
         Py_CLEAR(tensor);
     }
     Py_XDECREF(release);

@@ -21,7 +21,7 @@ class Functions(Protocol):
 
     @property
     def Kept(self) -> type:  # noqa: N802
-        """What ``keeping`` makes of a tensor: its ``state``, ``alias`` and ``version``; None once it is emptied."""
+        """What ``keeping`` makes of a tensor: its ``state``, ``alias`` and ``version``."""
         ...
 
     def join_team(self, address: int, threads: int, /) -> None:
@@ -75,8 +75,7 @@ class Functions(Protocol):
 
         Args:
             innermost: scopes by thread.
-            box: gets the scope and what its ``pack`` made of the tensor, in a tuple; what ``keeping`` has made takes
-                the scope itself.
+            box: gets the scope and what its ``pack`` made of the tensor, in a tuple.
             unhooked: takes what is saved where no scope is ready for it.
             not_packed: takes a scope and what its ``pack`` has raised.
         """
