@@ -48,12 +48,6 @@ smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-static size_t
-itemsize(Kind kind)
-{
-    return kind == FLOAT32 ? 4 : 2;
-}
-
 INLINE bool
 is_finite(float value)
 {
@@ -472,7 +466,7 @@ parse(PyObject *args, const char *format, Py_buffer *from, Py_buffer *to, bool e
         PyErr_SetString(PyExc_ValueError, "expected 2, 4 or 8 bits, and rows of groups");
         return true;
     }
-    size_t width = itemsize(plan->kind), nbytes = (size_t)elements->len, count = nbytes / width;
+    size_t width = plan->kind == FLOAT32 ? 4 : 2, nbytes = (size_t)elements->len, count = nbytes / width;
     size_t per_row = (size_t)((length - 1) / size + 1), table = 4 * per_row * (size_t)rows;
     size_t expected = 2 * table + (count * (size_t)bits + 7) / 8;
     if (nbytes % width || (uintptr_t)elements->buf % width) {
@@ -484,13 +478,15 @@ parse(PyObject *args, const char *format, Py_buffer *from, Py_buffer *to, bool e
     else if ((size_t)body->len != expected) {
         PyErr_Format(PyExc_ValueError, "got a payload of %zd bytes, expected %zu", body->len, expected);
     }
-    plan->bits = bits;
-    plan->size = (size_t)size;
-    plan->length = (size_t)(length % size ? length : size); /* a row of whole groups is as many rows of one */
-    plan->rows = count / plan->length;
-    plan->scales = body->buf;
-    plan->lows = plan->scales + table;
-    plan->packed = plan->lows + table;
+    else {
+        plan->bits = bits;
+        plan->size = (size_t)size;
+        plan->length = (size_t)(length % size ? length : size); /* a row of whole groups is as many rows of one */
+        plan->rows = count / plan->length;
+        plan->scales = body->buf;
+        plan->lows = plan->scales + table;
+        plan->packed = plan->lows + table;
+    }
     return true;
 }
 

@@ -6,43 +6,6 @@
  * held before it. */
 
 #include "tables.h"
-#include <stddef.h>
-#include <structmember.h>
-
-/* -- A tensor that is kept: tensorstash.engine.handle has a tuple for it -- */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *state; /* who keeps it */
-    PyObject *alias;
-    Py_ssize_t version;
-} Kept;
-
-static void
-kept_dealloc(PyObject *self)
-{
-    Py_DECREF(((Kept *)self)->alias);
-    Py_DECREF(((Kept *)self)->state);
-    PyObject_Free(self);
-}
-
-static PyMemberDef kept_members[] = {
-    {"state", T_OBJECT, offsetof(Kept, state), READONLY, "Who keeps it."},
-    {"alias", T_OBJECT, offsetof(Kept, alias), READONLY, "The tensor."},
-    {"version", T_PYSSIZET, offsetof(Kept, version), READONLY, "In place, when it was saved."},
-    {NULL, 0, 0, 0, NULL},
-};
-
-/* Not tracked by the garbage collector, which would run more often for it: nothing it refers to knows of handles. */
-PyTypeObject KeptType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tensorstash.host._native.Kept",
-    .tp_basicsize = sizeof(Kept),
-    .tp_dealloc = kept_dealloc,
-    .tp_members = kept_members,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "A handle of a tensor that is kept as it is.",
-};
 
 /* -- Functions of one argument whose `self` is a tuple of what they need: arguments, then names of attributes -- */
 
@@ -122,15 +85,13 @@ kept_anyway(PyObject *self, PyObject *tensor)
         return NULL;
     }
     PyObject *const alias = PyObject_CallOneArg(PART(ALIAS), tensor);
-    Kept *const kept = alias == NULL ? NULL : PyObject_New(Kept, &KeptType);
-    if (kept == NULL) {
-        Py_XDECREF(alias);
-        return NULL;
+    PyObject *const kept = alias == NULL ? NULL : Py_BuildValue("(OOn)", PART(STATE), alias, version);
+    Py_XDECREF(alias);
+    if (kept != NULL) {
+        /* The garbage collector would run more often for them, and nothing that they refer to knows of handles. */
+        PyObject_GC_UnTrack(kept);
     }
-    kept->state = Py_NewRef(PART(STATE));
-    kept->alias = alias;
-    kept->version = version;
-    return (PyObject *)kept;
+    return kept;
 }
 
 static PyObject *
@@ -157,24 +118,25 @@ static const char *const restore_names[] = {"version", "was_asked"};
 static PyObject *
 restore(PyObject *self, PyObject *handle)
 {
-    if (!Py_IS_TYPE(handle, &KeptType)) {
+    PyObject *state, *alias;
+    Py_ssize_t version;
+    if (!PyTuple_CheckExact(handle)) {
         return PyObject_CallOneArg(PART(RESTORE), handle);
     }
-    Kept *const kept = (Kept *)handle;
-    PyObject *const state = Py_NewRef(kept->state), *const alias = Py_NewRef(kept->alias);
+    if (!PyArg_ParseTuple(handle, "OOn", &state, &alias, &version)) {
+        return NULL;
+    }
+    Py_INCREF(handle);
     PyObject *const function = PyObject_GetAttr(state, PART(VERSION_NAME)), *tensor = NULL;
     const Py_ssize_t now = function == NULL ? -1 : version_of(function, alias);
     Py_XDECREF(function);
-    if (now == kept->version) {
+    if (now == version) {
         tensor = PyObject_SetAttr(state, PART(ASKED_NAME), Py_True) < 0 ? NULL : Py_NewRef(alias);
     }
     else if (!PyErr_Occurred()) {
-        PyObject *const same = Py_BuildValue("(OOn)", state, alias, kept->version);
-        tensor = same == NULL ? NULL : PyObject_CallOneArg(PART(RESTORE), same);
-        Py_XDECREF(same);
+        tensor = PyObject_CallOneArg(PART(RESTORE), handle);
     }
-    Py_DECREF(alias);
-    Py_DECREF(state);
+    Py_DECREF(handle);
     return tensor;
 }
 

@@ -85,10 +85,8 @@ integer_range(PyObject *Py_UNUSED(module), PyObject *args)
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&words);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    return Py_BuildValue("(NN)", number_of(least, size, is_signed), number_of(largest, size, is_signed));
+    return PyErr_Occurred()
+        ? NULL : Py_BuildValue("(NN)", number_of(least, size, is_signed), number_of(largest, size, is_signed));
 }
 
 INLINE void

@@ -9,6 +9,9 @@
 /* Elements at a time: a multiple of 8 whose flags stay in the cache; and of a part, which is whole runs. */
 enum { RUN = 1024, PART = 256 * RUN };
 
+/* In place of a size: bytes that are 0 or 1, which are flags themselves. */
+enum { FLAGS = 0 };
+
 /* Compared at their own width, as many fit into a vector. */
 INLINE int
 differ(uint64_t one, uint64_t other, int size)
@@ -35,40 +38,52 @@ flag_second(const char *run, Py_ssize_t count, int size, uint64_t first, uint64_
     return third;
 }
 
-/* Return the first element that differs from the first of all, or that one where none does. */
-INLINE uint64_t
-each_second(const char *words, Py_ssize_t count, int size)
-{
-    const uint64_t first = count ? get_word(words, 0, size) : 0;
-    Py_ssize_t start = 0;
-    for (uint8_t none = 1, flags[RUN]; start < count && none; start += none ? RUN : 0) {
-        Py_ssize_t here = count - start < RUN ? count - start : RUN;
-        none = !flag_second(words + start * size, here, size, first, first, flags);
-    }
-    while (start < count - 1 && get_word(words, start, size) == first) { /* bounded: others may write meanwhile */
-        start++;
-    }
-    return start < count ? get_word(words, start, size) : first;
-}
-
-EACH_WIDTH static uint64_t
-second_of(const char *words, Py_ssize_t count, int size)
-{
-    switch (size) {
-    case 1: return each_second(words, count, 1);
-    case 2: return each_second(words, count, 2);
-    case 4: return each_second(words, count, 4);
-    default: return each_second(words, count, 8);
-    }
-}
-
 /* What the threads of a team do at once. Once a part has found that it cannot be done, the others are left out. */
 typedef struct {
     const Py_buffer *words, *packed;
-    int size, are_flags;
+    int size; /* of a word, or FLAGS */
     uint64_t first, second;
     atomic_int failed;
 } Masks;
+
+typedef void Sized(Masks *m, Py_ssize_t from, Py_ssize_t to, int size);
+
+/* Call a function with a size that is a constant there. */
+INLINE void
+by_size(Sized *each, Masks *m, Py_ssize_t from, Py_ssize_t to)
+{
+    switch (m->size) {
+    case FLAGS: each(m, from, to, FLAGS); break;
+    case 1: each(m, from, to, 1); break;
+    case 2: each(m, from, to, 2); break;
+    case 4: each(m, from, to, 4); break;
+    default: each(m, from, to, 8); break;
+    }
+}
+
+/* Find the first element, and the first that differs from it, or that one again where none does. */
+INLINE void
+each_find(Masks *m, Py_ssize_t from, Py_ssize_t to, int size)
+{
+    const char *words = m->words->buf;
+    const uint64_t first = from < to ? get_word(words, from, size) : 0;
+    Py_ssize_t start = from;
+    for (uint8_t none = 1, flags[RUN]; start < to && none; start += none ? RUN : 0) {
+        Py_ssize_t here = to - start < RUN ? to - start : RUN;
+        none = !flag_second(words + start * size, here, size, first, first, flags);
+    }
+    while (start < to - 1 && get_word(words, start, size) == first) { /* bounded: others may write meanwhile */
+        start++;
+    }
+    m->first = first;
+    m->second = start < to ? get_word(words, start, size) : first;
+}
+
+EACH_WIDTH static void
+find_two(Masks *m, Py_ssize_t count)
+{
+    by_size(each_find, m, 0, count);
+}
 
 /* Whether any byte is more than 1. */
 INLINE uint8_t
@@ -82,7 +97,7 @@ any_more(const uint8_t *flags, Py_ssize_t count)
 }
 
 INLINE void
-each_pack(Masks *m, Py_ssize_t from, Py_ssize_t to, int size, int are_flags)
+each_pack(Masks *m, Py_ssize_t from, Py_ssize_t to, int size)
 {
     const char *words = m->words->buf;
     uint8_t *packed = m->packed->buf;
@@ -90,9 +105,9 @@ each_pack(Masks *m, Py_ssize_t from, Py_ssize_t to, int size, int are_flags)
     for (Py_ssize_t start = from; start < to && !m->failed; start += RUN) {
         Py_ssize_t here = to - start < RUN ? to - start : RUN;
         uint8_t made[RUN];
-        const char *run = words + start * size;
-        const uint8_t *flags = are_flags ? (const uint8_t *)run : made;
-        if (are_flags ? any_more(flags, here) : flag_second(run, here, size, first, second, made)) {
+        const uint8_t *flags = size == FLAGS ? (const uint8_t *)words + start : made;
+        if (size == FLAGS ? any_more(flags, here)
+                          : flag_second(words + start * size, here, size, first, second, made)) {
             m->failed = 1;
         }
         pack_run(flags, here, packed + start / 8);
@@ -102,28 +117,20 @@ each_pack(Masks *m, Py_ssize_t from, Py_ssize_t to, int size, int are_flags)
 EACH_WIDTH static void
 pack_part(void *of, size_t first, size_t last)
 {
-    Masks *m = of;
-    Py_ssize_t from = (Py_ssize_t)first, to = (Py_ssize_t)last;
-    switch (m->are_flags ? 0 : m->size) {
-    case 0: each_pack(m, from, to, 1, 1); break;
-    case 1: each_pack(m, from, to, 1, 0); break;
-    case 2: each_pack(m, from, to, 2, 0); break;
-    case 4: each_pack(m, from, to, 4, 0); break;
-    default: each_pack(m, from, to, 8, 0); break;
-    }
+    by_size(each_pack, of, (Py_ssize_t)first, (Py_ssize_t)last);
 }
 
 INLINE void
-each_unpack(const Masks *m, Py_ssize_t from, Py_ssize_t to, int size, int are_flags)
+each_unpack(Masks *m, Py_ssize_t from, Py_ssize_t to, int size)
 {
     char *words = m->words->buf;
     const uint8_t *packed = m->packed->buf;
     const uint64_t second = m->second, change = second ^ m->first;
     for (Py_ssize_t start = from; start < to; start += RUN) {
         Py_ssize_t here = to - start < RUN ? to - start : RUN;
-        uint8_t made[RUN], *const flags = are_flags ? (uint8_t *)words + start : made;
+        uint8_t made[RUN], *const flags = size == FLAGS ? (uint8_t *)words + start : made;
         unpack_run(packed + start / 8, here, flags);
-        for (Py_ssize_t i = 0; !are_flags && i < here; i++) {
+        for (Py_ssize_t i = 0; size != FLAGS && i < here; i++) {
             put_word(words + start * size, i, size, second ^ (change & ((uint64_t)flags[i] - 1)));
         }
     }
@@ -132,15 +139,7 @@ each_unpack(const Masks *m, Py_ssize_t from, Py_ssize_t to, int size, int are_fl
 EACH_WIDTH static void
 unpack_part(void *of, size_t first, size_t last)
 {
-    const Masks *m = of;
-    Py_ssize_t from = (Py_ssize_t)first, to = (Py_ssize_t)last;
-    switch (m->are_flags ? 0 : m->size) {
-    case 0: each_unpack(m, from, to, 1, 1); break;
-    case 1: each_unpack(m, from, to, 1, 0); break;
-    case 2: each_unpack(m, from, to, 2, 0); break;
-    case 4: each_unpack(m, from, to, 4, 0); break;
-    default: each_unpack(m, from, to, 8, 0); break;
-    }
+    by_size(each_unpack, of, (Py_ssize_t)first, (Py_ssize_t)last);
 }
 
 /* Whether there is one bit for each word, and a pair of them, or for each byte where there is none; else an error is
@@ -157,20 +156,6 @@ are_of_two(const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packe
     return 1;
 }
 
-/* Share out the packing or unpacking, and return whether it could be done. */
-static int
-share_words(Part *part, const Py_buffer *words, const Py_buffer *pair, const Py_buffer *packed)
-{
-    Masks m = {.words = words, .packed = packed, .size = 1, .are_flags = pair == NULL};
-    if (pair != NULL) {
-        m.size = (int)words->itemsize;
-        m.first = get_word(pair->buf, 0, m.size);
-        m.second = get_word(pair->buf, 1, m.size);
-    }
-    in_parts(part, &m, (size_t)(words->len / m.size), PART);
-    return !m.failed;
-}
-
 static PyObject *
 pack_booleans(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -181,7 +166,9 @@ pack_booleans(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_of_two(&flags, NULL, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        done = share_words(pack_part, &flags, NULL, &packed);
+        Masks m = {.words = &flags, .packed = &packed, .size = FLAGS};
+        in_parts(pack_part, &m, (size_t)flags.len, PART);
+        done = !m.failed;
         Py_END_ALLOW_THREADS
     }
     return released(&flags, &packed, NULL) ? PyBool_FromLong(done) : NULL;
@@ -196,7 +183,8 @@ unpack_booleans(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_of_two(&flags, NULL, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        share_words(unpack_part, &flags, NULL, &packed);
+        Masks m = {.words = &flags, .packed = &packed, .size = FLAGS};
+        in_parts(unpack_part, &m, (size_t)flags.len, PART);
         Py_END_ALLOW_THREADS
     }
     return released(&packed, &flags, NULL) ? Py_NewRef(Py_None) : NULL;
@@ -212,10 +200,12 @@ pack_two_values(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_of_two(&words, &pair, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        const int size = (int)words.itemsize;
-        put_word(pair.buf, 0, size, words.len ? get_word(words.buf, 0, size) : 0);
-        put_word(pair.buf, 1, size, second_of(words.buf, words.len / size, size));
-        done = share_words(pack_part, &words, &pair, &packed);
+        Masks m = {.words = &words, .packed = &packed, .size = (int)words.itemsize};
+        find_two(&m, words.len / m.size);
+        put_word(pair.buf, 0, m.size, m.first);
+        put_word(pair.buf, 1, m.size, m.second);
+        in_parts(pack_part, &m, (size_t)(words.len / m.size), PART);
+        done = !m.failed;
         Py_END_ALLOW_THREADS
     }
     return released(&words, &pair, &packed) ? PyBool_FromLong(done) : NULL;
@@ -230,7 +220,10 @@ unpack_two_values(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (are_of_two(&words, &pair, &packed)) {
         Py_BEGIN_ALLOW_THREADS
-        share_words(unpack_part, &words, &pair, &packed);
+        Masks m = {.words = &words, .packed = &packed, .size = (int)words.itemsize};
+        m.first = get_word(pair.buf, 0, m.size);
+        m.second = get_word(pair.buf, 1, m.size);
+        in_parts(unpack_part, &m, (size_t)(words.len / m.size), PART);
         Py_END_ALLOW_THREADS
     }
     return released(&packed, &pair, &words) ? Py_NewRef(Py_None) : NULL;

@@ -19,11 +19,6 @@ class Functions(Protocol):
         """What :class:`tensorstash.host.blocks.Block` is derived from."""
         ...
 
-    @property
-    def Kept(self) -> type:  # noqa: N802
-        """What ``keeping`` makes of a tensor: its ``state``, ``alias`` and ``version``."""
-        ...
-
     def join_team(self, address: int, threads: int, /) -> None:
         """Let a function of OpenMP share out what compiled kernels do on this thread, from now on."""
         ...

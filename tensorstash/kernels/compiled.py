@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Protocol, cast
 
 import numpy as np
@@ -45,8 +46,8 @@ class Extension(Protocol):
         """Fill ``values``, ``float32``, with those of a format of :data:`CONVERTED`."""
         ...
 
-    def take_fields(self, floats: Array, pairs: tuple[tuple[int, Array], ...], /) -> None:
-        """Fill at most four fields: each pair has the lowest bit of one, -1 for that of the sign, and its array."""
+    def take_fields(self, floats: Array, /, *pairs: int | Array) -> None:
+        """Fill at most four fields; for each its lowest bit, -1 for that of the sign, and its array."""
         ...
 
     def join_fields(self, floats: Array, /, *fields: Array) -> None:
@@ -109,8 +110,8 @@ def _over(defined: Kernels, compiled: Extension) -> Kernels:
             defined.convert(source, dtype, target, wanted)
 
     def take_fields(floats: Array, fields: Mapping[int, Array]) -> None:
-        pairs = tuple((field_start(floats.itemsize, k), field) for k, field in fields.items())
-        compiled.take_fields(floats, pairs)
+        pairs = ((field_start(floats.itemsize, k), field) for k, field in fields.items())
+        compiled.take_fields(floats, *chain.from_iterable(pairs))
 
     return replace(
         defined,
