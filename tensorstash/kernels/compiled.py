@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Protocol, cast
 
 import numpy as np
@@ -110,8 +109,10 @@ def _over(defined: Kernels, compiled: Extension) -> Kernels:
             defined.convert(source, dtype, target, wanted)
 
     def take_fields(floats: Array, fields: Mapping[int, Array]) -> None:
-        pairs = ((field_start(floats.itemsize, k), field) for k, field in fields.items())
-        compiled.take_fields(floats, *chain.from_iterable(pairs))
+        pairs: list[int | Array] = []
+        for k, field in fields.items():
+            pairs += field_start(floats.itemsize, k), field
+        compiled.take_fields(floats, *pairs)
 
     return replace(
         defined,
