@@ -12,10 +12,8 @@ saved-tensor hooks.
 (3.0, 2.0)
 """
 
-from tensorstash.reference import nn, ops, optim
-from tensorstash.reference.autograd.checkpoint import checkpoint
+from tensorstash.reference import nn, ops
 from tensorstash.reference.autograd.engine import backward, grad
-from tensorstash.reference.autograd.gradcheck import GradientError, check_grads
 from tensorstash.reference.autograd.graph import Edge, Meta, Node
 from tensorstash.reference.autograd.hooks import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from tensorstash.reference.autograd.modes import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
@@ -48,7 +46,6 @@ __all__ = [
     "DeviceError",
     "Edge",
     "Generator",
-    "GradientError",
     "GraphReleasedError",
     "HookError",
     "InplaceError",
@@ -66,8 +63,6 @@ __all__ = [
     "arange",
     "as_dtype",
     "backward",
-    "check_grads",
-    "checkpoint",
     "disable_saved_tensors_hooks",
     "enable_grad",
     "from_buffer",
@@ -81,7 +76,6 @@ __all__ = [
     "ones",
     "ones_like",
     "ops",
-    "optim",
     "save_on_cpu",
     "saved_tensors_hooks",
     "set_grad_enabled",
