@@ -46,15 +46,6 @@ count_step(PyObject *counters, PyObject *nbytes)
     return step == NULL ? -1 : 0;
 }
 
-static Py_ssize_t
-version_of(PyObject *function, PyObject *tensor)
-{
-    PyObject *const version = PyObject_CallOneArg(function, tensor);
-    const Py_ssize_t number = version == NULL ? -1 : PyLong_AsSsize_t(version);
-    Py_XDECREF(version);
-    return number;
-}
-
 /* Return the handle of a tensor that is kept whatever it is, or NULL without an exception for all others. */
 static PyObject *
 kept_anyway(PyObject *self, PyObject *tensor)
@@ -80,12 +71,10 @@ kept_anyway(PyObject *self, PyObject *tensor)
         }
         return NULL;
     }
-    const Py_ssize_t version = version_of(PART(VERSION), tensor);
-    if (version == -1 && PyErr_Occurred()) {
-        return NULL;
-    }
-    PyObject *const alias = PyObject_CallOneArg(PART(ALIAS), tensor);
-    PyObject *const kept = alias == NULL ? NULL : Py_BuildValue("(OOn)", PART(STATE), alias, version);
+    PyObject *const version = PyObject_CallOneArg(PART(VERSION), tensor);
+    PyObject *const alias = version == NULL ? NULL : PyObject_CallOneArg(PART(ALIAS), tensor);
+    PyObject *const kept = alias == NULL ? NULL : PyTuple_Pack(3, PART(STATE), alias, version);
+    Py_XDECREF(version);
     Py_XDECREF(alias);
     if (kept != NULL) {
         /* The garbage collector would run more often for them, and nothing that they refer to knows of handles. */
@@ -118,22 +107,20 @@ static const char *const restore_names[] = {"version", "was_asked"};
 static PyObject *
 restore(PyObject *self, PyObject *handle)
 {
-    PyObject *state, *alias;
-    Py_ssize_t version;
-    if (!PyTuple_CheckExact(handle)) {
+    if (!PyTuple_CheckExact(handle) || PyTuple_GET_SIZE(handle) != 3) {
         return PyObject_CallOneArg(PART(RESTORE), handle);
     }
-    if (!PyArg_ParseTuple(handle, "OOn", &state, &alias, &version)) {
-        return NULL;
-    }
     Py_INCREF(handle);
-    PyObject *const function = PyObject_GetAttr(state, PART(VERSION_NAME)), *tensor = NULL;
-    const Py_ssize_t now = function == NULL ? -1 : version_of(function, alias);
+    PyObject *const state = PyTuple_GET_ITEM(handle, 0), *const alias = PyTuple_GET_ITEM(handle, 1), *tensor = NULL;
+    PyObject *const function = PyObject_GetAttr(state, PART(VERSION_NAME));
+    PyObject *const now = function == NULL ? NULL : PyObject_CallOneArg(function, alias);
+    const int is_same = now == NULL ? -1 : PyObject_RichCompareBool(now, PyTuple_GET_ITEM(handle, 2), Py_EQ);
     Py_XDECREF(function);
-    if (now == version) {
+    Py_XDECREF(now);
+    if (is_same > 0) {
         tensor = PyObject_SetAttr(state, PART(ASKED_NAME), Py_True) < 0 ? NULL : Py_NewRef(alias);
     }
-    else if (!PyErr_Occurred()) {
+    else if (is_same == 0) {
         tensor = PyObject_CallOneArg(PART(RESTORE), handle);
     }
     Py_DECREF(handle);
@@ -149,6 +136,9 @@ restoring(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 /* -- tensorstash.backends.paddle.packed: pair_for_paddle -- */
+
+/* Not for speed alone: an interrupt that is raised where a function of Python begins would go through Paddle's C++ from
+ * there. Here it is what the functions called have raised, and is handled. */
 
 enum { INNERMOST, BOX, UNHOOKED, NOT_PACKED, PACK_COUNT, READY_NAME = PACK_COUNT, PACK_NAME };
 
