@@ -12,8 +12,10 @@ saved-tensor hooks.
 (3.0, 2.0)
 """
 
-from tensorstash.reference import nn, ops
+from tensorstash.reference import nn, ops, optim
+from tensorstash.reference.autograd.checkpoint import checkpoint
 from tensorstash.reference.autograd.engine import backward, grad
+from tensorstash.reference.autograd.gradcheck import GradientError, check_grads
 from tensorstash.reference.autograd.graph import Edge, Meta, Node
 from tensorstash.reference.autograd.hooks import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from tensorstash.reference.autograd.modes import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
@@ -46,6 +48,7 @@ __all__ = [
     "DeviceError",
     "Edge",
     "Generator",
+    "GradientError",
     "GraphReleasedError",
     "HookError",
     "InplaceError",
@@ -63,6 +66,8 @@ __all__ = [
     "arange",
     "as_dtype",
     "backward",
+    "check_grads",
+    "checkpoint",
     "disable_saved_tensors_hooks",
     "enable_grad",
     "from_buffer",
@@ -76,6 +81,7 @@ __all__ = [
     "ones",
     "ones_like",
     "ops",
+    "optim",
     "save_on_cpu",
     "saved_tensors_hooks",
     "set_grad_enabled",

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tensorstash.reference import Generator, MemorySpace, Tensor, memory, nn, ops
-from tests.reference.transformer import TransformerLM
 
 
 @pytest.fixture
@@ -36,9 +35,9 @@ def sim() -> Iterator[MemorySpace]:
 
 
 @pytest.fixture(scope="session")
-def language_model() -> tuple[TransformerLM, np.ndarray]:
+def language_model() -> tuple[nn.TransformerLM, np.ndarray]:
     """A float64 transformer and the (batch, tokens) indices to run it on."""
-    model = TransformerLM(23, 10, 16, 4, 2, generator=Generator(0), dtype="float64")
+    model = nn.TransformerLM(23, 10, 16, 4, 2, generator=Generator(0), dtype="float64")
     return model, np.random.default_rng(1).integers(0, 23, (3, 10))
 
 

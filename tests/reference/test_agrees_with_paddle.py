@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tensorstash.reference import Tensor, grad, nn, ops, tensor
-from tests.reference.transformer import TransformerLM
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # importing paddle looks for a compiler cache
@@ -57,7 +56,7 @@ def paddle_language_model(w: dict[str, Any], indices: Any, blocks: int, heads: i
     return norm(x, "norm") @ w["token.weight"].T
 
 
-def test_transformer_gradients_agree(language_model: tuple[TransformerLM, np.ndarray]) -> None:
+def test_transformer_gradients_agree(language_model: tuple[nn.TransformerLM, np.ndarray]) -> None:
     model, indices = language_model
     loss = ops.cross_entropy(model(tensor(indices)), tensor(indices))
     weights, labels = paddle_weights(model), paddle.to_tensor(indices)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tensorstash.reference import Tensor, grad, nn, ops, tensor
-from tests.reference.transformer import TransformerLM
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -49,7 +48,7 @@ def torch_language_model(w: dict[str, Any], indices: Any, blocks: int, heads: in
     return norm(x, "norm") @ w["token.weight"].T
 
 
-def test_transformer_gradients_agree(language_model: tuple[TransformerLM, np.ndarray]) -> None:
+def test_transformer_gradients_agree(language_model: tuple[nn.TransformerLM, np.ndarray]) -> None:
     model, indices = language_model
     loss = ops.cross_entropy(model(tensor(indices)), tensor(indices))
     weights, labels = torch_weights(model), torch.tensor(indices)

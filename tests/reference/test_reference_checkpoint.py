@@ -10,6 +10,8 @@ from tensorstash.reference import (
     HookError,
     MemorySpace,
     Tensor,
+    check_grads,
+    checkpoint,
     grad,
     nn,
     ops,
@@ -17,9 +19,6 @@ from tensorstash.reference import (
     saved_tensors_hooks,
     tensor,
 )
-from tests.reference.checkpoint import checkpoint
-from tests.reference.gradcheck import check_grads
-from tests.reference.transformer import TransformerLM
 
 
 def region(x: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ def test_dropout_is_repeated_and_its_generator_left_where_it_was() -> None:
 
 
 def test_parameters_inside_get_their_gradients_and_graphs_may_be_retained() -> None:
-    model = TransformerLM(11, 6, 8, 2, 2, generator=Generator(0), dtype="float64")
+    model = nn.TransformerLM(11, 6, 8, 2, 2, generator=Generator(0), dtype="float64")
     indices = tensor(np.arange(12).reshape(2, 6) % 11)
     parameters = list(model.parameters())
     expected = grad(ops.cross_entropy(model(indices), indices), parameters)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorstash.reference import PyLayer, Tensor, tensor
+from tensorstash.reference import GradientError, PyLayer, Tensor, check_grads, tensor
 from tensorstash.reference.autograd.primitive import Signature
-from tests.reference.gradcheck import GradientError, check_grads
 
 
 def double_leaf() -> Tensor:

@@ -16,14 +16,14 @@ from tensorstash.reference import (
     MemorySpace,
     PyLayer,
     Tensor,
+    checkpoint,
+    nn,
     no_grad,
     ops,
     save_on_cpu,
     saved_tensors_hooks,
     tensor,
 )
-from tests.reference.checkpoint import checkpoint
-from tests.reference.transformer import TransformerLM
 
 pytestmark = pytest.mark.usefixtures("no_cyclic_gc")
 
@@ -249,7 +249,7 @@ def test_checkpoint_frees_everything(sim: MemorySpace) -> None:
 
 
 def test_training_steps_leave_nothing_behind(sim: MemorySpace) -> None:
-    model = TransformerLM(11, 6, 8, 2, 1, dropout=0.1, generator=Generator(0)).to("sim:0")
+    model = nn.TransformerLM(11, 6, 8, 2, 1, dropout=0.1, generator=Generator(0)).to("sim:0")
     indices = tensor(np.arange(12).reshape(2, 6) % 11, device="sim:0")
     levels = []
     for _ in range(3):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorstash.reference import Generator, Parameter, Tensor, nn, no_grad, ops, tensor, zeros
-from tests.reference.optim import SGD, Adam
-from tests.reference.transformer import MultiheadAttention
+from tensorstash.reference import Generator, Parameter, Tensor, nn, no_grad, ops, optim, tensor, zeros
 
 
 def small() -> nn.Sequential:
@@ -107,8 +105,8 @@ def test_generator_repeats_from_its_state() -> None:
 
 def test_momentum_and_adam_follow_their_recurrences() -> None:
     for make, expected in (
-        (lambda p: SGD([p], lr=0.1, momentum=0.5), [1 - 0.2, 1 - 0.2 - 0.3]),
-        (lambda p: Adam([p], lr=0.1), [0.9, 0.8]),
+        (lambda p: optim.SGD([p], lr=0.1, momentum=0.5), [1 - 0.2, 1 - 0.2 - 0.3]),
+        (lambda p: optim.Adam([p], lr=0.1), [0.9, 0.8]),
     ):
         p = Parameter(tensor([1.0], "float64"))
         idle = Parameter(tensor([1.0], "float64"))
@@ -126,4 +124,4 @@ def test_bad_filters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"needs filters of shape \(n, 3, k, k\)"):
         ops.conv2d(zeros((1, 3, 4, 4)), zeros((2, 1, 3, 3)))
     with pytest.raises(ValueError, match="cannot be shared"):
-        MultiheadAttention(10, 3, generator=Generator(0))
+        nn.MultiheadAttention(10, 3, generator=Generator(0))

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tensorstash.reference import OPERATIONS, Generator, Node, Tensor, enable_grad, grad, ops, tensor
+from tensorstash.reference import OPERATIONS, Generator, Node, Tensor, check_grads, enable_grad, grad, ops, tensor
 from tensorstash.reference.autograd.primitive import Primitive, ViewPrimitive
 from tensorstash.reference.ops import neural
-from tests.reference.gradcheck import check_grads
 
 
 def real(*shape: int, low: float = -1.0, high: float = 1.0, seed: int = 0) -> Tensor:

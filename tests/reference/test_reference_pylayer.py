@@ -12,13 +12,13 @@ from tensorstash.reference import (
     InplaceError,
     PyLayer,
     Tensor,
+    check_grads,
     grad,
     is_grad_enabled,
     no_grad,
     saved_tensors_hooks,
     tensor,
 )
-from tests.reference.gradcheck import check_grads
 
 
 class Tanh(PyLayer):

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tensorstash.reference import Generator, Tensor, grad, is_grad_enabled, nn, no_grad, ops, save_on_cpu, tensor
-from tests.reference.transformer import TransformerLM
 
 WORKERS = 4
 
@@ -23,7 +22,7 @@ def step(model: nn.Module, seed: int, together: threading.Barrier) -> list[np.nd
 
 
 def test_graphs_of_several_threads_do_not_disturb_each_other() -> None:
-    model = TransformerLM(11, 6, 8, 2, 1, generator=Generator(0))
+    model = nn.TransformerLM(11, 6, 8, 2, 1, generator=Generator(0))
     alone = [step(model, seed, threading.Barrier(1)) for seed in range(WORKERS)]
     together = threading.Barrier(WORKERS)
     with ThreadPoolExecutor(WORKERS) as pool:

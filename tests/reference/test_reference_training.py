@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.reference import Generator, MemorySpace, ops, save_on_cpu, tensor
-from tests.reference.optim import Adam
-from tests.reference.transformer import TransformerLM
+from tensorstash.reference import Generator, MemorySpace, nn, ops, optim, save_on_cpu, tensor
 
 TOKENS, BATCH, STEPS = 24, 4, 24
 
@@ -20,8 +18,8 @@ def train(scope: type[AbstractContextManager[Any]], device: str) -> list[float]:
         "".join(topics[name] for name in sorted(topics))[:100_000].encode("latin-1", "replace"), np.uint8
     )
     entries, encoded = np.unique(text, return_inverse=True)
-    model = TransformerLM(len(entries), TOKENS, 32, 4, 2, generator=Generator(0)).to(device)
-    optimizer = Adam(model.parameters(), lr=1e-2)
+    model = nn.TransformerLM(len(entries), TOKENS, 32, 4, 2, generator=Generator(0)).to(device)
+    optimizer = optim.Adam(model.parameters(), lr=1e-2)
     starts = np.random.default_rng(0).integers(0, len(encoded) - TOKENS - 1, (STEPS, BATCH))
     losses = []
     for begin in starts:

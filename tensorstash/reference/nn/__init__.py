@@ -12,6 +12,7 @@ from tensorstash.reference.nn.layers import (
     Sequential,
 )
 from tensorstash.reference.nn.module import Module
+from tensorstash.reference.nn.transformer import MultiheadAttention, TransformerBlock, TransformerLM
 from tensorstash.reference.tensor import Parameter
 
 __all__ = [
@@ -23,7 +24,10 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "Module",
+    "MultiheadAttention",
     "Parameter",
     "ReLU",
     "Sequential",
+    "TransformerBlock",
+    "TransformerLM",
 ]
