@@ -240,6 +240,14 @@ def test_hidden_copies_are_read_from_the_log_of_the_device(tmp_path: Path) -> No
         assert 0 < rows["cpu_offload"][way]["beside"] <= rows["cpu_offload"][way]["seconds"]
 
 
+def test_kernels_of_devices_are_measured(run_here: RunHere, tmp_path: Path) -> None:
+    report = tmp_path / "rows"
+    run_here("torch_gpu_kernels", "--device", "cpu", "--elements", "20480", "--rounds", "1", "--json", str(report))
+    rows = json.loads(report.read_text())["rows"]
+    assert {row["codec"].partition("(")[0] for row in rows} == {"Affine", "AsType", "PackBits", "TwoValued"}
+    assert all(row["encode"] > 0 and row["decode"] > 0 and row["payload"] < 0.6 for row in rows)
+
+
 @pytest.mark.parametrize("workload", ["torch:resnet", "paddle:gpt"])
 def test_every_codec_is_measured_on_what_a_model_saves(workload: str, run_here: RunHere, tmp_path: Path) -> None:
     report = tmp_path / "table.json"
