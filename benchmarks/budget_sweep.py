@@ -11,15 +11,15 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from benchmarks.harness import training
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ROOT
 from benchmarks.models import Model
-from tensorstash.cli.comparison import Variant
-from tensorstash.cli.turns import Job, Turns, run
+from tensorstash.cli.comparison import Variant, compare
+from tensorstash.cli.turns import Job, run
 from tensorstash.host.allocator import advised_environment
 
 GPT = Model(framework="torch", network="gpt", batch=16, rate=1e-3, depth=10, width=192, heads=6, context=256)
@@ -91,16 +91,16 @@ def budget(native: int, part: float) -> Variant:
 
 def job(model: Model, variant: Variant, *, steps: int, compared: int, tiny: bool) -> Job:
     """Return the process of a variant."""
-    arguments = {
-        "model": asdict(replace(model, recompute=variant.is_checkpointed)),
-        "steps": steps,
-        "policy": variant.policy,
-        "limits": {"in_flight": LIMIT, "ahead": LIMIT},
-        "min_bytes": 0 if tiny else "64KiB",
-        "compared": list(range(compared)),
-    }
-    environment = advised_environment(os.environ)
-    return Job(str(variant), "benchmarks.harness.training:train", arguments, environment, ROOT)
+    return training.job(
+        str(variant),
+        replace(model, recompute=variant.is_checkpointed),
+        steps,
+        variant.policy,
+        advised_environment(os.environ),
+        limits={"in_flight": LIMIT, "ahead": LIMIT},
+        min_bytes=0 if tiny else "64KiB",
+        compared=list(range(compared)),
+    )
 
 
 def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> Sweep:
@@ -118,13 +118,10 @@ def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> S
     def on_turn(_: Variant) -> None:
         print(".", end="", file=sys.stderr, flush=True)
 
-    with Turns[Variant](on_turn) as turns:
-        sizes = {"compared": rounds + 1, "tiny": tiny}
-        turns.start({each: job(model, each, steps=each.untimed + rounds, **sizes) for each in variants})
-        for variant in variants:
-            turns.alone(variant, variant.untimed)
-        turns.rounds(rounds)
-        return Sweep(native, turns.finish())
+    def process(variant: Variant, _: int) -> Job:
+        return job(model, variant, steps=variant.untimed + rounds, compared=rounds + 1, tiny=tiny)
+
+    return Sweep(native, compare(variants, process, rounds, on_turn))
 
 
 def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[str, ...]]:

@@ -23,9 +23,8 @@ import zstandard
 import tensorstash as ts
 from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ROOT, environment, interleave, seconds
+from benchmarks.harness.runner import alone, interleave, seconds
 from benchmarks.models import Model, build
-from tensorstash.cli.turns import Job, run
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.kernels.floats import narrow, widen
 from tensorstash.protocols import Codec
@@ -219,8 +218,7 @@ def main(options: argparse.Namespace, report: Report) -> int:
 
     for workload in options.workload or WORKLOADS:
         arguments = {name: getattr(options, name) for name in ("steps", "scale", "rounds", "most")}
-        job = Job(workload, "benchmarks.codecs:work", {"workload": workload, **arguments}, environment(threads=1), ROOT)
-        mixes += run(job, add)
+        mixes += alone("codecs:work", workload, add, workload=workload, **arguments)
     above = "Whole steps: how many times smaller, and the limit of a coder of single bytes."
     heads = ("workload", "dtype", "MiB", "limit", "level 1", "level 2", "level 4")
     report.begin(*heads, left=("workload", "dtype"), before=above)

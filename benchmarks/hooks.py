@@ -20,8 +20,7 @@ from typing import Any
 import tensorstash as ts
 from benchmarks.harness.labs import lab_of
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ROOT, environment, interleave
-from tensorstash.cli.turns import Job, run
+from benchmarks.harness.runner import alone, interleave
 from tensorstash.testing.layouts import floats
 
 FRAMEWORKS = {"torch": "torch", "paddle": "paddlepaddle"}
@@ -110,6 +109,6 @@ def main(options: argparse.Namespace, report: Report) -> int:
             rows.append([framework, *found])
             report.row(framework, name, f"{plain:.2f}", f"{identity:.2f}", f"{ours:.2f}", f"{ours / identity:.2f}")
 
-        arguments = {"framework": framework, "saves": options.saves, "rounds": options.rounds}
-        run(Job(f"hooks, {framework}", "benchmarks.hooks:costs", arguments, environment(threads=1), ROOT), add)
+        sizes = {"saves": options.saves, "rounds": options.rounds}
+        alone("hooks:costs", f"hooks, {framework}", add, framework=framework, **sizes)
     return 0

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from typing import Any
 from tqdm import tqdm
 
 import tensorstash as ts
+from benchmarks.harness import training
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ROOT
-from benchmarks.harness.training import largest_relative_difference
 from benchmarks.models import Model
 from tensorstash.cli.comparison import (
     LEGEND,
@@ -90,21 +89,21 @@ def measure(
         files = {variant: Path(folder, f"{number}.npz") for number, variant in enumerate(compared)}
 
         def job(variant: Variant, half_bytes: int) -> Job:
-            arguments = {
-                "model": asdict(replace(model, recompute=variant.is_checkpointed)),
-                "steps": variant.untimed + rounds,
-                "policy": variant.line(half_bytes),
-                "limits": {"in_flight": LIMIT, "ahead": LIMIT},
-                "saved": str(files[variant]),
-            }
-            environment = advised_environment(os.environ) if variant.is_advised else dict(os.environ)
-            return Job(f"{framework}, {variant}", "benchmarks.harness.training:train", arguments, environment, ROOT)
+            return training.job(
+                f"{framework}, {variant}",
+                replace(model, recompute=variant.is_checkpointed),
+                variant.untimed + rounds,
+                variant.line(half_bytes),
+                advised_environment(os.environ) if variant.is_advised else os.environ,
+                limits={"in_flight": LIMIT, "ahead": LIMIT},
+                saved=str(files[variant]),
+            )
 
         measured = compare(compared, job, rounds, on_turn)
         base = measured[compared[0]]
         for variant, found in measured.items():
             is_equal = found["gradients_sha256"] == base["gradients_sha256"]
-            difference = 0.0 if is_equal else largest_relative_difference(files[variant], files[compared[0]])
+            difference = 0.0 if is_equal else training.largest_relative_difference(files[variant], files[compared[0]])
             found["gradient_difference"] = difference
             found["gradients"] = "bitwise equal" if is_equal else f"differ by {difference:.1e}"
     return Training(TITLES[framework], measured)
@@ -153,7 +152,7 @@ def main(options: argparse.Namespace, report: Report) -> int:
         sizes = {"rounds": rounds, "quick": options.quick}
         trainings = [measure(name, compared, on_turn=partial(on_turn, name), **sizes) for name in frameworks]
     report.conditions = f"{machine(map(PACKAGES.__getitem__, frameworks))}; {rounds} rounds."
-    report.measured["trainings"] = {training.title: list(_plain(training)) for training in trainings}
+    report.measured["trainings"] = {each.title: list(_plain(each)) for each in trainings}
     names = list(heads(trainings))
     report.begin(*names, left=[names[0], *names[2::2]])
     for row in rows(trainings):
@@ -165,11 +164,11 @@ def main(options: argparse.Namespace, report: Report) -> int:
     return 0
 
 
-def _plain(training: Training) -> list[dict[str, Any]]:
+def _plain(trained: Training) -> list[dict[str, Any]]:
     names = ("memory_ratio", "time_ratio", "cpu_ratio")
     return [
-        {"variant": str(variant), **dict(zip(names, training.ratios(variant), strict=True)), **found}
-        for variant, found in training.measured.items()
+        {"variant": str(variant), **dict(zip(names, trained.ratios(variant), strict=True)), **found}
+        for variant, found in trained.measured.items()
     ]
 
 

@@ -25,10 +25,9 @@ import numpy as np
 
 import tensorstash as ts
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ROOT, environment
+from benchmarks.harness.runner import alone
 from benchmarks.harness.training import NO_POLICY, session
 from benchmarks.models import Model, build
-from tensorstash.cli.turns import Job, run
 
 POLICIES = (
     "quantize:bits=8",
@@ -164,8 +163,7 @@ def find_out(task: str, options: argparse.Namespace) -> Findings:
         print(f"{task}: {outcome}", file=sys.stderr, flush=True)
 
     sizes = {"seeds": options.seeds, "steps": options.steps, "tiny": options.tiny}
-    arguments = {"task": task, "policies": options.policy or POLICIES, **sizes}
-    errors = run(Job(task, "benchmarks.quality:work", arguments, environment(threads=1), ROOT), add)
+    errors = alone("quality:work", task, add, task=task, policies=options.policy or POLICIES, **sizes)
     return Findings(task, outcomes, errors)
 
 

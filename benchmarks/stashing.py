@@ -28,9 +28,8 @@ from typing import Any
 import tensorstash as ts
 from benchmarks.harness.labs import lab_of
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ROOT, environment, interleave
+from benchmarks.harness.runner import alone, interleave
 from benchmarks.hooks import chain
-from tensorstash.cli.turns import Job, run
 from tensorstash.stores import Memory
 from tensorstash.testing.layouts import floats
 
@@ -247,12 +246,6 @@ def main(options: argparse.Namespace, report: Report) -> int:
             factors = [f"{factor:.2f}" if factor else "" for factor in growth]
             report.row(kind, name, f"{copy:.1f}", f"{pack:.1f}", f"{back:.1f}", *cells, *factors)
 
-        arguments = {
-            "kind": kind,
-            "nbytes": options.kib * 2**10,
-            "saves": options.saves,
-            "rounds": options.rounds,
-            "many": options.many,
-        }
-        run(Job(f"stashing, {kind}", "benchmarks.stashing:costs", arguments, environment(threads=1), ROOT), add)
+        sizes = {name: getattr(options, name) for name in ("saves", "rounds", "many")}
+        alone("stashing:costs", f"stashing, {kind}", add, kind=kind, nbytes=options.kib * 2**10, **sizes)
     return 0

@@ -17,9 +17,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from benchmarks.harness import training
 from benchmarks.harness.comparison import CHECKPOINT, NONE, Bar, Runs, Variant, rows
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ALLOCATORS, ROOT, environment, repeat, run_together
+from benchmarks.harness.runner import ALLOCATORS, environment, repeat, run_together
 from benchmarks.models import Model
 from tensorstash.cli.turns import Job
 
@@ -135,17 +136,17 @@ def job(variant: Variant, options: argparse.Namespace) -> Job:
     """Return the process of a variant, with sizes and limits as the command line has them."""
     spill = f"{SPILL}:directory={options.directory}"
     ahead = 0 if "quantize" in variant.method else options.limit  # quantized payloads are few bytes, and soon decoded
-    arguments = {
-        "model": asdict(model_of(variant, tiny=options.tiny)),
-        "steps": options.steps,
-        "policy": variant.method.replace(SPILL, spill) if variant.is_policy else NONE,
-        "limits": {"in_flight": options.limit, "ahead": ahead, "resident": variant.resident_bytes},
-        "min_bytes": 0 if options.tiny else "64KiB",
-        "idle": options.idle,
-        "compared": [options.steps - 1],
-    }
-    env = environment(threads=variant.threads, allocator=variant.allocator)
-    return Job(str(variant), "benchmarks.harness.training:train", arguments, env, ROOT)
+    return training.job(
+        str(variant),
+        model_of(variant, tiny=options.tiny),
+        options.steps,
+        variant.method.replace(SPILL, spill) if variant.is_policy else NONE,
+        environment(threads=variant.threads, allocator=variant.allocator),
+        limits={"in_flight": options.limit, "ahead": ahead, "resident": variant.resident_bytes},
+        min_bytes=0 if options.tiny else "64KiB",
+        idle=options.idle,
+        compared=[options.steps - 1],
+    )
 
 
 def variants(options: argparse.Namespace) -> list[Variant]:

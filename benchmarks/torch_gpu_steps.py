@@ -1,4 +1,4 @@
-"""Training steps of a Llama-like model on a device: memory, time and copies under our policies and under their rivals.
+"""Training steps of a GPT on a device: memory, time and copies under our policies and under their rivals.
 
     python -m benchmarks torch_gpu_steps                              # on CUDA, within ten minutes
     python -m benchmarks torch_gpu_steps --length 8192 --method none --method cpu_offload
@@ -33,7 +33,8 @@ import tensorstash as ts
 from benchmarks.harness.report import Report, machine
 from benchmarks.harness.runner import interleave, seconds
 from benchmarks.harness.torch_accelerator import WAYS, Accelerator, accelerator_named
-from benchmarks.models.torch_llama import Llama
+from benchmarks.models import Model
+from benchmarks.models.torch_gpt import GPT
 
 METHODS = (
     "none",
@@ -52,6 +53,8 @@ METHODS = (
 )
 """A policy after ``some:`` holds for every fourth block, so that copies fit behind the computation of the others."""
 
+SETTINGS: Any = {"framework": "torch", "network": "gpt", "rate": 0.0}
+
 HEADS = ("length", "method", "peak GiB", "of none", "step ms", "of none", "GiB out", "GB/s out, of bare")
 HEADS += ("GB/s back, of bare", "copies hidden", "page-locked GiB, of payload", "gradients")
 
@@ -66,7 +69,7 @@ class Method:
         kind: of the device.
     """
 
-    def __init__(self, name: str, model: Llama, directory: str, kind: str) -> None:
+    def __init__(self, name: str, model: GPT, directory: str, kind: str) -> None:
         head, _, rest = name.partition(", ")
         self.recompute = head == "checkpoint"
         name = rest if self.recompute else name
@@ -112,8 +115,9 @@ class Bench:
     def __init__(self, options: argparse.Namespace, length: int, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         torch.manual_seed(0)
+        sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
         with accelerator.device:
-            self.model = Llama(options.vocabulary, options.width, options.heads, options.depth).to(torch.bfloat16)
+            self.model = GPT(Model(**SETTINGS, context=length, **sizes)).to(torch.bfloat16)
             self.tokens = torch.randint(options.vocabulary, (options.batch, length + 1))
 
     def step(self, method: Method) -> None:

@@ -24,8 +24,6 @@ static const float FINEST = 255, LIMIT = 0x1p126f, LEAST = 0x1p-100f, MAGIC = 0x
 static const float NOISE_UNIT = 65536 * (1 - 0x1p-21f);
 static const uint32_t GOLDEN = 0x9E3779B9;
 
-typedef enum { FLOAT32, FLOAT16, BFLOAT16, OTHER } Kind;
-
 /* How a tensor is cut, and where the sections of its payload are. */
 typedef struct {
     Kind kind;
@@ -50,12 +48,6 @@ smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-static size_t
-itemsize(Kind kind)
-{
-    return kind == FLOAT32 ? 4 : 2;
-}
-
 INLINE bool
 is_finite(float value)
 {
@@ -78,7 +70,7 @@ limited(float value)
 /* ---- elements to codes ---- */
 
 INLINE void
-each_extremes(const float *values, size_t groups, size_t size, Grids *grids)
+extremes(const float *values, size_t groups, size_t size, Grids *grids)
 {
     for (size_t g = 0; g < groups; g++, values += size) {
         int32_t low = grids->lowest[g], high = grids->highest[g];
@@ -89,17 +81,6 @@ each_extremes(const float *values, size_t groups, size_t size, Grids *grids)
         }
         grids->lowest[g] = low;
         grids->highest[g] = high;
-    }
-}
-
-EACH_WIDTH static void
-extremes(const float *values, size_t groups, size_t size, Grids *grids)
-{
-    if (size == USUAL) {
-        each_extremes(values, groups, USUAL, grids);
-    }
-    else {
-        each_extremes(values, groups, size, grids);
     }
 }
 
@@ -173,24 +154,13 @@ hold(const float *values, size_t groups, size_t size, const Grids *grids, float 
 }
 
 INLINE void
-each_nearest(const float *values, size_t groups, size_t size, const Grids *grids, uint8_t *codes)
+nearest(const float *values, size_t groups, size_t size, const Grids *grids, uint8_t *codes)
 {
     for (size_t g = 0; g < groups; g++, values += size, codes += size) {
         float low = grids->low[g], inverse = grids->inverse[g];
         for (size_t i = 0; i < size; i++) {
             codes[i] = (uint8_t)bits_of((values[i] - low) * inverse + MAGIC);
         }
-    }
-}
-
-EACH_WIDTH static void
-nearest(const float *values, size_t groups, size_t size, const Grids *grids, uint8_t *codes)
-{
-    if (size == USUAL) {
-        each_nearest(values, groups, USUAL, grids, codes);
-    }
-    else {
-        each_nearest(values, groups, size, grids, codes);
     }
 }
 
@@ -204,8 +174,7 @@ mixed(uint32_t word)
 
 /* Elements 2k and 2k + 1 of the tensor have the lower and the upper half of one word. */
 INLINE void
-each_stochastic(const float *values, size_t groups, size_t size, const Grids *grids, uint32_t seed, size_t at,
-                uint8_t *codes)
+stochastic(const float *values, size_t groups, size_t size, const Grids *grids, uint32_t seed, size_t at, uint8_t *codes)
 {
     uint32_t keys[MOST];
     uint16_t noise[BATCH + 2];
@@ -223,17 +192,6 @@ each_stochastic(const float *values, size_t groups, size_t size, const Grids *gr
         for (size_t i = 0; i < size; i++) {
             codes[i] = (uint8_t)(((int32_t)((values[i] - low) * factor) + noise[i + odd]) >> 16);
         }
-    }
-}
-
-EACH_WIDTH static void
-stochastic(const float *values, size_t groups, size_t size, const Grids *grids, uint32_t seed, size_t at, uint8_t *codes)
-{
-    if (size == USUAL) {
-        each_stochastic(values, groups, USUAL, grids, seed, at, codes);
-    }
-    else {
-        each_stochastic(values, groups, size, grids, seed, at, codes);
     }
 }
 
@@ -265,24 +223,13 @@ mark_specials(const float *values, size_t groups, size_t size, const Grids *grid
 /* ---- codes to elements ---- */
 
 INLINE void
-each_interpolate(const uint8_t *codes, size_t groups, size_t size, const Grids *grids, float *values)
+interpolate(const uint8_t *codes, size_t groups, size_t size, const Grids *grids, float *values)
 {
     for (size_t g = 0; g < groups; g++, values += size, codes += size) {
         float low = grids->low[g], scale = float_of(bits_of(grids->scale[g]) & MAGNITUDE);
         for (size_t i = 0; i < size; i++) {
             values[i] = (float)codes[i] * scale + low;
         }
-    }
-}
-
-EACH_WIDTH static void
-interpolate(const uint8_t *codes, size_t groups, size_t size, const Grids *grids, float *values)
-{
-    if (size == USUAL) {
-        each_interpolate(codes, groups, USUAL, grids, values);
-    }
-    else {
-        each_interpolate(codes, groups, size, grids, values);
     }
 }
 
@@ -304,25 +251,17 @@ restore_specials(const uint8_t *codes, size_t groups, size_t size, const Grids *
 /* ---- whole tensors ---- */
 
 /* Call a function for every batch of some rows: groups of one size, or, where they are larger than a batch, a single
- * one. A row of whole groups counts as so many rows of one group. */
+ * one. */
 typedef void Work(void *of, size_t at, size_t group, size_t groups, size_t size);
-
-static bool
-has_rest(const Plan *plan)
-{
-    return plan->length % plan->size != 0;
-}
 
 static void
 each_batch(const Plan *plan, size_t first, size_t last, Work *work, void *of)
 {
     size_t size = plan->size, most = size < BATCH / MOST ? MOST : size < BATCH ? BATCH / size : 1;
     size_t rows = last - first, whole = plan->length / size, rest = plan->length % size;
-    size_t at = first * plan->length, group = first * (whole + 1);
+    size_t at = first * plan->length, group = first * (whole + (rest != 0));
     if (rest == 0) {
-        at = first * size;
-        group = first;
-        whole = rows;
+        whole *= rows;
         rows = 1;
     }
     for (size_t row = 0; row < rows; row++) {
@@ -345,11 +284,7 @@ each_batch(const Plan *plan, size_t first, size_t last, Work *work, void *of)
 static void
 share_rows(const Plan *plan, Part *part, void *of)
 {
-    size_t row = has_rest(plan) ? plan->length : plan->size, rows = plan->rows;
-    if (!has_rest(plan)) {
-        rows *= plan->length / plan->size;
-    }
-    in_parts(part, of, rows, (CACHED / row / 8 + 1) * 8);
+    in_parts(part, of, plan->rows, (CACHED / plan->length / 8 + 1) * 8);
 }
 
 typedef struct {
@@ -368,17 +303,11 @@ load(const Encoder *e, size_t at, size_t count, float *memory)
     if (e->plan.kind == FLOAT32) {
         return (const float *)e->source + at;
     }
-    const uint16_t *source = (const uint16_t *)e->source + at;
-    if (e->plan.kind == FLOAT16) {
-        widen_float16(source, memory, count);
-    }
-    else {
-        widen_bfloat16(source, memory, count);
-    }
+    widen(e->plan.kind, (const uint16_t *)e->source + at, memory, count);
     return memory;
 }
 
-static void
+INLINE void
 encode_piece(Encoder *e, const float *values, size_t at, size_t groups, size_t size, const Grids *grids)
 {
     float held[BATCH];
@@ -412,10 +341,9 @@ encode_piece(Encoder *e, const float *values, size_t at, size_t groups, size_t s
     }
 }
 
-static void
-encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
+INLINE void
+encode_groups(Encoder *e, size_t at, size_t group, size_t groups, size_t size)
 {
-    Encoder *e = of;
     float memory[BATCH];
     const float *values = memory;
     Grids grids;
@@ -447,6 +375,17 @@ encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
     }
 }
 
+EACH_WIDTH static void
+encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
+{
+    if (size == USUAL) {
+        encode_groups(of, at, group, groups, USUAL);
+    }
+    else {
+        encode_groups(of, at, group, groups, size);
+    }
+}
+
 /* Each part has what waits to be packed to itself; only the last leaves any, in the last byte. */
 static void
 encode_part(void *of, size_t first, size_t last)
@@ -464,7 +403,7 @@ typedef struct {
     void *target;
 } Decoder;
 
-static void
+INLINE void
 decode_piece(const Decoder *d, size_t at, size_t groups, size_t size, const Grids *grids)
 {
     float memory[BATCH];
@@ -480,15 +419,12 @@ decode_piece(const Decoder *d, size_t at, size_t groups, size_t size, const Grid
     float *values = d->plan.kind == FLOAT32 ? (float *)d->target + at : memory;
     interpolate(codes, groups, size, grids, values);
     restore_specials(codes, groups, size, grids, bits, values);
-    if (d->plan.kind == FLOAT16) {
-        narrow_float16(values, (uint16_t *)d->target + at, count);
-    }
-    else if (d->plan.kind == BFLOAT16) {
-        narrow_bfloat16(values, (uint16_t *)d->target + at, count);
+    if (d->plan.kind != FLOAT32) {
+        narrow(d->plan.kind, values, (uint16_t *)d->target + at, count);
     }
 }
 
-static void
+EACH_WIDTH static void
 decode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
 {
     const Decoder *d = of;
@@ -509,45 +445,48 @@ decode_part(void *of, size_t first, size_t last)
 
 /* ---- for Python ---- */
 
-/* Return whether elements and payload have the sizes that their plan needs; else an error is set. */
+/* Take the elements and the payload of a call, and their plan; return whether they are there. Whether their sizes are
+ * those of the plan, an error tells. */
 static bool
-plan_of(const Py_buffer *elements, const Py_buffer *body, const char *dtype, int bits, Py_ssize_t rows,
-        Py_ssize_t length, Py_ssize_t size, Plan *plan)
+parse(PyObject *args, const char *format, Py_buffer *from, Py_buffer *to, bool encodes, Plan *plan, long long *seed)
 {
-    plan->kind = strcmp(dtype, "float32") == 0    ? FLOAT32
-                 : strcmp(dtype, "float16") == 0  ? FLOAT16
-                 : strcmp(dtype, "bfloat16") == 0 ? BFLOAT16
-                                                  : OTHER;
+    const char *dtype;
+    int bits;
+    Py_ssize_t rows, length, size;
+    if (!PyArg_ParseTuple(args, format, from, to, &dtype, &rows, &length, &size, &bits, seed)) {
+        return false;
+    }
+    const Py_buffer *const elements = encodes ? from : to, *const body = encodes ? to : from;
+    plan->kind = kind_of(dtype);
     if (plan->kind == OTHER) {
         PyErr_Format(PyExc_ValueError, "got elements of %s, expected float32, float16 or bfloat16", dtype);
-        return false;
+        return true;
     }
     if ((bits != 2 && bits != 4 && bits != 8) || rows < 0 || length < 1 || size < 1) {
         PyErr_SetString(PyExc_ValueError, "expected 2, 4 or 8 bits, and rows of groups");
-        return false;
+        return true;
     }
-    size_t width = itemsize(plan->kind), nbytes = (size_t)elements->len, count = nbytes / width;
-    if (nbytes % width || (uintptr_t)elements->buf % width) {
-        PyErr_SetString(PyExc_ValueError, "expected whole elements at an address that is a multiple of their size");
-        return false;
-    }
-    if (count % (size_t)length || count / (size_t)length != (size_t)rows) {
-        PyErr_Format(PyExc_ValueError, "got %zu elements, expected %zd rows of %zd", count, rows, length);
-        return false;
-    }
+    size_t width = plan->kind == FLOAT32 ? 4 : 2, nbytes = (size_t)elements->len, count = nbytes / width;
     size_t per_row = (size_t)((length - 1) / size + 1), table = 4 * per_row * (size_t)rows;
     size_t expected = 2 * table + (count * (size_t)bits + 7) / 8;
-    if ((size_t)body->len != expected) {
-        PyErr_Format(PyExc_ValueError, "got a payload of %zd bytes, expected %zu", body->len, expected);
-        return false;
+    if (nbytes % width || (uintptr_t)elements->buf % width) {
+        PyErr_SetString(PyExc_ValueError, "expected whole elements at an address that is a multiple of their size");
     }
-    plan->bits = bits;
-    plan->rows = (size_t)rows;
-    plan->length = (size_t)length;
-    plan->size = (size_t)size;
-    plan->scales = body->buf;
-    plan->lows = plan->scales + table;
-    plan->packed = plan->lows + table;
+    else if (count % (size_t)length || count / (size_t)length != (size_t)rows) {
+        PyErr_Format(PyExc_ValueError, "got %zu elements, expected %zd rows of %zd", count, rows, length);
+    }
+    else if ((size_t)body->len != expected) {
+        PyErr_Format(PyExc_ValueError, "got a payload of %zd bytes, expected %zu", body->len, expected);
+    }
+    else {
+        plan->bits = bits;
+        plan->size = (size_t)size;
+        plan->length = (size_t)(length % size ? length : size); /* a row of whole groups is as many rows of one */
+        plan->rows = count / plan->length;
+        plan->scales = body->buf;
+        plan->lows = plan->scales + table;
+        plan->packed = plan->lows + table;
+    }
     return true;
 }
 
@@ -555,45 +494,38 @@ static PyObject *
 affine_encode(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer source, body;
-    const char *dtype;
-    int bits;
-    Py_ssize_t rows, length, size;
     long long seed;
-    if (!PyArg_ParseTuple(args, "y*w*s(nnn)iL:affine_encode", &source, &body, &dtype, &rows, &length, &size, &bits,
-                          &seed)) {
+    Encoder e = {0};
+    if (!parse(args, "y*w*s(nnn)iL:affine_encode", &source, &body, true, &e.plan, &seed)) {
         return NULL;
     }
-    Encoder e = {.source = source.buf, .stochastic = seed >= 0, .seed = (uint32_t)seed};
-    if (plan_of(&source, &body, dtype, bits, rows, length, size, &e.plan)) {
+    if (!PyErr_Occurred()) {
         Py_BEGIN_ALLOW_THREADS
+        e.source = source.buf;
+        e.stochastic = seed >= 0;
+        e.seed = (uint32_t)seed;
         e.last = (uint8_t *)body.buf + body.len - 1;
         share_rows(&e.plan, encode_part, &e);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&source);
-    PyBuffer_Release(&body);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return released(&source, &body, NULL) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *
 affine_decode(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer body, target;
-    const char *dtype;
-    int bits;
-    Py_ssize_t rows, length, size;
-    if (!PyArg_ParseTuple(args, "y*w*s(nnn)i:affine_decode", &body, &target, &dtype, &rows, &length, &size, &bits)) {
+    Decoder d = {0};
+    if (!parse(args, "y*w*s(nnn)i:affine_decode", &body, &target, false, &d.plan, NULL)) {
         return NULL;
     }
-    Decoder d = {.target = target.buf};
-    if (plan_of(&target, &body, dtype, bits, rows, length, size, &d.plan)) {
+    if (!PyErr_Occurred()) {
         Py_BEGIN_ALLOW_THREADS
+        d.target = target.buf;
         share_rows(&d.plan, decode_part, &d);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&body);
-    PyBuffer_Release(&target);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return released(&body, &target, NULL) ? Py_NewRef(Py_None) : NULL;
 }
 
 PyMethodDef affine_functions[] = {

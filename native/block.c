@@ -25,9 +25,8 @@ made_up_for(PyObject *self, const char *name, PyObject *const *args, Py_ssize_t 
 }
 
 static PyObject *
-block_enter(PyObject *self, PyObject *ignored)
+block_enter(PyObject *self, PyObject *Py_UNUSED(ignored))
 {
-    (void)ignored;
     PyObject *const entered = PyObject_CallMethod(self, "enter", NULL);
     return entered != NULL ? entered : made_up_for(self, "undo", NULL, 0);
 }

@@ -48,28 +48,26 @@ high_bits(word1 exponent, word1 sign)
     return (uint16_t)((uint16_t)(exponent << 7) | (sign & 0x7F) | (uint16_t)((sign & 0x80) << 8));
 }
 
-EACH_WIDTH static void
-join_2(word2 *floats, Py_ssize_t count, const word1 *exponents, const word1 *signs)
+INLINE void
+each_join(void *floats, Py_ssize_t count, int size, const word1 *exponents, const word1 *signs, const word2 *middle,
+          const word4 *low)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
-        floats[i] = high_bits(exponents[i], signs[i]);
+        uint64_t word = (uint64_t)high_bits(exponents[i], signs[i]) << (8 * size - 16);
+        word |= size > 2 ? (uint64_t)middle[i] << (8 * size - 32) : 0;
+        word |= size > 4 ? low[i] : 0;
+        put_word(floats, i, size, word);
     }
 }
 
 EACH_WIDTH static void
-join_4(word4 *floats, Py_ssize_t count, const word1 *exponents, const word1 *signs, const word2 *low)
+join(void *floats, Py_ssize_t count, int size, const word1 *exponents, const word1 *signs, const word2 *middle,
+     const word4 *low)
 {
-    for (Py_ssize_t i = 0; i < count; i++) {
-        floats[i] = (uint32_t)high_bits(exponents[i], signs[i]) << 16 | low[i];
-    }
-}
-
-EACH_WIDTH static void
-join_8(word8 *floats, Py_ssize_t count, const word1 *exponents, const word1 *signs, const word2 *middle,
-       const word4 *low)
-{
-    for (Py_ssize_t i = 0; i < count; i++) {
-        floats[i] = (uint64_t)high_bits(exponents[i], signs[i]) << 48 | (uint64_t)middle[i] << 32 | low[i];
+    switch (size) {
+    case 2: each_join(floats, count, 2, exponents, signs, middle, low); break;
+    case 4: each_join(floats, count, 4, exponents, signs, middle, low); break;
+    default: each_join(floats, count, 8, exponents, signs, middle, low); break;
     }
 }
 
@@ -88,29 +86,21 @@ enum { AT_ONCE = 1 << 12, MOST_FIELDS = 4 };
 static PyObject *
 take_fields(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    Py_buffer floats, fields[MOST_FIELDS];
-    int starts[MOST_FIELDS], taken = 0;
-    PyObject *pairs;
-    if (!PyArg_ParseTuple(args, "y*O!:take_fields", &floats, &PyTuple_Type, &pairs)) {
+    Py_buffer floats, fields[MOST_FIELDS] = {{0}};
+    int starts[MOST_FIELDS];
+    if (!PyArg_ParseTuple(args, "y*|iw*iw*iw*iw*:take_fields", &floats, &starts[0], &fields[0], &starts[1], &fields[1],
+                          &starts[2], &fields[2], &starts[3], &fields[3])) {
         return NULL;
     }
-    int size = (int)floats.itemsize;
-    if (!is_word(floats.itemsize) || size == 1 || floats.len % size || PyTuple_GET_SIZE(pairs) > MOST_FIELDS) {
-        PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and at most four fields of them");
+    const int size = (int)floats.itemsize, taken = (int)(PyTuple_GET_SIZE(args) / 2);
+    int fit = is_word(floats.itemsize) && size > 1 && floats.len % size == 0;
+    for (int k = 0; k < taken; k++) {
+        fit = fit && is_field(&floats, starts[k], &fields[k]);
     }
-    while (!PyErr_Occurred() && taken < PyTuple_GET_SIZE(pairs)) {
-        PyObject *pair = PyTuple_GET_ITEM(pairs, taken);
-        if (!PyTuple_Check(pair)) {
-            PyErr_SetString(PyExc_TypeError, "expected a tuple of tuples");
-        }
-        else if (PyArg_ParseTuple(pair, "iw*:take_fields", &starts[taken], &fields[taken])) {
-            if (!is_field(&floats, starts[taken], &fields[taken])) {
-                PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and a narrower field of each");
-            }
-            taken++;
-        }
+    if (!fit) {
+        PyErr_SetString(PyExc_ValueError, "expected floats of 2, 4 or 8 bytes, and a narrower field of each");
     }
-    if (!PyErr_Occurred()) {
+    else {
         Py_ssize_t count = floats.len / size;
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t done = 0; done < count; done += AT_ONCE) {
@@ -123,11 +113,9 @@ take_fields(PyObject *Py_UNUSED(module), PyObject *args)
         }
         Py_END_ALLOW_THREADS
     }
-    while (taken > 0) {
-        PyBuffer_Release(&fields[--taken]);
-    }
-    PyBuffer_Release(&floats);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    PyBuffer_Release(&fields[3]);
+    PyBuffer_Release(&fields[2]);
+    return released(&floats, &fields[0], &fields[1]) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *
@@ -145,26 +133,19 @@ join_fields(PyObject *Py_UNUSED(module), PyObject *args)
     }
     else {
         Py_BEGIN_ALLOW_THREADS
-        switch (size) {
-        case 2: join_2(floats.buf, count, exponents.buf, signs.buf); break;
-        case 4: join_4(floats.buf, count, exponents.buf, signs.buf, middle.buf); break;
-        default: join_8(floats.buf, count, exponents.buf, signs.buf, middle.buf, low.buf); break;
-        }
+        join(floats.buf, count, (int)size, exponents.buf, signs.buf, middle.buf, low.buf);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&floats);
-    PyBuffer_Release(&exponents);
-    PyBuffer_Release(&signs);
     PyBuffer_Release(&middle);
     PyBuffer_Release(&low);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return released(&floats, &exponents, &signs) ? Py_NewRef(Py_None) : NULL;
 }
 
 PyMethodDef float_fields_functions[] = {
     {"take_fields", take_fields, METH_VARARGS,
-     "take_fields(floats, pairs)\n\n"
-     "Fill each field of the pairs with the bits of each float from its start on, or with its sign and seven bits where "
-     "that is -1."},
+     "take_fields(floats, start, field, ...)\n\n"
+     "Fill at most four fields with the bits of each float from a start on, or with its sign and seven bits where that "
+     "is -1."},
     {"join_fields", join_fields, METH_VARARGS,
      "join_fields(floats, *fields)\n\nFill floats from their fields, the highest first."},
     {NULL, NULL, 0, NULL},

@@ -33,9 +33,6 @@ float_of(uint32_t bits)
     return value;
 }
 
-/* A file may need only some of these. */
-#define ANY_OF __attribute__((unused))
-
 /* The bits without the lowest, to nearest even. */
 INLINE uint32_t
 rounded(uint32_t bits, int drop)
@@ -43,7 +40,7 @@ rounded(uint32_t bits, int drop)
     return (bits + ((bits >> drop) & 1) + ((1u << (drop - 1)) - 1)) >> drop;
 }
 
-EACH_WIDTH ANY_OF static void
+EACH_WIDTH static void
 widen_bfloat16(const uint16_t *source, float *values, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -51,7 +48,7 @@ widen_bfloat16(const uint16_t *source, float *values, size_t count)
     }
 }
 
-EACH_WIDTH ANY_OF static void
+EACH_WIDTH static void
 narrow_bfloat16(const float *values, uint16_t *target, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -61,7 +58,7 @@ narrow_bfloat16(const float *values, uint16_t *target, size_t count)
     }
 }
 
-EACH_WIDTH ANY_OF static void
+EACH_WIDTH static void
 widen_float16(const uint16_t *source, float *values, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -73,7 +70,7 @@ widen_float16(const uint16_t *source, float *values, size_t count)
     }
 }
 
-EACH_WIDTH ANY_OF static void
+EACH_WIDTH static void
 narrow_float16(const float *values, uint16_t *target, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -86,6 +83,40 @@ narrow_float16(const float *values, uint16_t *target, size_t count)
         number = number < INFINITY_FLOAT16 ? number : INFINITY_FLOAT16;
         number = magnitude > INFINITE ? NAN_FLOAT16 : number;
         target[i] = (uint16_t)((bits >> 16 & SIGN_16) | (uint32_t)number);
+    }
+}
+
+typedef enum { FLOAT32, FLOAT16, BFLOAT16, OTHER } Kind;
+
+static Kind
+kind_of(const char *dtype)
+{
+    return strcmp(dtype, "float32") == 0    ? FLOAT32
+           : strcmp(dtype, "float16") == 0  ? FLOAT16
+           : strcmp(dtype, "bfloat16") == 0 ? BFLOAT16
+                                            : OTHER;
+}
+
+/* From one of the kinds of 16 bits, and to it. */
+static void
+widen(Kind kind, const uint16_t *source, float *values, size_t count)
+{
+    if (kind == FLOAT16) {
+        widen_float16(source, values, count);
+    }
+    else {
+        widen_bfloat16(source, values, count);
+    }
+}
+
+static void
+narrow(Kind kind, const float *values, uint16_t *target, size_t count)
+{
+    if (kind == FLOAT16) {
+        narrow_float16(values, target, count);
+    }
+    else {
+        narrow_bfloat16(values, target, count);
     }
 }
 

@@ -6,54 +6,6 @@
  * held before it. */
 
 #include "tables.h"
-#include <stddef.h>
-#include <structmember.h>
-
-/* -- A tensor that is kept: tensorstash.engine.handle has a tuple for it -- */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *state; /* who keeps it; NULL once it is emptied */
-    PyObject *alias;
-    PyObject *scope; /* what has to live as long; may be NULL */
-    Py_ssize_t version;
-} Kept;
-
-static void
-empty(Kept *kept)
-{
-    PyObject *const state = kept->state, *const alias = kept->alias, *const scope = kept->scope;
-    kept->state = kept->alias = kept->scope = NULL; /* at once: what goes now may ask for it */
-    Py_XDECREF(alias);
-    Py_XDECREF(scope);
-    Py_XDECREF(state);
-}
-
-static void
-kept_dealloc(PyObject *self)
-{
-    empty((Kept *)self);
-    PyObject_Free(self);
-}
-
-/* None once it is emptied. */
-static PyMemberDef kept_members[] = {
-    {"state", T_OBJECT, offsetof(Kept, state), READONLY, "Who keeps it."},
-    {"alias", T_OBJECT, offsetof(Kept, alias), READONLY, "The tensor."},
-    {"version", T_PYSSIZET, offsetof(Kept, version), READONLY, "In place, when it was saved."},
-    {NULL, 0, 0, 0, NULL},
-};
-
-/* Not tracked by the garbage collector, which would run more often for it: nothing it refers to knows of handles. */
-PyTypeObject KeptType = {
-    PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "tensorstash.host._native.Kept",
-    .tp_basicsize = sizeof(Kept),
-    .tp_dealloc = kept_dealloc,
-    .tp_members = kept_members,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "A handle of a tensor that is kept as it is.",
-};
 
 /* -- Functions of one argument whose `self` is a tuple of what they need: arguments, then names of attributes -- */
 
@@ -94,15 +46,6 @@ count_step(PyObject *counters, PyObject *nbytes)
     return step == NULL ? -1 : 0;
 }
 
-static Py_ssize_t
-version_of(PyObject *function, PyObject *tensor)
-{
-    PyObject *const version = PyObject_CallOneArg(function, tensor);
-    const Py_ssize_t number = version == NULL ? -1 : PyLong_AsSsize_t(version);
-    Py_XDECREF(version);
-    return number;
-}
-
 /* Return the handle of a tensor that is kept whatever it is, or NULL without an exception for all others. */
 static PyObject *
 kept_anyway(PyObject *self, PyObject *tensor)
@@ -128,21 +71,16 @@ kept_anyway(PyObject *self, PyObject *tensor)
         }
         return NULL;
     }
-    const Py_ssize_t version = version_of(PART(VERSION), tensor);
-    if (version == -1 && PyErr_Occurred()) {
-        return NULL;
+    PyObject *const version = PyObject_CallOneArg(PART(VERSION), tensor);
+    PyObject *const alias = version == NULL ? NULL : PyObject_CallOneArg(PART(ALIAS), tensor);
+    PyObject *const kept = alias == NULL ? NULL : PyTuple_Pack(3, PART(STATE), alias, version);
+    Py_XDECREF(version);
+    Py_XDECREF(alias);
+    if (kept != NULL) {
+        /* The garbage collector would run more often for them, and nothing that they refer to knows of handles. */
+        PyObject_GC_UnTrack(kept);
     }
-    PyObject *const alias = PyObject_CallOneArg(PART(ALIAS), tensor);
-    Kept *const kept = alias == NULL ? NULL : PyObject_New(Kept, &KeptType);
-    if (kept == NULL) {
-        Py_XDECREF(alias);
-        return NULL;
-    }
-    kept->state = Py_NewRef(PART(STATE));
-    kept->alias = alias;
-    kept->scope = NULL;
-    kept->version = version;
-    return (PyObject *)kept;
+    return kept;
 }
 
 static PyObject *
@@ -169,28 +107,23 @@ static const char *const restore_names[] = {"version", "was_asked"};
 static PyObject *
 restore(PyObject *self, PyObject *handle)
 {
-    if (!Py_IS_TYPE(handle, &KeptType)) {
+    if (!PyTuple_CheckExact(handle) || PyTuple_GET_SIZE(handle) != 3) {
         return PyObject_CallOneArg(PART(RESTORE), handle);
     }
-    Kept *const kept = (Kept *)handle;
-    if (kept->state == NULL) {
-        PyErr_SetString(PyExc_ValueError, "this saved tensor was released already");
-        return NULL;
-    }
-    PyObject *const state = Py_NewRef(kept->state), *const alias = Py_NewRef(kept->alias);
-    PyObject *const function = PyObject_GetAttr(state, PART(VERSION_NAME)), *tensor = NULL;
-    const Py_ssize_t now = function == NULL ? -1 : version_of(function, alias);
+    Py_INCREF(handle);
+    PyObject *const state = PyTuple_GET_ITEM(handle, 0), *const alias = PyTuple_GET_ITEM(handle, 1), *tensor = NULL;
+    PyObject *const function = PyObject_GetAttr(state, PART(VERSION_NAME));
+    PyObject *const now = function == NULL ? NULL : PyObject_CallOneArg(function, alias);
+    const int is_same = now == NULL ? -1 : PyObject_RichCompareBool(now, PyTuple_GET_ITEM(handle, 2), Py_EQ);
     Py_XDECREF(function);
-    if (now == kept->version) {
+    Py_XDECREF(now);
+    if (is_same > 0) {
         tensor = PyObject_SetAttr(state, PART(ASKED_NAME), Py_True) < 0 ? NULL : Py_NewRef(alias);
     }
-    else if (!PyErr_Occurred()) {
-        PyObject *const same = Py_BuildValue("(OOn)", state, alias, kept->version);
-        tensor = same == NULL ? NULL : PyObject_CallOneArg(PART(RESTORE), same);
-        Py_XDECREF(same);
+    else if (is_same == 0) {
+        tensor = PyObject_CallOneArg(PART(RESTORE), handle);
     }
-    Py_DECREF(alias);
-    Py_DECREF(state);
+    Py_DECREF(handle);
     return tensor;
 }
 
@@ -203,6 +136,9 @@ restoring(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 /* -- tensorstash.backends.paddle.packed: pair_for_paddle -- */
+
+/* Not for speed alone: an interrupt that is raised where a function of Python begins would go through Paddle's C++ from
+ * there. Here it is what the functions called have raised, and is handled. */
 
 enum { INNERMOST, BOX, UNHOOKED, NOT_PACKED, PACK_COUNT, READY_NAME = PACK_COUNT, PACK_NAME };
 
@@ -226,41 +162,24 @@ handled(PyObject *function, PyObject *first)
     return result;
 }
 
-/* Pack as Python does: what `pack` does is none of the hooks' business while the scope is not ready. */
+/* What `pack` does is none of the hooks' business: the scope is not ready until it has returned. */
 static PyObject *
-pack_in(PyObject *self, PyObject *scope, PyObject *pack, PyObject *tensor)
+pack_in(PyObject *self, PyObject *scope, PyObject *tensor)
 {
-    if (PyObject_SetAttr(scope, PART(READY_NAME), Py_False) < 0) {
+    PyObject *const pack = PyObject_GetAttr(scope, PART(PACK_NAME));
+    if (pack == NULL || PyObject_SetAttr(scope, PART(READY_NAME), Py_False) < 0) {
+        Py_XDECREF(pack);
         return NULL;
     }
     PyObject *const value = PyObject_CallOneArg(pack, tensor);
     PyObject *const pair = value == NULL ? NULL : PyTuple_Pack(2, scope, value);
     PyObject *packed = pair == NULL ? NULL : PyObject_CallOneArg(PART(BOX), pair);
+    Py_DECREF(pack);
     Py_XDECREF(value);
     Py_XDECREF(pair);
     if (packed != NULL && PyObject_SetAttr(scope, PART(READY_NAME), Py_True) < 0) {
         Py_CLEAR(packed);
     }
-    return packed;
-}
-
-static PyObject *
-pack_for_scope(PyObject *self, PyObject *scope, PyObject *tensor)
-{
-    PyObject *packed = NULL, *const pack = PyObject_GetAttr(scope, PART(PACK_NAME));
-    if (pack == NULL) {
-        return NULL;
-    }
-    if (PyCFunction_Check(pack) && PyCFunction_GET_FUNCTION(pack) == keep) {
-        packed = kept_anyway(PyCFunction_GET_SELF(pack), tensor); /* saves nothing itself */
-        if (packed != NULL) {
-            ((Kept *)packed)->scope = Py_NewRef(scope);
-        }
-    }
-    if (packed == NULL && !PyErr_Occurred()) {
-        packed = pack_in(self, scope, pack, tensor);
-    }
-    Py_DECREF(pack);
     return packed;
 }
 
@@ -283,7 +202,7 @@ pack_for_paddle(PyObject *self, PyObject *tensor)
     if (ready != Py_True || tensor == Py_None) {
         packed = PyObject_CallOneArg(PART(UNHOOKED), tensor);
     }
-    else if ((packed = pack_for_scope(self, scope, tensor)) == NULL) {
+    else if ((packed = pack_in(self, scope, tensor)) == NULL) {
         packed = handled(PART(NOT_PACKED), scope);
     }
     Py_XDECREF(scope);
@@ -318,45 +237,24 @@ with_memory(PyObject *self, PyObject *tensor)
 }
 
 static PyObject *
-unpack_in(PyObject *self, PyObject *scope, PyObject *value)
-{
-    PyObject *const unpack = PyObject_GetAttr(scope, PART(UNPACK_NAME));
-    PyObject *const tensor = unpack == NULL ? NULL : PyObject_CallOneArg(unpack, value);
-    Py_XDECREF(unpack);
-    return tensor;
-}
-
-static PyObject *
 unpack_for_paddle(PyObject *self, PyObject *packed)
 {
-    PyObject *tensor = NULL, *contents = NULL;
-    Kept *const kept = Py_IS_TYPE(packed, &KeptType) ? (Kept *)packed : NULL;
-    if (kept == NULL && (PyObject *)Py_TYPE(packed) != PART(OF_BOX)) {
+    if ((PyObject *)Py_TYPE(packed) != PART(OF_BOX)) {
         return PyObject_CallOneArg(PART(UNBOXED), packed);
     }
-    if (kept != NULL && kept->scope != NULL) {
-        PyObject *const scope = Py_NewRef(kept->scope);
-        tensor = unpack_in(self, scope, packed);
-        Py_DECREF(scope);
+    PyObject *scope, *value, *unpack = NULL, *tensor = NULL;
+    PyObject *const contents = PyObject_GetAttr(packed, PART(CONTENTS_NAME)); /* an error if it is empty */
+    if (contents != NULL && PyTuple_Check(contents) && PyArg_ParseTuple(contents, "OO", &scope, &value)) {
+        unpack = PyObject_GetAttr(scope, PART(UNPACK_NAME));
+        tensor = unpack == NULL ? NULL : PyObject_CallOneArg(unpack, value);
     }
-    else if (kept != NULL) {
-        PyErr_SetString(PyExc_ValueError, "this saved tensor was released already");
+    else if (!PyErr_Occurred()) {
+        PyErr_Format(PyExc_TypeError, "expected what pack has returned, got a cell of %R", contents);
     }
-    else if ((contents = PyObject_GetAttr(packed, PART(CONTENTS_NAME))) != NULL) {
-        PyObject *scope, *value;
-        if (PyTuple_Check(contents) && PyArg_ParseTuple(contents, "OO", &scope, &value)) {
-            tensor = unpack_in(self, scope, value);
-        }
-        else if (!PyErr_Occurred()) {
-            PyErr_Format(PyExc_TypeError, "expected what pack has returned, got a cell of %R", contents);
-        }
-        Py_DECREF(contents);
-    }
+    Py_XDECREF(unpack);
+    Py_XDECREF(contents);
     PyObject *const release = tensor == NULL ? NULL : PyObject_GetAttr(PART(BACKWARDS), PART(RELEASE_NAME));
-    if (release == Py_True && kept != NULL) {
-        empty(kept);
-    }
-    else if (release == NULL || (release == Py_True && PyObject_DelAttr(packed, PART(CONTENTS_NAME)) < 0)) {
+    if (release == NULL || (release == Py_True && PyObject_DelAttr(packed, PART(CONTENTS_NAME)) < 0)) {
         Py_CLEAR(tensor);
     }
     Py_XDECREF(release);
@@ -372,66 +270,7 @@ unpacking(PyObject *Py_UNUSED(module), PyObject *args)
     return function(&unpack_method, args, UNPACK_COUNT, unpack_names, 4);
 }
 
-/* -- tensorstash.backends.paddle.backend: PaddleBackend.alias and nbytes -- */
-
-enum { DETACH, ALIAS_COUNT, LEAF_NAME = ALIAS_COUNT, STOP_NAME };
-
-static const char *const alias_names[] = {"is_leaf", "stop_gradient"};
-
-static PyObject *
-alias_for_paddle(PyObject *self, PyObject *tensor)
-{
-    PyObject *const is_leaf = PyObject_GetAttr(tensor, PART(LEAF_NAME));
-    PyObject *const stops = is_leaf != Py_True ? is_leaf : PyObject_GetAttr(tensor, PART(STOP_NAME));
-    const int requires_grad = is_leaf == Py_True && stops == Py_False;
-    Py_XDECREF(is_leaf);
-    if (is_leaf == Py_True) {
-        Py_XDECREF(stops);
-    }
-    if (stops == NULL) {
-        return NULL;
-    }
-    return requires_grad ? Py_NewRef(tensor) : PyObject_CallOneArg(PART(DETACH), tensor);
-}
-
-static PyMethodDef alias_method = {"alias", alias_for_paddle, METH_O, NULL};
-
-static PyObject *
-aliasing(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    return function(&alias_method, args, ALIAS_COUNT, alias_names, 2);
-}
-
-enum { ELEMENT_SIZE, SIZE_COUNT, SHAPE_NAME = SIZE_COUNT };
-
-static const char *const size_names[] = {"shape"};
-
-static PyObject *
-nbytes_for_paddle(PyObject *self, PyObject *tensor)
-{
-    PyObject *const itemsize = PyObject_CallOneArg(PART(ELEMENT_SIZE), tensor);
-    PyObject *const shape = itemsize == NULL ? NULL : PyObject_GetAttr(tensor, PART(SHAPE_NAME));
-    Py_ssize_t nbytes = itemsize == NULL ? -1 : PyLong_AsSsize_t(itemsize);
-    const Py_ssize_t dimensions = shape == NULL ? 0 : PySequence_Fast_GET_SIZE(shape);
-    for (Py_ssize_t i = 0; i < dimensions; i++) {
-        nbytes *= PyLong_AsSsize_t(PySequence_Fast_GET_ITEM(shape, i));
-    }
-    Py_XDECREF(itemsize);
-    Py_XDECREF(shape);
-    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(nbytes);
-}
-
-static PyMethodDef nbytes_method = {"nbytes", nbytes_for_paddle, METH_O, NULL};
-
-static PyObject *
-sizing(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    return function(&nbytes_method, args, SIZE_COUNT, size_names, 1);
-}
-
 PyMethodDef hooks_functions[] = {
-    {"aliasing", aliasing, METH_VARARGS, "See tensorstash.host.native."},
-    {"sizing", sizing, METH_VARARGS, "See tensorstash.host.native."},
     {"keeping", keeping, METH_VARARGS, "See tensorstash.host.native."},
     {"restoring", restoring, METH_VARARGS, "See tensorstash.host.native."},
     {"packing", packing, METH_VARARGS, "See tensorstash.host.native."},

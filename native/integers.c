@@ -85,51 +85,35 @@ integer_range(PyObject *Py_UNUSED(module), PyObject *args)
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&words);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    return Py_BuildValue("(NN)", number_of(least, size, is_signed), number_of(largest, size, is_signed));
+    return PyErr_Occurred()
+        ? NULL : Py_BuildValue("(NN)", number_of(least, size, is_signed), number_of(largest, size, is_signed));
 }
 
 INLINE void
-each_subtract(const void *words, Py_ssize_t count, int size, uint64_t base, void *stored, int width)
+each_shift(const void *from, Py_ssize_t count, int size, uint64_t by, void *to, int width)
 {
     for (Py_ssize_t i = 0; i < count; i++) {
-        put_word(stored, i, width, get_word(words, i, size) - base);
+        put_word(to, i, width, get_word(from, i, size) + by);
     }
 }
 
-INLINE void
-each_add(const void *stored, Py_ssize_t count, int width, uint64_t base, void *words, int size)
-{
-    for (Py_ssize_t i = 0; i < count; i++) {
-        put_word(words, i, size, get_word(stored, i, width) + base);
-    }
-}
-
+/* Add a number to words of one size, as words of another. */
 EACH_WIDTH static void
-subtract(const void *words, Py_ssize_t count, int size, uint64_t base, void *stored, int width)
+shift(const void *from, Py_ssize_t count, int size, uint64_t by, void *to, int width)
 {
     switch (10 * size + width) {
-    case 21: each_subtract(words, count, 2, base, stored, 1); break;
-    case 41: each_subtract(words, count, 4, base, stored, 1); break;
-    case 42: each_subtract(words, count, 4, base, stored, 2); break;
-    case 81: each_subtract(words, count, 8, base, stored, 1); break;
-    case 82: each_subtract(words, count, 8, base, stored, 2); break;
-    default: each_subtract(words, count, 8, base, stored, 4); break;
-    }
-}
-
-EACH_WIDTH static void
-add(const void *stored, Py_ssize_t count, int width, uint64_t base, void *words, int size)
-{
-    switch (10 * size + width) {
-    case 21: each_add(stored, count, 1, base, words, 2); break;
-    case 41: each_add(stored, count, 1, base, words, 4); break;
-    case 42: each_add(stored, count, 2, base, words, 4); break;
-    case 81: each_add(stored, count, 1, base, words, 8); break;
-    case 82: each_add(stored, count, 2, base, words, 8); break;
-    default: each_add(stored, count, 4, base, words, 8); break;
+    case 12: each_shift(from, count, 1, by, to, 2); break;
+    case 14: each_shift(from, count, 1, by, to, 4); break;
+    case 18: each_shift(from, count, 1, by, to, 8); break;
+    case 21: each_shift(from, count, 2, by, to, 1); break;
+    case 24: each_shift(from, count, 2, by, to, 4); break;
+    case 28: each_shift(from, count, 2, by, to, 8); break;
+    case 41: each_shift(from, count, 4, by, to, 1); break;
+    case 42: each_shift(from, count, 4, by, to, 2); break;
+    case 48: each_shift(from, count, 4, by, to, 8); break;
+    case 81: each_shift(from, count, 8, by, to, 1); break;
+    case 82: each_shift(from, count, 8, by, to, 2); break;
+    default: each_shift(from, count, 8, by, to, 4); break;
     }
 }
 
@@ -146,42 +130,34 @@ are_distances(const Py_buffer *words, const Py_buffer *base, const Py_buffer *st
     return 1;
 }
 
+/* Between words and narrower distances from a base. */
+static PyObject *
+shift_words(PyObject *args, int narrows)
+{
+    Py_buffer from, base, to;
+    if (!PyArg_ParseTuple(args, "y*y*w*", &from, &base, &to)) {
+        return NULL;
+    }
+    if (are_distances(narrows ? &from : &to, &base, narrows ? &to : &from)) {
+        int size = (int)from.itemsize, width = (int)to.itemsize;
+        uint64_t by = get_word(base.buf, 0, narrows ? size : width);
+        Py_BEGIN_ALLOW_THREADS
+        shift(from.buf, from.len / size, size, narrows ? -by : by, to.buf, width);
+        Py_END_ALLOW_THREADS
+    }
+    return released(&from, &base, &to) ? Py_NewRef(Py_None) : NULL;
+}
+
 static PyObject *
 subtract_base(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    Py_buffer words, base, stored;
-    if (!PyArg_ParseTuple(args, "y*y*w*:subtract_base", &words, &base, &stored)) {
-        return NULL;
-    }
-    if (are_distances(&words, &base, &stored)) {
-        int size = (int)words.itemsize, width = (int)stored.itemsize;
-        Py_BEGIN_ALLOW_THREADS
-        subtract(words.buf, words.len / size, size, get_word(base.buf, 0, size), stored.buf, width);
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&words);
-    PyBuffer_Release(&base);
-    PyBuffer_Release(&stored);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return shift_words(args, 1);
 }
 
 static PyObject *
 add_base(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    Py_buffer stored, base, words;
-    if (!PyArg_ParseTuple(args, "y*y*w*:add_base", &stored, &base, &words)) {
-        return NULL;
-    }
-    if (are_distances(&words, &base, &stored)) {
-        int size = (int)words.itemsize, width = (int)stored.itemsize;
-        Py_BEGIN_ALLOW_THREADS
-        add(stored.buf, words.len / size, width, get_word(base.buf, 0, size), words.buf, size);
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&stored);
-    PyBuffer_Release(&base);
-    PyBuffer_Release(&words);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return shift_words(args, 0);
 }
 
 PyMethodDef integers_functions[] = {

@@ -24,7 +24,7 @@ fill(PyObject *module)
             return -1;
         }
     }
-    return PyModule_AddType(module, &KeptType) < 0 ? -1 : PyModule_AddType(module, &BlockType);
+    return PyModule_AddType(module, &BlockType);
 }
 
 static PyModuleDef_Slot slots[] = {

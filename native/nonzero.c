@@ -75,60 +75,34 @@ scatter_run(const char *values, uint64_t bits, char *words, int size)
     }
 }
 
-/* Whether the mask has as many ones as there is room for; never writes beyond that. */
+/* Move words to the values that their mask picks, or values to such words, all others zero; whether the mask has as many
+ * ones as there are values, or room for them. Never reads or writes beyond that. */
 INLINE int
-each_gather(const char *words, Py_ssize_t count, const uint8_t *mask, char *values, Py_ssize_t room, int size,
-            Move *move)
+each_move(const char *from, char *to, Py_ssize_t count, const uint8_t *mask, Py_ssize_t total, int size, int gathers,
+          Move *move)
 {
     Py_ssize_t done = 0;
     for (Py_ssize_t start = 0; start < count; start += RUN) {
         uint64_t bits = mask_word(mask, start, count);
         int ones = __builtin_popcountll(bits);
-        const char *from = words + start * size;
-        char *to = values + done * size;
-        if (ones > room - done) {
-            return 0;
-        }
-        if (ones == RUN) {
-            memcpy(to, from, (size_t)(RUN * size));
-        }
-        else if (ones > FEW && room - done >= RUN && count - start >= RUN) {
-            move(from, bits, to, size);
-        }
-        else {
-            for (int k = 0; bits; bits &= bits - 1, k++) {
-                put_word(to, k, size, get_word(from, __builtin_ctzll(bits), size));
-            }
-        }
-        done += ones;
-    }
-    return done == room;
-}
-
-/* Whether the mask has as many ones as there are values; never reads beyond them. */
-INLINE int
-each_scatter(const char *values, Py_ssize_t total, const uint8_t *mask, char *words, Py_ssize_t count, int size,
-             Move *move)
-{
-    Py_ssize_t done = 0;
-    for (Py_ssize_t start = 0; start < count; start += RUN) {
-        uint64_t bits = mask_word(mask, start, count);
-        int ones = __builtin_popcountll(bits);
-        const char *from = values + done * size;
-        char *to = words + start * size;
+        const char *source = from + (gathers ? start : done) * size;
+        char *target = to + (gathers ? done : start) * size;
         if (ones > total - done) {
             return 0;
         }
         if (ones == RUN) {
-            memcpy(to, from, (size_t)(RUN * size));
+            memcpy(target, source, (size_t)(RUN * size));
         }
         else if (ones > FEW && total - done >= RUN && count - start >= RUN) {
-            move(from, bits, to, size);
+            move(source, bits, target, size);
         }
         else {
-            memset(to, 0, (size_t)((count - start < RUN ? count - start : RUN) * size));
+            if (!gathers) {
+                memset(target, 0, (size_t)((count - start < RUN ? count - start : RUN) * size));
+            }
             for (int k = 0; bits; bits &= bits - 1, k++) {
-                put_word(to, __builtin_ctzll(bits), size, get_word(from, k, size));
+                int place = __builtin_ctzll(bits);
+                put_word(target, gathers ? k : place, size, get_word(source, gathers ? place : k, size));
             }
         }
         done += ones;
@@ -136,27 +110,22 @@ each_scatter(const char *values, Py_ssize_t total, const uint8_t *mask, char *wo
     return done == total;
 }
 
-EACH_WIDTH static int
-gather_plain(const char *words, Py_ssize_t count, const uint8_t *mask, char *values, Py_ssize_t room, int size)
-{
-    switch (size) {
-    case 2: return each_gather(words, count, mask, values, room, 2, gather_run);
-    case 4: return each_gather(words, count, mask, values, room, 4, gather_run);
-    default: return each_gather(words, count, mask, values, room, 8, gather_run);
-    }
-}
+/* By whether words are gathered. */
+typedef int Masked(const char *from, char *to, Py_ssize_t count, const uint8_t *mask, Py_ssize_t total, int size,
+                   int gathers);
 
 EACH_WIDTH static int
-scatter_plain(const char *values, Py_ssize_t total, const uint8_t *mask, char *words, Py_ssize_t count, int size)
+move_plain(const char *from, char *to, Py_ssize_t count, const uint8_t *mask, Py_ssize_t total, int size, int gathers)
 {
-    switch (size) {
-    case 2: return each_scatter(values, total, mask, words, count, 2, scatter_run);
-    case 4: return each_scatter(values, total, mask, words, count, 4, scatter_run);
-    default: return each_scatter(values, total, mask, words, count, 8, scatter_run);
+    switch (gathers ? size : -size) {
+    case 2: return each_move(from, to, count, mask, total, 2, 1, gather_run);
+    case 4: return each_move(from, to, count, mask, total, 4, 1, gather_run);
+    case 8: return each_move(from, to, count, mask, total, 8, 1, gather_run);
+    case -2: return each_move(from, to, count, mask, total, 2, 0, scatter_run);
+    case -4: return each_move(from, to, count, mask, total, 4, 0, scatter_run);
+    default: return each_move(from, to, count, mask, total, 8, 0, scatter_run);
     }
 }
-
-typedef int Masked(const char *from, Py_ssize_t size, const uint8_t *mask, char *to, Py_ssize_t room, int itemsize);
 
 #if defined(__x86_64__)
 /* Neither vectors of the compiler's own nor loops that it vectorizes become the instructions made for this. */
@@ -211,45 +180,25 @@ scatter_run_wide(const char *values, uint64_t bits, char *words, int size)
 }
 
 WIDE static int
-gather_wide(const char *words, Py_ssize_t count, const uint8_t *mask, char *values, Py_ssize_t room, int size)
+move_wide(const char *from, char *to, Py_ssize_t count, const uint8_t *mask, Py_ssize_t total, int size, int gathers)
 {
-    switch (size) {
-    case 2: return each_gather(words, count, mask, values, room, 2, gather_run_wide);
-    case 4: return each_gather(words, count, mask, values, room, 4, gather_run_wide);
-    default: return each_gather(words, count, mask, values, room, 8, gather_run_wide);
+    switch (gathers ? size : -size) {
+    case 2: return each_move(from, to, count, mask, total, 2, 1, gather_run_wide);
+    case 4: return each_move(from, to, count, mask, total, 4, 1, gather_run_wide);
+    case 8: return each_move(from, to, count, mask, total, 8, 1, gather_run_wide);
+    case -2: return each_move(from, to, count, mask, total, 2, 0, scatter_run_wide);
+    case -4: return each_move(from, to, count, mask, total, 4, 0, scatter_run_wide);
+    default: return each_move(from, to, count, mask, total, 8, 0, scatter_run_wide);
     }
 }
 
-WIDE static int
-scatter_wide(const char *values, Py_ssize_t total, const uint8_t *mask, char *words, Py_ssize_t count, int size)
-{
-    switch (size) {
-    case 2: return each_scatter(values, total, mask, words, count, 2, scatter_run_wide);
-    case 4: return each_scatter(values, total, mask, words, count, 4, scatter_run_wide);
-    default: return each_scatter(values, total, mask, words, count, 8, scatter_run_wide);
-    }
-}
-
-static int
-is_wide(void)
-{
-    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-}
-
 static Masked *
-gather_here(void)
+move_here(void)
 {
-    return is_wide() ? gather_wide : gather_plain;
-}
-
-static Masked *
-scatter_here(void)
-{
-    return is_wide() ? scatter_wide : scatter_plain;
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") ? move_wide : move_plain;
 }
 #else
-#define gather_here() gather_plain
-#define scatter_here() scatter_plain
+#define move_here() move_plain
 #endif
 
 /* Whether there is one bit for each word, and whatever values there are consist of such words; else an error is set. */
@@ -278,47 +227,38 @@ mask_nonzero(PyObject *Py_UNUSED(module), PyObject *args)
         total = mask_words(words.buf, words.len / words.itemsize, (int)words.itemsize, mask.buf);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(&words);
-    PyBuffer_Release(&mask);
-    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(total);
+    return released(&words, &mask, NULL) ? PyLong_FromSsize_t(total) : NULL;
 }
 
 /* Gather words, or scatter values, by one mask: from one array to the other. */
 static PyObject *
-move_masked(Py_buffer *from, Py_buffer *mask, Py_buffer *to, const Py_buffer *words, const Py_buffer *values,
-            Masked *masked)
+move_masked(PyObject *args, int gathers)
 {
+    Py_buffer from, mask, to;
     int fits = 0;
-    if (are_masked(words, mask, values)) {
+    if (!PyArg_ParseTuple(args, "y*y*w*", &from, &mask, &to)) {
+        return NULL;
+    }
+    const Py_buffer *const words = gathers ? &from : &to, *const values = gathers ? &to : &from;
+    if (are_masked(words, &mask, values)) {
         Py_ssize_t size = words->itemsize;
         Py_BEGIN_ALLOW_THREADS
-        fits = masked(from->buf, from->len / size, mask->buf, to->buf, to->len / size, (int)size);
+        fits = move_here()(from.buf, to.buf, words->len / size, mask.buf, values->len / size, (int)size, gathers);
         Py_END_ALLOW_THREADS
     }
-    PyBuffer_Release(from);
-    PyBuffer_Release(mask);
-    PyBuffer_Release(to);
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(fits);
+    return released(&from, &mask, &to) ? PyBool_FromLong(fits) : NULL;
 }
 
 static PyObject *
 gather_masked(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    Py_buffer words, mask, values;
-    if (!PyArg_ParseTuple(args, "y*y*w*:gather_masked", &words, &mask, &values)) {
-        return NULL;
-    }
-    return move_masked(&words, &mask, &values, &words, &values, gather_here());
+    return move_masked(args, 1);
 }
 
 static PyObject *
 scatter_masked(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    Py_buffer values, mask, words;
-    if (!PyArg_ParseTuple(args, "y*y*w*:scatter_masked", &values, &mask, &words)) {
-        return NULL;
-    }
-    return move_masked(&values, &mask, &words, &words, &values, scatter_here());
+    return move_masked(args, 0);
 }
 
 PyMethodDef nonzero_functions[] = {

@@ -1,4 +1,4 @@
-/* The functions of every file here, as the one module offers them, and the types that they make. */
+/* The functions of every file here, as the one module offers them, and a type. */
 
 #ifndef TENSORSTASH_TABLES_H
 #define TENSORSTASH_TABLES_H
@@ -16,6 +16,17 @@ extern PyMethodDef nonzero_functions[];
 extern PyMethodDef team_functions[];
 
 extern PyTypeObject BlockType;
-extern PyTypeObject KeptType;
+
+/* Release the buffers of a call, of which there may be only two, and return whether no error is set. */
+static inline int
+released(Py_buffer *one, Py_buffer *other, Py_buffer *last)
+{
+    PyBuffer_Release(one);
+    PyBuffer_Release(other);
+    if (last != NULL) {
+        PyBuffer_Release(last);
+    }
+    return !PyErr_Occurred();
+}
 
 #endif

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
-from tensorstash.cli.turns import Job, Turns
+from tensorstash.cli.turns import Job, Turns, run
 from tensorstash.host.allocator import MMAP_THRESHOLD_BYTES, advised_environment
 
 K = TypeVar("K")
@@ -34,6 +34,21 @@ def environment(*, threads: int, allocator: str = "default") -> dict[str, str]:
     if allocator == "threshold":
         plain["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD_BYTES)
     return plain
+
+
+def alone(function: str, title: str, on_value: Callable[[Any], object], **arguments: Any) -> Any:
+    """Run a function of a benchmark in a fresh process with one thread for computing, and return its result.
+
+    Args:
+        function: ``"module:name"`` of a generator function; see :class:`~tensorstash.cli.turns.Job`.
+        title: names it in errors.
+        on_value: called with everything that it yields once it is ready.
+        arguments: of the function.
+
+    Raises:
+        WorkerError: the process failed.
+    """
+    return run(Job(title, f"benchmarks.{function}", arguments, environment(threads=1), ROOT), on_value)
 
 
 def run_together(jobs: Mapping[K, Job], turns: int) -> dict[K, Any]:

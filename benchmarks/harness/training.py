@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tensorstash as ts
+from benchmarks.harness.runner import ROOT
 from benchmarks.models import Model, build
 from tensorstash.cli.comparison import NO_POLICY
+from tensorstash.cli.turns import Job
 from tensorstash.cli.worker import Meter
 from tensorstash.host.allocator import keep_idle
 
@@ -68,6 +71,12 @@ def train(
         "stats": stats.to_dict() if stats else None,
         "native_bytes": scope.plan().native if policy.startswith("budget") else None,
     }
+
+
+def job(title: str, model: Model, steps: int, policy: str, environment: Mapping[str, str], **options: Any) -> Job:
+    """Return the process that does :func:`train`, whose other arguments are the options."""
+    arguments = {"model": asdict(model), "steps": steps, "policy": policy, **options}
+    return Job(title, "benchmarks.harness.training:train", arguments, environment, ROOT)
 
 
 def session(

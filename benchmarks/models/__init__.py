@@ -22,6 +22,7 @@ class Model:
         width: of the GPT, or channels of the residual network's first stage.
         heads: of attention; ``width`` is divisible by it.
         context: bytes of text in an example.
+        vocabulary: tokens that there are; one for each byte of text.
         dropout: of the GPT in PyTorch, as a fraction.
         eager: whether its attention is written out and keeps its probabilities for backward.
         stages: of the residual network; each halves height and width, and in Paddle doubles the channels.
@@ -42,6 +43,7 @@ class Model:
     width: int
     heads: int = 1
     context: int = 0
+    vocabulary: int = 256
     dropout: float = 0.0
     eager: bool = False
     stages: int = 1

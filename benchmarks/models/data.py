@@ -24,8 +24,6 @@ class Text:
         part: which of it, from one fraction to another.
     """
 
-    vocabulary = 256
-
     def __init__(self, part: tuple[float, float] = WHOLE) -> None:
         document = "\n\n".join(text for _, text in sorted(topics.items()))
         self._bytes = _part(np.frombuffer(document.encode(), np.uint8), part)

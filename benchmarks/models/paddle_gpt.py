@@ -6,7 +6,6 @@ from paddle.distributed.fleet.utils import recompute as recomputed
 from paddle.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 from benchmarks.models import Model
-from benchmarks.models.data import Text
 
 
 class Attention(nn.Layer):
@@ -56,11 +55,11 @@ class GPT(nn.Layer):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(Text.vocabulary, model.width)
+        self.tokens = nn.Embedding(model.vocabulary, model.width)
         self.positions = nn.Embedding(model.context, model.width)
         self.blocks = nn.LayerList([Block(model) for _ in range(model.depth)])
         self.norm = nn.LayerNorm(model.width)
-        self.head = nn.Linear(model.width, Text.vocabulary)
+        self.head = nn.Linear(model.width, model.vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions(paddle.arange(tokens.shape[1]))

@@ -6,7 +6,6 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.models import Model
-from benchmarks.models.data import Text
 
 
 class Attention(nn.Module):
@@ -57,11 +56,11 @@ class GPT(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.recompute = model.recompute
-        self.tokens = nn.Embedding(Text.vocabulary, model.width)
+        self.tokens = nn.Embedding(model.vocabulary, model.width)
         self.positions = nn.Parameter(torch.zeros(model.context, model.width))
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.depth))
         self.norm = nn.LayerNorm(model.width)
-        self.head = nn.Linear(model.width, Text.vocabulary, bias=False)
+        self.head = nn.Linear(model.width, model.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.tokens(tokens) + self.positions[: tokens.shape[1]]

@@ -19,11 +19,6 @@ class Functions(Protocol):
         """What :class:`tensorstash.host.blocks.Block` is derived from."""
         ...
 
-    @property
-    def Kept(self) -> type:  # noqa: N802
-        """What ``keeping`` makes of a tensor: its ``state``, ``alias`` and ``version``; None once it is emptied."""
-        ...
-
     def join_team(self, address: int, threads: int, /) -> None:
         """Let a function of OpenMP share out what compiled kernels do on this thread, from now on."""
         ...
@@ -75,8 +70,7 @@ class Functions(Protocol):
 
         Args:
             innermost: scopes by thread.
-            box: gets the scope and what its ``pack`` made of the tensor, in a tuple; what ``keeping`` has made takes
-                the scope itself.
+            box: gets the scope and what its ``pack`` made of the tensor, in a tuple.
             unhooked: takes what is saved where no scope is ready for it.
             not_packed: takes a scope and what its ``pack`` has raised.
         """
@@ -100,14 +94,6 @@ class Functions(Protocol):
             backwards: whose ``release`` says whether the box is to be emptied.
             with_memory: takes a tensor without memory, and returns what stands in for it.
         """
-        ...
-
-    def aliasing(self, detach: Callable[[Any], Any], /) -> Callable[[Any], Any]:
-        """Return :meth:`tensorstash.backends.paddle.backend.PaddleBackend.alias`, given what detaches a tensor."""
-        ...
-
-    def sizing(self, element_size: Callable[[Any], int], /) -> Callable[[Any], int]:
-        """Return :meth:`tensorstash.backends.paddle.backend.PaddleBackend.nbytes`, given the bytes of an element."""
         ...
 
 

@@ -45,8 +45,8 @@ class Extension(Protocol):
         """Fill ``values``, ``float32``, with those of a format of :data:`CONVERTED`."""
         ...
 
-    def take_fields(self, floats: Array, pairs: tuple[tuple[int, Array], ...], /) -> None:
-        """Fill at most four fields: each pair has the lowest bit of one, -1 for that of the sign, and its array."""
+    def take_fields(self, floats: Array, /, *pairs: int | Array) -> None:
+        """Fill at most four fields; for each its lowest bit, -1 for that of the sign, and its array."""
         ...
 
     def join_fields(self, floats: Array, /, *fields: Array) -> None:
@@ -109,8 +109,10 @@ def _over(defined: Kernels, compiled: Extension) -> Kernels:
             defined.convert(source, dtype, target, wanted)
 
     def take_fields(floats: Array, fields: Mapping[int, Array]) -> None:
-        pairs = tuple((field_start(floats.itemsize, k), field) for k, field in fields.items())
-        compiled.take_fields(floats, pairs)
+        pairs: list[int | Array] = []
+        for k, field in fields.items():
+            pairs += field_start(floats.itemsize, k), field
+        compiled.take_fields(floats, *pairs)
 
     return replace(
         defined,

@@ -159,12 +159,11 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         ],
         "widen_floats": [(np.zeros(40, np.uint16), words.view(np.uint8)[:79], "bfloat16")],
         "take_fields": [
-            (words, ((0, np.zeros(19, np.uint16)),)),
-            (words, ((23, byte.repeat(20)), (32, byte.repeat(20)))),
-            (words, ((-1, np.zeros(20, np.uint16)),)),
-            (words, ((-2, byte.repeat(20)),)),
-            (bytes_20, ((0, byte.repeat(20)),)),
-            (words, ((0, byte.repeat(20)),) * 5),
+            (words, 0, np.zeros(19, np.uint16)),
+            (words, 23, byte.repeat(20), 32, byte.repeat(20)),
+            (words, -1, np.zeros(20, np.uint16)),
+            (words, -2, byte.repeat(20)),
+            (bytes_20, 0, byte.repeat(20)),
         ],
         "join_fields": [
             (words, bytes_20, bytes_20),
@@ -175,6 +174,8 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         for arrays in cases:
             with pytest.raises(ValueError, match="expected"):
                 getattr(module, name)(*arrays)
+    with pytest.raises(TypeError, match="at most 9 arguments"):
+        module.take_fields(words, *(0, byte.repeat(20)) * 5)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4, 8])

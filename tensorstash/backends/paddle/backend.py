@@ -28,7 +28,6 @@ from tensorstash.backends.paddle.repairs.static import static_patches
 from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
 from tensorstash.backends.paddle.streams import GpuStreams, cuda_runtime
 from tensorstash.errors import ConfigError
-from tensorstash.host import native
 from tensorstash.host.arrays import Array
 from tensorstash.kernels.team import openmp_function
 from tensorstash.protocols import Demand, Undo
@@ -84,9 +83,6 @@ class PaddleBackend:
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
         self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
         self.detached: Callable[[Tensor], Tensor] = Tensor.detach
-        if native.functions is not None:
-            self.alias = native.functions.aliasing(Tensor.detach)  # type: ignore[method-assign]
-            self.nbytes = native.functions.sizing(Tensor.element_size)  # type: ignore[method-assign]
         self._max_threads = openmp_function(libpaddle.__file__, "omp_get_max_threads")
         self.kernels = None
         runtime = cuda_runtime()

@@ -7,19 +7,13 @@ from tensorstash.abilities.recipes import Leaf, Producers
 from tensorstash.engine.handle import Kept
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import modified
-from tensorstash.host import native
 from tensorstash.host.arrays import as_bytes
 from tensorstash.host.checksum import checksum
 
-_COMPILED = None if native.functions is None else native.functions.Kept
-
 
 def kept_in(handle: Any) -> Kept | None:
-    """Return what a handle says of a tensor that stays as it is, in Python or compiled; None for all others."""
-    kind = type(handle)
-    if kind is _COMPILED:
-        return handle.state, handle.alias, handle.version
-    return handle if kind is tuple and len(handle) == 3 else None
+    """Return what a handle says of a tensor that stays as it is; None for all others."""
+    return handle if type(handle) is tuple and len(handle) == 3 else None
 
 
 class KeptHandle:
