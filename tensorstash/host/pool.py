@@ -130,6 +130,7 @@ class _FreeList:
         self._idle: dict[int, list[Pages]] = {}
         self._loans: set[_Loan] = set()
         self._returned: deque[_Loan] = deque()
+        self._return = self._returned.append  # one for all: the collector looks at each
         self._moves = True
         self._is_counted = True
         self._lock = threading.Lock()
@@ -155,7 +156,7 @@ class _FreeList:
             # the detour over a memoryview, without which the loan could end while a view is alive.
             lent: Pages = np.frombuffer(pages.data, np.uint8)
             tidy = weakref.ref(lent, self._tidy)  # is called after the other
-            loan = _Loan(lent, self._returned.append)
+            loan = _Loan(lent, self._return)
             loan.pages, loan.tidy = pages, tidy
             self._loans.add(loan)
             self._used += size

@@ -169,7 +169,7 @@ MUTANTS = [
     (
         "engine/ledger.py",
         "dropped call",
-        "        entry = _Entry(counted, self._gone.append)\n",
+        "        entry = _Entry(counted, self._returned)\n",
         "        entry = _Entry(counted)\n        self.kept_alive = [*getattr(self, 'kept_alive', []), counted]\n",
         CONTRACT,
     ),

@@ -110,7 +110,7 @@ MUTANTS = [
     ),
     ("host/pool.py", "dropped release", "                self._used -= loan.pages.size\n", "", PAGES),
     ("host/pool.py", "dropped check", "            if loan in self._loans:\n", "            if True:\n", PAGES),
-    ("host/pool.py", "wrong value", "loan = _Loan(lent, self._returned.append)", "loan = _Loan(lent)", PAGES),
+    ("host/pool.py", "wrong value", "loan = _Loan(lent, self._return)", "loan = _Loan(lent)", PAGES),
     (
         "host/pool.py",
         "dropped check",
