@@ -1,11 +1,11 @@
-"""Bandwidth of the disk store beside a bare direct-I/O loop of the same sizes, on the same directory.
+"""Bandwidth and processor time of the disk store beside a bare direct-I/O loop of the same sizes, in one directory.
 
     python -m benchmarks disk
-    python -m benchmarks disk --directory DIR --kib 1024 4096 16384 65536 --at-once 1 4 --rounds 8
+    python -m benchmarks disk --directory DIR --kib 80 1024 16384 --at-once 1 4 --rounds 8
 
-The two take turns, record by record, or a few records that are under way at one time, each on a thread; the bare loop
-moves pages that are faulted in already, in calls of 4 MiB. Shows the median bandwidth of each and their ratio. Linux
-only.
+The two take turns, record by record on the one thread, or a few records that are under way at one time, each on a
+thread of its own; the bare loop moves pages that are faulted in already, in calls of 4 MiB, and sums what it moves as
+the store does. Shows the median bandwidth and processor time of each and their ratios. Linux only.
 """
 
 import argparse
@@ -14,12 +14,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
+from time import process_time
 
 import numpy as np
 
 from benchmarks.harness.report import Report
 from benchmarks.harness.runner import interleave, seconds
 from tensorstash.host.arrays import Array, aligned_empty
+from tensorstash.host.checksum import checksum
 from tensorstash.host.pages import mapped_pages
 from tensorstash.stores.disk.store import Disk
 
@@ -34,22 +36,30 @@ class Bare:
     def __init__(self, directory: str, source: Array, nbytes: int, records: int) -> None:
         self.fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
         os.posix_fallocate(self.fd, 0, nbytes * records)
-        self.memory = memoryview(source)
+        self.source, self.memory = source, memoryview(source)
         self.nbytes = nbytes
 
     def write(self, record: int) -> None:
         for start in range(0, self.nbytes, CALL):
             piece = self.memory[start : min(start + CALL, self.nbytes)]
+            checksum(self.source[start : start + CALL])
             os.pwrite(self.fd, piece, record * self.nbytes + start)
 
     def read(self, record: int) -> None:
         for start in range(0, self.nbytes, CALL):
             piece = self.memory[start : min(start + CALL, self.nbytes)]
             os.preadv(self.fd, [piece], record * self.nbytes + start)
+            checksum(self.source[start : start + CALL])
 
 
-def measure(directory: str, nbytes: int, rounds: int, at_once: int) -> dict[str, tuple[float, float]]:
-    """Return bare and store bandwidth for writing and reading, in bytes per second."""
+def spent(call: Callable[[], object]) -> tuple[float, float]:
+    """Return how long a call takes, and the processor time of all threads meanwhile, in seconds."""
+    started = process_time()
+    return seconds(call), process_time() - started
+
+
+def measure(directory: str, nbytes: int, rounds: int, at_once: int) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the seconds and the processor seconds that a record takes, by ``"write"`` or ``"read"``, and by who."""
     records = max(at_once**2, min(32, (128 << 20) // nbytes))
     pages = mapped_pages(nbytes)
     pages[:] = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
@@ -65,45 +75,50 @@ def measure(directory: str, nbytes: int, rounds: int, at_once: int) -> dict[str,
         store.get(slots[record])
 
     def move(way: Way, batch: Sequence[int]) -> None:
-        for _ in threads.map(way, batch):
+        for _ in (threads.map if at_once > 1 else map)(way, batch):
             pass
 
     ways: dict[str, dict[str, Way]] = {
         "write": {"bare": bare.write, "store": put},
         "read": {"bare": bare.read, "store": get},
     }
-    times: dict[tuple[str, str], list[float]] = {(verb, who): [] for verb, pair in ways.items() for who in pair}
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {(verb, who): [] for verb in ways for who in ways[verb]}
     batches = [range(start, min(start + at_once**2, records)) for start in range(0, records, at_once**2)]
     with ThreadPoolExecutor(at_once) as threads:
         for number in range(rounds + 1):
             for verb, pair in ways.items():
                 for batch in batches:
-                    calls = {who: partial(seconds, partial(move, way, batch)) for who, way in pair.items()}
-                    for who, [spent] in interleave(calls, 1).items():
+                    calls = {who: partial(spent, partial(move, way, batch)) for who, way in pair.items()}
+                    for who, [(wall, cpu)] in interleave(calls, 1).items():
                         if number:  # the first round warms up
-                            times[verb, who].append(spent / len(batch))
+                            times[verb, who].append((wall / len(batch), cpu / len(batch)))
             for slot in slots.values():
                 store.delete(slot)
     os.close(bare.fd)
     store.close()
-    return {verb: (nbytes / median(times[verb, "bare"]), nbytes / median(times[verb, "store"])) for verb in ways}
+    return {key: (median(wall for wall, _ in some), median(cpu for _, cpu in some)) for key, some in times.items()}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--directory", default="/var/tmp")
-    parser.add_argument("--kib", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
+    parser.add_argument("--kib", type=int, nargs="+", default=[80, 1024, 4096, 16384, 65536])
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4], help="records under way at one time")
 
 
 def main(options: argparse.Namespace, report: Report) -> int:
-    report.begin("record KiB", "at once", "", "bare GB/s", "store GB/s", "ratio")
+    heads = "bare GB/s", "store GB/s", "ratio", "bare CPU ms/GiB", "store CPU ms/GiB", "CPU ratio"
+    report.begin("record KiB", "at once", "", *heads)
     rows = report.measured["rows"] = []
     for kib in options.kib:
         for at_once in options.at_once:
             found = measure(options.directory, kib << 10, options.rounds, at_once)
-            for verb, (bare, store) in found.items():
-                rows.append({"kib": kib, "at_once": at_once, "verb": verb, "bare": bare, "store": store})
-                figures = f"{bare / 1e9:.2f}", f"{store / 1e9:.2f}", f"{store / bare:.2f}"
-                report.row(str(kib), str(at_once), verb, *figures)
+            for verb in ("write", "read"):
+                (bare, bare_cpu), (store, store_cpu) = found[verb, "bare"], found[verb, "store"]
+                row = {"kib": kib, "at_once": at_once, "verb": verb, "bare_s": bare, "store_s": store}
+                rows.append(row | {"bare_cpu_s": bare_cpu, "store_cpu_s": store_cpu})
+                rates = (f"{(kib << 10) / each / 1e9:.2f}" for each in (bare, store))
+                cpu = (f"{1e3 * each / kib * 2**20:.0f}" for each in (bare_cpu, store_cpu))
+                ratios = f"{bare / store:.2f}", f"{store_cpu / bare_cpu:.2f}"
+                report.row(str(kib), str(at_once), verb, *rates, ratios[0], *cpu, ratios[1])
     return 0

@@ -155,6 +155,7 @@ class Ledger:
         """The same for tensors that are not made again since there is no recipe."""
         self._entries: set[_Entry] = set()
         self._gone: deque[_Entry] = deque()
+        self._returned = self._gone.append  # one for all: the collector looks at each
 
     def after_fork(self) -> None:
         """Make the lock anew."""
@@ -211,7 +212,7 @@ class Ledger:
             spec: of its tensor.
         """
         counted = Counted()
-        entry = _Entry(counted, self._gone.append)
+        entry = _Entry(counted, self._returned)
         entry.tier, entry.nbytes = tier, payload_bytes
         with self._lock:
             if self._gone:
@@ -299,6 +300,10 @@ class Ledger:
             tensors += found
             total += found * nbytes
         return Tally(tensors, total)
+
+    def most_bytes_in(self, tier: str) -> int:
+        """Return how many bytes have been in slots of a tier at one time."""
+        return self._peaks.get(tier, 0)
 
     def bytes_in(self, tiers: tuple[str, ...]) -> int:
         """Return the bytes of the payloads that exist now in some tiers."""

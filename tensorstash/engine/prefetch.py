@@ -9,6 +9,7 @@ from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.pool import POOL
 from tensorstash.host.workers import Workers
 
 QUICK_BYTES = 4 * 2**20
@@ -152,6 +153,7 @@ class Prefetcher:
         """
         order: tuple[int, ...] = ()
         if requests.needs_order:
+            POOL.give_back(QUICK_BYTES)  # what only forward uses: here a step has its peak
             learned = self._orders.get(requests.saved.signature)
             order = foretold() if learned is None else learned  # without the lock: what it looks at may be let go
         with self._lock:

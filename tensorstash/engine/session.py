@@ -38,6 +38,7 @@ from tensorstash.engine.transfers import transfers_of
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.pool import POOL
 from tensorstash.policies.plan import HookPolicy, Rebuilding
 from tensorstash.protocols import Codec, Demand
 from tensorstash.spec import TensorSpec
@@ -359,6 +360,7 @@ class Session(Generic[T]):
     def _current_requests(self) -> Requests:
         if self._state.was_asked:
             self._state.was_asked = False
+            POOL.give_back(self._state.ledger.most_bytes_in("memory"))  # what only backward uses would wait for it idle
             self.adviser.step_ended()
             self._sender.shares.step_ended()
             self._state.prefetcher.learn(self._requests)

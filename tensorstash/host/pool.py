@@ -27,7 +27,10 @@ SMALLEST = 64 * 2**10
 _CLASSES = 16
 
 _FEW = 16 * 2**20
-"""Bytes that may be idle beyond what was in use at one time: buffers of different sizes do not chase each other out."""
+"""Bytes that may be idle in any case: buffers of different sizes do not chase each other out."""
+
+_SPARE_PART = 8
+"""One in so many of the bytes that were in use at one time are not kept idle beside the others."""
 
 Pages = NDArray[Any]
 
@@ -47,10 +50,11 @@ class PagePool:
     """Buffers that come back by themselves when the last array over them goes. Thread-safe.
 
     A buffer of a size that is not idle gets the memory of idle ones of other sizes, as far as the system can move it.
-    Idle buffers and those in use are together at most 16 MiB more than were in use at one time: payloads that were
-    compressed have ever other sizes, and would fill the pool with buffers that nobody asks for again. The 16 MiB are
-    for sizes that take turns, such as those of a record read while others of its step are still in use: without them
-    each would give its pages to the system, and get cleared ones for the next.
+    Idle buffers and those in use are together at most seven eighths of what was in use at one time, and 16 MiB:
+    payloads that were compressed have ever other sizes, and would fill the pool with buffers that nobody asks for
+    again; and when most is in use the rest of the process has its peak too, so that what is idle then is a peak higher.
+    The 16 MiB are for sizes that take turns, such as those of a record read while others of its step are still in use:
+    without them each would give its pages to the system, and get cleared ones for the next.
 
     Args:
         idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
@@ -121,10 +125,12 @@ class _FreeList:
     def __init__(self, limit: int) -> None:
         self.idle_bytes = 0
         self.limit = limit
-        self._used = self._most_used = 0
+        self._used = 0
+        self._most_together = _FEW  # in use and idle
         self._idle: dict[int, list[Pages]] = {}
         self._loans: set[_Loan] = set()
         self._returned: deque[_Loan] = deque()
+        self._return = self._returned.append  # one for all: the collector looks at each
         self._moves = True
         self._is_counted = True
         self._lock = threading.Lock()
@@ -150,12 +156,12 @@ class _FreeList:
             # the detour over a memoryview, without which the loan could end while a view is alive.
             lent: Pages = np.frombuffer(pages.data, np.uint8)
             tidy = weakref.ref(lent, self._tidy)  # is called after the other
-            loan = _Loan(lent, self._returned.append)
+            loan = _Loan(lent, self._return)
             loan.pages, loan.tidy = pages, tidy
             self._loans.add(loan)
             self._used += size
-            self._most_used = max(self._most_used, self._used)
-            if self.idle_bytes > (room := self._most_used + _FEW - self._used):
+            self._most_together = max(self._most_together, self._used - self._used // _SPARE_PART + _FEW)
+            if self.idle_bytes > (room := self._most_together - self._used):
                 self._trim(room)
             self._is_counted = True
             return lent
@@ -166,8 +172,8 @@ class _FreeList:
             # Not tried and released by hand: an interrupt may come between.
             with self._lock:
                 self._settle()
-                if self.idle_bytes > self.limit:
-                    self._trim(self.limit)
+                if self.idle_bytes > (room := min(self.limit, self._most_together - self._used)):
+                    self._trim(room)
                 self._is_counted = True
 
     def keep(self, limit: int) -> None:
@@ -219,7 +225,7 @@ class _FreeList:
 
     def _trim(self, most_bytes: int) -> None:
         """Give memory that was idle longest to the system, until no more than ``most_bytes`` are."""
-        while (excess := self.idle_bytes - most_bytes) > 0:
+        while (excess := self.idle_bytes - max(most_bytes, 0)) > 0:
             size = next(iter(self._idle))
             pages = self._pop(size, 0)
             surplus = -(-excess // HUGE_PAGE) * HUGE_PAGE

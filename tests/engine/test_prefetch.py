@@ -10,12 +10,15 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import state
 from tensorstash.engine.payloads.dedup import DedupIndex
-from tensorstash.engine.prefetch import Prefetcher, Requests
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher, Requests
 from tensorstash.host.budget import ByteBudget
+from tensorstash.host.pool import POOL
 from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
+from tensorstash.stores import Memory
 
 DEPTH = 12
+MIB = 2**20
 
 
 def chain(x, depth=DEPTH):
@@ -106,6 +109,24 @@ def test_the_order_of_the_last_backward_is_learned_for_each_shape_of_program():
     lengths = sorted(len(order) for order in orders.values())
     assert len(lengths) == 2
     assert lengths[0] < lengths[1]
+
+
+def test_where_forward_and_backward_begin_no_memory_is_idle_that_only_the_other_uses():
+    def leave_idle():
+        taken = POOL.take(6 * MIB)
+        del taken
+        assert POOL.idle_bytes >= 6 * MIB
+
+    stash = ts.stash(StoreIn(Memory()), framework="reference", min_bytes=0)
+    for step in range(2):
+        leave_idle()
+        x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+        with stash:
+            loss = chain(x)
+        assert (POOL.idle_bytes < MIB) == (step > 0)
+        leave_idle()
+        loss.backward()
+        assert POOL.idle_bytes <= QUICK_BYTES
 
 
 def test_a_content_with_two_users_is_read_once():

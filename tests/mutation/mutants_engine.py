@@ -70,6 +70,14 @@ MUTANTS = [
     ("engine/payloads/capture.py", "boundary", "nbytes = max(payload.nbytes, 1)", "nbytes = payload.nbytes", RESIDENT),
     ("engine/payloads/capture.py", "wrong value", "return self._due(0)", "return self._due(self.limit)", RESIDENT),
     ("engine/payloads/dedup.py", "dropped call", "        self._contents.clear()\n", "", (*PAYLOAD, *CONTRACT)),
+    ("engine/prefetch.py", "dropped call", "            POOL.give_back(QUICK_BYTES)", "            pass", PREFETCH),
+    (
+        "engine/session.py",
+        "dropped call",
+        'POOL.give_back(self._state.ledger.most_bytes_in("memory"))',
+        "pass",
+        PREFETCH,
+    ),
     ("engine/prefetch.py", "dropped call", "            self._asked.clear()\n", "", (*PAYLOAD, *PREFETCH)),
     ("engine/prefetch.py", "boundary", "times >= max(payload.users, 1)", "times >= 1", PREFETCH),
     ("engine/prefetch.py", "wrong value", "len(quick) // _PART if is_enough else 0", "0", PREFETCH),
@@ -161,7 +169,7 @@ MUTANTS = [
     (
         "engine/ledger.py",
         "dropped call",
-        "        entry = _Entry(counted, self._gone.append)\n",
+        "        entry = _Entry(counted, self._returned)\n",
         "        entry = _Entry(counted)\n        self.kept_alive = [*getattr(self, 'kept_alive', []), counted]\n",
         CONTRACT,
     ),

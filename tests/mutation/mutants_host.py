@@ -34,7 +34,15 @@ MUTANTS = [
     ("host/workers.py", "boundary", "if len(self._todo) <= idle or", "if len(self._todo) < idle or", WORKERS),
     ("host/workers.py", "boundary", "len(self.threads) >= self._limit", "len(self.threads) > self._limit", WORKERS),
     ("host/workers.py", "negation", "return not thread.is_abandoned", "return True", WORKERS),
-    ("host/pool.py", "dropped call", "                self._trim(room)\n", "                pass\n", PAGES),
+    (
+        "host/pool.py",
+        "dropped call",
+        "                self._trim(room)\n            self",
+        "                pass\n            self",
+        PAGES,
+    ),
+    ("host/pool.py", "wrong value", "min(self.limit, self._most_together - self._used)", "self.limit", PAGES),
+    ("host/pool.py", "wrong value", "self._used - self._used // _SPARE_PART + _FEW", "self._used + _FEW", PAGES),
     ("host/pool.py", "dropped call", "        renew_after_fork(self)\n", "", PAGES),
     (
         "host/pool.py",
@@ -102,7 +110,7 @@ MUTANTS = [
     ),
     ("host/pool.py", "dropped release", "                self._used -= loan.pages.size\n", "", PAGES),
     ("host/pool.py", "dropped check", "            if loan in self._loans:\n", "            if True:\n", PAGES),
-    ("host/pool.py", "wrong value", "loan = _Loan(lent, self._returned.append)", "loan = _Loan(lent)", PAGES),
+    ("host/pool.py", "wrong value", "loan = _Loan(lent, self._return)", "loan = _Loan(lent)", PAGES),
     (
         "host/pool.py",
         "dropped check",

@@ -352,6 +352,19 @@ def test_sizes_that_never_come_again_take_little_more_than_was_in_use_at_once():
         assert in_use + pool.idle_bytes <= most * 9 / 8 + 3 * 4096 + 16 * MIB
 
 
+def test_beside_the_most_that_was_in_use_nothing_is_idle():
+    pool = PagePool(512 * MIB)
+    held = [pool.take(8 * MIB) for _ in range(32)]
+    held.pop()
+    assert pool.idle_bytes == 0
+    while held:
+        held.pop()
+        assert pool.idle_bytes + 8 * MIB * len(held) <= 256 * MIB * 7 / 8 + 16 * MIB
+    assert pool.idle_bytes == 240 * MIB
+    held = [pool.take(8 * MIB) for _ in range(32)]
+    assert pool.idle_bytes == 0
+
+
 def test_a_buffer_that_comes_back_inside_a_call_does_not_wait():
     pool = PagePool(4 * MIB)
     held = pool.take(MIB)

@@ -142,6 +142,7 @@ class DiskStore:
         self._users = 0
         self._spaces: set[Space] = set()
         self._dropped: deque[Space] = deque()
+        self._drops = self._dropped.append  # one for all: the collector looks at each
 
     def _open(self) -> None:
         config, directories = self._config, self._config.directories
@@ -248,7 +249,7 @@ class DiskStore:
                 self._open()
             self._settle()
             record = Record(nbytes, self._allocate(nbytes))
-            record.space = space = Space(record, self._dropped.append)
+            record.space = space = Space(record, self._drops)
             space.pieces = record.pieces
             self._spaces.add(space)
             self._users += 1
