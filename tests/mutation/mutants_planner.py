@@ -157,21 +157,21 @@ MUTANTS = [
     (
         "engine/planned/tracker.py",
         "dropped call",
-        "            self._leave_room(self._meter.due, drop)\n",
-        "            pass\n",
+        "                self._leave_room(meter.due, drop)\n",
+        "                pass\n",
         HELD,
     ),
     (
         "engine/planned/tracker.py",
         "dropped call",
-        "            self._leave_room(incoming)\n",
-        "            pass\n",
+        "spare = self._leave_room(seen.nbytes) if is_new else self._meter.limit - self.held",
+        "spare = self._meter.limit - self.held - seen.nbytes * is_new",
         HELD,
     ),
     (
         "engine/planned/tracker.py",
         "dropped call",
-        "                if not drop(excess):\n                    break\n",
+        "                if not drop(-spare):\n                    break\n",
         "                break\n",
         HELD,
     ),
@@ -192,8 +192,8 @@ MUTANTS = [
     (
         "engine/planned/tracker.py",
         "wrong value",
-        "meter.spare = self._step.largest_moved",
-        "meter.spare = 0",
+        "self._meter.spare = self._step.largest_moved",
+        "self._meter.spare = 0",
         HELD,
     ),
     (
@@ -220,8 +220,8 @@ MUTANTS = [
     (
         "engine/planned/handles.py",
         "wrong value",
-        "with tracker.bringing(0 if payload.is_prefetched else payload.nbytes, self.state.prefetcher.drop):",
-        "with tracker.bringing(0, self.state.prefetcher.drop):",
+        "nbytes = 0 if payload.is_prefetched else payload.nbytes\n",
+        "nbytes = 0\n",
         HELD,
     ),
     (
@@ -255,8 +255,8 @@ MUTANTS = [
     (
         "engine/planned/control.py",
         "dropped check",
-        'all(held.plan.status == "declined" for held in self._known.values())',
-        'self.current.plan.status == "declined"',
+        'held is not None and all(one.plan.status == "declined" for one in self._known.values())',
+        'held is not None and held.plan.status == "declined"',
         PLANNED,
     ),
     (

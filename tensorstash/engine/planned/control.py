@@ -63,12 +63,10 @@ class Control:
         self._known: OrderedDict[Hashable, Held] = OrderedDict()
         self.current: Held | None = None
         """The plan in force; None while a step is measured."""
+        self._candidate: Candidate | None = None
         self.newest: Held | None = None
-
-    @property
-    def is_declined(self) -> bool:
+        self.is_declined = False
         """Whether everything fits, in all steps that are known: those of two kinds may begin alike."""
-        return self.current is not None and all(held.plan.status == "declined" for held in self._known.values())
 
     @property
     def is_waiting(self) -> bool:
@@ -81,24 +79,31 @@ class Control:
         found = None if self._agreement is None else self._agreement.look(signature, self._steps)
         if found is not None:
             self._hold(signature, Held(*found))
-        self.current = self._known.get(signature)
-        if self.current is not None:
-            self.newest = self.current
+        current = self._known.get(signature)
+        if current is not None:
+            self.newest = current
             self._known.move_to_end(signature)
+        self._follow(current)
+
+    def _follow(self, held: Held | None) -> None:
+        """Let a plan be in force. What is asked for each tensor is looked up here."""
+        self.current = held
+        self._candidate = None if held is None else held.candidate
+        self.is_declined = held is not None and all(one.plan.status == "declined" for one in self._known.values())
 
     def tier(self, key: SavedClass) -> str | None:
         """Return the tier of a class; None if it is not known, so that it is made as small as can be."""
-        return None if self.current is None else self.current.candidate.tiers.get(key)
+        return None if self._candidate is None else self._candidate.tiers.get(key)
 
     def left(self, key: SavedClass) -> float | None:
         """Return which part of a class's bytes codecs are counted on to leave in memory; None if none are."""
-        return None if self.current is None else self.current.candidate.left.get(key)
+        return None if self._candidate is None else self._candidate.left.get(key)
 
     @property
     def slack(self) -> int:
         """Bytes of the budget that the plan in force leaves free."""
-        assert self.current is not None, "no plan is in force"
-        plan = self.current.candidate.plan
+        assert self._candidate is not None, "no plan is in force"
+        plan = self._candidate.plan
         return plan.budget - plan.peak
 
     def next_bytes(self, place: int) -> int | None:
@@ -121,7 +126,7 @@ class Control:
     def forget(self, signature: Hashable) -> None:
         """Measure the next step of a signature anew."""
         self._known.pop(signature, None)
-        self.current = None
+        self._follow(None)
         if self._agreement is not None:
             self._agreement.drop(signature)
 
@@ -193,6 +198,7 @@ class Control:
         while len(self._known) > _SIGNATURES:
             self._known.popitem(last=False)
         self.newest = held
+        self._follow(self.current)
 
 
 def _left_of(step: Step) -> dict[SavedClass, tuple[str, float]]:

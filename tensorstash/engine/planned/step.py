@@ -1,7 +1,7 @@
 """One step as the hooks see it: what was saved when, and what became of it."""
 
-from collections import Counter
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
 from statistics import median
 
 from tensorstash.planner.model import KEEP, Option, Record, SavedClass
@@ -29,6 +29,7 @@ class Seen:
 
     __slots__ = (
         "block",
+        "counted_on",
         "freed",
         "is_named",
         "key",
@@ -40,6 +41,7 @@ class Seen:
         "released",
         "remade_s",
         "saved",
+        "tell",
         "tier",
         "token",
         "wanted",
@@ -58,6 +60,10 @@ class Seen:
         self.options: tuple[Option, ...] = ()
         self.left: int | None = None
         """Bytes that codecs have left of it; None if they have not been at it."""
+        self.counted_on = 0.0
+        """Those of them that they are counted on to leave."""
+        self.tell: Callable[[Seen], None] | None = None
+        """Is told when they have been at it."""
         self.remade_s: float | None = None
         """Seconds that it takes to make it again; None if it was not made again."""
         self.needs: tuple[SavedClass, ...] = ()
@@ -66,6 +72,12 @@ class Seen:
         """What becomes of it."""
         self.is_named = False
         """Whether the policy goes by its class."""
+
+    def leaves(self, nbytes: int) -> None:
+        """Note that codecs have left so many bytes of it; on any thread."""
+        self.left = nbytes
+        if self.tell is not None:
+            self.tell(self)
 
     @property
     def way(self) -> Hashable:
@@ -106,7 +118,8 @@ class Step:
         """Bytes that were read ahead where other tensors needed the room."""
         self.on_disk = 0
         self.overran = False
-        self._encoded: list[tuple[Seen, float]] = []
+        self._encoded: deque[Seen] = deque()
+        """What codecs have been at, and were counted on."""
         self._excess = 0.0
         self.remaking: tuple[str, ...] = ()
         """Tiers under which tensors are made again."""
@@ -144,7 +157,7 @@ class Step:
 
     def count_on(self, seen: Seen, nbytes: float) -> None:
         """Note that codecs are counted on to leave so many bytes of a tensor."""
-        self._encoded.append((seen, nbytes))
+        seen.counted_on, seen.tell = nbytes, self._encoded.append
 
     def moved_instead(self, nbytes: int) -> None:
         """Note that a tensor was moved that was to be kept."""
@@ -152,13 +165,10 @@ class Step:
 
     def settle_excess(self) -> float:
         """Return the bytes that codecs have left beyond what they were counted on, less those moved instead."""
-        waiting = []
-        for seen, nbytes in self._encoded:
-            if seen.left is None:
-                waiting.append((seen, nbytes))
-            elif seen.released is None:
-                self._excess += max(seen.left - nbytes, 0.0)
-        self._encoded = waiting
+        while self._encoded:
+            seen = self._encoded.popleft()
+            if seen.released is None and seen.left is not None:
+                self._excess += max(seen.left - seen.counted_on, 0.0)
         return self._excess
 
     def asked(self, seen: Seen, now: float, wall: float) -> None:
