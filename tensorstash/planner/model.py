@@ -74,6 +74,7 @@ class Record:
         wanted: when backward first asked for it.
         released: when backward was done with it.
         options: what may become of it; the first one keeps it.
+        used: when backward was first done with what had come back, if the graph is retained for another; or None.
     """
 
     key: SavedClass
@@ -83,6 +84,7 @@ class Record:
     wanted: float
     released: float
     options: tuple[Option, ...]
+    used: float | None = None
 
 
 @dataclass(frozen=True)
@@ -219,9 +221,17 @@ class Table:
         self.on_wanted = Moments(self.wanted, self.points)
         self.on_released = Moments(self.released, self.points)
         self.on_saved = Moments(self.saved, self.points)
+        used = [record.released if record.used is None else record.used for record in records]
+        self.used: Floats = np.array(used, np.float64)
+        """When what came back went; what is kept does not go before it is released."""
+        self.on_used = Moments(self.used, self.points) if (self.used < self.released).any() else None
         self.so_far = self.on_saved.until(self.nbytes)
         """Bytes that were saved by each point."""
         self.needs = Needs(records, self)
+
+    def let_go(self, back: Floats) -> Floats | float:
+        """Return the bytes of what came back, was used, and is not released yet, by each point; 0 if none ever are."""
+        return 0.0 if self.on_used is None else self.on_used.until(back) - self.on_released.until(back)
 
     def priced(self, choice: Ints) -> float:
         """Return the seconds that the options of a choice add by themselves."""
@@ -287,6 +297,7 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
     held += table.on_freed.until(left - at_once)
     held += table.on_wanted.until(at_once)
     held += table.needs.at(choice, table.points)
+    held -= table.let_go(np.where(away, nbytes, 0.0))
     seconds = table.priced(choice)
     stays = np.zeros(table.count, bool)
     if not carried.any():

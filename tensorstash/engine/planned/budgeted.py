@@ -101,7 +101,7 @@ class Budgeted:
         assert held is not None, "declined without a plan"
         passed = self._allowance.end()
         if passed or not is_first:
-            self._control.forget(next(iter(held.plan.tiers), None))
+            self._control.outgrow(next(iter(held.plan.tiers), None), passed + nbytes)
         return min(held.plan.native - held.plan.background, passed)
 
     def _refill(self, state: SessionState) -> None:
@@ -121,7 +121,7 @@ class Budgeted:
         """Choose what the plan says; what is smallest if it says nothing, or if there is no room."""
         step.remaking = self._remaking
         shared = step.tiers.get(seen.token)
-        if shared is None and self._control.current is None:
+        if shared is None and self._control.tier(seen.key) is None:
             seen.options = options(self._tiers, spec, self._sample(tensor, spec))
         seen.tier = shared or self._tier(seen, spec, step, spare)
         seen.policy = self._policies[seen.tier]

@@ -30,7 +30,7 @@ class Observer(Protocol):
         """Leave room for what is brought back, if need be where something was read ahead, and return it."""
         ...
 
-    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, /) -> None:
+    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen, /) -> None:
         """Count a tensor that was brought back."""
         ...
 
@@ -87,7 +87,7 @@ class TrackedStashed(Stashed):
         nbytes = 0 if payload.is_prefetched else payload.nbytes
         tensor = tracker.bring(nbytes, self.state.prefetcher.drop, super()._restore)
         if not payload.is_prefetched:  # else it is counted among what was read ahead
-            tracker.watch_rebuilt(tensor, payload, payload.nbytes)
+            tracker.watch_rebuilt(tensor, payload, payload.nbytes, self.seen)
         return tensor
 
 
@@ -116,7 +116,7 @@ class TrackedRecomputed(RecomputedHandle):
         due = 0 if content.is_prefetched else nbytes
         tensor = tracker.bring(due, self.state.prefetcher.drop, super().__call__)
         if not content.is_prefetched:
-            tracker.watch_rebuilt(tensor, content, nbytes)
+            tracker.watch_rebuilt(tensor, content, nbytes, self.seen)
         if content.seconds is not None:
             self.seen.remade_s = content.seconds + _LOOKING_S
         return tensor

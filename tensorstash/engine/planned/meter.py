@@ -17,11 +17,12 @@ ENOUGH = 2**62
 class _Watch(ref[Any]):
     """An object that holds a memory. Equal only to itself."""
 
-    __slots__ = ("memory", "seen")
+    __slots__ = ("is_back", "memory", "seen")
     __hash__ = object.__hash__
     __eq__ = object.__eq__
     memory: "_Memory | None"
     seen: Any
+    is_back: bool
 
 
 class _Memory:
@@ -63,7 +64,7 @@ class Meter:
         """Bytes of what is being made of others that are brought back for it: it is there beside them."""
         self._gone: deque[_Watch] = deque()
         self._watched = 0
-        self._found: deque[Any] = deque()
+        self._found: deque[tuple[Any, bool]] = deque()
         self.after_fork()
         renew_after_fork(self)
 
@@ -76,7 +77,9 @@ class Meter:
         self.is_of_host = is_of_host
         self._tiers = ("memory", "device") if is_of_host else ("device",)
 
-    def watch(self, holder: object, key: Hashable, block: Hashable, nbytes: int, seen: object = None) -> None:
+    def watch(
+        self, holder: object, key: Hashable, block: Hashable, nbytes: int, seen: object = None, *, is_back: bool = False
+    ) -> None:
         """Count a memory as long as an object lives.
 
         Args:
@@ -85,9 +88,10 @@ class Meter:
             block: which part of the memory it is.
             nbytes: of that part.
             seen: what :meth:`settle` returns when the object is gone.
+            is_back: whether the memory was brought back, which it returns with that.
         """
         watch = _Watch(holder, self._gone.append)
-        watch.seen = seen
+        watch.seen, watch.is_back = seen, is_back
         with self._lock:
             memory = self._memories.get(key)
             if memory is None:
@@ -108,7 +112,7 @@ class Meter:
             seen: what is returned.
         """
         watch = _Watch(holder, self._gone.append)
-        watch.memory, watch.seen = None, seen
+        watch.memory, watch.seen, watch.is_back = None, seen, False
         self._watches.add(watch)
 
     @property
@@ -116,8 +120,9 @@ class Meter:
         """Whether there is anything for :meth:`settle` to do; nearly always there is not."""
         return bool(self._gone or self._found)
 
-    def settle(self) -> list[Any]:
-        """Strike out what is gone; return what it was watched with, since this was last called."""
+    def settle(self) -> list[tuple[Any, bool]]:
+        """Strike out what is gone; return what it was watched with, since this was last called, and whether that had
+        been brought back."""
         self._strike_out()
         found = []
         while self._found:
@@ -133,7 +138,7 @@ class Meter:
                 if memory is not None:
                     self._let_go(memory)
                 if watch.seen is not None:
-                    self._found.append(watch.seen)
+                    self._found.append((watch.seen, watch.is_back))
 
     def _let_go(self, memory: _Memory) -> None:
         memory.holders -= 1

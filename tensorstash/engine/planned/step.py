@@ -1,8 +1,9 @@
 """One step as the hooks see it: what was saved when, and what became of it."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from statistics import median
+from types import MappingProxyType
 
 from tensorstash.planner.model import KEEP, Option, Record, SavedClass
 from tensorstash.policies.placement import Keep
@@ -31,6 +32,7 @@ class Seen:
         "block",
         "counted_on",
         "freed",
+        "is_asked_again",
         "is_named",
         "key",
         "left",
@@ -44,6 +46,7 @@ class Seen:
         "tell",
         "tier",
         "token",
+        "used",
         "wanted",
     )
 
@@ -55,6 +58,10 @@ class Seen:
         self.saved = saved
         self.freed: float | None = None
         self.wanted: float | None = None
+        self.is_asked_again = False
+        """Whether backward has asked for it more than once: the graph was retained."""
+        self.used: float | None = None
+        """When backward was first done with what had come back."""
         self.released: float | None = None
         self.tier = ""
         self.options: tuple[Option, ...] = ()
@@ -175,6 +182,7 @@ class Step:
         """Note that backward asks for a tensor."""
         self.was_asked = True
         self.ended, self.wall_ended = now, wall
+        seen.is_asked_again = seen.wanted is not None
         if seen.wanted is None:
             seen.wanted = now
             if seen.released is None:
@@ -188,11 +196,14 @@ class Step:
                 self._done += seen.nbytes
 
 
-def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass]]:
+def records(
+    step: Step, known: Mapping[SavedClass, tuple[Option, ...]] = MappingProxyType({})
+) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass]]:
     """Return a measured step as records, one for each memory.
 
     Args:
         step: that is over.
+        known: what may become of records that another step had, too.
 
     Returns:
         The records, and classes that share the memory of a record, with its class.
@@ -223,16 +234,19 @@ def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass
         remade = [median(makings[seen.key.kind]) for seen in members if seen.remade_s is not None]
         needs = dict.fromkeys(aliases.get(key, key) for seen in members for key in seen.needs)
         is_remade = len(remade) == len(members)
-        again = [Option(tier, 0, max(remade), needs=tuple(needs)) for tier in step.remaking] if is_remade else []
-        options = (keep,) if is_held else (keep, *again, *_scaled(first.options, nbytes / max(first.nbytes, 1)))
-        made.append(Record(first.key, nbytes, first.saved, freed, wanted, max(released, wanted), options))
+        again = tuple(Option(tier, 0, max(remade), needs=tuple(needs)) for tier in step.remaking) if is_remade else ()
+        others = known[first.key][1:] if first.key in known else again + _scaled(first, nbytes)
+        options = (keep,) if is_held else (keep, *others)
+        used = max((seen.used for seen in members if seen.is_asked_again and seen.used is not None), default=None)
+        made.append(Record(first.key, nbytes, first.saved, freed, wanted, max(released, wanted), options, used))
     return tuple(made), aliases
 
 
-def _scaled(options: tuple[Option, ...], factor: float) -> tuple[Option, ...]:
+def _scaled(seen: Seen, nbytes: int) -> tuple[Option, ...]:
+    factor = nbytes / max(seen.nbytes, 1)
     if factor == 1:
-        return options
+        return seen.options
     return tuple(
         Option(o.tier, round(o.resident * factor), o.seconds * factor, o.link, o.out_s * factor, o.back_s * factor)
-        for o in options
+        for o in seen.options
     )

@@ -11,6 +11,7 @@ from tensorstash.engine.handle import Handle
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.planned.handles import TrackedKept, TrackedRecomputed, TrackedStashed
+from tensorstash.engine.planned.memory import is_out_of_memory
 from tensorstash.engine.planned.meter import GatedBudget, Meter
 from tensorstash.engine.planned.step import Seen, Step
 from tensorstash.engine.recompute.recomputed import RecomputedHandle
@@ -49,9 +50,6 @@ class Parts(NamedTuple):
 
 NewTracker = Callable[[Parts], "Tracker"]
 """Makes a tracker for one session."""
-
-_OUT_OF_MEMORY = "out of memory", "can't allocate memory", "not enough memory"
-"""What the allocators of frameworks say."""
 
 _REMADE_BYTES_PER_S = 2e9
 """Taken for a tensor that is made again and was never asked for."""
@@ -332,17 +330,20 @@ class Tracker:
         finally:
             meter.due, meter.making = before, making
 
-    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int) -> None:
+    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen) -> None:
         """Count a tensor that was brought back, as long as it lives."""
-        self._meter.watch(tensor, ("back", id(content)), None, nbytes)
+        self._meter.watch(tensor, ("back", id(content)), None, nbytes, seen, is_back=True)
 
     # Steps
 
     def settle(self) -> None:
         """Take note of what the graph has let go."""
         now = self._now()
-        for seen in self._meter.settle():
-            self._step.gone(seen, now)
+        for seen, is_back in self._meter.settle():
+            if not is_back:
+                self._step.gone(seen, now)
+            elif seen.used is None:
+                seen.used = now
 
     def _now(self) -> float:
         """Return the seconds that the program has run, outside of hooks."""
@@ -392,15 +393,10 @@ class Tracker:
 
     def failed(self, error: BaseException) -> None:
         """Add to an error that says that memory ran out what to do about it."""
-        advice = self._chooser.explain() if _is_out_of_memory(error) else ""
+        advice = self._chooser.explain() if is_out_of_memory(error) else ""
         if advice:
             error.add_note(advice)
 
     def described(self, stats: Stats) -> Stats:
         """Return statistics with what there is to say of what is tracked."""
         return self._chooser.described(stats, self._peak)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
