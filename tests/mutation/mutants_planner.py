@@ -282,7 +282,7 @@ MUTANTS = [
     ),
     (
         "engine/planned/control.py",
-        "dropped value",
+        "wrong value",
         "return {**self.besides, **tiers, **moved}",
         "return {**self.besides, **tiers}",
         PLANNED,
