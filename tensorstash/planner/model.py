@@ -153,7 +153,7 @@ class Needs:
         self._made, self._place, self._of = np.array(edges, np.int64).reshape(-1, 3).T
         # What has come back for its own sake is counted already.
         wanted = table.wanted[self._made]
-        is_back = (table.wanted[self._of] <= wanted) & (wanted < table.released[self._of])
+        is_back = (table.wanted[self._of] <= wanted) & (wanted < table.used[self._of])
         self._nbytes = np.where(is_back, 0.0, table.nbytes[self._of])
         self._own = table.nbytes[self._made]
         self._count = table.count
@@ -207,6 +207,8 @@ class Table:
         self.out_s: Floats = np.zeros(shape)
         self.back_s: Floats = np.zeros(shape)
         self.link: Ints = np.full(shape, -1, np.int64)
+        self.is_made: NDArray[np.bool_] = np.zeros(shape, bool)
+        """Whether other records come back for it."""
         for row, record in enumerate(records):
             for place, option in enumerate(record.options):
                 self.resident[row, place] = option.resident
@@ -214,6 +216,7 @@ class Table:
                 self.out_s[row, place] = option.out_s
                 self.back_s[row, place] = option.back_s
                 self.link[row, place] = links.index(option.link) if option.link else -1
+                self.is_made[row, place] = bool(option.needs)
         self.rows = np.arange(self.count)
         self.points = np.unique(np.concatenate([self.saved, self.wanted]))
         """When memory is looked at: just after each tensor was saved, and just after each came back."""
@@ -229,7 +232,7 @@ class Table:
         """Bytes that were saved by each point."""
         self.needs = Needs(records, self)
 
-    def let_go(self, back: Floats) -> Floats | float:
+    def used_up(self, back: Floats) -> Floats | float:
         """Return the bytes of what came back, was used, and is not released yet, by each point; 0 if none ever are."""
         return 0.0 if self.on_used is None else self.on_used.until(back) - self.on_released.until(back)
 
@@ -297,7 +300,7 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
     held += table.on_freed.until(left - at_once)
     held += table.on_wanted.until(at_once)
     held += table.needs.at(choice, table.points)
-    held -= table.let_go(np.where(away, nbytes, 0.0))
+    held -= table.used_up(np.where(away, nbytes, 0.0))
     seconds = table.priced(choice)
     stays = np.zeros(table.count, bool)
     if not carried.any():

@@ -944,3 +944,23 @@ def test_what_is_held_is_looked_up_in_few_calls_for_each_tensor(program: Any) ->
     finally:
         sys.setprofile(None)
     assert calls <= 70 * (stash.stats().seen.tensors - before)
+
+
+def test_what_is_made_again_is_not_taken_to_be_stored_under_a_tier_that_would_make_it_again() -> None:
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(2)]
+    sampled = Option("disk_spill", 0, 0.1), Option("recompute | disk_spill", 0, 0.1)
+    step = Step(0.0, 0.0)
+    step.remaking = "recompute", "recompute | disk_spill"
+    for key in keys:
+        seen = Seen(key, 100, key, 0, 0.0)
+        seen.options, seen.freed, seen.tier = sampled, 1.0, "recompute | disk_spill"
+        step.add(seen)
+    step.seen[1].remade_s, step.seen[1].needs = 0.01, keys[:1]
+    stored, made = records(step)[0]
+    assert [option.needs for option in stored.options] == [(), (), ()]
+    assert [(option.tier, bool(option.needs)) for option in made.options] == [
+        ("keep", False),
+        ("recompute", True),
+        ("recompute | disk_spill", True),
+        ("disk_spill", False),
+    ]

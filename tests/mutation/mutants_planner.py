@@ -276,7 +276,7 @@ MUTANTS = [
     (
         "engine/planned/tracker.py",
         "wrong value",
-        "self._peak = max(self._peak, self.held + meter.making)",
+        "self._peak = max(self._peak, self.held + self._meter.making)",
         "self._peak = max(self._peak, self.held)",
         PLANNED,
     ),
@@ -304,7 +304,7 @@ MUTANTS = [
     (
         "planner/model.py",
         "dropped call",
-        "    held -= table.let_go(np.where(away, nbytes, 0.0))\n",
+        "    held -= table.used_up(np.where(away, nbytes, 0.0))\n",
         "",
         PLANNED,
     ),

@@ -30,6 +30,9 @@ from tensorstash.spec import TensorSpec
 _FLOORS = ("cpu_offload", "disk_spill", "recompute | disk_spill", "compress | disk_spill", "compress")
 """Where what nobody knows goes, the first that there is."""
 
+_AWAY = _FLOORS[:-1]
+"""What leaves nothing in budgeted memory, so that no floor is smaller: what is made again needs what it is made of."""
+
 
 class Budgeted:
     """Chooses the tier that a plan has for the class of a tensor; the smallest for what no plan knows.
@@ -133,7 +136,7 @@ class Budgeted:
         planned = self._control.tier(seen.key)
         if planned is None:
             step.surprises += 1
-        elif spare < 0 or (planned == KEEP and step.settle_excess() > self._control.slack):
+        elif planned not in _AWAY and (spare < 0 or (planned == KEEP and step.settle_excess() > self._control.slack)):
             if planned == KEEP:
                 step.overran = True
                 step.moved_instead(seen.nbytes)

@@ -136,11 +136,11 @@ class Meter:
                 self._watches.discard(watch)
                 memory = watch.memory
                 if memory is not None:
-                    self._let_go(memory)
+                    self._strike(memory)
                 if watch.seen is not None:
                     self._found.append((watch.seen, watch.is_back))
 
-    def _let_go(self, memory: _Memory) -> None:
+    def _strike(self, memory: _Memory) -> None:
         memory.holders -= 1
         if not memory.holders:
             self._watched -= memory.nbytes

@@ -235,7 +235,9 @@ def records(
         needs = dict.fromkeys(aliases.get(key, key) for seen in members for key in seen.needs)
         is_remade = len(remade) == len(members)
         again = tuple(Option(tier, 0, max(remade), needs=tuple(needs)) for tier in step.remaking) if is_remade else ()
-        others = known[first.key][1:] if first.key in known else again + _scaled(first, nbytes)
+        # Under a tier that would make it again it is not stored, whatever else the tier has.
+        stored = (option for option in _scaled(first, nbytes) if not again or option.tier not in step.remaking)
+        others = known[first.key][1:] if first.key in known else (*again, *stored)
         options = (keep,) if is_held else (keep, *others)
         used = max((seen.used for seen in members if seen.is_asked_again and seen.used is not None), default=None)
         made.append(Record(first.key, nbytes, first.saved, freed, wanted, max(released, wanted), options, used))

@@ -351,10 +351,9 @@ class Tracker:
         return (perf_counter() if entered is None else entered) - self._hook_s
 
     def _look(self) -> None:
-        meter = self._meter
-        if meter.has_news:
+        if self._meter.has_news:
             self.settle()  # what has gone meanwhile is not held beside what has come
-        self._peak = max(self._peak, self.held + meter.making)
+        self._peak = max(self._peak, self.held + self._meter.making)
 
     def _begin_step(self, first: Seen, spec: TensorSpec) -> None:
         self._meter.begin(is_of_host=spec.device == "cpu")
@@ -368,10 +367,9 @@ class Tracker:
         self._new_step()
 
     def _new_step(self) -> None:
-        meter = self._meter
-        meter.unseen = 0 if self._step.is_over else meter.unseen
+        self._meter.unseen = 0 if self._step.is_over else self._meter.unseen
         self._step = Step(self._now(), perf_counter())
-        meter.limit = self._chooser.limit(self._step)
+        self._meter.limit = self._chooser.limit(self._step)
         self._spare()
 
     def plan(self) -> BudgetPlan | None:
