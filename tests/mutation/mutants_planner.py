@@ -290,7 +290,7 @@ MUTANTS = [
     (
         "engine/planned/control.py",
         "dropped call",
-        "            self._hold(signature, Held(measured, decide(measured), held.tiers))\n",
+        "            self._hold(signature, Held(measured, decide(measured), held.tiers, held.options))\n",
         "            self.forget(signature)\n",
         PLANNED,
     ),

@@ -19,6 +19,9 @@ _SIGNATURES = 16
 _ALONE = 50
 """Steps of one kind after which others that began like it are forgotten."""
 
+_KINDS = 8
+"""Times as many classes as a step has: with more, those that begin alike are forgotten, and measured anew."""
+
 _SHRINKS = 4
 _OVER = 1.01
 
@@ -30,14 +33,21 @@ class Held:
         measured: one of them.
         decision: what becomes of them.
         besides: what plans said for others that began like it; a tensor that one of them moves is moved.
+        options: what might become of the records of those.
     """
 
     def __init__(
-        self, measured: Measured, decision: Decision, besides: Mapping[SavedClass, str] = MappingProxyType({})
+        self,
+        measured: Measured,
+        decision: Decision,
+        besides: Mapping[SavedClass, str] = MappingProxyType({}),
+        options: Mapping[SavedClass, tuple[Option, ...]] = MappingProxyType({}),
     ) -> None:
         self.measured = measured
         self.decision = decision
         self.besides = besides
+        self.options = {**options, **measured.options}
+        """What may become of each record of any of them."""
         self.candidates = {name: Candidate(plan, left=decision.left(name)) for name, plan in decision.plans().items()}
         self.plan: BudgetPlan = next(iter(self.candidates.values())).plan
         self._in_order = list(self.candidates.values())
@@ -218,10 +228,10 @@ class Control:
 
     def _add(self, signature: Hashable, held: Held, step: Step, room: tuple[int, int]) -> None:
         """Plan for a step that began like others and went on otherwise, which the next of either kind may do again."""
-        if self._agreement is None:
+        if self._agreement is None and len(held.options) <= _KINDS * len(step.seen):
             self._outgrown.pop(signature, 0)
-            measured = _measured(step, *room, held.measured.options)
-            self._hold(signature, Held(measured, decide(measured), held.tiers))
+            measured = _measured(step, *room, held.options)
+            self._hold(signature, Held(measured, decide(measured), held.tiers, held.options))
         else:
             self.forget(signature)
 
@@ -246,7 +256,7 @@ class Control:
         if self._agreement is not None and self._agreement.knows(signature):
             self._agreement.propose(signature, decision, self._steps + 1)
         else:
-            self._hold(signature, Held(held.measured, decision, held.besides))
+            self._hold(signature, Held(held.measured, decision, held.besides, held.options))
 
     def _hold(self, signature: Hashable, held: Held) -> None:
         if held.plan.status == "impossible" and held.plan.least > self._told:
