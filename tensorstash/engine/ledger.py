@@ -307,9 +307,14 @@ class Ledger:
 
     def bytes_in(self, tiers: tuple[str, ...]) -> int:
         """Return the bytes of the payloads that exist now in some tiers."""
-        with self._lock:
-            self._settle()
-            return sum(self._live[tier].nbytes for tier in tiers if tier in self._live)
+        if self._gone:
+            with self._lock:
+                self._settle()
+        live, total = self._live, 0
+        for tier in tiers:  # no generator: it is asked several times for each tensor
+            if tier in live:
+                total += live[tier].nbytes
+        return total
 
     def _settle(self) -> None:
         while self._gone:

@@ -28,7 +28,7 @@ from tensorstash.engine.payloads.stream_payload import StreamPayload
 from tensorstash.engine.payloads.ways import POLICY, Way, Ways
 from tensorstash.engine.planned.handles import TrackedStashed
 from tensorstash.engine.planned.step import Seen
-from tensorstash.engine.planned.tracker import NewTracker, Parts
+from tensorstash.engine.planned.tracker import NewTracker, Parts, Tracker
 from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.recompute.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.scope import InModule, Scope, Thread
@@ -215,15 +215,17 @@ class Session(Generic[T]):
         tracker = self._tracker
         if tracker is None:
             return self._pack(tensor, nbytes)
-        with tracker.in_hook():
-            if tracker.passes(nbytes, self._state):
-                return self._state, self._alias(tensor), self._version(tensor)
-            tracker.begin(nbytes)
-            if self._state.held is not None:  # what the program has let go of makes room for this one
-                self._start(self._state.held.freed())
-            handle = self._pack(tensor, nbytes)
-            tracker.expect_next()
-            return handle
+        return tracker.in_hook(self._pack_tracked, tracker, tensor, nbytes)
+
+    def _pack_tracked(self, tracker: Tracker, tensor: T, nbytes: int) -> Handle:
+        if tracker.passes(nbytes, self._state):
+            return self._state, self._alias(tensor), self._version(tensor)
+        tracker.begin(nbytes)
+        if self._state.held is not None:  # what the program has let go of makes room for this one
+            self._start(self._state.held.freed())
+        handle = self._pack(tensor, nbytes)
+        tracker.expect_next()
+        return handle
 
     def _pack(self, tensor: T, nbytes: int) -> Handle:
         if 0 < nbytes < self._min_bytes:

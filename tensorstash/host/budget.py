@@ -86,9 +86,10 @@ class ByteBudget:
     @property
     def used(self) -> int:
         """Bytes in use now."""
-        with self._lock:
-            self._settle()
-            return self._used
+        if self._gone:
+            with self._lock:
+                self._settle()
+        return self._used
 
     @property
     def peak(self) -> int:

@@ -59,7 +59,7 @@ def lower_bound(problem: Problem) -> float | None:
     nbytes, left = table.nbytes[row], table.resident[row, place]
     is_away = place > 0
     saved, freed = table.saved[row], table.freed[row]
-    wanted, released = table.wanted[row], table.released[row]
+    wanted, used, released = table.wanted[row], table.used[row], table.released[row]
     carried = is_away & (table.link[row, place] >= 0)
     # What would come back before it has left stays all the time: so it never leaves for less than it takes here.
     worst = pressure(table, np.zeros(count, np.int64), problem.room).held
@@ -69,7 +69,7 @@ def lower_bound(problem: Problem) -> float | None:
 
     def takes(at: float) -> Floats:
         there = (saved <= at) & (at < released)
-        in_use = there & ((at < freed) | (at >= wanted))
+        in_use = there & ((at < freed) | ((at >= wanted) & (at < used)))
         return np.where(
             is_away,
             np.where(in_use, nbytes, 0.0) + np.where(there & (at >= freed), left, 0.0),
@@ -78,8 +78,8 @@ def lower_bound(problem: Problem) -> float | None:
 
     for at in points:
         occupied = takes(at)
-        used = occupied > 0
-        add(variable[used], occupied[used] / scale, problem.room / scale)
+        taken = occupied > 0
+        add(variable[taken], occupied[taken] / scale, problem.room / scale)
     turn = float(table.points[worst.argmax()])
     at_turn = takes(turn)
     ways = [(table.out_s[row, place], freed, 1.0), (table.back_s[row, place], wanted, -1.0)]
@@ -98,9 +98,9 @@ def lower_bound(problem: Problem) -> float | None:
                 where = np.concatenate([variable[late], [stall, waiting[-1]]])
                 what = np.concatenate([rate * seconds[late] / scale, [-rate / scale, -1.0]])
                 add(where, what, rate * abs(turn - float(at)) / scale)
-    used = at_turn > 0
-    where = np.concatenate([variable[used], np.array(waiting, int)])
-    add(where, np.concatenate([at_turn[used] / scale, np.ones(len(waiting))]), problem.room / scale)
+    taken = at_turn > 0
+    where = np.concatenate([variable[taken], np.array(waiting, int)])
+    add(where, np.concatenate([at_turn[taken] / scale, np.ones(len(waiting))]), problem.room / scale)
     total = variables + 2 + len(waiting)
     matrix = coo_matrix((values, (rows, cols)), shape=(len(limits), total))
     ones = coo_matrix((np.ones(len(variable)), (row, variable)), shape=(count, total))

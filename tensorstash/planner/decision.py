@@ -49,6 +49,11 @@ class Measured:
     sizes: Mapping[int, int]
 
     @property
+    def options(self) -> dict[SavedClass, tuple[Option, ...]]:
+        """What may become of each record, by its class."""
+        return {record.key: record.options for record in self.problem.records}
+
+    @property
     def structure(self) -> str:
         """Digits that are equal on all processes that save the same, whatever the clocks say."""
         kinds = [(record.key, record.nbytes) for record in self.problem.records]
@@ -259,13 +264,13 @@ def _with_left(record: Record, parts: Mapping[str, float]) -> Record:
 def _plain(record: Record) -> list[Any]:
     options = [[o.tier, o.resident, o.seconds, o.link, o.out_s, o.back_s, o.needs] for o in record.options]
     times = record.saved, record.freed, record.wanted, record.released
-    return [record.key, record.nbytes, *times, options]
+    return [record.key, record.nbytes, *times, options, record.used]
 
 
 def _record(key: list[Any], nbytes: int, *rest: Any) -> Record:
-    saved, freed, wanted, released, options = rest
+    saved, freed, wanted, released, options, used = rest
     read = (replace(Option(*option), needs=tuple(map(_key, needs))) for *option, needs in options)
-    return Record(_key(key), nbytes, saved, freed, wanted, released, tuple(read))
+    return Record(_key(key), nbytes, saved, freed, wanted, released, tuple(read), used)
 
 
 def _key(plain: list[Any]) -> SavedClass:

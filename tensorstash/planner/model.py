@@ -74,6 +74,7 @@ class Record:
         wanted: when backward first asked for it.
         released: when backward was done with it.
         options: what may become of it; the first one keeps it.
+        used: when backward was first done with what had come back, if the graph is retained for another; or None.
     """
 
     key: SavedClass
@@ -83,6 +84,7 @@ class Record:
     wanted: float
     released: float
     options: tuple[Option, ...]
+    used: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ class Needs:
         self._made, self._place, self._of = np.array(edges, np.int64).reshape(-1, 3).T
         # What has come back for its own sake is counted already.
         wanted = table.wanted[self._made]
-        is_back = (table.wanted[self._of] <= wanted) & (wanted < table.released[self._of])
+        is_back = (table.wanted[self._of] <= wanted) & (wanted < table.used[self._of])
         self._nbytes = np.where(is_back, 0.0, table.nbytes[self._of])
         self._own = table.nbytes[self._made]
         self._count = table.count
@@ -205,6 +207,8 @@ class Table:
         self.out_s: Floats = np.zeros(shape)
         self.back_s: Floats = np.zeros(shape)
         self.link: Ints = np.full(shape, -1, np.int64)
+        self.is_made: NDArray[np.bool_] = np.zeros(shape, bool)
+        """Whether other records come back for it."""
         for row, record in enumerate(records):
             for place, option in enumerate(record.options):
                 self.resident[row, place] = option.resident
@@ -212,6 +216,7 @@ class Table:
                 self.out_s[row, place] = option.out_s
                 self.back_s[row, place] = option.back_s
                 self.link[row, place] = links.index(option.link) if option.link else -1
+                self.is_made[row, place] = bool(option.needs)
         self.rows = np.arange(self.count)
         self.points = np.unique(np.concatenate([self.saved, self.wanted]))
         """When memory is looked at: just after each tensor was saved, and just after each came back."""
@@ -219,9 +224,17 @@ class Table:
         self.on_wanted = Moments(self.wanted, self.points)
         self.on_released = Moments(self.released, self.points)
         self.on_saved = Moments(self.saved, self.points)
+        used = [record.released if record.used is None else record.used for record in records]
+        self.used: Floats = np.array(used, np.float64)
+        """When what came back went; what is kept does not go before it is released."""
+        self.on_used = Moments(self.used, self.points) if (self.used < self.released).any() else None
         self.so_far = self.on_saved.until(self.nbytes)
         """Bytes that were saved by each point."""
         self.needs = Needs(records, self)
+
+    def used_up(self, back: Floats) -> Floats | float:
+        """Return the bytes of what came back, was used, and is not released yet, by each point; 0 if none ever are."""
+        return 0.0 if self.on_used is None else self.on_used.until(back) - self.on_released.until(back)
 
     def priced(self, choice: Ints) -> float:
         """Return the seconds that the options of a choice add by themselves."""
@@ -287,6 +300,7 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
     held += table.on_freed.until(left - at_once)
     held += table.on_wanted.until(at_once)
     held += table.needs.at(choice, table.points)
+    held -= table.used_up(np.where(away, nbytes, 0.0))
     seconds = table.priced(choice)
     stays = np.zeros(table.count, bool)
     if not carried.any():

@@ -67,7 +67,7 @@ def solve(problem: Problem) -> Solution:
     table = problem.table
     keep = np.zeros(table.count, np.int64)
     native = pressure(table, keep, problem.room)
-    floors = [smallest(table), smallest(table, links=False), keep]
+    floors = [smallest(table), smallest(table, links=False), smallest(table, made=False), keep]
     floor = min(floors, key=lambda choice: pressure(table, choice, problem.room).least)
     at_floor = pressure(table, floor, problem.room)
     least = at_floor.least
@@ -124,14 +124,15 @@ def trivial(problem: Problem) -> dict[str, Ints]:
     return {tier: choice for tier, choice in plans.items() if pressure(problem.table, choice, problem.room).excess <= 0}
 
 
-def smallest(table: Table, *, links: bool = True) -> Ints:
+def smallest(table: Table, *, links: bool = True, made: bool = True) -> Ints:
     """Return the choice that leaves the fewest bytes of each record; of equal ones, the cheapest.
 
     Args:
         table: of the records.
         links: whether it may use them.
+        made: whether it may choose what others come back for.
     """
-    usable = np.isfinite(table.seconds) & (links | (table.link < 0))
+    usable = np.isfinite(table.seconds) & (links | (table.link < 0)) & (made | ~table.is_made)
     weight = table.resident + np.where(usable, 0.0, np.inf)
     weight[:, 0] = table.nbytes
     time = table.seconds + table.out_s + table.back_s

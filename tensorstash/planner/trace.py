@@ -65,7 +65,7 @@ def curves(problem: Problem, choice: Ints) -> Curves:
         nbytes, left = np.where(mine, table.nbytes, 0.0), np.where(mine, table.resident[table.rows, choice], 0.0)
         away = np.where(choice > 0, nbytes - left, 0.0)
         held = table.on_saved.until(nbytes) - table.on_released.until(nbytes)
-        held += table.on_wanted.until(away) - table.on_freed.until(away)
+        held += table.on_wanted.until(away) - table.on_freed.until(away) - table.used_up(away)
         tiers[tier] = tuple(held.tolist())
     points = table.points - began
     return Curves(tuple(points.tolist()), tuple(keep.tolist()), tuple(plan.tolist()), tiers)

@@ -256,3 +256,14 @@ def test_what_is_needed_for_something_that_is_needed_counts_too() -> None:
         records.append(Record(keys[place], nbytes, place, place, 9.0 - place, 9.5 - place, options))
     held = pressure(Problem(tuple(records), 1000).table, np.array((0, 1, 1, 1)), 1000).held
     assert held.tolist() == [100, 100, 100, 100, 500, 500, 400, 100]
+
+
+def test_what_is_made_of_what_a_retained_graph_has_used_brings_that_back_once_more() -> None:
+    keys = [SavedClass("", "Mul", "float32", (25,), place) for place in range(2)]
+    options = Option("keep", 100), Option("recompute", 0, 0.01, needs=(keys[0],))
+    for used, most in ((None, 200.0), (5.5, 200.0), (6.5, 200.0)):
+        first = Record(keys[0], 100, 0.0, 1.0, 5.0, 9.0, (options[0], Option("compress", 0, 0.1)), used)
+        second = Record(keys[1], 100, 2.0, 3.0, 6.0, 9.0, options, used and 6.5)
+        held = pressure(Problem((first, second), 1000).table, np.array((1, 1)), 1000).held
+        assert held.max() == most
+    assert held.tolist() == [100, 100, 100, 200]

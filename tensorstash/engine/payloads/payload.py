@@ -158,13 +158,13 @@ class Payload:
             if stored is None:
                 route.ledger.declined(self.spec.nbytes)
                 if self.seen is not None:
-                    self.seen.left = self.spec.nbytes
+                    self.seen.leaves(self.spec.nbytes)
                 return
             self.check(probe)
             self._probe = probe
             self._keep(stored)
             if self.seen is not None:
-                self.seen.left = stored.nbytes
+                self.seen.leaves(stored.nbytes)
         except TensorStashError as error:
             self._error = error.again()
         except Exception as error:

@@ -30,6 +30,9 @@ from tensorstash.spec import TensorSpec
 _FLOORS = ("cpu_offload", "disk_spill", "recompute | disk_spill", "compress | disk_spill", "compress")
 """Where what nobody knows goes, the first that there is."""
 
+_AWAY = _FLOORS[:-1]
+"""What leaves nothing in budgeted memory, so that no floor is smaller: what is made again needs what it is made of."""
+
 
 class Budgeted:
     """Chooses the tier that a plan has for the class of a tensor; the smallest for what no plan knows.
@@ -74,6 +77,11 @@ class Budgeted:
 
     # Where everything fits
 
+    @property
+    def is_passing(self) -> bool:
+        """Whether everything fits, so that tensors are not looked at."""
+        return self._control.is_declined
+
     def passing(self, state: SessionState) -> Mapping[int, Iterator[None]] | None:
         """Return how many tensors of each size need not be looked at; None if all are."""
         if not self._control.is_declined:
@@ -96,7 +104,7 @@ class Budgeted:
         assert held is not None, "declined without a plan"
         passed = self._allowance.end()
         if passed or not is_first:
-            self._control.forget(next(iter(held.plan.tiers), None))
+            self._control.outgrow(next(iter(held.plan.tiers), None), passed + nbytes)
         return min(held.plan.native - held.plan.background, passed)
 
     def _refill(self, state: SessionState) -> None:
@@ -116,7 +124,7 @@ class Budgeted:
         """Choose what the plan says; what is smallest if it says nothing, or if there is no room."""
         step.remaking = self._remaking
         shared = step.tiers.get(seen.token)
-        if shared is None and self._control.current is None:
+        if shared is None and self._control.tier(seen.key) is None:
             seen.options = options(self._tiers, spec, self._sample(tensor, spec))
         seen.tier = shared or self._tier(seen, spec, step, spare)
         seen.policy = self._policies[seen.tier]
@@ -128,7 +136,7 @@ class Budgeted:
         planned = self._control.tier(seen.key)
         if planned is None:
             step.surprises += 1
-        elif spare < 0 or (planned == KEEP and step.settle_excess() > self._control.slack):
+        elif planned not in _AWAY and (spare < 0 or (planned == KEEP and step.settle_excess() > self._control.slack)):
             if planned == KEEP:
                 step.overran = True
                 step.moved_instead(seen.nbytes)

@@ -31,6 +31,8 @@ class ByClass:
         self._is_sought = True
         """Whether no selector has selected anything so far, and the first step has not ended."""
 
+    is_passing = False
+
     def limit(self, step: Step) -> int:
         """Return a limit that holds nothing back."""
         return ENOUGH

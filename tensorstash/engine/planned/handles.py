@@ -1,8 +1,7 @@
 """What the graph holds in place of saved tensors whose asking is noted."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tensorstash.engine.handle import Kept, Stashed
 from tensorstash.engine.payloads.payload import Payload
@@ -17,18 +16,21 @@ _LOOKING_S = 5e-5
 """What finding a recipe takes."""
 
 
+R = TypeVar("R")
+
+
 class Observer(Protocol):
     """Is told when a saved tensor is asked for."""
 
-    def asking(self, seen: Seen, /) -> AbstractContextManager[None]:
-        """Return what takes note that a saved tensor is asked for."""
+    def ask(self, seen: Seen, give: Callable[[], R], /) -> R:
+        """Take note that a saved tensor is asked for, and return what gives it."""
         ...
 
-    def bringing(self, nbytes: int, drop: Callable[[int], int], /) -> AbstractContextManager[None]:
-        """Return what leaves room for what is brought back, if need be where something was read ahead."""
+    def bring(self, nbytes: int, drop: Callable[[int], int], make: Callable[[], R], /) -> R:
+        """Leave room for what is brought back, if need be where something was read ahead, and return it."""
         ...
 
-    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, /) -> None:
+    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen, /) -> None:
         """Count a tensor that was brought back."""
         ...
 
@@ -51,8 +53,7 @@ class TrackedKept(KeptHandle):
 
     def __call__(self) -> Any:
         """Return the saved tensor; see :func:`~tensorstash.engine.handle.restore`."""
-        with self._tracker.asking(self.seen):
-            return super().__call__()
+        return self._tracker.ask(self.seen, super().__call__)
 
 
 class TrackedStashed(Stashed):
@@ -72,8 +73,7 @@ class TrackedStashed(Stashed):
         tracker = self.tracker
         if tracker is None:  # nobody but a recipe has it
             return super().__call__()
-        with tracker.asking(self.seen):
-            return super().__call__()
+        return tracker.ask(self.seen, super().__call__)
 
     def _restore(self) -> Any:
         payload, tracker = self.payload, self.tracker
@@ -83,11 +83,11 @@ class TrackedStashed(Stashed):
         if source is not None and self._gives_source():
             self.state.ledger.forwarded()
             return self._forward(source)
-        with tracker.bringing(0 if payload.is_prefetched else payload.nbytes, self.state.prefetcher.drop):
-            source = None  # while room is made it may leave
-            tensor = super()._restore()
+        source = None  # while room is made it may leave
+        nbytes = 0 if payload.is_prefetched else payload.nbytes
+        tensor = tracker.bring(nbytes, self.state.prefetcher.drop, super()._restore)
         if not payload.is_prefetched:  # else it is counted among what was read ahead
-            tracker.watch_rebuilt(tensor, payload, payload.nbytes)
+            tracker.watch_rebuilt(tensor, payload, payload.nbytes, self.seen)
         return tensor
 
 
@@ -109,12 +109,14 @@ class TrackedRecomputed(RecomputedHandle):
 
     def __call__(self) -> Any:
         """Return the saved tensor; see :class:`~tensorstash.engine.recompute.recomputed.RecomputedHandle`."""
+        return self._tracker.ask(self.seen, self._bring)
+
+    def _bring(self) -> Any:
         content, tracker, nbytes = self.content, self._tracker, self.spec.nbytes
-        with tracker.asking(self.seen):
-            with tracker.bringing(0 if content.is_prefetched else nbytes, self.state.prefetcher.drop):
-                tensor = super().__call__()
-            if not content.is_prefetched:
-                tracker.watch_rebuilt(tensor, content, nbytes)
-            if content.seconds is not None:
-                self.seen.remade_s = content.seconds + _LOOKING_S
-            return tensor
+        due = 0 if content.is_prefetched else nbytes
+        tensor = tracker.bring(due, self.state.prefetcher.drop, super().__call__)
+        if not content.is_prefetched:
+            tracker.watch_rebuilt(tensor, content, nbytes, self.seen)
+        if content.seconds is not None:
+            self.seen.remade_s = content.seconds + _LOOKING_S
+        return tensor

@@ -7,6 +7,9 @@ from tensorstash.abilities import Backend, SupportsMemoryUse
 from tensorstash.errors import BackendError
 from tensorstash.policies.budget import Budget
 
+_OUT_OF_MEMORY = "out of memory", "can't allocate memory", "not enough memory"
+"""What the allocators of frameworks say."""
+
 
 class MemoryInUse:
     """What a budget leaves for saved tensors.
@@ -60,6 +63,12 @@ class MemoryInUse:
                 f"saved tensors may take instead: Budget(size)"
             )
         return self._backend.memory_use(device)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
 
 
 def _process_memory() -> tuple[int, int]:

@@ -17,11 +17,12 @@ ENOUGH = 2**62
 class _Watch(ref[Any]):
     """An object that holds a memory. Equal only to itself."""
 
-    __slots__ = ("memory", "seen")
+    __slots__ = ("is_back", "memory", "seen")
     __hash__ = object.__hash__
     __eq__ = object.__eq__
-    memory: "_Memory"
+    memory: "_Memory | None"
     seen: Any
+    is_back: bool
 
 
 class _Memory:
@@ -45,7 +46,9 @@ class Meter:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.tiers: tuple[str, ...] = ("memory", "device")
+        self.is_of_host = True
+        """Whether it is host memory that is budgeted."""
+        self._tiers: tuple[str, ...] = ("memory", "device")
         """Where payloads lie that take budgeted memory."""
         self.limit = ENOUGH
         """Most bytes that may be held."""
@@ -57,9 +60,11 @@ class Meter:
         """Bytes of what is being brought back."""
         self._memories: dict[Hashable, _Memory] = {}
         self._watches: set[_Watch] = set()
+        self.making = 0
+        """Bytes of what is being made of others that are brought back for it: it is there beside them."""
         self._gone: deque[_Watch] = deque()
         self._watched = 0
-        self._found: deque[Any] = deque()
+        self._found: deque[tuple[Any, bool]] = deque()
         self.after_fork()
         renew_after_fork(self)
 
@@ -67,7 +72,14 @@ class Meter:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def watch(self, holder: object, key: Hashable, block: Hashable, nbytes: int, seen: object = None) -> None:
+    def begin(self, *, is_of_host: bool) -> None:
+        """Say whether it is host memory that is budgeted, where payloads in memory are counted, or a device's."""
+        self.is_of_host = is_of_host
+        self._tiers = ("memory", "device") if is_of_host else ("device",)
+
+    def watch(
+        self, holder: object, key: Hashable, block: Hashable, nbytes: int, seen: object = None, *, is_back: bool = False
+    ) -> None:
         """Count a memory as long as an object lives.
 
         Args:
@@ -76,9 +88,10 @@ class Meter:
             block: which part of the memory it is.
             nbytes: of that part.
             seen: what :meth:`settle` returns when the object is gone.
+            is_back: whether the memory was brought back, which it returns with that.
         """
         watch = _Watch(holder, self._gone.append)
-        watch.seen = seen
+        watch.seen, watch.is_back = seen, is_back
         with self._lock:
             memory = self._memories.get(key)
             if memory is None:
@@ -91,8 +104,25 @@ class Meter:
                 self._watched += nbytes
             self._watches.add(watch)
 
-    def settle(self) -> list[Any]:
-        """Strike out what is gone; return what it was watched with, since this was last called."""
+    def await_end(self, holder: object, seen: object) -> None:
+        """Have :meth:`settle` return something when an object is gone that holds no memory itself.
+
+        Args:
+            holder: the object; anything that can be referred to weakly.
+            seen: what is returned.
+        """
+        watch = _Watch(holder, self._gone.append)
+        watch.memory, watch.seen, watch.is_back = None, seen, False
+        self._watches.add(watch)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything for :meth:`settle` to do; nearly always there is not."""
+        return bool(self._gone or self._found)
+
+    def settle(self) -> list[tuple[Any, bool]]:
+        """Strike out what is gone; return what it was watched with, since this was last called, and whether that had
+        been brought back."""
         self._strike_out()
         found = []
         while self._found:
@@ -100,20 +130,22 @@ class Meter:
         return found
 
     def _strike_out(self) -> None:
-        if not self._gone:  # as nearly always: it is asked several times for each tensor
-            return
         with self._lock:
             while self._gone:
                 watch = self._gone.popleft()
                 self._watches.discard(watch)
                 memory = watch.memory
-                memory.holders -= 1
-                if not memory.holders:
-                    self._watched -= memory.nbytes
-                    if self._memories.get(memory.key) is memory:
-                        del self._memories[memory.key]
+                if memory is not None:
+                    self._strike(memory)
                 if watch.seen is not None:
-                    self._found.append(watch.seen)
+                    self._found.append((watch.seen, watch.is_back))
+
+    def _strike(self, memory: _Memory) -> None:
+        memory.holders -= 1
+        if not memory.holders:
+            self._watched -= memory.nbytes
+            if self._memories.get(memory.key) is memory:
+                del self._memories[memory.key]
 
     def knows(self, key: Hashable) -> bool:
         """Whether a memory is counted."""
@@ -121,11 +153,12 @@ class Meter:
 
     def held(self) -> int:
         """Return the bytes that are held now besides what was read ahead; what has gone since :meth:`settle`, too."""
-        return self._watched + self.unseen + self._ledger.bytes_in(self.tiers)
+        return self._watched + self.unseen + self._ledger.bytes_in(self._tiers)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so many bytes that were read ahead, all together, have room."""
-        self._strike_out()
+        if self._gone:
+            self._strike_out()
         return self.held() + self.due + nbytes + self.spare <= self.limit
 
 

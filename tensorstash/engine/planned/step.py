@@ -1,8 +1,9 @@
 """One step as the hooks see it: what was saved when, and what became of it."""
 
-from collections import Counter
-from collections.abc import Hashable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping
 from statistics import median
+from types import MappingProxyType
 
 from tensorstash.planner.model import KEEP, Option, Record, SavedClass
 from tensorstash.policies.placement import Keep
@@ -29,7 +30,9 @@ class Seen:
 
     __slots__ = (
         "block",
+        "counted_on",
         "freed",
+        "is_asked_again",
         "is_named",
         "key",
         "left",
@@ -40,8 +43,10 @@ class Seen:
         "released",
         "remade_s",
         "saved",
+        "tell",
         "tier",
         "token",
+        "used",
         "wanted",
     )
 
@@ -53,11 +58,19 @@ class Seen:
         self.saved = saved
         self.freed: float | None = None
         self.wanted: float | None = None
+        self.is_asked_again = False
+        """Whether backward has asked for it more than once: the graph was retained."""
+        self.used: float | None = None
+        """When backward was first done with what had come back."""
         self.released: float | None = None
         self.tier = ""
         self.options: tuple[Option, ...] = ()
         self.left: int | None = None
         """Bytes that codecs have left of it; None if they have not been at it."""
+        self.counted_on = 0.0
+        """Those of them that they are counted on to leave."""
+        self.tell: Callable[[Seen], None] | None = None
+        """Is told when they have been at it."""
         self.remade_s: float | None = None
         """Seconds that it takes to make it again; None if it was not made again."""
         self.needs: tuple[SavedClass, ...] = ()
@@ -66,6 +79,12 @@ class Seen:
         """What becomes of it."""
         self.is_named = False
         """Whether the policy goes by its class."""
+
+    def leaves(self, nbytes: int) -> None:
+        """Note that codecs have left so many bytes of it; on any thread."""
+        self.left = nbytes
+        if self.tell is not None:
+            self.tell(self)
 
     @property
     def way(self) -> Hashable:
@@ -106,7 +125,8 @@ class Step:
         """Bytes that were read ahead where other tensors needed the room."""
         self.on_disk = 0
         self.overran = False
-        self._encoded: list[tuple[Seen, float]] = []
+        self._encoded: deque[Seen] = deque()
+        """What codecs have been at, and were counted on."""
         self._excess = 0.0
         self.remaking: tuple[str, ...] = ()
         """Tiers under which tensors are made again."""
@@ -144,7 +164,7 @@ class Step:
 
     def count_on(self, seen: Seen, nbytes: float) -> None:
         """Note that codecs are counted on to leave so many bytes of a tensor."""
-        self._encoded.append((seen, nbytes))
+        seen.counted_on, seen.tell = nbytes, self._encoded.append
 
     def moved_instead(self, nbytes: int) -> None:
         """Note that a tensor was moved that was to be kept."""
@@ -152,19 +172,17 @@ class Step:
 
     def settle_excess(self) -> float:
         """Return the bytes that codecs have left beyond what they were counted on, less those moved instead."""
-        waiting = []
-        for seen, nbytes in self._encoded:
-            if seen.left is None:
-                waiting.append((seen, nbytes))
-            elif seen.released is None:
-                self._excess += max(seen.left - nbytes, 0.0)
-        self._encoded = waiting
+        while self._encoded:
+            seen = self._encoded.popleft()
+            if seen.released is None and seen.left is not None:
+                self._excess += max(seen.left - seen.counted_on, 0.0)
         return self._excess
 
     def asked(self, seen: Seen, now: float, wall: float) -> None:
         """Note that backward asks for a tensor."""
         self.was_asked = True
         self.ended, self.wall_ended = now, wall
+        seen.is_asked_again = seen.wanted is not None
         if seen.wanted is None:
             seen.wanted = now
             if seen.released is None:
@@ -178,11 +196,14 @@ class Step:
                 self._done += seen.nbytes
 
 
-def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass]]:
+def records(
+    step: Step, known: Mapping[SavedClass, tuple[Option, ...]] = MappingProxyType({})
+) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass]]:
     """Return a measured step as records, one for each memory.
 
     Args:
         step: that is over.
+        known: what may become of records that another step had, too.
 
     Returns:
         The records, and classes that share the memory of a record, with its class.
@@ -213,16 +234,21 @@ def records(step: Step) -> tuple[tuple[Record, ...], dict[SavedClass, SavedClass
         remade = [median(makings[seen.key.kind]) for seen in members if seen.remade_s is not None]
         needs = dict.fromkeys(aliases.get(key, key) for seen in members for key in seen.needs)
         is_remade = len(remade) == len(members)
-        again = [Option(tier, 0, max(remade), needs=tuple(needs)) for tier in step.remaking] if is_remade else []
-        options = (keep,) if is_held else (keep, *again, *_scaled(first.options, nbytes / max(first.nbytes, 1)))
-        made.append(Record(first.key, nbytes, first.saved, freed, wanted, max(released, wanted), options))
+        again = tuple(Option(tier, 0, max(remade), needs=tuple(needs)) for tier in step.remaking) if is_remade else ()
+        # Under a tier that would make it again it is not stored, whatever else the tier has.
+        stored = (option for option in _scaled(first, nbytes) if not again or option.tier not in step.remaking)
+        others = known[first.key][1:] if first.key in known else (*again, *stored)
+        options = (keep,) if is_held else (keep, *others)
+        used = max((seen.used for seen in members if seen.is_asked_again and seen.used is not None), default=None)
+        made.append(Record(first.key, nbytes, first.saved, freed, wanted, max(released, wanted), options, used))
     return tuple(made), aliases
 
 
-def _scaled(options: tuple[Option, ...], factor: float) -> tuple[Option, ...]:
+def _scaled(seen: Seen, nbytes: int) -> tuple[Option, ...]:
+    factor = nbytes / max(seen.nbytes, 1)
     if factor == 1:
-        return options
+        return seen.options
     return tuple(
         Option(o.tier, round(o.resident * factor), o.seconds * factor, o.link, o.out_s * factor, o.back_s * factor)
-        for o in options
+        for o in seen.options
     )

@@ -2,9 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
@@ -12,6 +11,7 @@ from tensorstash.engine.handle import Handle
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.limits import Limits
 from tensorstash.engine.planned.handles import TrackedKept, TrackedRecomputed, TrackedStashed
+from tensorstash.engine.planned.memory import is_out_of_memory
 from tensorstash.engine.planned.meter import GatedBudget, Meter
 from tensorstash.engine.planned.step import Seen, Step
 from tensorstash.engine.recompute.recomputed import RecomputedHandle
@@ -22,6 +22,9 @@ from tensorstash.host.pool import POOL
 from tensorstash.planner.model import KEEP, SavedClass
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.spec import TensorSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Parts(NamedTuple):
@@ -48,9 +51,6 @@ class Parts(NamedTuple):
 NewTracker = Callable[[Parts], "Tracker"]
 """Makes a tracker for one session."""
 
-_OUT_OF_MEMORY = "out of memory", "can't allocate memory", "not enough memory"
-"""What the allocators of frameworks say."""
-
 _REMADE_BYTES_PER_S = 2e9
 """Taken for a tensor that is made again and was never asked for."""
 
@@ -64,6 +64,11 @@ class Chooser(Protocol):
 
     def begin_step(self, first: Seen, spec: TensorSpec) -> None:
         """Take note of the first tensor of a step."""
+        ...
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether there may be tensors that need not be looked at."""
         ...
 
     def choose(self, tensor: Any, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> None:
@@ -161,19 +166,20 @@ class Tracker:
         """Most bytes that were held in this step."""
         return self._peak
 
-    @contextmanager
-    def in_hook(self) -> Iterator[float]:
-        """Stop the clock of the program, which is returned; other threads wait until the outermost hook is over."""
-        with self._lock:
+    def in_hook(self, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        """Do the work of a hook, and return what it returns.
+
+        Meanwhile the clock of the program stands still, and other threads wait until the outermost hook is over.
+        """
+        with self._lock:  # no context manager of Python, which takes five calls, twice for each tensor
             if self._entered is not None:
-                yield self._now()
-                return
+                return work(*arguments, **named)
             self._entered = entered = perf_counter()
             try:
-                yield self._now()
+                return work(*arguments, **named)
             finally:
-                self._hook_s += perf_counter() - entered
                 self._entered = None
+                self._hook_s += perf_counter() - entered
 
     # Packing
 
@@ -184,6 +190,8 @@ class Tracker:
 
     def passes(self, nbytes: int, state: SessionState) -> bool:
         """Whether a tensor of so many bytes need not be looked at."""
+        if not self._chooser.is_passing:
+            return False
         passed = self._chooser.passes(nbytes, state, is_first=not self._step.seen or self._step.is_over)
         if passed is True or passed is False:
             return passed
@@ -193,7 +201,8 @@ class Tracker:
 
     def begin(self, nbytes: int) -> None:
         """Take note that a tensor is packed, which may be the first of a step."""
-        self.settle()
+        if self._meter.has_news:
+            self.settle()
         if self._step.is_over:
             self._end_step()
         if nbytes:
@@ -202,6 +211,7 @@ class Tracker:
     def kept_small(self, nbytes: int) -> None:
         """Take note of a tensor that is too small to be looked at."""
         self._step.small += nbytes
+        self._meter.limit = self._chooser.limit(self._step)
 
     def see(self, tensor: Any, spec: TensorSpec, module: str) -> Seen:
         """Return what is known of a saved tensor, and what becomes of it."""
@@ -212,13 +222,13 @@ class Tracker:
         if not step.seen:
             self._begin_step(seen, spec)
         step.add(seen)
-        incoming = 0 if self._meter.knows(token) else seen.nbytes
-        if incoming:
-            self._leave_room(incoming)
-        self._chooser.choose(tensor, seen, spec, step, self._meter.limit - self.held - incoming)
+        is_new = not self._meter.knows(token)
+        spare = self._leave_room(seen.nbytes) if is_new else self._meter.limit - self.held
+        self._chooser.choose(tensor, seen, spec, step, spare)
         step.tiers[token] = seen.tier
-        if seen.tier != KEEP:
-            step.largest_moved = max(step.largest_moved, seen.nbytes)
+        if seen.tier != KEEP and seen.nbytes > step.largest_moved:
+            step.largest_moved = seen.nbytes
+            self._spare()
         return seen
 
     def tracked(self, handle: Any, seen: Seen) -> Handle:
@@ -226,18 +236,17 @@ class Tracker:
         if isinstance(handle, TrackedStashed):
             handle.seen, handle.tracker = seen, self
             self._watch_stashed(handle, seen)
-            self._meter.watch(handle, ("handle", id(seen)), None, 0, seen)
+            self._meter.await_end(handle, seen)
         elif isinstance(handle, RecomputedHandle):
             seen.remade_s = seen.nbytes / _REMADE_BYTES_PER_S
             inputs = (getattr(each, "seen", None) for each in handle.content.inputs)
             seen.needs = tuple(each.key for each in inputs if each is not None)
             self.freed(seen)
             handle = TrackedRecomputed(handle, seen, self)
-            self._meter.watch(handle, ("handle", id(seen)), None, 0, seen)
+            self._meter.await_end(handle, seen)
         else:
             handle = TrackedKept(handle, seen, self)
             self._meter.watch(handle, seen.token, seen.block, seen.nbytes, seen)
-        self._look()
         return handle  # type: ignore[no-any-return]
 
     def _watch_stashed(self, handle: TrackedStashed, seen: Seen) -> None:
@@ -248,27 +257,35 @@ class Tracker:
 
     def expect_next(self) -> None:
         """Wait until there is room for the tensor that is saved next, or nothing is on its way any more."""
+        self._look()
         self._leave_room(self._chooser.next_bytes(self._step))
 
-    def _leave_room(self, nbytes: int, drop: Callable[[int], int] = lambda _: 0) -> None:
+    def _leave_room(self, nbytes: int, drop: Callable[[int], int] = lambda _: 0) -> int:
         """Wait until there is room for so many bytes more, or nothing is on its way any more; then drop what was read
         ahead.
 
         What has arrived may still be in use, so that its arrival leaves no room: then others are waited for.
-        """
-        self.settle()
-        while (excess := self.held + nbytes - self._meter.limit) > 0:
-            if not self._wait_for_stores(excess):
-                if not drop(excess):
-                    break
-                self._step.short += excess
-            self.settle()
-        self._leave_idle(-excess)
 
-    def _leave_idle(self, most_bytes: int) -> None:
-        """Leave no more host memory idle than there is room for: it is the engine's, and in the budget."""
-        if "memory" in self._meter.tiers:
-            POOL.give_back(max(most_bytes, 0))
+        Returns:
+            The bytes that are left beside them; less than none if there is no room.
+        """
+        meter = self._meter
+        if meter.has_news:
+            self.settle()
+        while (spare := meter.limit - self.held - nbytes) < 0:
+            if not self._wait_for_stores(-spare):
+                if not drop(-spare):
+                    break
+                self._step.short -= spare
+                self._spare()
+            self.settle()
+        if meter.is_of_host:  # what is idle is the engine's, and in the budget
+            POOL.give_back(max(spare, 0))
+        return spare
+
+    def _spare(self) -> None:
+        """Read nothing ahead into what others need room for, which are not read ahead."""
+        self._meter.spare = self._step.largest_moved + self._step.short
 
     def freed(self, seen: Seen) -> None:
         """Take note that nobody besides the graph holds a tensor any more."""
@@ -277,52 +294,56 @@ class Tracker:
 
     # Unpacking
 
-    @contextmanager
-    def asking(self, seen: Seen) -> Iterator[None]:
-        """Take note that a saved tensor is asked for."""
-        with self.in_hook() as now:
-            is_for_another = self._is_asked
-            try:
-                self._is_asked = True
-                self.settle()
-                if not is_for_another:
-                    self._step.asked(seen, now, perf_counter())
-                yield
-            finally:
-                self._is_asked = is_for_another
-            self._look()
+    def ask(self, seen: Seen, give: Callable[[], R]) -> R:
+        """Take note that a saved tensor is asked for, and return what gives it."""
+        return self.in_hook(self._ask, seen, give)
 
-    @contextmanager
-    def bringing(self, nbytes: int, drop: Callable[[int], int]) -> Iterator[None]:
-        """Leave room for what is brought back now, while others are on their way out or read ahead.
+    def _ask(self, seen: Seen, give: Callable[[], R]) -> R:
+        is_for_another = self._is_asked
+        try:
+            self._is_asked = True
+            if self._meter.has_news:
+                self.settle()
+            if not is_for_another:
+                self._step.asked(seen, self._now(), perf_counter())
+            given = give()
+        finally:
+            self._is_asked = is_for_another
+        self._look()
+        return given
+
+    def bring(self, nbytes: int, drop: Callable[[int], int], make: Callable[[], R]) -> R:
+        """Leave room for what is brought back now, while others are on their way out or read ahead, and return it.
 
         Args:
             nbytes: of it.
             drop: drops so many bytes that were read ahead; returns how many there were.
+            make: brings it back, and may ask for others to make it of.
         """
-        before = self._meter.due
-        self._meter.due = before + nbytes
-        if nbytes:
-            self._leave_room(self._meter.due, drop)
+        meter = self._meter
+        before, making = meter.due, meter.making
         try:
-            yield
+            meter.due, meter.making = before + nbytes, nbytes
+            if nbytes:
+                self._leave_room(meter.due, drop)
+            return make()
         finally:
-            self._meter.due = before
+            meter.due, meter.making = before, making
 
-    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int) -> None:
+    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen) -> None:
         """Count a tensor that was brought back, as long as it lives."""
-        self._meter.watch(tensor, ("back", id(content)), None, nbytes)
+        self._meter.watch(tensor, ("back", id(content)), None, nbytes, seen, is_back=True)
 
     # Steps
 
     def settle(self) -> None:
-        """Take note of what the graph has let go, and of how much may be held."""
+        """Take note of what the graph has let go."""
         now = self._now()
-        for seen in self._meter.settle():
-            self._step.gone(seen, now)
-        meter = self._meter
-        meter.limit = self._chooser.limit(self._step)
-        meter.spare = self._step.largest_moved + self._step.short  # what is not read ahead needs room, too
+        for seen, is_back in self._meter.settle():
+            if not is_back:
+                self._step.gone(seen, now)
+            elif seen.used is None:
+                seen.used = now
 
     def _now(self) -> float:
         """Return the seconds that the program has run, outside of hooks."""
@@ -330,11 +351,12 @@ class Tracker:
         return (perf_counter() if entered is None else entered) - self._hook_s
 
     def _look(self) -> None:
-        self.settle()  # what has gone meanwhile is not held beside what has come
-        self._peak = max(self._peak, self.held)
+        if self._meter.has_news:
+            self.settle()  # what has gone meanwhile is not held beside what has come
+        self._peak = max(self._peak, self.held + self._meter.making)
 
     def _begin_step(self, first: Seen, spec: TensorSpec) -> None:
-        self._meter.tiers = ("memory", "device") if spec.device == "cpu" else ("device",)
+        self._meter.begin(is_of_host=spec.device == "cpu")
         self._step.began, self._step.wall = first.saved, perf_counter()
         self._chooser.begin_step(first, spec)
         self._meter.limit = self._chooser.limit(self._step)
@@ -347,6 +369,8 @@ class Tracker:
     def _new_step(self) -> None:
         self._meter.unseen = 0 if self._step.is_over else self._meter.unseen
         self._step = Step(self._now(), perf_counter())
+        self._meter.limit = self._chooser.limit(self._step)
+        self._spare()
 
     def plan(self) -> BudgetPlan | None:
         """Return what a budget has become; None without a budget.
@@ -367,15 +391,10 @@ class Tracker:
 
     def failed(self, error: BaseException) -> None:
         """Add to an error that says that memory ran out what to do about it."""
-        advice = self._chooser.explain() if _is_out_of_memory(error) else ""
+        advice = self._chooser.explain() if is_out_of_memory(error) else ""
         if advice:
             error.add_note(advice)
 
     def described(self, stats: Stats) -> Stats:
         """Return statistics with what there is to say of what is tracked."""
         return self._chooser.described(stats, self._peak)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY)
