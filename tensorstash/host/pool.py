@@ -82,6 +82,10 @@ class PagePool:
         """Bytes of buffers that nobody uses."""
         return self._free_list.idle_bytes
 
+    def take_stock(self) -> tuple[int, int]:
+        """Return the bytes in use now, and the most that were at one time since this was asked last."""
+        return self._free_list.take_stock()
+
     def keep(self, idle_limit_bytes: int) -> None:
         """Keep at most so many bytes for later from now on."""
         self._free_list.keep(idle_limit_bytes)
@@ -121,7 +125,7 @@ class _FreeList:
     def __init__(self, limit: int) -> None:
         self.idle_bytes = 0
         self.limit = limit
-        self._used = self._most_used = 0
+        self._used = self._most_used = self._most_lately = 0
         self._idle: dict[int, list[Pages]] = {}
         self._loans: set[_Loan] = set()
         self._returned: deque[_Loan] = deque()
@@ -155,6 +159,7 @@ class _FreeList:
             self._loans.add(loan)
             self._used += size
             self._most_used = max(self._most_used, self._used)
+            self._most_lately = max(self._most_lately, self._used)
             if self.idle_bytes > (room := self._most_used + _FEW - self._used):
                 self._trim(room)
             self._is_counted = True
@@ -169,6 +174,14 @@ class _FreeList:
                 if self.idle_bytes > self.limit:
                     self._trim(self.limit)
                 self._is_counted = True
+
+    def take_stock(self) -> tuple[int, int]:
+        """Return the bytes in use now, and the most since this was asked last."""
+        with self._lock:
+            self._settle()
+            used, most, self._most_lately = self._used, self._most_lately, self._used
+            self._is_counted = True
+        return used, most
 
     def keep(self, limit: int) -> None:
         """Keep at most so many bytes for later."""
