@@ -270,6 +270,8 @@ class Session(Generic[T]):
     ) -> Handle | None:
         handle = recomputer.handle(tensor, spec, wanted, partial(self._store_narrow, seen))
         if handle is not None:
+            if handle.content.users == 1:  # what is made again is held for others as far as a share of the step goes
+                self._sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
         route = self._way(spec, "any", seen, codecs).route if codecs else ""
