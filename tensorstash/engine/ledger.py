@@ -301,10 +301,6 @@ class Ledger:
             total += found * nbytes
         return Tally(tensors, total)
 
-    def most_bytes_in(self, tier: str) -> int:
-        """Return how many bytes have been in slots of a tier at one time."""
-        return self._peaks.get(tier, 0)
-
     def bytes_in(self, tiers: tuple[str, ...]) -> int:
         """Return the bytes of the payloads that exist now in some tiers."""
         if self._gone:

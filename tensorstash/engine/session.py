@@ -38,7 +38,6 @@ from tensorstash.engine.transfers import transfers_of
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.host.pool import POOL
 from tensorstash.policies.plan import HookPolicy, Rebuilding
 from tensorstash.protocols import Codec, Demand
 from tensorstash.spec import TensorSpec
@@ -117,6 +116,7 @@ class Session(Generic[T]):
         """Return what installs the hooks for this thread until a block ends."""
         self.adviser.entries += 1
         self._encoding.look()
+        self._sender.entry_began(is_a_step=self._state.was_asked)
         with self._lock:
             self._requests.saved.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
@@ -125,6 +125,7 @@ class Session(Generic[T]):
 
     def _entry_ended(self) -> None:
         self._start_all_freed()
+        self._sender.entry_ended()
         self._movable.step_ended()
         is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
         if is_recording and self.adviser.entry_ended():
@@ -271,6 +272,8 @@ class Session(Generic[T]):
     ) -> Handle | None:
         handle = recomputer.handle(tensor, spec, wanted, partial(self._store_narrow, seen))
         if handle is not None:
+            if handle.content.users == 1:  # what is made again is held for others as far as a share of the step goes
+                self._sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
         route = self._way(spec, "any", seen, codecs).route if codecs else ""
@@ -362,7 +365,6 @@ class Session(Generic[T]):
     def _current_requests(self) -> Requests:
         if self._state.was_asked:
             self._state.was_asked = False
-            POOL.give_back(self._state.ledger.most_bytes_in("memory"))  # what only backward uses would wait for it idle
             self.adviser.step_ended()
             self._sender.shares.step_ended()
             self._state.prefetcher.learn(self._requests)

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from time import monotonic
+from typing import Any
 from weakref import ref
 
 from tensorstash.host.forks import renew_after_fork
@@ -34,9 +35,18 @@ class Lease:
         """Give the bytes back and wake who waits for them; idempotent."""
         self._budget.give_back(self._entry)
 
+    def follow(self, owner: object, nbytes: int) -> None:
+        """Let bytes be in use for as long as an object lives, whatever becomes of this lease.
 
-class _Entry(ref[Lease]):
-    """What a budget knows of a lease; equal only to itself."""
+        Args:
+            owner: of the memory; can be referred to weakly.
+            nbytes: how many of those that were taken.
+        """
+        self._budget.pass_on(self._entry, owner, nbytes)
+
+
+class _Entry(ref[Any]):
+    """What a budget knows of a lease, or of what it follows; equal only to itself."""
 
     __slots__ = ("nbytes",)
     __hash__ = object.__hash__
@@ -138,6 +148,14 @@ class ByteBudget:
                 return False
             if self.limit <= limit:
                 return True
+
+    def pass_on(self, entry: _Entry, owner: object, nbytes: int) -> None:
+        """Let bytes of a lease belong to an object from now on."""
+        other = _Entry(owner, self.returned)
+        other.nbytes = 0
+        with self._lock:
+            self._entries.add(other)
+            other.nbytes, entry.nbytes = nbytes, entry.nbytes - nbytes  # no call is between the two
 
     def _settle(self) -> None:
         """Take note of what came back; each as often as an interrupt wants it."""

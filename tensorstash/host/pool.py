@@ -86,6 +86,10 @@ class PagePool:
         """Bytes of buffers that nobody uses."""
         return self._free_list.idle_bytes
 
+    def take_stock(self) -> tuple[int, int]:
+        """Return the bytes in use now, and the most that were at one time since this was asked last."""
+        return self._free_list.take_stock()
+
     def keep(self, idle_limit_bytes: int) -> None:
         """Keep at most so many bytes for later from now on."""
         self._free_list.keep(idle_limit_bytes)
@@ -125,7 +129,7 @@ class _FreeList:
     def __init__(self, limit: int) -> None:
         self.idle_bytes = 0
         self.limit = limit
-        self._used = 0
+        self._used = self._most_lately = 0
         self._most_together = _FEW  # in use and idle
         self._idle: dict[int, list[Pages]] = {}
         self._loans: set[_Loan] = set()
@@ -161,6 +165,7 @@ class _FreeList:
             self._loans.add(loan)
             self._used += size
             self._most_together = max(self._most_together, self._used - self._used // _SPARE_PART + _FEW)
+            self._most_lately = max(self._most_lately, self._used)
             if self.idle_bytes > (room := self._most_together - self._used):
                 self._trim(room)
             self._is_counted = True
@@ -175,6 +180,14 @@ class _FreeList:
                 if self.idle_bytes > (room := min(self.limit, self._most_together - self._used)):
                     self._trim(room)
                 self._is_counted = True
+
+    def take_stock(self) -> tuple[int, int]:
+        """Return the bytes in use now, and the most since this was asked last."""
+        with self._lock:
+            self._settle()
+            used, most, self._most_lately = self._used, self._most_lately, self._used
+            self._is_counted = True
+        return used, most
 
     def keep(self, limit: int) -> None:
         """Keep at most so many bytes for later."""

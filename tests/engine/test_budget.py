@@ -2,6 +2,7 @@ import gc
 import os
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,3 +125,15 @@ def test_used_bytes_are_what_was_taken_less_what_was_given_back(steps):
                 lease.release()
             del lease
         assert budget.used == sum(nbytes for _, nbytes in held) <= budget.peak <= 100
+
+
+def test_bytes_that_follow_an_object_are_in_use_as_long_as_it_lives():
+    budget, owner = ByteBudget(10), np.zeros(3)
+    lease = budget.try_acquire(10)
+    lease.follow(owner, 4)
+    assert budget.used == 10
+    del lease
+    assert budget.used == 4
+    assert budget.try_acquire(7) is None
+    del owner
+    assert budget.used == 0

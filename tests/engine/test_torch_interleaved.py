@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (the name every PyTorch program has for it)
 
 import tensorstash as ts
-from tensorstash.engine.payloads import interleaved
+from tensorstash.engine.payloads import capture, interleaved
+from tensorstash.host import arrays
+from tensorstash.host.pool import PagePool
 from tensorstash.spec import ALIGNMENT
 
 SPILL, LOSSY = ts.DiskSpill(), ts.Quantize(8)
@@ -334,3 +336,60 @@ def test_parts_are_asked_for_inside_a_transform(transform):
         return torch.func.vmap(backward)(direction)
 
     assert torch.equal(run(ts.stash(SPILL, framework="torch", min_bytes=0)), run(nullcontext()))
+
+
+def test_parts_count_among_what_is_read_ahead_until_backward_lets_go_of_them():
+    parts = table(rows=400).chunk(3, 1)
+    unpack, handles = saved(parts)
+    prefetcher = handles[0].state.prefetcher
+    for handle in handles:
+        assert handle.payload.prefetch(prefetcher._readers.submit)
+    nbytes = sum(part.nbytes for part in parts)
+    assert prefetcher.budget.used == 2 * nbytes, "as they are read, and in their place"
+    back = [unpack(handle) for handle in handles]
+    assert prefetcher.budget.used == nbytes
+    del back
+    assert prefetcher.budget.used == 0
+
+
+def test_what_several_ask_for_counts_until_the_last_lets_go_of_it():
+    x = table(rows=400)
+    unpack, handles = saved([x, x])
+    budget = handles[0].state.prefetcher.budget
+    back = [unpack(handle) for handle in handles]
+    assert storage(back[0]) == storage(back[1])
+    assert budget.used == x.nbytes
+    del back[0]
+    assert budget.used == x.nbytes
+    del back
+    assert budget.used == 0
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    pool = PagePool(2**28)
+    monkeypatch.setattr(arrays, "POOL", pool)
+    monkeypatch.setattr(capture, "POOL", pool)
+    return pool
+
+
+def test_a_step_begins_without_the_buffers_that_only_backward_needed(pool):
+    x = torch.randn(2**19, requires_grad=True)
+    with ts.stash(SPILL, framework="torch", limits=ts.Limits(in_flight=0)) as stash:
+        loss = (x.exp() * x.sin()).sum()
+    loss.backward()
+    assert pool.idle_bytes >= 2 * x.nbytes
+    with stash:
+        assert pool.idle_bytes <= x.nbytes, "as many as were written one by one"
+
+
+def test_a_step_begins_with_as_many_buffers_as_saving_has_used(pool):
+    x = torch.randn(2**19, requires_grad=True)
+    with ts.stash("store_in:store=memory", framework="torch", limits=ts.Limits(in_flight=0)) as stash:
+        loss = x.exp().exp().exp().sum()
+    used, _ = pool.take_stock()
+    assert used >= 2 * x.nbytes
+    loss.backward()
+    del loss
+    with stash:
+        assert pool.idle_bytes >= used

@@ -74,7 +74,7 @@ MUTANTS = [
     (
         "engine/session.py",
         "dropped call",
-        'POOL.give_back(self._state.ledger.most_bytes_in("memory"))',
+        "self._sender.entry_began(is_a_step=self._state.was_asked)",
         "pass",
         PREFETCH,
     ),
@@ -112,8 +112,8 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped call",
-        "                return borrowed(data)\n",
-        "                return data\n",
+        "                return borrowed(data), None\n",
+        "                return data, None\n",
         (*PAYLOAD, *CONTRACT),
     ),
     (
@@ -471,9 +471,51 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped release",
-        "            self._lease = None\n\n\ndef capture",
-        "            pass\n\n\ndef capture",
+        "            lease, self._lease = self._lease, None\n        return lease\n",
+        "            lease = self._lease\n        return lease\n",
         (*PAYLOAD, *PREFETCH),
+    ),
+    (
+        "engine/payloads/payload.py",
+        "dropped call",
+        "                    lease.follow(memory_of(data, self.interleaved), self.nbytes)\n",
+        "                    pass\n",
+        INTERLEAVED,
+    ),
+    (
+        "engine/payloads/payload.py",
+        "dropped call",
+        "            lease.follow(rebuilt.memory, self.nbytes)\n",
+        "            pass\n",
+        INTERLEAVED,
+    ),
+    (
+        "engine/payloads/payload.py",
+        "wrong value",
+        "self.nbytes if self.interleaved is None else 2 * self.nbytes",
+        "self.nbytes",
+        INTERLEAVED,
+    ),
+    (
+        "host/budget.py",
+        "wrong value",
+        "other.nbytes, entry.nbytes = nbytes, entry.nbytes - nbytes",
+        "other.nbytes, entry.nbytes = entry.nbytes, 0",
+        (*BUDGET, *INTERLEAVED),
+    ),
+    (
+        "engine/payloads/capture.py",
+        "dropped call",
+        "        POOL.give_back(max(self._saving_bytes - used, 0))\n",
+        "",
+        INTERLEAVED,
+    ),
+    (
+        "engine/payloads/capture.py",
+        "dropped call",
+        "        _, self._saving_bytes = POOL.take_stock()\n",
+        "",
+        INTERLEAVED,
     ),
     (
         "engine/payloads/payload.py",

@@ -17,6 +17,13 @@ MUTANTS = [
         FAULTS,
     ),
     (
+        "engine/session.py",
+        "dropped call",
+        "                self._sender.shares.saw(spec.nbytes)\n",
+        "                pass\n",
+        OTHERS,
+    ),
+    (
         "engine/recompute/recomputer.py",
         "dropped call",
         "        producers.set_random_state(whole, before)\n",

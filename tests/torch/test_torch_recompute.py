@@ -575,6 +575,25 @@ def test_what_several_operations_save_of_the_same_is_made_once():
     assert (done.tensors, done.loads) == (3, 1)
 
 
+def test_large_contents_are_made_once_each_where_they_are_a_small_part_of_the_step():
+    weights = [torch.randn(8, 8).requires_grad_() for _ in range(2)]
+
+    def run(around):
+        leaf = torch.ones(2**16, 8).cumsum(0).requires_grad_()
+        with around:
+            made = leaf
+            for _ in range(8):
+                hidden = F.silu(made.sin())
+                made = hidden @ weights[0] + hidden @ weights[1]
+        del hidden
+        return torch.autograd.grad(made.sum(), [leaf, *weights])
+
+    around = stash()
+    assert equal(run(around), run(nullcontext()))
+    done = around.stats().recomputed["silu"]
+    assert (done.tensors, done.loads) == (16, 8)
+
+
 def test_each_tensor_that_is_made_with_others_is_refused_for_itself():
     leaf, weight = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8).bfloat16().requires_grad_()
     with stash() as session:

@@ -19,6 +19,7 @@ from tensorstash.engine.timeouts import Timeouts
 from tensorstash.errors import StoreError
 from tensorstash.host.budget import ByteBudget, Shares
 from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.pool import POOL
 from tensorstash.host.workers import Workers
 
 _nbytes = itemgetter(1)
@@ -202,6 +203,21 @@ class Sender:
         self.in_flight = self.shares.budget(limits.in_flight_bytes, is_share=limits.in_flight == AUTO)
         """Bytes that are on their way."""
         self._resident = ResidentWindow(limits.resident_bytes)
+        self._saving_bytes = 0
+
+    def entry_began(self, *, is_a_step: bool) -> None:
+        """Leave no more host memory idle than saving has last used: what backward has read back is needed no more.
+
+        Args:
+            is_a_step: whether backward has asked for something since the last entry.
+        """
+        used, _ = POOL.take_stock()
+        if is_a_step:
+            POOL.give_back(max(self._saving_bytes - used, 0))
+
+    def entry_ended(self) -> None:
+        """Note how much host memory saving has used."""
+        _, self._saving_bytes = POOL.take_stock()
 
     def ahead(self, limits: Limits) -> ByteBudget:
         """Return a budget of what may be read back early, which is a share as this one's is."""

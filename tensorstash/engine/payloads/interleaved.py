@@ -80,6 +80,11 @@ class InterleavedPlace:
         self._group = group
         self.view = view
 
+    @property
+    def memory(self) -> Array | None:
+        """The memory in which the last of them was rebuilt, as long as there is any."""
+        return self._group.memory
+
     def rebuild(self, data: Array, spec: TensorSpec) -> Any:
         """Return a detached tensor with the exact layout of ``spec`` in memory that is shared with the others.
 
@@ -118,6 +123,11 @@ class InterleavedGroup:
     def is_live(self) -> bool:
         """Whether any content has its place here."""
         return any(known() is not None for known in self._places)
+
+    @property
+    def memory(self) -> Array | None:
+        """The memory that was rebuilt in last, as long as there is any."""
+        return self._memory()
 
     def add(self, view: InterleavedView) -> InterleavedPlace | None:
         """Return the place of a view among the others.
@@ -168,6 +178,17 @@ class InterleavedGroup:
         if len(live) < len(self._places):
             self._places = [ref(place) for place in live]
         return live
+
+
+def memory_of(data: Array, place: InterleavedPlace | None) -> Array:
+    """Return the memory that the tensor of some elements lies in, unless they were copied for it alone.
+
+    Args:
+        data: what it was rebuilt from.
+        place: of its own among others, if it has one.
+    """
+    shared = None if place is None else place.memory
+    return lender(data) if shared is None else shared
 
 
 def _nothing() -> None:

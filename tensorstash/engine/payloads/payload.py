@@ -8,19 +8,12 @@ from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
 from tensorstash.engine.payloads.demands import Reading
-from tensorstash.engine.payloads.interleaved import InterleavedPlace
+from tensorstash.engine.payloads.interleaved import InterleavedPlace, memory_of
 from tensorstash.engine.payloads.pipeline import Stored
 from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.timeouts import Ask, Timeouts
-from tensorstash.errors import (
-    CodecError,
-    SlotGoneError,
-    StashError,
-    StoreError,
-    TensorStashError,
-    modified,
-)
-from tensorstash.host.arrays import borrowed
+from tensorstash.errors import CodecError, SlotGoneError, StashError, StoreError, TensorStashError, modified
+from tensorstash.host.arrays import Array, borrowed
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
 from tensorstash.spec import TensorSpec
@@ -38,11 +31,13 @@ class _Rebuilt(NamedTuple):
         tensor: shares memory and version with what was handed out.
         spec: its layout.
         version: of the tensor when it was handed out.
+        memory: that it lies in, unless it was copied.
     """
 
     tensor: Any
     spec: TensorSpec
     version: int
+    memory: Array
 
 
 class Payload:
@@ -259,12 +254,16 @@ class Payload:
         with self._lock:
             if self._lease is None:
                 assert self._stored is not None, "asked to read what was never stored"
-                self._lease = self._prefetch_budget.try_acquire(self.nbytes)
+                self._lease = self._take_bytes()
                 if self._lease is None:
                     return False
                 # Weakly: work that waits in a queue must not keep the slot.
                 self._loading = submit(partial(_decode, self.route, ref(self._stored)))
         return True
+
+    def _take_bytes(self) -> Lease | None:
+        # What has a place of its own in shared memory is copied there, and takes twice as much until then.
+        return self._prefetch_budget.try_acquire(self.nbytes if self.interleaved is None else 2 * self.nbytes)
 
     def drop(self) -> int:
         """Drop what is held decoded, to be read again for whoever asks; return its bytes, 0 if there were none."""
@@ -292,11 +291,15 @@ class Payload:
         self.raise_failure()
         rebuilt = None if self._rebuilt is None else self._reuse()
         if rebuilt is None:
-            tensor = route.rebuild(self._load(), spec, self.interleaved)
+            data, lease = self._load()
+            tensor = route.rebuild(data, spec, self.interleaved)
             with self._lock:
                 if self._lease is not None and self._data is None:
-                    rebuilt = self._rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor))
+                    parts = backend.detached(tensor), spec, backend.version(tensor), memory_of(data, self.interleaved)
+                    rebuilt = self._rebuilt = _Rebuilt(*parts)
             if rebuilt is None:
+                if lease is not None:  # it is in the hands of backward
+                    lease.follow(memory_of(data, self.interleaved), self.nbytes)
                 return tensor
         if rebuilt.spec == spec and not route.may_write():
             return backend.detached(rebuilt.tensor)
@@ -312,15 +315,17 @@ class Payload:
             if self._uses % self.users:
                 self._rebuilt = rebuilt
                 return rebuilt
-        self._release()
+        lease = self._release()
+        if lease is not None:
+            lease.follow(rebuilt.memory, self.nbytes)
         return rebuilt
 
     def load(self) -> Any:
         """Return what the route rebuilds tensors from; writable only if nobody else needs it; see :meth:`restore`."""
         self.raise_failure()
-        return self._load()
+        return self._load()[0]
 
-    def _load(self) -> Any:
+    def _load(self) -> tuple[Any, Lease | None]:
         with self._lock:
             data, loading, self._loading = self._data, self._loading, None
         try:
@@ -358,24 +363,25 @@ class Payload:
             self._loading = loading  # still under way, and still in the budget
             raise StoreError(f"{self.route.store_place}: reading {self.nbytes} bytes {error}") from error
 
-    def _hand_out(self, data: Any) -> Any:
+    def _hand_out(self, data: Any) -> tuple[Any, Lease | None]:
+        """Return data, and the bytes that nobody else needs any more."""
         with self._lock:
             self._uses += 1
             needed = self._uses % self.users != 0 and not self.route.is_at_hand
             if needed and self._lease is None:
-                self._lease = self._prefetch_budget.try_acquire(self.nbytes)
+                self._lease = self._take_bytes()
             if needed and self._lease is not None:
                 if not self.route.backend.backward_writes:
-                    return data  # which becomes a tensor for all of them
+                    return data, None  # which becomes a tensor for all of them
                 self._data = data
-                return borrowed(data)
-        self._release()
-        return data
+                return borrowed(data), None
+        return data, self._release()
 
-    def _release(self) -> None:
+    def _release(self) -> Lease | None:
         with self._lock:
             self._data = self._rebuilt = None
-            self._lease = None
+            lease, self._lease = self._lease, None
+        return lease
 
 
 def capture(payload: ref[Payload]) -> None:

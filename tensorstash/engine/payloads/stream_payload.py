@@ -15,6 +15,7 @@ from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.errors import TensorStashError
 from tensorstash.host.arrays import Array, as_bytes
+from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
 
 
@@ -203,9 +204,9 @@ class StreamPayload(Payload):
         self.raise_failure()
         return as_bytes(self._decode()), None if flight is None else flight.end
 
-    def _hand_out(self, data: Any) -> Any:
+    def _hand_out(self, data: Any) -> tuple[Any, Lease | None]:
         self._release()
-        return data
+        return data, None
 
     def _hold(self, arrival: Transfer) -> None:
         with self._lock:
