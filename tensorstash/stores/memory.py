@@ -128,4 +128,7 @@ class MemoryStore:
         """Drop every array; idempotent."""
         with self._lock:
             self._closed = True
+            # They go after the dictionary is empty: what else goes with them may be a slot that it still names.
+            arrays = list(self._arrays.values())
             self._arrays.clear()
+        del arrays

@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
@@ -274,3 +275,16 @@ def test_memory_can_be_filled_to_the_last_byte_again():
     store.delete(store.put(np.zeros(6, np.uint8)))
     slot = store.put(np.zeros(10, np.uint8))
     assert store.get(slot).size == store.used_bytes == 10
+
+
+def test_a_slot_that_goes_while_a_memory_store_closes_goes_in_silence(payload):
+    store, slots = Memory().open(), []
+    data = payload(500)
+    weakref.finalize(data, slots.clear)
+    first = store.put(data)
+    del data
+    slots += [store.put(payload(500)) for _ in range(2)]
+    store.close()
+    assert not slots
+    with pytest.raises(SlotGoneError):
+        store.get(first)
