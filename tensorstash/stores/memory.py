@@ -67,7 +67,6 @@ class MemoryStore:
         self._config = config
         self._budget = None if config.budget is None else parse_bytes(config.budget, path="memory.budget")
         self._arrays: dict[ref[_Slot], Array] = {}
-        self._forget = self._arrays.pop  # one for all: the collector looks at each
         self._most = 0  # bytes, or more: what was given back is counted where it matters
         self._closed = False
         self.after_fork()
@@ -102,7 +101,7 @@ class MemoryStore:
                         f"(Tiered)"
                     )
             self._most += data.nbytes
-            self._arrays[ref(slot, self._forget)] = data
+            self._arrays[ref(slot, self._arrays.pop)] = data
         return slot
 
     def get(self, slot: Slot, /) -> Array:

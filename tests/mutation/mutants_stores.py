@@ -358,7 +358,7 @@ MUTANTS = [
     (
         "stores/memory.py",
         "dropped release",
-        "self._arrays[ref(slot, self._forget)] = data",
+        "self._arrays[ref(slot, self._arrays.pop)] = data",
         "self._arrays[ref(slot)] = data",
         (*MEMORY, *INTERRUPTED),
     ),
