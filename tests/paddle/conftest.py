@@ -47,6 +47,13 @@ def counting_only() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def paddle_is_found_as_it_is_left() -> None:
+    """Free what failed steps of other files have left with Paddle, and what was set aside with it."""
+    if _leases():
+        _free_all()
+
+
 @pytest.fixture(autouse=True)
 def paddle_is_left_as_it_was() -> Iterator[None]:
     """Fail a test that leaves hooks, replaced functions or packed values behind, or gradient recording off."""
@@ -56,8 +63,7 @@ def paddle_is_left_as_it_was() -> Iterator[None]:
     _save_something()
     left = _leases() - before
     if left:
-        _flush()
-        gc.collect()
+        _free_all()
         left = _leases() - before
     recording = paddle.is_grad_enabled()
     paddle.set_grad_enabled(True)
@@ -79,6 +85,13 @@ def _save_something() -> None:
     x.stop_gradient = False
     with paddle.enable_grad():
         paddle.exp(x)
+
+
+def _free_all() -> None:
+    _flush()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def _flush() -> None:
