@@ -469,9 +469,11 @@ def test_what_was_read_ahead_gives_way_to_what_an_operation_needs_at_once(progra
     expected = unhooked(program)
     size = int(share * native_peak(program))
     stash = stashed(program, ts.Budget(size, allow="recompute | disk_spill"))
+    peaks = []
     for _ in range(STEPS):
         assert_equal(trained(program, stash, 1)[0], expected)
-        assert stash._session._tracker.peak <= 1.02 * size  # type: ignore[union-attr]
+        peaks.append(stash._session._tracker.peak)  # type: ignore[union-attr]
+    assert max(peaks) <= 1.02 * size, [round(peak / size, 3) for peak in peaks]
 
 
 @pytest.mark.parametrize("share", [0.35, 0.6, 0.9])
