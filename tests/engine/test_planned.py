@@ -412,10 +412,8 @@ def test_what_can_be_made_again_is_where_memory_comes_from(program: Any, tmp_pat
     assert not alone.stats().stashed.tensors
 
 
-@pytest.mark.parametrize("program", [Torch, Paddle], indirect=True, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("share", [0.65, 0.8, 0.95])
-def test_what_a_plan_makes_again_is_made_of_what_it_keeps(program: Any, share: float) -> None:
-    """Recipes lie between tensors that have none, and are not looked for where a plan keeps a tensor."""
+def chained(program: Any) -> Any:
+    """Return a program of one product and six operations, each of which saves its output and makes it again."""
 
     def loss(rows: int) -> Any:
         hidden = program._input[:rows] @ program.weights[0]
@@ -424,6 +422,14 @@ def test_what_a_plan_makes_again_is_made_of_what_it_keeps(program: Any, share: f
         return hidden.sum()
 
     program.loss, program.weights = loss, program.weights[:1]
+    return program
+
+
+@pytest.mark.parametrize("program", [Torch, Paddle], indirect=True, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("share", [0.65, 0.8, 0.95])
+def test_what_a_plan_makes_again_is_made_of_what_it_keeps(program: Any, share: float) -> None:
+    """Recipes lie between tensors that have none, and are not looked for where a plan keeps a tensor."""
+    program = chained(program)
     expected = unhooked(program)
     size = int(share * native_peak(program))
     stash = stashed(program, ts.Budget(size, allow="recompute"))
@@ -913,15 +919,7 @@ def test_the_smallest_budget_is_told_again_only_where_it_is_larger(program: Any)
 
 
 def test_what_is_made_again_is_held_beside_what_it_is_made_of() -> None:
-    program = Torch()
-
-    def loss(rows: int) -> Any:
-        hidden = program._input[:rows] @ program.weights[0]
-        for _ in range(6):
-            hidden = hidden.tanh()
-        return hidden.sum()
-
-    program.loss, program.weights = loss, program.weights[:1]
+    program = chained(Torch())
     stash = stashed(program, ts.Budget(int(4.5 * ROWS * WIDTH * 4), allow="recompute"))
     trained(program, stash, 1)
     made = sum(done.tensors for done in stash.stats().recomputed.values())
