@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,8 +60,8 @@ class FaultyCalls(Syscalls):
 
     board: Board = field(default_factory=Board)
 
-    def write(self, fd: int, data: Array, offset: int) -> int:
-        return self.board.run("write", super().write, fd, data, offset)
+    def write(self, fd: int, parts: Sequence[Array], offset: int) -> int:
+        return self.board.run("write", super().write, fd, parts, offset)
 
     def read(self, fd: int, out: Array, offset: int) -> int:
         return self.board.run("read", super().read, fd, out, offset)

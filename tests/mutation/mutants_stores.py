@@ -117,7 +117,7 @@ MUTANTS = [
     (
         "stores/disk/slab.py",
         "dropped check",
-        "        if done < data.size:\n            raise StoreError",
+        "        if done < nbytes:\n            raise StoreError",
         "        if False:\n            raise StoreError",
         DISK,
     ),
@@ -125,7 +125,7 @@ MUTANTS = [
     ("stores/disk/slab.py", "constant", "stalls = 0 if moved else stalls + 1", "stalls += 1", DISK),
     ("stores/disk/slab.py", "boundary", "and stalls < _STALLS", "and stalls <= 0", DISK),
     ("stores/disk/slab.py", "dropped call", "                moved -= moved % BLOCK", "                pass", DISK),
-    ("stores/disk/slab.py", "wrong value", "data[done:], offset + done)", "data[done:], offset)", DISK),
+    ("stores/disk/slab.py", "wrong value", "_after(parts, done), offset + done)", "_after(parts, done), offset)", DISK),
     (
         "stores/disk/slab.py",
         "dropped lock",
@@ -171,7 +171,12 @@ MUTANTS = [
         "                if True:\n",
         DISK,
     ),
-    ("stores/disk/slab.py", "dropped call", "            last[:rest] = data[whole:]\n", "", DISK),
+    ("stores/disk/slab.py", "dropped call", "            np.concatenate(left, out=last[:rest])\n", "", DISK),
+    ("stores/disk/slab.py", "wrong value", "_after(parts[1:], done - first.size)", "_after(parts[1:], 0)", DISK),
+    ("stores/disk/slab.py", "wrong value", "min(rest, summed + CHECKSUM_BLOCK - whole)", "rest", DISK),
+    ("stores/disk/turn.py", "wrong value", "data[max(start - data.size, 0) : end]", "data[:end]", DISK),
+    ("stores/disk/turn.py", "dropped call", "        if self.shift:\n", "        if False:\n", DISK),
+    ("stores/disk/turn.py", "wrong value", "return Turn(shift, unit if shift else 0)", "return Turn(0, 0)", DISK),
     (
         "stores/disk/slab.py",
         "wrong value",

@@ -25,6 +25,12 @@ from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 
 
+def beginning(parts, nbytes):
+    """Return as many of the first bytes of arrays, at least one array."""
+    first, *others = parts
+    return [first[:nbytes], *(beginning(others, nbytes - first.size) if others and nbytes > first.size else ())]
+
+
 @dataclass(frozen=True)
 class Faulty(Syscalls):
     """System calls that consult a fault before they run."""
@@ -32,9 +38,9 @@ class Faulty(Syscalls):
     faults: dict[str, Callable[[], None]] = field(default_factory=dict)
     most: int = sys.maxsize
 
-    def write(self, fd, data, offset):
+    def write(self, fd, parts, offset):
         self.faults.get("write", lambda: None)()
-        return min(self.most, super().write(fd, data[: round_up(self.most)], offset))
+        return min(self.most, super().write(fd, beginning(parts, round_up(self.most)), offset))
 
     def read(self, fd, out, offset):
         self.faults.get("read", lambda: None)()
@@ -421,8 +427,8 @@ def test_zeros_are_offered_again_to_a_device_that_takes_none_for_a_while(tmp_pat
     class Hesitant(Syscalls):
         turns: list[int] = field(default_factory=list)
 
-        def write(self, fd, data, offset):
-            return super().write(fd, data[:4096], offset) if self.turns.pop(0) else 0
+        def write(self, fd, parts, offset):
+            return super().write(fd, beginning(parts, 4096), offset) if self.turns.pop(0) else 0
 
     with open(tmp_path / "file", "w+b") as file:
         turns = [0] * 7 + [1] + [0] * 7 + [1]
@@ -493,7 +499,7 @@ def test_a_device_that_is_full_when_direct_io_is_tried_is_used_when_there_is_roo
     monkeypatch.setattr(os, "pwrite", real)
     assert refused == [4096], "a device that is full is asked once"
     (slab,) = store._slabs
-    assert slab._address_unit == 4096
+    assert slab.address_unit == 4096
     check_usable(store, payload)
 
 
@@ -558,15 +564,15 @@ def test_a_device_that_takes_its_time_is_asked_again_but_not_for_ever(tmp_path):
     class Hesitant(Syscalls):
         turns: list[int] = field(default_factory=list)
 
-        def write(self, fd, data, offset):
-            return super().write(fd, data[:4096], offset) if self.turns.pop(0) else 0
+        def write(self, fd, parts, offset):
+            return super().write(fd, beginning(parts, 4096), offset) if self.turns.pop(0) else 0
 
     data = np.arange(2 * 4096, dtype=np.uint32).view(np.uint8)[: 2 * 4096]
     for turns, is_written in (([0] * 7 + [1] + [0] * 7 + [1], True), ([1] + [0] * 8, False)):
         slab = Slab(str(tmp_path), Hesitant(turns=turns), direct=False, limit_bytes=None)
         extent = slab.take(data.size)
         with nullcontext() if is_written else pytest.raises(StoreError):
-            slab.write(data, extent)
+            slab.write([data], extent)
         assert not turns
         slab.close()
 
