@@ -102,7 +102,7 @@ def test_a_device_that_fills_up_in_the_middle_of_a_record_takes_nothing(config, 
     faults = {"write": fail_later}
     store = DiskStore(config, Faulty(faults=faults))
     with pytest.raises(StoreFullError):
-        store.put(payload(6 * PIECE))
+        store.put(payload(16 * PIECE))
     faults.clear()
     check_usable(store, payload)
 

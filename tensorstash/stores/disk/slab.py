@@ -20,7 +20,7 @@ from tensorstash.stores.disk.scratch_file import open_private_file
 from tensorstash.stores.disk.syscalls import FULL, UNSUPPORTED, Syscalls
 
 PIECE = 4 * 2**20
-"""Most bytes of one write or read: whole huge pages, so that the device sees few runs of memory, and few calls."""
+"""Most bytes of a record that lie together where it goes to several devices: whole huge pages."""
 
 _GROWTH = 64 * 2**20
 _SCRAP = 256 * 2**10
@@ -114,7 +114,7 @@ class Slab:
         Whole blocks of the first go from where they are; what is left is copied.
 
         Args:
-            parts: no longer than :data:`PIECE` together; the first starts at a multiple of :attr:`address_unit`, and
+            parts: the first starts at a multiple of :attr:`address_unit`, and
                 the others are shorter than that.
 
         Raises:
@@ -138,11 +138,26 @@ class Slab:
         self._write_all(written, extent.offset)
         return digests
 
+    def write_copy(self, data: Array, extent: Extent) -> list[int]:
+        """Write a copy of ``data``, shorter than a huge page, to the start of ``extent``; return its checksums.
+
+        The copy is in one run of memory: pages far from one another cost the device more than copying costs the
+        processor.
+
+        Raises:
+            StoreFullError: the device is full.
+            StoreError: the device refused.
+        """
+        bounce = _bounce(round_up(data.size))
+        digests = block_checksums(data, copy=bounce[: data.size])
+        self._write_all([bounce], extent.offset)
+        return digests
+
     def read(self, out: Array, nbytes: int, offset: int) -> list[int]:
         """Fill ``out``, page-aligned and of whole blocks, and return the checksums of its first ``nbytes``.
 
         Args:
-            out: no longer than :data:`PIECE`.
+            out: all of what is read.
             nbytes: how much of it anybody wants.
             offset: where in the file, in bytes; a multiple of the block size.
 
@@ -154,10 +169,7 @@ class Slab:
         return block_checksums(out[:nbytes])
 
     def read_copy(self, out: Array, nbytes: int, offset: int) -> list[int]:
-        """Fill the first ``nbytes`` of ``out`` by way of a buffer in one run of memory; otherwise as :meth:`read`.
-
-        Pages far from one another cost the device more than copying costs the processor.
-        """
+        """Fill the first ``nbytes`` of ``out`` by way of a buffer in one run of memory; otherwise as :meth:`read`."""
         bounce = _bounce(out.size)
         self._read_all(bounce, offset)
         return block_checksums(bounce[:nbytes], copy=out[:nbytes])
@@ -180,18 +192,18 @@ class Slab:
             self._file.close(remove=os.getpid() == self._pid)
 
     def _write_all(self, parts: list[Array], offset: int) -> None:
+        def write(done: int) -> int:
+            return self._calls.write(self._file.fd, _after(parts, done), offset + done)
+
         nbytes = sum(part.size for part in parts)
-        done = self._transfer(
-            "writing", nbytes, lambda done: self._calls.write(self._file.fd, _after(parts, done), offset + done)
-        )
-        if done < nbytes:
+        if (done := self._transfer("writing", nbytes, write)) < nbytes:
             raise StoreError(f"the device of {self.directory!r} took {done} of {nbytes} bytes, and then no more")
 
     def _read_all(self, out: Array, offset: int) -> None:
-        done = self._transfer(
-            "reading", out.size, lambda done: self._calls.read(self._file.fd, out[done:], offset + done)
-        )
-        if done < out.size:
+        def read(done: int) -> int:
+            return self._calls.read(self._file.fd, out[done:], offset + done)
+
+        if (done := self._transfer("reading", out.size, read)) < out.size:
             raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
 
     def _transfer(self, verb: str, nbytes: int, call: Callable[[int], int]) -> int:

@@ -30,6 +30,10 @@ _SCATTERED = 64 * 2**10
 """Bytes from which on, up to a huge page, a buffer is of so many pages that the device would feel it."""
 
 
+_JOINED = 4
+"""Pieces that are one where there is one device only: each call puts the thread to sleep, and waking it costs."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disk:
     """Payloads go to scratch files that no other user can read and that vanish with the process.
@@ -181,12 +185,17 @@ class DiskStore:
             StoreError: a device refused, or this process is a fork of the one that opened the store.
             SlotGoneError: the store is closed.
         """
-        if address(data) % ALIGNMENT:
+        is_long = data.size >= HUGE_PAGE
+        if is_long and address(data) % ALIGNMENT:
             data = copied(data)
         record = self._begin_put(data)
 
         def write(piece: Piece) -> None:
-            piece.digests = piece.slab.write(record.turn.parts(data, piece.start, piece.stop), piece.extent)
+            slab, start, stop = piece.slab, piece.start, piece.stop
+            if is_long or not slab.direct:
+                piece.digests = slab.write(record.turn.parts(data, start, stop), piece.extent)
+            else:
+                piece.digests = slab.write_copy(data[start:stop], piece.extent)
 
         try:
             for_each(write, record.pieces, self._workers, self._helpers if data.size >= _WORTH_A_THREAD else 0)
@@ -312,11 +321,12 @@ class DiskStore:
             piece.slab.give(piece.extent)
 
     def _allocate(self, nbytes: int) -> list[Piece]:
-        """Return pieces for a record, each in the next directory that has room; none longer than a slab writes."""
+        """Return pieces for a record, each in the next directory that has room."""
         pieces: list[Piece] = []
         try:
-            for start in range(0, nbytes, PIECE):
-                stop = min(start + PIECE, nbytes)
+            most = PIECE if len(self._slabs) > 1 else _JOINED * PIECE
+            for start in range(0, nbytes, most):
+                stop = min(start + most, nbytes)
                 while start < stop:
                     slab, extent = self._place(round_up(stop - start), nbytes)
                     pieces.append(Piece(slab, extent, start, min(start + extent.size, stop)))

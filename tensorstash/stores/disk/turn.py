@@ -2,13 +2,14 @@
 
 Direct I/O takes memory from certain addresses on only, and a tensor starts where its allocator wants. So a record is
 written from its first such address on, and the few bytes before that come last. It is read back to an address that is
-as far from such a one: only those few bytes are ever copied.
+as far from such a one: only those few bytes are ever copied. Records shorter than a huge page lie in pages that are far
+from one another, and are copied as a whole.
 """
 
 from typing import NamedTuple
 
 from tensorstash.host.arrays import Array, address
-from tensorstash.host.pages import BLOCK
+from tensorstash.host.pages import HUGE_PAGE
 
 
 class Turn(NamedTuple):
@@ -29,7 +30,7 @@ class Turn(NamedTuple):
         return [data[start:stop]] if end <= 0 else [data[start:], data[max(start - data.size, 0) : end]]
 
     def back(self, pages: Array, nbytes: int) -> Array:
-        """Return the record of so many bytes, of which pages hold what was on disk from ``room`` on."""
+        """Return the record of so many bytes; ``pages`` hold what was on disk from ``room`` on."""
         record = pages[self.room - self.shift :][:nbytes]
         if self.shift:
             record[: self.shift] = pages[self.room + nbytes - self.shift :][: self.shift]
@@ -43,5 +44,5 @@ def turn_of(data: Array, unit: int) -> Turn:
         data: the record.
         unit: of addresses that the device takes, in bytes; 0 if it takes any.
     """
-    shift = -address(data) % unit if unit and data.size >= BLOCK else 0
+    shift = -address(data) % unit if unit and data.size >= HUGE_PAGE else 0
     return Turn(shift, unit if shift else 0)
