@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tensorstash.errors import StoreError, StoreFullError
-from tensorstash.host.pages import round_up
+from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
 from tensorstash.stores import Disk
 from tensorstash.stores.disk import slab as slab_module
 from tensorstash.stores.disk.slab import PIECE, Slab
@@ -145,6 +145,16 @@ def test_no_call_fails_without_a_name(config, payload, method):
     with pytest.raises(StoreError, match="EIO"):
         store.put(payload(4096))
     assert store.used_bytes == 0
+    store.close()
+
+
+@pytest.mark.parametrize("alignment", [0, 64, 4032])
+def test_a_write_that_stops_in_the_copied_end_of_a_record_goes_on_from_there(tmp_path, payload, alignment):
+    nbytes = HUGE_PAGE + 100
+    store = DiskStore(Disk(directory=str(tmp_path)), Faulty(most=round_up(nbytes) - BLOCK))
+    data = page_aligned(nbytes + alignment)[alignment:]
+    data[:] = payload(nbytes)
+    assert np.array_equal(store.get(store.put(data)), payload(nbytes))
     store.close()
 
 
