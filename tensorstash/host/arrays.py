@@ -49,6 +49,12 @@ def whole_pages(nbytes: int) -> Array:
     return POOL.take(nbytes)
 
 
+def address(array: Array) -> int:
+    """Return where the first byte of an array lies."""
+    at: int = array.__array_interface__["data"][0]  # ten times as fast as ``array.ctypes.data``
+    return at
+
+
 def lender(array: Array) -> Array:
     """Return the array whose memory it is, which lives as long as any view of that memory.
 

@@ -1,7 +1,9 @@
 """A checksum fast enough to run beside direct I/O: XXH3, at the speed at which memory is read."""
 
+from collections.abc import Iterable
+
 import numpy as np
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from tensorstash.host.arrays import Array
 
@@ -18,6 +20,19 @@ def checksum(data: Array) -> int:
     (True, False)
     """
     return xxh3_64_intdigest(data.data)
+
+
+def joint_checksum(parts: Iterable[Array]) -> int:
+    """Return the checksum of one-dimensional ``uint8`` arrays, as if they lay one after the other.
+
+    >>> data = np.arange(200, dtype=np.uint8)
+    >>> joint_checksum([data[:7], data[7:]]) == checksum(data)
+    True
+    """
+    state = xxh3_64()
+    for part in parts:
+        state.update(part.data)
+    return state.intdigest()
 
 
 def block_checksums(data: Array, *, copy: Array | None = None) -> list[int]:

@@ -3,12 +3,14 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
+
+import numpy as np
 
 from tensorstash.engine.session import Session
 from tensorstash.errors import StoreFullError
@@ -60,8 +62,11 @@ class FaultyCalls(Syscalls):
 
     board: Board = field(default_factory=Board)
 
-    def write(self, fd: int, data: Array, offset: int) -> int:
-        return self.board.run("write", super().write, fd, data, offset)
+    def write(self, fd: int, parts: Sequence[Array], offset: int) -> int:
+        def write(fd: int, data: Array, offset: int) -> int:
+            return Syscalls.write(self, fd, [data], offset)
+
+        return self.board.run("write", write, fd, _joined(parts), offset)
 
     def read(self, fd: int, out: Array, offset: int) -> int:
         return self.board.run("read", super().read, fd, out, offset)
@@ -181,6 +186,12 @@ def flip_a_bit(call: Behaviour, fd: int, data: Array, offset: int) -> int:
     written = _copy(data)
     written[data.size // 2] ^= 1
     return call(fd, written, offset)
+
+
+def _joined(parts: Sequence[Array]) -> Array:
+    whole = page_aligned(sum(part.nbytes for part in parts))
+    np.concatenate(parts, out=whole)
+    return whole
 
 
 def _copy(data: Array) -> Array:

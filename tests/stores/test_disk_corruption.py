@@ -35,7 +35,7 @@ def test_a_flipped_bit_is_found(config, payload, nbytes, where):
     (byte,) = os.pread(fd, 1, at)
     os.pwrite(fd, bytes([byte ^ 0x10]), at)
     start = at // CHECKSUM_BLOCK * CHECKSUM_BLOCK
-    named = rf"^bytes {start} to {min(start + CHECKSUM_BLOCK, nbytes)} of a record of {nbytes} bytes"
+    named = rf"^bytes {start} to {min(start + CHECKSUM_BLOCK, nbytes)} on disk of a record of {nbytes} bytes"
     with pytest.raises(CorruptDataError, match=named + r".*got checksum 0x[0-9a-f]{16}, expected 0x[0-9a-f]{16}"):
         store.get(slot)
     os.pwrite(fd, bytes([byte]), at)
@@ -50,7 +50,7 @@ def test_a_record_that_is_not_the_one_written_is_found(config, payload, damage):
     store = config.open()
     slot = store.put(payload(nbytes))
     fd = slab_on_disk(store)
-    half = nbytes // 2
+    half, written = nbytes // 2, os.pread(fd, nbytes, 0)
     match damage:
         case "torn":
             os.pwrite(fd, payload(half, 1), half)
@@ -66,7 +66,7 @@ def test_a_record_that_is_not_the_one_written_is_found(config, payload, damage):
             os.ftruncate(fd, half)
     with pytest.raises(CorruptDataError):
         store.get(slot)
-    os.pwrite(fd, payload(nbytes), 0)
+    os.pwrite(fd, written, 0)
     os.close(fd)
     assert np.array_equal(store.get(slot), payload(nbytes))
     store.close()

@@ -17,12 +17,18 @@ import numpy as np
 import pytest
 
 from tensorstash.errors import StoreError, StoreFullError
-from tensorstash.host.pages import round_up
+from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
 from tensorstash.stores import Disk
 from tensorstash.stores.disk import slab as slab_module
 from tensorstash.stores.disk.slab import PIECE, Slab
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
+
+
+def beginning(parts, nbytes):
+    """Return as many of the first bytes of arrays, at least one array."""
+    first, *others = parts
+    return [first[:nbytes], *(beginning(others, nbytes - first.size) if others and nbytes > first.size else ())]
 
 
 @dataclass(frozen=True)
@@ -32,9 +38,9 @@ class Faulty(Syscalls):
     faults: dict[str, Callable[[], None]] = field(default_factory=dict)
     most: int = sys.maxsize
 
-    def write(self, fd, data, offset):
+    def write(self, fd, parts, offset):
         self.faults.get("write", lambda: None)()
-        return min(self.most, super().write(fd, data[: round_up(self.most)], offset))
+        return min(self.most, super().write(fd, beginning(parts, round_up(self.most)), offset))
 
     def read(self, fd, out, offset):
         self.faults.get("read", lambda: None)()
@@ -96,7 +102,7 @@ def test_a_device_that_fills_up_in_the_middle_of_a_record_takes_nothing(config, 
     faults = {"write": fail_later}
     store = DiskStore(config, Faulty(faults=faults))
     with pytest.raises(StoreFullError):
-        store.put(payload(6 * PIECE))
+        store.put(payload(16 * PIECE))
     faults.clear()
     check_usable(store, payload)
 
@@ -139,6 +145,16 @@ def test_no_call_fails_without_a_name(config, payload, method):
     with pytest.raises(StoreError, match="EIO"):
         store.put(payload(4096))
     assert store.used_bytes == 0
+    store.close()
+
+
+@pytest.mark.parametrize("alignment", [0, 64, 4032])
+def test_a_write_that_stops_in_the_copied_end_of_a_record_goes_on_from_there(tmp_path, payload, alignment):
+    nbytes = HUGE_PAGE + 100
+    store = DiskStore(Disk(directory=str(tmp_path)), Faulty(most=round_up(nbytes) - BLOCK))
+    data = page_aligned(nbytes + alignment)[alignment:]
+    data[:] = payload(nbytes)
+    assert np.array_equal(store.get(store.put(data)), payload(nbytes))
     store.close()
 
 
@@ -421,8 +437,8 @@ def test_zeros_are_offered_again_to_a_device_that_takes_none_for_a_while(tmp_pat
     class Hesitant(Syscalls):
         turns: list[int] = field(default_factory=list)
 
-        def write(self, fd, data, offset):
-            return super().write(fd, data[:4096], offset) if self.turns.pop(0) else 0
+        def write(self, fd, parts, offset):
+            return super().write(fd, beginning(parts, 4096), offset) if self.turns.pop(0) else 0
 
     with open(tmp_path / "file", "w+b") as file:
         turns = [0] * 7 + [1] + [0] * 7 + [1]
@@ -493,7 +509,7 @@ def test_a_device_that_is_full_when_direct_io_is_tried_is_used_when_there_is_roo
     monkeypatch.setattr(os, "pwrite", real)
     assert refused == [4096], "a device that is full is asked once"
     (slab,) = store._slabs
-    assert slab._address_unit == 4096
+    assert slab.address_unit == 4096
     check_usable(store, payload)
 
 
@@ -558,15 +574,15 @@ def test_a_device_that_takes_its_time_is_asked_again_but_not_for_ever(tmp_path):
     class Hesitant(Syscalls):
         turns: list[int] = field(default_factory=list)
 
-        def write(self, fd, data, offset):
-            return super().write(fd, data[:4096], offset) if self.turns.pop(0) else 0
+        def write(self, fd, parts, offset):
+            return super().write(fd, beginning(parts, 4096), offset) if self.turns.pop(0) else 0
 
     data = np.arange(2 * 4096, dtype=np.uint32).view(np.uint8)[: 2 * 4096]
     for turns, is_written in (([0] * 7 + [1] + [0] * 7 + [1], True), ([1] + [0] * 8, False)):
         slab = Slab(str(tmp_path), Hesitant(turns=turns), direct=False, limit_bytes=None)
         extent = slab.take(data.size)
         with nullcontext() if is_written else pytest.raises(StoreError):
-            slab.write(data, extent)
+            slab.write([data], extent)
         assert not turns
         slab.close()
 

@@ -2,12 +2,13 @@
 
 import os
 import random
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from tensorstash.errors import StoreFullError
-from tensorstash.host.arrays import aligned_empty
+from tensorstash.host.pages import BLOCK, page_aligned, round_up
 from tensorstash.stores import Disk
 from tensorstash.stores.disk.slab import PIECE, Slab
 from tensorstash.stores.disk.store import DiskStore
@@ -158,19 +159,39 @@ def test_direct_io_is_used_where_it_works_and_only_there(tmp_path):
         store.close()
 
 
-@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs a file system that takes any address")
-def test_aligned_sources_are_written_from_where_they_are(payload, monkeypatch):
-    store = Disk(directory="/dev/shm").open()
-    if store._slabs[0]._address_unit != 64:
-        pytest.skip("direct I/O takes whole pages only")
-    sizes, slots = (100, 4096, 3 * MIB + 5), []
-    monkeypatch.delattr(Slab, "write_copy")
-    for nbytes in sizes:
-        data = aligned_empty(nbytes)
-        data[:] = payload(nbytes)
-        slots.append(store.put(data))
-    for slot, nbytes in zip(slots, sizes, strict=True):
-        assert np.array_equal(store.get(slot), payload(nbytes))
+@dataclass(frozen=True)
+class Watched(Syscalls):
+    """Notes where what is written lies."""
+
+    written: list[tuple[int, int]] = field(default_factory=list)
+
+    def write(self, fd, parts, offset):
+        self.written.extend((part.ctypes.data, part.size) for part in parts)
+        return super().write(fd, parts, offset)
+
+
+@pytest.mark.parametrize("directory", ["/var/tmp", "/dev/shm"])
+@pytest.mark.parametrize("alignment", [0, 64, 512, 4032])
+@pytest.mark.parametrize("nbytes", [2 * MIB, 3 * MIB + 5, 4 * PIECE, 4 * PIECE + 100])
+def test_all_but_a_block_or_two_is_written_from_where_it_is_and_read_to_as_good_a_place(
+    payload, directory, alignment, nbytes
+):
+    if not os.path.isdir(directory):
+        pytest.skip(f"no {directory}")
+    store = DiskStore(Disk(directory=directory), calls := Watched())
+    if not store.direct:
+        pytest.skip("no direct I/O")
+    unit = store._slabs[0].address_unit
+    data = page_aligned(nbytes + alignment)[alignment:]
+    data[:] = payload(nbytes)
+    calls.written.clear()
+    slot = store.put(data)
+    start, stop = data.ctypes.data, data.ctypes.data + nbytes
+    assert sum(size for _, size in calls.written) == round_up(nbytes)
+    assert sum(size for at, size in calls.written if not start <= at < stop) <= 2 * BLOCK
+    read = store.get(slot)
+    assert np.array_equal(read, payload(nbytes))
+    assert read.ctypes.data % unit == data.ctypes.data % unit
     store.close()
 
 

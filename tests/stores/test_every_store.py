@@ -186,6 +186,13 @@ def test_threads_may_read_one_slot_at_once(store, payload):
         assert all(np.array_equal(found, data) for found in threads.map(lambda _: store.get(slot), range(8)))
 
 
+def test_threads_may_read_several_slots_at_once(store, payload):
+    slots = [store.put(payload(300_000, seed)) for seed in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(store.get, slots * 20))
+    assert all(np.array_equal(array, payload(300_000, number % 8)) for number, array in enumerate(found))
+
+
 def test_close_waits_for_nobody_and_harms_nobody(open_store, payload):
     store, ready = open_store(), threading.Barrier(5)
     data = payload(2 * PIECE)

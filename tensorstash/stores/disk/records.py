@@ -8,11 +8,12 @@ from weakref import ref
 from tensorstash.errors import CorruptDataError
 from tensorstash.host.checksum import CHECKSUM_BLOCK
 from tensorstash.stores.disk.slab import Extent, Slab
+from tensorstash.stores.disk.turn import Turn
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """The bytes ``start:stop`` of a record, in one extent of one slab."""
+    """The bytes ``start:stop`` of a record as it is turned, in one extent of one slab."""
 
     slab: Slab
     extent: Extent
@@ -27,6 +28,7 @@ class Record:
 
     nbytes: int
     pieces: list[Piece]
+    turn: Turn
     users: int = 1
     is_live: bool = False
     pid: int = field(default_factory=os.getpid)
@@ -57,6 +59,6 @@ def corrupt(record: Record, piece: Piece, found: Sequence[int]) -> CorruptDataEr
     )
     start = piece.start + number * CHECKSUM_BLOCK
     return CorruptDataError(
-        f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} of a record of {record.nbytes} bytes in "
+        f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} on disk of a record of {record.nbytes} bytes in "
         f"{piece.slab.directory!r}: got checksum {got:#018x}, expected {expected:#018x}"
     )

@@ -4,27 +4,27 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array, whole_pages
-from tensorstash.host.checksum import block_checksums
+from tensorstash.host.checksum import CHECKSUM_BLOCK, block_checksums, joint_checksum
 from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
 from tensorstash.stores.disk.free_space import FreeSpace
 from tensorstash.stores.disk.scratch_file import open_private_file
 from tensorstash.stores.disk.syscalls import FULL, UNSUPPORTED, Syscalls
 
 PIECE = 4 * 2**20
-"""Most bytes of one write or read: whole huge pages, so that the device sees few runs of memory, and few calls."""
+"""Most bytes of a record that lie together where it goes to several devices: whole huge pages."""
 
 _GROWTH = 64 * 2**20
 _SCRAP = 256 * 2**10
 _STALLS = 8
-_SMALL = 256 * 2**10
-"""To copy at most this much costs less than another call for the last block."""
 
 
 class Extent(NamedTuple):
@@ -69,7 +69,7 @@ class Slab:
         except OSError as error:
             raise _failed(f"opening a file in {directory!r}", error) from error
         try:
-            self._address_unit = calls.enable_direct(self._file.fd) if direct else 0
+            self.address_unit = calls.enable_direct(self._file.fd) if direct else 0
         except OSError as error:
             self._file.close()
             raise _failed(f"trying direct I/O in {directory!r}", error) from error
@@ -77,7 +77,7 @@ class Slab:
     @property
     def direct(self) -> bool:
         """Whether the page cache is bypassed."""
-        return self._address_unit > 0
+        return self.address_unit > 0
 
     @property
     def used_bytes(self) -> int:
@@ -108,29 +108,41 @@ class Slab:
         """Make an extent free again."""
         self._space.give(extent.offset, extent.size)
 
-    def takes(self, data: Array) -> bool:
-        """Whether ``data`` can be written from where it is."""
-        unit = self._address_unit
-        return not unit or not (
-            data.__array_interface__["data"][0] % unit or (data.size % BLOCK and BLOCK < data.size <= _SMALL)
-        )
+    def write(self, parts: Sequence[Array], extent: Extent) -> list[int]:
+        """Write arrays one after the other to the start of ``extent``; return the checksums of their bytes together.
 
-    def write(self, data: Array, extent: Extent) -> None:
-        """Write ``data``, which this slab takes, no longer than :data:`PIECE`, to the start of ``extent``.
+        Whole blocks of the first go from where they are; what is left is copied.
+
+        Args:
+            parts: the first starts at a multiple of :attr:`address_unit`, and
+                the others are shorter than that.
 
         Raises:
             StoreFullError: the device is full.
             StoreError: the device refused.
         """
-        whole = data.size // BLOCK * BLOCK if self.direct else data.size
-        self._write_all(data[:whole], extent.offset)
-        if rest := data.size - whole:
-            last = page_aligned(BLOCK)
-            last[:rest] = data[whole:]
-            self._write_all(last, extent.offset + whole)
+        first, *others = parts
+        whole = first.size // BLOCK * BLOCK if self.direct else first.size
+        summed = whole // CHECKSUM_BLOCK * CHECKSUM_BLOCK
+        written = [first[:whole]] if whole else []
+        left = [first[whole:], *others]
+        if rest := sum(part.size for part in left):
+            last = page_aligned(round_up(rest) if self.direct else rest)
+            np.concatenate(left, out=last[:rest])
+            written.append(last)
+            fills = min(rest, summed + CHECKSUM_BLOCK - whole)
+            digests = block_checksums(first[:summed])
+            digests += joint_checksum([first[summed:whole], last[:fills]]), *block_checksums(last[fills:rest])
+        else:
+            digests = block_checksums(first)
+        self._write_all(written, extent.offset)
+        return digests
 
     def write_copy(self, data: Array, extent: Extent) -> list[int]:
-        """Write a copy of ``data``, no longer than :data:`PIECE`, to the start of ``extent``; return its checksums.
+        """Write a copy of ``data``, shorter than a huge page, to the start of ``extent``; return its checksums.
+
+        The copy is in one run of memory: pages far from one another cost the device more than copying costs the
+        processor.
 
         Raises:
             StoreFullError: the device is full.
@@ -138,14 +150,14 @@ class Slab:
         """
         bounce = _bounce(round_up(data.size))
         digests = block_checksums(data, copy=bounce[: data.size])
-        self._write_all(bounce, extent.offset)
+        self._write_all([bounce], extent.offset)
         return digests
 
     def read(self, out: Array, nbytes: int, offset: int) -> list[int]:
         """Fill ``out``, page-aligned and of whole blocks, and return the checksums of its first ``nbytes``.
 
         Args:
-            out: no longer than :data:`PIECE`.
+            out: all of what is read.
             nbytes: how much of it anybody wants.
             offset: where in the file, in bytes; a multiple of the block size.
 
@@ -157,10 +169,7 @@ class Slab:
         return block_checksums(out[:nbytes])
 
     def read_copy(self, out: Array, nbytes: int, offset: int) -> list[int]:
-        """Fill the first ``nbytes`` of ``out`` by way of a buffer in one run of memory; otherwise as :meth:`read`.
-
-        Pages far from one another cost the device more than copying costs the processor.
-        """
+        """Fill the first ``nbytes`` of ``out`` by way of a buffer in one run of memory; otherwise as :meth:`read`."""
         bounce = _bounce(out.size)
         self._read_all(bounce, offset)
         return block_checksums(bounce[:nbytes], copy=out[:nbytes])
@@ -174,7 +183,7 @@ class Slab:
         zeros = whole_pages(min(extent.size, PIECE))
         zeros.fill(0)
         for start in range(0, extent.size, PIECE):
-            self._write_all(zeros[: extent.size - start], extent.offset + start)
+            self._write_all([zeros[: extent.size - start]], extent.offset + start)
 
     def close(self) -> None:
         """Close the file, which is gone with that, but in a forked child, where the parent has it still; idempotent."""
@@ -182,25 +191,30 @@ class Slab:
             self._is_closed = True
             self._file.close(remove=os.getpid() == self._pid)
 
-    def _write_all(self, data: Array, offset: int) -> None:
-        done = self._transfer("writing", self._calls.write, data, offset)
-        if done < data.size:
-            raise StoreError(f"the device of {self.directory!r} took {done} of {data.size} bytes, and then no more")
+    def _write_all(self, parts: list[Array], offset: int) -> None:
+        def write(done: int) -> int:
+            return self._calls.write(self._file.fd, _after(parts, done), offset + done)
+
+        nbytes = sum(part.size for part in parts)
+        if (done := self._transfer("writing", nbytes, write)) < nbytes:
+            raise StoreError(f"the device of {self.directory!r} took {done} of {nbytes} bytes, and then no more")
 
     def _read_all(self, out: Array, offset: int) -> None:
-        done = self._transfer("reading", self._calls.read, out, offset)
-        if done < out.size:
+        def read(done: int) -> int:
+            return self._calls.read(self._file.fd, out[done:], offset + done)
+
+        if (done := self._transfer("reading", out.size, read)) < out.size:
             raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
 
-    def _transfer(self, verb: str, call: Callable[[int, Array, int], int], data: Array, offset: int) -> int:
-        """Repeat the call until all is done or nothing moves, and return the number of bytes moved."""
+    def _transfer(self, verb: str, nbytes: int, call: Callable[[int], int]) -> int:
+        """Repeat a call, given what is done, until all is or nothing moves, and return the number of bytes moved."""
         done = stalls = 0
-        while done < data.size and stalls < _STALLS:
+        while done < nbytes and stalls < _STALLS:
             try:
                 with self._turn:
-                    moved = call(self._file.fd, data[done:], offset + done)
+                    moved = call(done)
             except OSError as error:
-                raise _failed(f"{verb} {data.size} bytes in {self.directory!r}", error) from error
+                raise _failed(f"{verb} {nbytes} bytes in {self.directory!r}", error) from error
             if self.direct:
                 moved -= moved % BLOCK  # what is left has to start at a block again
             stalls = 0 if moved else stalls + 1
@@ -246,6 +260,12 @@ class Slab:
             self._calls.truncate(self._file.fd, self.size)
         except OSError as error:
             raise _failed(f"cutting the slab in {self.directory!r} to {self.size} bytes", error) from error
+
+
+def _after(parts: list[Array], done: int) -> list[Array]:
+    """Return what follows the first ``done`` bytes of arrays, which are more."""
+    first = parts[0]
+    return [first[done:], *parts[1:]] if done < first.size else _after(parts[1:], done - first.size)
 
 
 def _bounce(nbytes: int) -> Array:

@@ -10,23 +10,28 @@ from itertools import count
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError, SlotGoneError, StoreError, StoreFullError
-from tensorstash.host.arrays import Array, whole_pages
-from tensorstash.host.checksum import block_checksums
+from tensorstash.host.arrays import Array, address, copied, whole_pages
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import HUGE_PAGE, round_up
 from tensorstash.host.workers import Workers
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
+from tensorstash.spec import ALIGNMENT
 from tensorstash.stores.disk.parallel import for_each
 from tensorstash.stores.disk.records import Piece, Record, Space, corrupt
 from tensorstash.stores.disk.slab import PIECE, Extent, Slab
 from tensorstash.stores.disk.syscalls import Syscalls
+from tensorstash.stores.disk.turn import turn_of
 
 _WORTH_A_THREAD = 2 * 2**20
 """Bytes from which on writing to several devices at once saves more time than waking a thread takes."""
 
 _SCATTERED = 64 * 2**10
 """Bytes from which on, up to a huge page, a buffer is of so many pages that the device would feel it."""
+
+
+_JOINED = 4
+"""Pieces that are one where there is one device only: each call puts the thread to sleep, and waking it costs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,15 +185,17 @@ class DiskStore:
             StoreError: a device refused, or this process is a fork of the one that opened the store.
             SlotGoneError: the store is closed.
         """
-        record = self._begin_put(data.size)
+        is_long = data.size >= HUGE_PAGE
+        if is_long and address(data) % ALIGNMENT:
+            data = copied(data)
+        record = self._begin_put(data)
 
         def write(piece: Piece) -> None:
-            slab, part = piece.slab, data[piece.start : piece.stop]
-            if slab.takes(part):
-                piece.digests = block_checksums(part)
-                slab.write(part, piece.extent)
+            slab, start, stop = piece.slab, piece.start, piece.stop
+            if is_long or not slab.direct:
+                piece.digests = slab.write(record.turn.parts(data, start, stop), piece.extent)
             else:
-                piece.digests = slab.write_copy(part, piece.extent)
+                piece.digests = slab.write_copy(data[start:stop], piece.extent)
 
         try:
             for_each(write, record.pieces, self._workers, self._helpers if data.size >= _WORTH_A_THREAD else 0)
@@ -201,7 +208,7 @@ class DiskStore:
             self._end(record)
 
     def get(self, slot: Slot, /) -> Array:
-        """Return a private, writable, page-aligned copy of the bytes that were put.
+        """Return a private, writable copy of the bytes that were put, at a multiple of 64.
 
         Raises:
             SlotGoneError: the slot was deleted, or the store is closed.
@@ -210,7 +217,8 @@ class DiskStore:
         """
         record = self._begin_get(slot)
         try:
-            out = whole_pages(round_up(record.nbytes))
+            pages = whole_pages(record.turn.room + round_up(record.nbytes))
+            out = pages[record.turn.room :]
             is_scattered = _SCATTERED <= out.size < HUGE_PAGE
 
             def read(piece: Piece) -> None:
@@ -221,7 +229,7 @@ class DiskStore:
                     raise corrupt(record, piece, found)
 
             for_each(read, record.pieces, self._workers, self._helpers)
-            return out[: record.nbytes]
+            return record.turn.back(pages, record.nbytes)
         finally:
             self._end(record)
 
@@ -241,14 +249,15 @@ class DiskStore:
             if not self._users:
                 _close(self._slabs, self._workers)
 
-    def _begin_put(self, nbytes: int) -> Record:
+    def _begin_put(self, data: Array) -> Record:
         """Return a record with space, which stays in use, as the files stay open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
             if not self._slabs:  # this process is a fork
                 self._open()
             self._settle()
-            record = Record(nbytes, self._allocate(nbytes))
+            unit = max(slab.address_unit for slab in self._slabs)
+            record = Record(data.size, self._allocate(data.size), turn_of(data, unit))
             record.space = space = Space(record, self._drops)
             space.pieces = record.pieces
             self._spaces.add(space)
@@ -312,11 +321,12 @@ class DiskStore:
             piece.slab.give(piece.extent)
 
     def _allocate(self, nbytes: int) -> list[Piece]:
-        """Return pieces for a record, each in the next directory that has room; none longer than a slab writes."""
+        """Return pieces for a record, each in the next directory that has room."""
         pieces: list[Piece] = []
         try:
-            for start in range(0, nbytes, PIECE):
-                stop = min(start + PIECE, nbytes)
+            most = PIECE if len(self._slabs) > 1 else _JOINED * PIECE
+            for start in range(0, nbytes, most):
+                stop = min(start + most, nbytes)
                 while start < stop:
                     slab, extent = self._place(round_up(stop - start), nbytes)
                     pieces.append(Piece(slab, extent, start, min(start + extent.size, stop)))

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensorstash.host.arrays import Array
@@ -36,21 +37,24 @@ class Syscalls:
         unlink_open: an open file can lose its name.
         direct: reads and writes can bypass the page cache (``O_DIRECT``).
         preallocate: blocks can be reserved without writing them (``posix_fallocate``).
-        positioned: reads and writes can name their offset (``pwrite``, ``preadv``).
+        positioned: reads and writes can name their offset (``pwritev``, ``preadv``).
     """
 
     unnamed: bool = hasattr(os, "O_TMPFILE")
     unlink_open: bool = os.name == "posix"
     direct: bool = hasattr(os, "O_DIRECT")
     preallocate: bool = hasattr(os, "posix_fallocate")
-    positioned: bool = hasattr(os, "pwrite") and hasattr(os, "preadv")
+    positioned: bool = hasattr(os, "pwritev") and hasattr(os, "preadv")
 
-    def write(self, fd: int, data: Array, offset: int) -> int:
-        """Write a prefix of ``data`` at ``offset`` and return its length. Without ``positioned``: not thread-safe."""
+    def write(self, fd: int, parts: Sequence[Array], offset: int) -> int:
+        """Write a prefix of ``parts``, one after the other, at ``offset``; return its length.
+
+        Without ``positioned``: not thread-safe, and the first part only.
+        """
         if self.positioned:
-            return os.pwrite(fd, data.data, offset)
+            return os.pwritev(fd, [part.data for part in parts], offset)
         os.lseek(fd, offset, os.SEEK_SET)
-        return os.write(fd, data.data)
+        return os.write(fd, parts[0].data)
 
     def read(self, fd: int, out: Array, offset: int) -> int:
         """Fill a prefix of ``out`` from ``offset`` and return its length. Without ``positioned``: not thread-safe."""
@@ -102,7 +106,7 @@ class Syscalls:
         zeros.fill(0)
         end, stalls = start + length, 0
         while start < end:
-            moved = self.write(fd, zeros[: end - start], start)
+            moved = self.write(fd, [zeros[: end - start]], start)
             start += moved - moved % BLOCK  # what is left has to start at a block again
             stalls = 0 if moved >= BLOCK else stalls + 1
             if stalls == _STALLS:

@@ -1,0 +1,48 @@
+"""Records that a device reads from where they are, wherever that is.
+
+Direct I/O takes memory from certain addresses on only, and a tensor starts where its allocator wants. So a record is
+written from its first such address on, and the few bytes before that come last. It is read back to an address that is
+as far from such a one: only those few bytes are ever copied. Records shorter than a huge page lie in pages that are far
+from one another, and are copied as a whole.
+"""
+
+from typing import NamedTuple
+
+from tensorstash.host.arrays import Array, address
+from tensorstash.host.pages import HUGE_PAGE
+
+
+class Turn(NamedTuple):
+    """How a record is turned on disk.
+
+    Args:
+        shift: how many of its first bytes come last.
+        room: where the others start in the pages that the record is read into.
+    """
+
+    shift: int
+    room: int
+
+    def parts(self, data: Array, start: int, stop: int) -> list[Array]:
+        """Return the bytes ``start:stop`` of a record as it is turned, in one view of it or two."""
+        start, stop = start + self.shift, stop + self.shift
+        end = stop - data.size
+        return [data[start:stop]] if end <= 0 else [data[start:], data[max(start - data.size, 0) : end]]
+
+    def back(self, pages: Array, nbytes: int) -> Array:
+        """Return the record of so many bytes; ``pages`` hold what was on disk from ``room`` on."""
+        record = pages[self.room - self.shift :][:nbytes]
+        if self.shift:
+            record[: self.shift] = pages[self.room + nbytes - self.shift :][: self.shift]
+        return record
+
+
+def turn_of(data: Array, unit: int) -> Turn:
+    """Return how to turn a record whose memory is to go to disk from where it is.
+
+    Args:
+        data: the record.
+        unit: of addresses that the device takes, in bytes; 0 if it takes any.
+    """
+    shift = -address(data) % unit if unit and data.size >= HUGE_PAGE else 0
+    return Turn(shift, unit if shift else 0)
