@@ -1,9 +1,10 @@
 """PaddlePaddle for the command line."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import paddle
+from numpy.typing import NDArray
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
@@ -36,8 +37,8 @@ class Job:
         self._optimizer = paddle.optimizer.SGD(1e-3, parameters=self._network.parameters())
         self._inputs = paddle.randn([sizes["batch"], sizes["length"], width])
 
-    def forward(self, *, small: bool = False) -> Any:
-        """Return the loss with its graph."""
+    def forward(self, step: int, *, small: bool = False) -> Any:
+        """Return the loss with its graph; every step has the same inputs."""
         x = self._inputs[:1, :8] if small else self._inputs
         for block in self._network:
             x = recompute(block, x) if self._is_checkpointed else block(x)
@@ -53,10 +54,11 @@ class Job:
         self._optimizer.step()
         self._optimizer.clear_grad(set_to_zero=True)
 
-    def gradients(self) -> list[bytes]:
-        """Return the bits of all gradients, parameter by parameter."""
-        grads = (parameter.grad for parameter in self._network.parameters())
-        return [grad.numpy().tobytes() for grad in grads if grad is not None]
+    def gradients(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield the gradient of each parameter, by name."""
+        for name, parameter in self._network.named_parameters():
+            if parameter.grad is not None:
+                yield name, parameter.grad.numpy()
 
     def peak(self) -> Callable[[], int] | None:
         """Return what gives the peak of the accelerator's bytes from now on; None where memory is the host's."""

@@ -1,9 +1,10 @@
 """PyTorch for the command line."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -42,8 +43,8 @@ class Job:
         self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-3)
         self._inputs = torch.randn(sizes["batch"], sizes["length"], width).to(self.device or "cpu")
 
-    def forward(self, *, small: bool = False) -> Any:
-        """Return the loss with its graph."""
+    def forward(self, step: int, *, small: bool = False) -> Any:
+        """Return the loss with its graph; every step has the same inputs."""
         x = self._inputs[:1, :8] if small else self._inputs
         for block in self._network:
             x = checkpoint(block, x, use_reentrant=False) if self._is_checkpointed else block(x)
@@ -59,10 +60,11 @@ class Job:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)
 
-    def gradients(self) -> list[bytes]:
-        """Return the bits of all gradients, parameter by parameter."""
-        grads = (parameter.grad for parameter in self._network.parameters())
-        return [grad.cpu().numpy().tobytes() for grad in grads if grad is not None]
+    def gradients(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield the gradient of each parameter, by name."""
+        for name, parameter in self._network.named_parameters():
+            if parameter.grad is not None:
+                yield name, parameter.grad.cpu().numpy()
 
     def peak(self) -> Callable[[], int] | None:
         """Return what gives the peak of the accelerator's bytes from now on; None where memory is the host's."""
