@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.harness import training
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import dot
 from benchmarks.models import Model
 from tensorstash.cli.comparison import Variant, compare, ratio
@@ -37,17 +37,9 @@ LIMIT = "16 MiB"
 
 HELD, RESIDENT, TIME, DECLINED, MONOTONE = 1.02, 1.05, 1.03, 1.01, 1.03
 
-COLUMNS = {
-    "workload": "",
-    "policy": "",
-    "resident MiB": ".0f",
-    "held": ".3f",
-    "resident": ".3f",
-    "step": ".3f",
-    "of best": "",
-    "gradients": "",
-    "bars": "",
-}
+COLUMNS = columns("""
+    workload | policy | resident MiB:.0f | held:.3f | resident:.3f | step:.3f | of best | gradients | bars
+""")
 
 LEGEND = f"""\
 "budget" is the part of the native peak, the most bytes that autograd holds without hooks. "held" is the observed peak

@@ -23,7 +23,7 @@ import zstandard
 
 import tensorstash as ts
 from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import alone, interleave, seconds
 from benchmarks.models import Model, build
 from tensorstash.host.arrays import Array, as_bytes, borrowed
@@ -55,28 +55,11 @@ RANDOM = "random"
 
 SMALLEST = 1 << 16
 
-COLUMNS = {
-    "workload": "",
-    "content": "",
-    "dtype": "",
-    "MiB": ".1f",
-    "limit": ".2f",
-    "codec": "",
-    "ratio": ".2f",
-    "encode": ".2f",
-    "decode": ".2f",
-    "x zstd": ".1f",
-    "error": ".1e",
-}
-WHOLE = {
-    "workload": "",
-    "dtype": "",
-    "MiB": ".1f",
-    "limit": ".2f",
-    "level 1": ".2f",
-    "level 2": ".2f",
-    "level 4": ".2f",
-}
+COLUMNS = columns("""
+    workload | content | dtype | MiB:.1f | limit:.2f | codec | ratio:.2f | encode:.2f | decode:.2f |
+    x zstd:.1f | error:.1e
+""")
+WHOLE = columns("workload | dtype | MiB:.1f | limit:.2f | level 1:.2f | level 2:.2f | level 4:.2f")
 
 
 def drawn(elements: int) -> list[Saved]:

@@ -18,7 +18,7 @@ from time import process_time
 
 import numpy as np
 
-from benchmarks.harness.report import Report
+from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import interleave, seconds
 from tensorstash.host.arrays import Array, aligned_empty
 from tensorstash.host.checksum import checksum
@@ -27,17 +27,10 @@ from tensorstash.stores.disk.store import Disk
 
 CALL = 4 << 20
 
-COLUMNS = {
-    "record KiB": "d",
-    "at once": "d",
-    "": ">",
-    "bare GB/s": ".2f",
-    "store GB/s": ".2f",
-    "ratio": ".2f",
-    "bare CPU ms/GiB": ".0f",
-    "store CPU ms/GiB": ".0f",
-    "CPU ratio": ".2f",
-}
+COLUMNS = columns("""
+    record KiB:d | at once:d | :> | bare GB/s:.2f | store GB/s:.2f | ratio:.2f | bare CPU ms/GiB:.0f |
+    store CPU ms/GiB:.0f | CPU ratio:.2f
+""")
 
 Way = Callable[[int], object]
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import tensorstash as ts
 from benchmarks.harness.labs import lab_of
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import alone, interleave
 from tensorstash.stores import Memory
 from tensorstash.testing.layouts import floats
@@ -39,18 +39,10 @@ KINDS = {"torch": ("torch", "cpu"), "paddle": ("paddle", "cpu"), "sim": ("torch"
 
 AUTOGRAD = {"torch": "torch.autograd.graph", "paddle": "paddle.autograd"}
 
-COLUMNS = {
-    "on": "",
-    "saved": "",
-    "under": "",
-    "copy": ".1f",
-    "pack": ".2f",
-    "unpack": ".2f",
-    "calls, pack": ">",
-    "calls, unpack": ">",
-    "growth, pack": ".2f",
-    "growth, unpack": ".2f",
-}
+COLUMNS = columns("""
+    on | saved | under | copy:.1f | pack:.2f | unpack:.2f | calls, pack:> | calls, unpack:> |
+    growth, pack:.2f | growth, unpack:.2f
+""")
 LEGEND = """\
 Microseconds per saved tensor beyond a bare copy of its bytes, whose own are given; calls of Python functions per
 tensor, by the program's thread + by others; time of the last thousand of many in multiples of the first."""

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import alone
 from benchmarks.models import Model, build
 from tensorstash.cli.bench_worker import scope_of
@@ -60,19 +60,10 @@ Deviations are distances from training without a policy, in its spreads; bars: a
 parameter, at the weights that training without a policy ends with."""
 
 
-COLUMNS = {
-    "task": "",
-    "policy": "",
-    "bytes": ".3f",
-    "held-out loss": ">",
-    "deviation": ".2f",
-    "accuracy, %": ">",
-    "deviation ": ".2f",
-    "gradient error, median": ".1e",
-    "worst": ".1e",
-    "cosine, worst": ".4f",
-    "bar": "",
-}
+COLUMNS = columns("""
+    task | policy | bytes:.3f | held-out loss:> | deviation:.2f | accuracy, %:> | deviation:.2f |
+    gradient error, median:.1e | worst:.1e | cosine, worst:.4f | bar
+""")
 
 Outcome = Mapping[str, Any]
 """One training: ``policy``, as one line or ``"none"``; ``seed``, of the initial weights and of the order of the data;

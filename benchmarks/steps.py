@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorstash as ts
 from benchmarks.harness import training
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import ALLOCATORS, dot, environment
 from benchmarks.models import Model
 from tensorstash.cli.comparison import NO_POLICY
@@ -53,25 +53,11 @@ the C library's allocator as it is, "of same" to no hooks under the same allocat
 (Limits(ahead=0)). "CPU" is the ratio of processor time, "seen" the resident memory saved for each byte that the policy
 took away, "checkpoint" step and memory relative to checkpoints per block."""
 
-COLUMNS = {
-    "workload": "",
-    "dtype": "",
-    "threads": "d",
-    "allocator": "",
-    "method": "",
-    "resident MiB": ".0f",
-    "step s": ".3f",
-    "step of default": ".3f",
-    "of same": ".3f",
-    "CPU of same": ".3f",
-    "activations MiB": ".0f",
-    "memory of default": ".3f",
-    "of same ": ".3f",
-    "checkpoint": ">",
-    "seen": ".2f",
-    "gradients": "",
-    "bars": "",
-}
+COLUMNS = columns("""
+    workload | dtype | threads:d | allocator | method | resident MiB:.0f | step s:.3f | step of default:.3f |
+    of same:.3f | CPU of same:.3f | activations MiB:.0f | memory of default:.3f | of same:.3f | checkpoint:> |
+    seen:.2f | gradients | bars
+""")
 
 EVERY = ("keep", "compress", SPILL, "compress | disk_spill", "quantize:bits=8", "quantize:bits=4", "quantize:bits=2")
 EVERY += ("quantize:bits=4 | disk_spill", "cast:dtype=bfloat16")

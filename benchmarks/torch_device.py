@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import seconds
 from benchmarks.harness.torch_accelerator import WAYS, Accelerator, accelerator_named, bare_seconds
 from benchmarks.models import Model
@@ -77,25 +77,11 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 MOST_OF_NONE, LEAST_HIDDEN = 1.03, 0.95
 """What is aimed at: a step of no policy's, and of the time of copies each way; and sooner by what is hidden."""
 
-COLUMNS = {
-    "length, or share": ">",
-    "method": "",
-    "peak GiB": ".2f",
-    "of none": ".3f",
-    "step ms": ".1f",
-    "of none ": ">",
-    "GiB out": ".3f",
-    "out ms, of bare": ">",
-    "hidden": ".3f",
-    "back ms, of bare": ">",
-    "hidden ": ".3f",
-    "waited ms": ".0f",
-    "hidden ms": ".0f",
-    "sooner than save_on_cpu ms": ".0f",
-    "page-locked GiB, of payload": ">",
-    "gradients": "",
-    "bars": "",
-}
+COLUMNS = columns("""
+    length, or share:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none:> | GiB out:.3f |
+    out ms, of bare:> | hidden:.3f | back ms, of bare:> | hidden:.3f | waited ms:.0f | hidden ms:.0f |
+    sooner than save_on_cpu ms:.0f | page-locked GiB, of payload:> | gradients | bars
+""")
 
 
 class Method:

@@ -27,53 +27,47 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 
 Built = tuple[nn.Module, Callable[[nn.Module], Tensor]]
 """A model, and its loss."""
 
-COLUMNS = {
-    "model": "",
-    "type": "",
-    "held, MiB": ".1f",
-    "left": ".3f",
-    "step time": ".3f",
-    "checkpoint": ".3f",
-    "pack, us": ".0f",
-    "made again": "",
-}
+COLUMNS = columns("""
+    model | type | held, MiB:.1f | left:.3f | step time:.3f | checkpoint:.3f | pack, us:.0f | made again
+""")
 
+_SDPA = {"attn_implementation": "sdpa"}
 _IDS = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def language_model(kind: str, tokens: tuple[int, int], **config: Any) -> Built:
-    """Return a language model of Transformers with random weights, and its loss on random tokens."""
+def transformer(model: str, inputs: dict[str, Tensor], **config: Any) -> Built:
+    """Return a model of Transformers with random weights, and its loss on random inputs."""
     import transformers
 
-    made = getattr(transformers, f"{kind}Config")(attn_implementation="sdpa", **_IDS, **config)
-    head = "ForMaskedLM" if kind == "Bert" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    model, ids = getattr(transformers, f"{kind}{head}")(made), torch.randint(3, 512, tokens)
-    return model, lambda model: model(input_ids=ids, labels=ids).loss  # type: ignore[no-any-return]
+    made = getattr(transformers, model)
+    network = made(made.config_class(**config))
+    return network, lambda network: network(**inputs).loss  # type: ignore[no-any-return]
+
+
+def text(size: tuple[int, int]) -> dict[str, Tensor]:
+    ids = torch.randint(3, 512, size)
+    return {"input_ids": ids, "labels": ids}
+
+
+def images(count: int, side: int) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(count, 3, side, side), "labels": torch.randint(0, 10, (count,))}
 
 
 def vit(width: int) -> Built:
-    import transformers
-
     sizes = {"hidden_size": width, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 4 * width}
-    made = transformers.ViTConfig(image_size=64, patch_size=8, attn_implementation="sdpa", num_labels=10, **sizes)
-    images, labels = torch.randn(16, 3, 64, 64), torch.randint(0, 10, (16,))
-    model = transformers.ViTForImageClassification(made)
-    return model, lambda model: model(pixel_values=images, labels=labels).loss  # type: ignore[no-any-return]
+    return transformer(
+        "ViTForImageClassification", images(16, 64), image_size=64, patch_size=8, num_labels=10, **_SDPA, **sizes
+    )
 
 
 def resnet(width: int) -> Built:
-    import transformers
-
-    widths = [width, 2 * width, 4 * width]
-    sizes = {"embedding_size": width, "hidden_sizes": widths, "depths": [2, 2, 2], "layer_type": "basic"}
-    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=10, **sizes))
-    images, labels = torch.randn(8, 3, 96, 96), torch.randint(0, 10, (8,))
-    return model, lambda model: model(images, labels=labels).loss  # type: ignore[no-any-return]
+    sizes = {"embedding_size": width, "hidden_sizes": [width, 2 * width, 4 * width], "depths": [2, 2, 2]}
+    return transformer("ResNetForImageClassification", images(8, 96), num_labels=10, layer_type="basic", **sizes)
 
 
 def encoder(width: int) -> Built:
@@ -82,49 +76,44 @@ def encoder(width: int) -> Built:
     return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), lambda model: model(inputs).square().mean()
 
 
-def _llama(kind: str, tokens: tuple[int, int], width: int, layers: int, **more: Any) -> Built:
+def llama(model: str, tokens: tuple[int, int], width: int, layers: int, **more: Any) -> Built:
     shape = {"hidden_size": width, "intermediate_size": width * 43 // 16, "num_hidden_layers": layers}
-    return language_model(kind, tokens, num_attention_heads=4, num_key_value_heads=2, **shape, **more)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return transformer(model, text(tokens), **_SDPA, **_IDS, **shape, **heads, **more)
 
 
-def _gpt2(tokens: tuple[int, int], width: int, layers: int) -> Built:
-    return language_model("GPT2", tokens, n_embd=width, n_layer=layers, n_head=width // 64, n_positions=tokens[1])
+def gpt2(tokens: tuple[int, int], width: int, layers: int) -> Built:
+    shape = {"n_embd": width, "n_layer": layers, "n_head": width // 64, "n_positions": tokens[1]}
+    return transformer("GPT2LMHeadModel", text(tokens), **_SDPA, **_IDS, **shape)
 
 
-def _bert(tokens: tuple[int, int], width: int, layers: int) -> Built:
+def bert(tokens: tuple[int, int], width: int, layers: int) -> Built:
     shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
-    return language_model("Bert", tokens, num_attention_heads=width // 64, **shape)
+    return transformer("BertForMaskedLM", text(tokens), num_attention_heads=width // 64, **_SDPA, **_IDS, **shape)
 
 
 _SMALL, _WIDE = (6, 128), (4, 256)
 ARCHITECTURES: dict[str, dict[str, Callable[[], Built]]] = {
     "small": {
-        "llama": lambda: _llama("Llama", _SMALL, 256, 3),
-        "qwen3": lambda: _llama("Qwen3", _SMALL, 256, 3, head_dim=64),
-        "gpt2": lambda: _gpt2(_SMALL, 256, 3),
-        "bert": lambda: _bert(_SMALL, 256, 3),
+        "llama": lambda: llama("LlamaForCausalLM", _SMALL, 256, 3),
+        "qwen3": lambda: llama("Qwen3ForCausalLM", _SMALL, 256, 3, head_dim=64),
+        "gpt2": lambda: gpt2(_SMALL, 256, 3),
+        "bert": lambda: bert(_SMALL, 256, 3),
         "vit": lambda: vit(192),
         "resnet": lambda: resnet(64),
         "encoder": lambda: encoder(128),
     },
     "wide": {
-        "llama": lambda: _llama("Llama", _WIDE, 512, 4),
-        "gpt2": lambda: _gpt2(_WIDE, 384, 4),
-        "bert": lambda: _bert(_WIDE, 384, 4),
+        "llama": lambda: llama("LlamaForCausalLM", _WIDE, 512, 4),
+        "gpt2": lambda: gpt2(_WIDE, 384, 4),
+        "bert": lambda: bert(_WIDE, 384, 4),
         "resnet": lambda: resnet(128),
     },
 }
 """By size, and by name."""
 
-BLOCKS = (
-    "LlamaDecoderLayer",
-    "Qwen3DecoderLayer",
-    "GPT2Block",
-    "BertLayer",
-    "ViTLayer",
-    "ResNetBasicLayer",
-    "TransformerEncoderLayer",
-)
+BLOCKS = ("LlamaDecoderLayer", "Qwen3DecoderLayer", "GPT2Block", "BertLayer", "ViTLayer", "ResNetBasicLayer")
+BLOCKS += ("TransformerEncoderLayer",)
 
 
 @contextmanager

@@ -17,6 +17,19 @@ Columns = Mapping[str, str]
 What is None stays empty, and text is written as it is."""
 
 
+def columns(text: str) -> Columns:
+    """Read the columns of a table: heads with vertical bars between them, each with its format after a colon.
+
+    >>> columns("policy | step s:.3f")
+    {'policy': '', 'step s': '.3f'}
+    """
+    heads = (part.strip().partition(":") for part in text.split("|"))
+    found: dict[str, str] = {}
+    for head, _, form in heads:
+        found[head if head not in found else f"{head} "] = form  # JSON names each once
+    return found
+
+
 def machine(*packages: str) -> str:
     """Return one line that says where and when this was measured."""
     versions = [f"{package} {_version(package)}" for package in packages]
