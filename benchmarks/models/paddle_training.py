@@ -18,7 +18,6 @@ class PaddleTraining(Training):
     _no_grad = paddle.no_grad
     _loss = staticmethod(F.cross_entropy)
     _tensor = staticmethod(paddle.to_tensor)
-    _array = staticmethod(paddle.Tensor.numpy)
 
     def __init__(self, model: Model) -> None:
         paddle.seed(model.seed)

@@ -1,42 +1,30 @@
 """A network that learns, as the measuring code sees it; what is spelled alike in both frameworks."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import abstractmethod
 from statistics import mean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.models import Model
 from benchmarks.models.data import Batches
+from tensorstash.cli import bench_worker
 
 
-class Training(ABC):
+class Training(bench_worker.Training):
     """Network, batches and optimizer of one framework, which subclasses make.
 
-    They also say how a tensor is made of an array (``_tensor``) and an array of a gradient (``_array``), what the
-    cross entropy is (``_loss``), and what records no graph (``_no_grad``).
+    They also say how a tensor is made of an array (``_tensor``), what the cross entropy is (``_loss``), and what
+    records no graph (``_no_grad``).
     """
 
     def __init__(self, model: Model, network: Any, optimizer: Any) -> None:
-        self._model, self._network, self._optimizer = model, network, optimizer
+        super().__init__(network, optimizer)
+        self._model = model
         self._batches = Batches(model)
 
     def forward(self, step: int, *, small: bool = False) -> Any:
-        """Return the loss of a step's batch, with its graph; of a few numbers, if small."""
         return self._loss(*self._logits(self._batches, step, small=small))
-
-    def backward(self, loss: Any) -> float:
-        """Compute the gradients, and return the loss as a number."""
-        loss.backward()
-        return float(loss.item())
-
-    def gradients(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yield the gradient of each parameter by name; the arrays are valid until gradients change."""
-        for name, parameter in self._network.named_parameters():
-            if parameter.grad is not None:
-                yield name, self._array(parameter.grad)
 
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Return loss and accuracy on batches of data that is held out."""
@@ -50,10 +38,6 @@ class Training(ABC):
                 hits.append(np.mean((logits.argmax(-1) == targets).numpy()))
         self._network.train()
         return mean(losses), float(np.mean(hits))
-
-    def peak(self) -> None:
-        """Return None: memory is the host's."""
-        return
 
     @abstractmethod
     def update(self, rate: float | None = None) -> None:

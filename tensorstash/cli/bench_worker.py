@@ -1,10 +1,11 @@
 """The process of one training that is measured: steps under a policy, one for each turn."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import sha256
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,23 +19,43 @@ Steps = Generator[dict[str, Any] | None, None, dict[str, Any]]
 """Steps, one for each turn: yields None when it is ready, then loss and peak so far; returns what was measured."""
 
 
-class Training(Protocol):
-    """A network that learns."""
+class Training(ABC):
+    """A network that learns.
 
+    Args:
+        network: what learns.
+        optimizer: of its parameters.
+    """
+
+    def __init__(self, network: Any, optimizer: Any) -> None:
+        self._network, self._optimizer = network, optimizer
+
+    @abstractmethod
     def forward(self, step: int, *, small: bool = False) -> Any:
         """Return the loss of a step, with its graph; of a few numbers, if small."""
 
-    def backward(self, loss: Any) -> float:
-        """Compute the gradients, and return the loss as a number."""
-
+    @abstractmethod
     def update(self) -> None:
         """Step the optimizer; the memory of the gradients stays."""
 
+    def backward(self, loss: Any) -> float:
+        """Compute the gradients, and return the loss as a number."""
+        loss.backward()
+        return float(loss.item())
+
     def gradients(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield the gradient of each parameter, by name."""
+        """Yield the gradient of each parameter by name; the arrays are valid until gradients change."""
+        for name, parameter in self._network.named_parameters():
+            if parameter.grad is not None:
+                yield name, self._array(parameter.grad)
 
     def peak(self) -> Callable[[], int] | None:
         """Return what gives the peak of an accelerator's bytes from now on; None where memory is the host's."""
+        return None
+
+    def _array(self, gradient: Any) -> NDArray[Any]:
+        array: NDArray[Any] = gradient.cpu().numpy()
+        return array
 
 
 def train(
@@ -50,7 +71,7 @@ def train(
         steps: how many.
         budget: bytes under way in each direction, as text.
     """
-    training = import_module(f"tensorstash.cli.frameworks.{framework}").Job(sizes, is_checkpointed)
+    training: Training = import_module(f"tensorstash.cli.frameworks.{framework}").Job(sizes, is_checkpointed)
     return (yield from measure(training, scope_of(policy, framework, in_flight=budget, ahead=budget), steps))
 
 
