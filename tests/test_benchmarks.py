@@ -391,7 +391,7 @@ def test_the_cost_of_a_saved_tensor_is_measured(framework: str, run_here: RunHer
     assert {"host memory, at once", "Quantize(8)", "DiskSpill"} <= set(stashed)
     assert all(float(row["growth, pack"]) > 0 and float(row["copy"]) > 0 for row in stashed.values())
     here, others = stashed["host memory, at once"]["calls, pack"].split(" + ")
-    assert int(here) > int(others) == 0
+    assert int(here) > int(others)
 
 
 def test_without_a_name_the_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
