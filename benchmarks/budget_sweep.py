@@ -9,16 +9,15 @@ if gradients are not bitwise those without hooks.
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 from benchmarks.harness import training
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
+from benchmarks.harness.runner import dot
 from benchmarks.models import Model
-from tensorstash.cli.comparison import Variant, compare
+from tensorstash.cli.comparison import Variant, compare, ratio
 from tensorstash.cli.turns import Job, run
 from tensorstash.host.allocator import advised_environment
 
@@ -31,18 +30,16 @@ WORKLOADS = {
 TINY = {"batch": 4, "depth": 2, "width": 64, "heads": 4, "context": 64}
 
 PARTS: Sequence[float] = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-KEEP = Variant("keep")
-RIVALS = (
-    KEEP,
-    Variant("recompute"),
-    Variant("disk_spill"),
-    Variant("recompute | disk_spill"),
-    Variant("compress | disk_spill"),
-    Variant(is_checkpointed=True),
-)
+NONE, KEEP = Variant(), Variant("keep")
+LINES = ("recompute", "disk_spill", "recompute | disk_spill", "compress | disk_spill")
+RIVALS = (KEEP, *map(Variant, LINES), Variant(is_checkpointed=True))
 LIMIT = "16 MiB"
 
 HELD, RESIDENT, TIME, DECLINED, MONOTONE = 1.02, 1.05, 1.03, 1.01, 1.03
+
+COLUMNS = columns("""
+    workload | policy | resident MiB:.0f | held:.3f | resident:.3f | step:.3f | of best | gradients | bars
+""")
 
 LEGEND = f"""\
 "budget" is the part of the native peak, the most bytes that autograd holds without hooks. "held" is the observed peak
@@ -71,17 +68,21 @@ class Sweep:
 
     def implied(self, nbytes: float) -> float:
         """Return the resident memory that comes with so many bytes that are saved and held."""
-        return self.resident(Variant()) - self.native + nbytes
+        return self.resident(NONE) - self.native + nbytes
 
-    def times(self, ours: Variant, theirs: Variant, name: str = "step_s") -> float:
+    def time(self, ours: Variant, theirs: Variant = NONE) -> float:
         """Return the median ratio of the steps of a round."""
-        pairs = ((self.measured[each][name][each.untimed :]) for each in (ours, theirs))
-        return float(median(a / b for a, b in zip(*pairs, strict=True)))
+        return ratio(self.measured, ours, theirs, "step_s")
+
+    def gradients(self, variant: Variant) -> str:
+        return (
+            "bitwise" if len({self.measured[each]["gradients_sha256"] for each in (variant, NONE)}) == 1 else "differ"
+        )
 
     def best(self, budget: float) -> Variant | None:
         """Return the fastest of what fits, if anything does."""
         fitting = [rival for rival in RIVALS if self.resident(rival) <= HELD * self.implied(budget)]
-        return min(fitting, key=lambda rival: self.times(rival, Variant()), default=None)
+        return min(fitting, key=self.time, default=None)
 
 
 def budget(native: int, part: float) -> Variant:
@@ -96,7 +97,6 @@ def job(model: Model, variant: Variant, *, steps: int, compared: int, tiny: bool
         replace(model, recompute=variant.is_checkpointed),
         steps,
         variant.policy,
-        advised_environment(os.environ),
         limits={"in_flight": LIMIT, "ahead": LIMIT},
         min_bytes=0 if tiny else "64KiB",
         compared=list(range(compared)),
@@ -113,57 +113,40 @@ def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> S
         tiny: whether tensors of all sizes are looked at.
     """
     native = run(job(model, budget(2**50, 1), steps=2, compared=0, tiny=tiny))["native_bytes"]
-    variants = [Variant(), *RIVALS, *(budget(native, part) for part in parts)]
-
-    def on_turn(_: Variant) -> None:
-        print(".", end="", file=sys.stderr, flush=True)
+    variants = [NONE, *RIVALS, *(budget(native, part) for part in parts)]
 
     def process(variant: Variant, _: int) -> Job:
         return job(model, variant, steps=variant.untimed + rounds, compared=rounds + 1, tiny=tiny)
 
-    return Sweep(native, compare(variants, process, rounds, on_turn))
+    return Sweep(native, compare(variants, process, rounds, dot))
 
 
-def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[str, ...]]:
+def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[Any, ...]]:
     """Yield the lines of the table: what is compared, then the budgets, the least first."""
-    plain = Variant()
-    base = found.measured[plain]
-    for variant in (plain, *RIVALS):
-        peak = found.resident(variant) / found.resident(plain)
-        step = found.times(variant, plain)
-        nbytes = f"{found.resident(variant) / 2**20:.0f}"
-        exact = "bitwise" if found.measured[variant]["gradients_sha256"] == base["gradients_sha256"] else "differ"
-        yield name, str(variant), nbytes, "", f"{peak:.3f} of none", f"{step:.3f}", "", exact, ""
-    slower = largest = 0.0
-    times = {part: found.times(budget(found.native, part), plain) for part in parts}
+    for variant in (NONE, *RIVALS):
+        peak = f"{found.resident(variant) / found.resident(NONE):.3f} of none"
+        resident, exact = found.resident(variant) / 2**20, found.gradients(variant)
+        yield name, str(variant), resident, None, peak, found.time(variant), None, exact, None
+    largest = 0.0
+    times = {part: found.time(budget(found.native, part)) for part in parts}
     for part in parts:
-        variant = budget(found.native, part)
-        measured = found.measured[variant]
-        best = found.best(part * found.native)
-        ratios = {
-            "held": (measured["stats"]["peak_held"] / (part * found.native), HELD),
-            "resident": (found.resident(variant) / found.implied(part * found.native), RESIDENT),
-            "step": (found.times(variant, best) if best else 0.0, DECLINED if best == KEEP else TIME),
-        }
-        missed = [f"{what} > {bar}" for what, (ratio, bar) in ratios.items() if ratio > bar]
-        slower = max((times[other] for other in parts if other > part), default=0.0) / times[part]
-        missed += ["order of steps"] if slower > MONOTONE else []
+        nbytes = part * found.native
+        variant, best = budget(found.native, part), found.best(nbytes)
         resident = found.resident(variant)
-        missed += ["order of peaks"] if resident * MONOTONE < largest else []
+        ratios = {
+            "held": (found.measured[variant]["stats"]["peak_held"] / nbytes, HELD),
+            "resident": (resident / found.implied(nbytes), RESIDENT),
+            "step": (found.time(variant, best) if best else 0.0, DECLINED if best == KEEP else TIME),
+        }
+        held, implied, step = (value for value, _ in ratios.values())
+        missed = [f"{what} > {bar}" for what, (value, bar) in ratios.items() if value > bar]
+        slower = any(times[other] > MONOTONE * times[part] for other in parts if other > part)
+        missed += ["order of steps"] * slower + ["order of peaks"] * (resident * MONOTONE < largest)
         largest = max(largest, resident)
-        exact = "bitwise" if measured["gradients_sha256"] == base["gradients_sha256"] else "differ"
-        figures = [f"{ratios['held'][0]:.3f}", f"{ratios['resident'][0]:.3f}", f"{times[part]:.3f}"]
-        against = f"{ratios['step'][0]:.3f} of {best}" if best else "nothing else fits"
-        nbytes = f"{resident / 2**20:.0f}"
-        yield (
-            name,
-            f"budget {part:.1f}",
-            nbytes,
-            *figures,
-            against,
-            exact,
-            f"missed: {', '.join(missed)}" if missed else "met",
-        )
+        against = f"{step:.3f} of {best}" if best else "nothing else fits"
+        bars = f"missed: {', '.join(missed)}" if missed else "met"
+        exact, label = found.gradients(variant), f"budget {part:.1f}"
+        yield name, label, resident / 2**20, held, implied, times[part], against, exact, bars
 
 
 def allocator() -> str:
@@ -180,12 +163,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
 
 
-def main(options: argparse.Namespace, report: Report) -> int:
-    packages = "torch", "paddlepaddle", "numpy"
-    report.conditions = f"{machine(packages)}; {allocator()}; {options.rounds} rounds."
+def main(options: argparse.Namespace, report: Report) -> bool:
+    report.conditions = f"{machine('torch', 'paddlepaddle', 'numpy')}; {allocator()}; {options.rounds} rounds."
     report.legend = LEGEND
-    heads = ("workload", "policy", "resident MiB", "held", "resident", "step", "of best", "gradients", "bars")
-    report.begin(*heads, left=("workload", "policy", "of best", "gradients", "bars"))
+    report.begin(COLUMNS)
     measured = report.measured["sweeps"] = {}
     parts, differ = sorted(options.part or PARTS), False
     for name in options.workload or WORKLOADS:
@@ -193,6 +174,6 @@ def main(options: argparse.Namespace, report: Report) -> int:
         found = sweep(model, parts, options.rounds, tiny=options.tiny)
         measured[name] = {str(variant): one for variant, one in found.measured.items()}
         for row in rows(name, found, parts):
-            report.row(*row, told=False)
+            report.row(*row)
             differ |= "differ" in row
-    return int(differ)
+    return differ

@@ -2,6 +2,7 @@
 
     python -m benchmarks codecs                            # GPTs and ResNet in PyTorch, GPT in PaddlePaddle
     python -m benchmarks codecs --workload torch:resnet --markdown table.md --json table.json
+    python -m benchmarks codecs --workload random --device cuda        # the kernels of a device of PyTorch
 
 A workload is trained a little, in a process of its own, and what its next step saves, each storage once and without
 parameters, is sorted by content. Floats are also measured rounded to ``bfloat16``. Every time is the smallest of
@@ -12,7 +13,7 @@ is not zero, and of the mask, or of the values, whichever is smaller.
 """
 
 import argparse
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ import zstandard
 
 import tensorstash as ts
 from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import alone, interleave, seconds
 from benchmarks.models import Model, build
 from tensorstash.host.arrays import Array, as_bytes, borrowed
@@ -49,7 +50,23 @@ affine:bits=8,rounding=nearest affine:bits=4,rounding=nearest affine:bits=2,roun
 affine:bits=8,rounding=stochastic affine:bits=4,rounding=stochastic affine:bits=2,rounding=stochastic
 astype:dtype=bfloat16 astype:dtype=float16 astype:dtype=float8_e4m3fn astype:dtype=float8_e5m2
 """)
+RANDOM = "random"
+"""A workload that trains nothing: normal floats, values of which half are zero, and booleans."""
+
 SMALLEST = 1 << 16
+
+COLUMNS = columns("""
+    workload | content | dtype | MiB:.1f | limit:.2f | codec | ratio:.2f | encode:.2f | decode:.2f |
+    x zstd:.1f | error:.1e
+""")
+WHOLE = columns("workload | dtype | MiB:.1f | limit:.2f | level 1:.2f | level 2:.2f | level 4:.2f")
+
+
+def drawn(elements: int) -> list[Saved]:
+    """Return random tensors."""
+    normal = np.random.default_rng(0).standard_normal((max(elements // 1024, 1), 1024), np.float32)
+    is_positive = normal > 0
+    return [(normal, "float32"), (np.float32(1.25) * is_positive, "float32"), (is_positive, "bool")]
 
 
 def captured(workload: str, steps: int, scale: int) -> list[Saved]:
@@ -126,29 +143,62 @@ def values_of(data: Array, dtype: str) -> Array:
     return widen(data.reshape(-1), dtype) if dtype == "bfloat16" else data.reshape(-1).astype(np.float64)
 
 
-def measure(codec: Codec, tensors: list[Saved], framework: str, rounds: int) -> dict[str, float] | None:
+class Memory:
+    """Where codecs work: host memory, or that of a device of PyTorch, on which only kernels run.
+
+    Args:
+        framework: whose kernels.
+        device: its name; None for the host.
+    """
+
+    def __init__(self, framework: str, device: str | None) -> None:
+        self._lab, self._device = lab_of(framework), None
+        if device is not None:
+            from benchmarks.harness.torch_accelerator import accelerator_named
+
+            self._device = accelerator_named(device)
+
+    def calls(self, codec: Codec, data: Array, dtype: str) -> dict[str, Callable[[], Any]] | None:
+        """Return what is timed of a codec, by name; None if it does not run here."""
+        tensor: Any = self._lab.tensor(data, dtype)
+        tensor = tensor if self._device is None else tensor.to(self._device.device)
+        spec = dense_spec(data.shape, dtype)
+        kernel = kernel_of(self._lab.backend, codec, spec if self._device is None else self._lab.backend.spec(tensor))
+        if kernel is not None:
+            encode: Callable[[], Any] = partial(kernel.encode, tensor)
+            decode = partial(kernel.decode, encode())
+        elif self._device is None:
+            encode = partial(codec.encode, borrowed(data), spec)
+            decode = partial(codec.decode, borrowed(encode()), spec)
+        else:
+            return None
+        raw = as_bytes(data)
+        copy = partial(np.copyto, np.empty_like(raw), raw) if self._device is None else tensor.clone
+        return {"copy": copy, "encode": encode, "decode": decode}
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """Return how long a call takes, and the device with it."""
+        return seconds(call if self._device is None else lambda: (call(), self._device.synchronize()))
+
+
+def measure(codec: Codec, tensors: list[Saved], memory: Memory, rounds: int) -> dict[str, float] | None:
     """Return what a codec makes of tensors of one dtype; None if it does not take them."""
-    dtype, zstd, lab = tensors[0][1], zstandard.ZstdCompressor(level=1), lab_of(framework)
-    specs = [dense_spec(data.shape, dtype) for data, _ in tensors]
-    if not all(map(codec.accepts, specs)):
+    dtype, zstd = tensors[0][1], zstandard.ZstdCompressor(level=1)
+    if not all(codec.accepts(dense_spec(data.shape, dtype)) for data, _ in tensors):
         return None
-    target = np.empty(max(data.nbytes for data, _ in tensors), np.uint8)
     spent = dict.fromkeys(("copy", "encode", "decode", "zstd"), 0.0)
     nbytes = stored = wrong = total = 0.0
-    for (data, _), spec in zip(tensors, specs, strict=True):
-        raw = as_bytes(data)
-        kernel = kernel_of(lab.backend, codec, spec)
-        encode: Callable[[], Any] = partial(codec.encode, borrowed(data), spec)
-        payload = encode()
-        decode: Callable[[], Any] = partial(codec.decode, borrowed(payload), spec)
-        if kernel is not None:
-            encode = partial(kernel.encode, lab.tensor(data, dtype))
-            decode = partial(kernel.decode, encode())
-        calls = {"copy": partial(np.copyto, target[: raw.size], raw), "encode": encode, "decode": decode}
+    for data, _ in tensors:
+        calls = memory.calls(codec, data, dtype)
+        if calls is None:
+            return None
         if codec.lossless:
-            calls["zstd"] = partial(zstd.compress, raw)
-        for name, times in interleave({name: partial(seconds, call) for name, call in calls.items()}, rounds).items():
+            calls["zstd"] = partial(zstd.compress, as_bytes(data))
+        timed = {name: partial(memory.seconds, call) for name, call in calls.items()}
+        for name, times in interleave(timed, rounds).items():
             spent[name] += min(times)
+        spec = dense_spec(data.shape, dtype)
+        payload = codec.encode(borrowed(data), spec)
         nbytes, stored = nbytes + data.nbytes, stored + payload.nbytes
         if not codec.lossless:
             value = values_of(data, dtype)
@@ -160,69 +210,60 @@ def measure(codec: Codec, tensors: list[Saved], framework: str, rounds: int) -> 
     return {**against, **speeds, "error": (wrong / total) ** 0.5 if total else 0.0}
 
 
-def whole(workload: str, tensors: list[Saved]) -> dict[str, Any]:
-    """Return what the chosen codecs make of a whole step, and the limit."""
+def whole(workload: str, tensors: list[Saved]) -> tuple[Any, ...]:
+    """Return what the chosen codecs make of a whole step, and the limit: a row."""
     nbytes = sum(data.nbytes for data, _ in tensors)
-    is_rounded = any(dtype == "bfloat16" for _, dtype in tensors)
-    found = {"workload": workload, "dtype": "bfloat16" if is_rounded else "float32", "limit": limit(tensors)}
-    for codec in LOSSLESS:
-        stored = sum(codec.encode(borrowed(data), dense_spec(data.shape, dtype)).nbytes for data, dtype in tensors)
-        found[repr(codec)] = nbytes / stored
-    return {**found, "nbytes": nbytes}
+    dtype = "bfloat16" if any(dtype == "bfloat16" for _, dtype in tensors) else "float32"
+
+    def stored(codec: Codec) -> int:
+        return sum(codec.encode(borrowed(data), dense_spec(data.shape, dtype)).nbytes for data, dtype in tensors)
+
+    return workload, dtype, nbytes / 2**20, limit(tensors), *(nbytes / stored(codec) for codec in LOSSLESS)
 
 
-def work(workload: str, steps: int, scale: int, rounds: int, most: int) -> Generator[Any, None, list[dict[str, Any]]]:
+Rows = Generator[Any, None, list[tuple[Any, ...]]]
+
+
+def work(workload: str, steps: int, scale: int, rounds: int, most: int, elements: int, device: str | None) -> Rows:
     """Measure a workload: yield rows of the table of codecs; return those of the table of whole steps."""
     yield None
-    tensors = captured(workload, steps, scale)
+    is_random = workload == RANDOM
+    tensors = drawn(elements) if is_random else captured(workload, steps, scale)
+    memory = Memory("torch" if is_random else WORKLOADS[workload].framework, device)
     groups: dict[tuple[str, str], list[Saved]] = {}
     for data, dtype in sorted(tensors, key=lambda saved: -saved[0].nbytes):
         groups.setdefault((kind_of(data, dtype), dtype), []).append((data, dtype))
     for (kind, dtype), members in sorted(groups.items()):
         some = members[:most]
         for alike in [some] + [[in_bfloat16(*saved) for saved in some]] * (dtype == "float32"):
-            yield from _rows({"workload": workload, "kind": kind}, alike, rounds)
+            what = workload, kind, alike[0][1], sum(data.nbytes for data, _ in alike) / 2**20, limit(alike)
+            for codec in CODECS:
+                found = measure(codec, alike, memory, rounds)
+                if found is not None:
+                    shown = [found[name] for name in ("ratio", "encode", "decode")]
+                    yield *what, f"`{codec!r}`", *shown, found["encode_to_zstd"] or None, found["error"] or None
     return [whole(workload, tensors), whole(workload, [in_bfloat16(*saved) for saved in tensors])]
 
 
-def _rows(names: dict[str, Any], tensors: list[Saved], rounds: int) -> Iterator[dict[str, Any]]:
-    facts = {"dtype": tensors[0][1], "nbytes": sum(data.nbytes for data, _ in tensors), "limit": limit(tensors)}
-    for codec in CODECS:
-        found = measure(codec, tensors, WORKLOADS[names["workload"]].framework, rounds)
-        if found is not None:
-            yield {**names, **facts, "codec": repr(codec), **found}
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    parser.add_argument("--workload", action="append", choices=[*WORKLOADS, RANDOM])
     parser.add_argument("--steps", type=int, default=80, help="of training before the captured one")
     parser.add_argument("--scale", type=int, default=8, help="of the batch")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--most", type=int, default=3, help="tensors of a kind that are measured, the largest first")
+    parser.add_argument("--elements", type=int, default=1 << 26, help=f"of the tensors of {RANDOM}")
+    parser.add_argument("--device", help="of PyTorch, whose kernels are measured; by default all codecs on the host")
 
 
-def main(options: argparse.Namespace, report: Report) -> int:
-    report.conditions = machine(("torch", "paddlepaddle", "numpy", "zstandard"))
+def main(options: argparse.Namespace, report: Report) -> None:
+    report.conditions = machine("torch", "paddlepaddle", "numpy", "zstandard")
     above = "Encode and decode are fractions of the speed of a copy; x zstd is encoding against Zstandard 1."
-    heads = ("workload", "content", "dtype", "MiB", "limit", "codec", "ratio", "encode", "decode", "x zstd", "error")
-    report.begin(*heads, left=("workload", "content", "dtype", "codec"), before=above)
-    rows, mixes = report.measured["rows"], report.measured["mixes"] = [], []
-
-    def add(row: dict[str, Any]) -> None:
-        rows.append(row)
-        size, speeds = f"{row['nbytes'] / 2**20:.1f}", [f"{row[name]:.2f}" for name in ("ratio", "encode", "decode")]
-        against = f"{row['encode_to_zstd']:.1f}" if row["encode_to_zstd"] else ""
-        error = f"{row['error']:.1e}" if row["error"] else ""
-        content = row["workload"], row["kind"], row["dtype"], size, f"{row['limit']:.2f}"
-        report.row(*content, f"`{row['codec']}`", *speeds, against, error)
-
+    report.begin(COLUMNS, before=above)
+    steps = []
     for workload in options.workload or WORKLOADS:
-        arguments = {name: getattr(options, name) for name in ("steps", "scale", "rounds", "most")}
-        mixes += alone("codecs:work", workload, add, workload=workload, **arguments)
-    above = "Whole steps: how many times smaller, and the limit of a coder of single bytes."
-    heads = ("workload", "dtype", "MiB", "limit", "level 1", "level 2", "level 4")
-    report.begin(*heads, left=("workload", "dtype"), before=above)
-    for found in mixes:
-        ratios = [f"{found[key]:.2f}" for key in ("limit", *map(repr, LOSSLESS))]
-        report.row(found["workload"], found["dtype"], f"{found['nbytes'] / 2**20:.1f}", *ratios)
-    return 0
+        names = ("steps", "scale", "rounds", "most", "elements", "device")
+        told = {name: getattr(options, name) for name in names}
+        steps += alone("codecs:work", workload, lambda row: report.row(*row), workload=workload, **told)
+    report.begin(WHOLE, before="Whole steps: how many times smaller, and the limit of a coder of single bytes.")
+    for row in steps:
+        report.row(*row)

@@ -18,7 +18,7 @@ from time import process_time
 
 import numpy as np
 
-from benchmarks.harness.report import Report
+from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import interleave, seconds
 from tensorstash.host.arrays import Array, aligned_empty
 from tensorstash.host.checksum import checksum
@@ -26,6 +26,11 @@ from tensorstash.host.pages import mapped_pages
 from tensorstash.stores.disk.store import Disk
 
 CALL = 4 << 20
+
+COLUMNS = columns("""
+    record KiB:d | at once:d | :> | bare GB/s:.2f | store GB/s:.2f | ratio:.2f | bare CPU ms/GiB:.0f |
+    store CPU ms/GiB:.0f | CPU ratio:.2f
+""")
 
 Way = Callable[[int], object]
 
@@ -106,19 +111,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 4], help="records under way at one time")
 
 
-def main(options: argparse.Namespace, report: Report) -> int:
-    heads = "bare GB/s", "store GB/s", "ratio", "bare CPU ms/GiB", "store CPU ms/GiB", "CPU ratio"
-    report.begin("record KiB", "at once", "", *heads)
-    rows = report.measured["rows"] = []
+def main(options: argparse.Namespace, report: Report) -> None:
+    report.begin(COLUMNS)
     for kib in options.kib:
         for at_once in options.at_once:
             found = measure(options.directory, kib << 10, options.rounds, at_once)
             for verb in ("write", "read"):
                 (bare, bare_cpu), (store, store_cpu) = found[verb, "bare"], found[verb, "store"]
-                row = {"kib": kib, "at_once": at_once, "verb": verb, "bare_s": bare, "store_s": store}
-                rows.append(row | {"bare_cpu_s": bare_cpu, "store_cpu_s": store_cpu})
-                rates = (f"{(kib << 10) / each / 1e9:.2f}" for each in (bare, store))
-                cpu = (f"{1e3 * each / kib * 2**20:.0f}" for each in (bare_cpu, store_cpu))
-                ratios = f"{bare / store:.2f}", f"{store_cpu / bare_cpu:.2f}"
-                report.row(str(kib), str(at_once), verb, *rates, ratios[0], *cpu, ratios[1])
-    return 0
+                rates = ((kib << 10) / each / 1e9 for each in (bare, store))
+                cpu = (1e3 * each / kib * 2**20 for each in (bare_cpu, store_cpu))
+                report.row(kib, at_once, verb, *rates, bare / store, *cpu, store_cpu / bare_cpu)

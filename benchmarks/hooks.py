@@ -1,114 +1,263 @@
-"""What hooks cost per saved tensor that is kept, beside a pair that does nothing.
+"""What a saved tensor costs beyond the copy of its bytes: one that is kept, and one that is stashed.
 
     python -m benchmarks hooks
-    python -m benchmarks hooks --framework paddle
+    python -m benchmarks hooks --framework torch --many 50000
 
-Cost is the time of forward and backward above the same without hooks, divided by the number of saved tensors. All
-variants of a program take turns, round by round; the median of all rounds counts. Each framework has a process of its
-own, with one thread for computing; in Paddle the processor time of that thread is counted.
+A chain of operations saves tensors of one size: small ones and parameters, which are kept, beside a pair of hooks that
+does nothing; and larger ones, which are stashed. Cost is the time of forward (a pack) and of backward (an unpack) above
+the same without hooks, less a bare copy of what is stashed by the framework, divided by the number of saved tensors.
+All variants of a program take turns, round by round; the median of all rounds counts. *At once* means that nothing is
+done behind the program (``Limits(in_flight=0, ahead=0)``); else what workers do is waited for. Each framework, and the
+simulated device of the tests, has a process of its own, with one thread for computing; for what Paddle keeps, the
+processor time of that thread is counted.
 """
 
 import argparse
-from collections.abc import Callable, Generator
+import gc
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from statistics import median
 from time import perf_counter, thread_time
+from types import FrameType
 from typing import Any
 
 import tensorstash as ts
 from benchmarks.harness.labs import lab_of
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import alone, interleave
+from tensorstash.stores import Memory
 from tensorstash.testing.layouts import floats
 
-FRAMEWORKS = {"torch": "torch", "paddle": "paddlepaddle"}
-HOOKS = {"torch": "torch.autograd.graph", "paddle": "paddle.autograd"}
-CLOCKS = {"torch": perf_counter, "paddle": thread_time}
-SIZE = 64
+KINDS = {"torch": ("torch", "cpu"), "paddle": ("paddle", "cpu"), "sim": ("torch", "sim:0")}
+"""Framework and device of each process."""
 
-CASES: dict[str, tuple[str, ts.HookPolicy, int | None]] = {
-    "parameters, under Compress": ("weights", ts.Compress(), None),
-    "tensors below min_bytes, under Compress": ("activations", ts.Compress(), None),
-    "tensors of any size, under Keep": ("activations", ts.Keep(), 0),
-    "tensors in host memory already, under CpuOffload": ("activations", ts.CpuOffload(), 0),
-}
-"""Program, policy and ``min_bytes``, if not the default."""
+AUTOGRAD = {"torch": "torch.autograd.graph", "paddle": "paddle.autograd"}
+
+COLUMNS = columns("""
+    on | saved | under | copy:.1f | pack:.2f | unpack:.2f | calls, pack:> | calls, unpack:> |
+    growth, pack:.2f | growth, unpack:.2f
+""")
+LEGEND = """\
+Microseconds per saved tensor beyond a bare copy of its bytes, whose own are given; calls of Python functions per
+tensor, by the program's thread + by others; time of the last thousand of many in multiples of the first."""
+
+Scope = Callable[[], AbstractContextManager[Any]]
+Times = tuple[float, float]
+
+PARAMETERS, SMALL, LARGE = "parameters", "small tensors", "large tensors"
 
 
-def program(framework: str, kind: str, saves: int) -> Callable[[], Any]:
-    """Return the forward of a chain of operations.
+class Program:
+    """A chain of operations, each of which saves its input, or parameters.
 
-    Each saves its input (``"activations"``); or a frozen parameter, or a view of one, in PyTorch, and an activation and
-    a parameter in Paddle (``"weights"``).
+    Args:
+        framework: whose operations.
+        device: where they run.
+        saved: what they save: :data:`PARAMETERS`, :data:`SMALL` or :data:`LARGE` tensors. Where parameters are saved,
+            that is a frozen one and a view of it in PyTorch, and an activation and a parameter in Paddle.
+        elements: of each tensor, in float32.
     """
-    lab: Any = lab_of(framework)
-    start = lab.tensor(floats(SIZE), requires_grad=True)
-    if kind == "activations":
-        return lambda: chain(start, lambda x: x.sin(), saves)
-    parameter = lab.parameter(floats(SIZE), trainable=framework == "paddle")
-    if framework == "paddle":
-        return lambda: chain(start, lambda x: x * parameter, saves // 2)
-    view = parameter.view(SIZE)
-    return lambda: chain(start, lambda x: x * parameter * view, saves // 2)
+
+    def __init__(self, framework: str, device: str, saved: str, elements: int) -> None:
+        lab: Any = lab_of(framework)
+        self._clock = thread_time if framework == "paddle" and saved != LARGE else perf_counter
+        self._synchronize: Callable[[], object] = bool
+        self._start = lab.tensor(floats(elements), requires_grad=True)
+        if device.startswith("sim"):
+            from benchmarks.harness.torch_accelerator import accelerator_named
+
+            self._synchronize = accelerator_named(device).synchronize
+            self._start = lab.tensor(floats(elements)).to(device).requires_grad_()
+        if saved != PARAMETERS:
+            self._link: Callable[[Any], Any] = _sine
+            return
+        parameter = lab.parameter(floats(elements), trainable=framework == "paddle")
+        view = parameter.view(elements) if framework == "torch" else None
+        self._link = lambda x: x * parameter if view is None else x * parameter * view
+        self._saves = 2
+
+    _saves = 1
+    """How many tensors a link saves."""
+
+    def chain(self, x: Any, saves: int) -> Any:
+        for _ in range(saves // self._saves):
+            x = self._link(x)
+        return x
+
+    def forward(self, scope: Scope, saves: int) -> Any:
+        with scope():
+            return self.chain(self._start, saves)
+
+    def passes(self, scope: Scope, saves: int) -> Times:
+        """Return the seconds of a forward and of its backward."""
+        gc.collect()
+        started = self._clock()
+        result = self.forward(scope, saves)
+        self._synchronize()
+        half = self._clock()
+        result.sum().backward()
+        self._synchronize()
+        del result
+        return half - started, self._clock() - half
+
+    def copying(self, count: int) -> float:
+        """Return the seconds that so many copies of a tensor's bytes take within its device."""
+        started = perf_counter()
+        for _ in range(count):
+            self._start.detach().clone()
+        self._synchronize()
+        return perf_counter() - started
+
+    def thousands(self, scope: Scope, saves: int, every: int) -> tuple[list[float], list[float]]:
+        """Return the seconds that each ``every`` tensors take, in forward and in backward."""
+        forward, backward = [perf_counter()], []
+        with scope():
+            x = self._start
+            for _ in range(saves // every):
+                x = self.chain(x, every)
+                x.register_hook(lambda gradient: backward.append(perf_counter()))
+                forward.append(perf_counter())
+        x.sum().backward()
+        backward.append(perf_counter())
+        return _lengths(forward), _lengths(backward)
 
 
-def chain(x: Any, link: Callable[[Any], Any], length: int) -> Any:
-    for _ in range(length):
-        x = link(x)
-    return x
+def _sine(x: Any) -> Any:
+    return x.sin()
 
 
-def seconds(clock: Callable[[], float], forward: Callable[[], Any], scope: Callable[[], Any]) -> float:
-    """Time one forward and backward."""
-    started = clock()
-    with scope():
-        result = forward()
-    result.sum().backward()
-    del result
-    return clock() - started
+def _lengths(moments: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(moments)]
 
 
-def costs(framework: str, saves: int, rounds: int) -> Generator[list[Any] | None, None, None]:
-    """Yield microseconds per saved tensor for each case: without hooks, and on top of that identity and ours."""
-    hooks = import_module(HOOKS[framework]).saved_tensors_hooks
+class Calls:
+    """Counts calls of Python functions, by direction and by whether they are the program's or of another thread."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._is_on = False
+        threading.setprofile(self._note)  # for all threads that start from now on
+
+    def of(self, call: Callable[[], object]) -> Counter[str]:
+        """Return what a call has called here, and what was called meanwhile by others."""
+        self.counts.clear()
+        self._is_on = True
+        self.join()
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+            self._is_on = False
+        return Counter(self.counts)
+
+    def join(self, *_: object) -> None:
+        """Count what this thread calls from now on: that of a device's backward is not of Python."""
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and self._is_on:
+            is_worker = threading.current_thread().name.startswith("tensorstash-")
+            self.counts["others" if is_worker else "here"] += 1
+
+
+def scopes(kind: str) -> Mapping[str, Mapping[str, Scope]]:
+    """Return what is measured, by what is saved and by name."""
+    framework, _ = KINDS[kind]
+    hooks = import_module(AUTOGRAD[framework]).saved_tensors_hooks
+
+    def under(policy: ts.HookPolicy, **options: Any) -> Scope:
+        session = ts.stash(policy, framework=framework, **options)
+        return lambda: session
+
+    if kind == "sim":
+        save = import_module("torch.autograd.graph").save_on_cpu
+        return {LARGE: {"save_on_cpu": lambda: save(pin_memory=True), "CpuOffload": under(ts.CpuOffload())}}
+    identity = {"a pair that does nothing": lambda: hooks(lambda x: x, lambda x: x)}
+    # In PyTorch nothing but parameters is saved: none is to be kept for its size.
+    parameters = under(ts.Compress(), **({"min_bytes": 0} if framework == "torch" else {}))
+    small = {
+        "Compress, which keeps what is small": under(ts.Compress()),
+        "Keep": under(ts.Keep(), min_bytes=0),
+        "CpuOffload, in host memory already": under(ts.CpuOffload(), min_bytes=0),
+    }
+    stashed = {"host memory": ts.StoreIn(Memory()), "Quantize(8)": ts.Quantize(bits=8), "DiskSpill": ts.DiskSpill()}
+    large = {"save_on_cpu": lambda: import_module("torch.autograd.graph").save_on_cpu()} if kind == "torch" else {}
+    for name, policy in stashed.items():
+        large[f"{name}, at once"] = under(policy, min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
+        large[name] = under(policy, min_bytes=0)
+    return {PARAMETERS: {**identity, "Compress": parameters}, SMALL: {**identity, **small}, LARGE: large}
+
+
+def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generator[list[Any] | None, None, None]:
+    """Yield the rows of a framework, or of the simulated device."""
+    framework, device = KINDS[kind]
+    calls = Calls()
     yield None
-    for name, (kind, policy, least) in CASES.items():
-        if kind == "weights" and framework == "torch":
-            least = 0  # nothing but parameters is saved: none is to be kept for its size
-        session = ts.stash(policy, framework=framework, **({} if least is None else {"min_bytes": least}))
-        scopes: list[Callable[[], AbstractContextManager[Any]]] = [
-            nullcontext,
-            lambda: hooks(lambda x: x, lambda x: x),
-            lambda session=session: session,
-        ]
-        timed = partial(seconds, CLOCKS[framework], program(framework, kind, saves))
-        found = interleave({number: partial(timed, scope) for number, scope in enumerate(scopes)}, rounds)
-        plain, by_identity, by_ours = (1e6 * median(times) / saves for times in found.values())
-        yield [name, plain, by_identity - plain, by_ours - plain]
+    for saved, chosen in scopes(kind).items():
+        program = Program(framework, device, saved, nbytes // 4 if saved == LARGE else 64)
+        passes = {name: partial(program.passes, scope, saves) for name, scope in chosen.items()}
+        times_each = rounds if saved == LARGE else 10 * rounds  # what is kept takes a tenth of the time
+        found = interleave({"none": partial(program.passes, nullcontext, saves), **passes}, times_each)
+        copy = 0.0
+        if saved == LARGE:
+            copy = median(interleave({"copy": partial(program.copying, saves)}, rounds)["copy"])
+        plain = [median(times) for times in zip(*found.pop("none"), strict=True)]
+        for name, times in found.items():
+            both = zip(zip(*times, strict=True), plain, strict=True)
+            beyond = [1e6 * (median(some) - base - copy) / saves for some, base in both]
+            counts = calls_of(calls, program, chosen[name], saves)
+            counted = [f"{some['here'] / saves:.0f} + {some['others'] / saves:.0f}" for some in counts]
+            is_growing = many and saved == LARGE and name != "save_on_cpu"
+            growth = grown(program, chosen[name], many) if is_growing else [None, None]
+            yield [kind, saved, name, 1e6 * copy / saves or None, *beyond, *counted, *growth]
+
+
+def calls_of(calls: Calls, program: Program, scope: Scope, saves: int) -> tuple[Counter[str], Counter[str]]:
+    """Return the calls of a forward and of a backward, less those of the same without hooks."""
+    found = []
+    for some in (nullcontext, scope):
+        results: list[Any] = []
+
+        def forward(some: Scope = some, results: list[Any] = results) -> None:
+            results.append(program.forward(some, saves))
+
+        def backward(results: list[Any] = results) -> None:
+            result = results.pop().sum()
+            result.register_hook(calls.join)
+            result.backward()
+
+        found.append((calls.of(forward), calls.of(backward)))
+    (forward_plain, backward_plain), (forward_ours, backward_ours) = found
+    return forward_ours - forward_plain, backward_ours - backward_plain
+
+
+def grown(program: Program, scope: Scope, many: int) -> list[float]:
+    """Return what the last thousand of many saved tensors take, in multiples of the first, there and back."""
+    there, back = program.thousands(scope, many, min(1000, many // 4))
+    # What was saved last comes first. The first of each pays for what is made once.
+    return [median(there[-3:]) / median(there[1:4]), median(back[-4:-1]) / median(back[1:4])]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--framework", action="append", choices=FRAMEWORKS)
+    parser.add_argument("--framework", action="append", choices=KINDS)
+    parser.add_argument("--kib", type=int, default=80, help="size of a tensor that is stashed, in KiB")
     parser.add_argument("--saves", type=int, default=200, help="saved tensors of a program")
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--many", type=int, default=0, help="saved tensors to look for growth with; 0 for none")
 
 
-def main(options: argparse.Namespace, report: Report) -> int:
-    frameworks = options.framework or list(FRAMEWORKS)
-    report.conditions = machine(FRAMEWORKS[framework] for framework in frameworks)
-    report.legend = "Microseconds per saved tensor: forward and backward without hooks, and what hooks add."
-    heads = ("framework", "saved", "no hooks", "+ identity", "+ ours", "ours / identity")
-    report.begin(*heads, left=heads[:2])
-    rows = report.measured["rows"] = []
-    for framework in frameworks:
-
-        def add(found: list[Any], framework: str = framework) -> None:
-            name, plain, identity, ours = found
-            rows.append([framework, *found])
-            report.row(framework, name, f"{plain:.2f}", f"{identity:.2f}", f"{ours:.2f}", f"{ours / identity:.2f}")
-
-        sizes = {"saves": options.saves, "rounds": options.rounds}
-        alone("hooks:costs", f"hooks, {framework}", add, framework=framework, **sizes)
-    return 0
+def main(options: argparse.Namespace, report: Report) -> None:
+    kinds = options.framework or list(KINDS)
+    report.conditions = machine(*{"torch" if KINDS[kind][0] == "torch" else "paddlepaddle" for kind in kinds})
+    report.legend = LEGEND
+    report.begin(COLUMNS)
+    sizes = {name: getattr(options, name) for name in ("saves", "rounds", "many")}
+    for kind in kinds:
+        told = {"kind": kind, "nbytes": options.kib * 2**10, **sizes}
+        alone("hooks:costs", f"hooks, {kind}", lambda row: report.row(*row), **told)

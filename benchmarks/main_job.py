@@ -14,27 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 import tensorstash as ts
 from benchmarks.harness import training
 from benchmarks.harness.report import Report, machine
 from benchmarks.models import Model
-from tensorstash.cli.comparison import (
-    LEGEND,
-    POLICIES,
-    Training,
-    Variant,
-    compare,
-    heads,
-    plot,
-    rows,
-    steps_of,
-    variants,
-    verdict,
-)
+from tensorstash.cli import comparison
+from tensorstash.cli.comparison import POLICIES, Training, Variant
 from tensorstash.cli.memory import RESETS
 from tensorstash.cli.turns import Job
 from tensorstash.host.allocator import advised_environment
@@ -72,7 +61,7 @@ def measure(
     quick: bool,
     on_turn: Callable[[Variant], object] = bool,
 ) -> Training:
-    """Train every variant and return what was measured, with the loss of the last step as ``final_loss``.
+    """Train every variant and return what was measured.
 
     Args:
         framework: a key of :data:`MODELS`.
@@ -94,19 +83,28 @@ def measure(
                 replace(model, recompute=variant.is_checkpointed),
                 variant.untimed + rounds,
                 variant.line(half_bytes),
-                advised_environment(os.environ) if variant.is_advised else os.environ,
+                None if variant.is_advised else os.environ,
                 limits={"in_flight": LIMIT, "ahead": LIMIT},
                 saved=str(files[variant]),
             )
 
-        measured = compare(compared, job, rounds, on_turn)
+        measured = comparison.compare(compared, job, rounds, on_turn)
         base = measured[compared[0]]
         for variant, found in measured.items():
             is_equal = found["gradients_sha256"] == base["gradients_sha256"]
-            difference = 0.0 if is_equal else training.largest_relative_difference(files[variant], files[compared[0]])
+            difference = 0.0 if is_equal else largest_relative_difference(files[variant], files[compared[0]])
             found["gradient_difference"] = difference
             found["gradients"] = "bitwise equal" if is_equal else f"differ by {difference:.1e}"
     return Training(TITLES[framework], measured)
+
+
+def largest_relative_difference(path: Path, reference: Path) -> float:
+    """Return the largest ``norm(gradient - reference) / norm(reference)`` over the parameters."""
+    with np.load(path) as ours, np.load(reference) as theirs:
+        return max(
+            float(np.linalg.norm((ours[name] - theirs[name]).ravel()) / np.linalg.norm(theirs[name].ravel()))
+            for name in theirs.files
+        )
 
 
 def legend(settings: Mapping[str, str]) -> str:
@@ -115,7 +113,7 @@ def legend(settings: Mapping[str, str]) -> str:
     Args:
         settings: of the advised environment, where ours has not got them.
     """
-    lines = [LEGEND, f"Policies work behind the computation with {LIMIT} under way in each direction."]
+    lines = [comparison.LEGEND, f"Policies work behind the computation with {LIMIT} under way in each direction."]
     if not RESETS:
         lines.append("This system cannot reset the peak: memory is what exceeds the peak of everything before.")
     if settings:
@@ -136,12 +134,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw memory and time as bars, such as bars.png")
 
 
-def main(options: argparse.Namespace, report: Report) -> int:
+def main(options: argparse.Namespace, report: Report) -> None:
     frameworks = options.framework or list(MODELS)
     report.legend = legend(advice())
-    compared = variants(options.policy or POLICIES, advice=advice())
+    compared = comparison.variants(options.policy or POLICIES, advice=advice())
     rounds = options.rounds or (2 if options.quick else ROUNDS)
-    total = len(frameworks) * steps_of(compared, rounds)
+    total = len(frameworks) * comparison.steps_of(compared, rounds)
     refresh_s = 0.1 if sys.stderr.isatty() else 15.0
     with tqdm(total=total, unit="step", mininterval=refresh_s) as bar:
 
@@ -151,25 +149,22 @@ def main(options: argparse.Namespace, report: Report) -> int:
 
         sizes = {"rounds": rounds, "quick": options.quick}
         trainings = [measure(name, compared, on_turn=partial(on_turn, name), **sizes) for name in frameworks]
-    report.conditions = f"{machine(map(PACKAGES.__getitem__, frameworks))}; {rounds} rounds."
-    report.measured["trainings"] = {each.title: list(_plain(each)) for each in trainings}
-    names = list(heads(trainings))
-    report.begin(*names, left=[names[0], *names[2::2]])
-    for row in rows(trainings):
-        report.row(*row, told=False)
-    report.verdict = verdict(trainings)
+    report.conditions = f"{machine(*map(PACKAGES.__getitem__, frameworks))}; {rounds} rounds."
+    ratios = ("memory_ratio", "time_ratio", "cpu_ratio")
+    report.measured["trainings"] = {
+        each.title: [
+            {"variant": str(variant), **dict(zip(ratios, each.ratios(variant), strict=True)), **found}
+            for variant, found in each.measured.items()
+        ]
+        for each in trainings
+    }
+    report.begin({head: ">" if number % 2 else "" for number, head in enumerate(comparison.heads(trainings))})
+    for row in comparison.rows(trainings):
+        report.row(*row)
+    report.verdict = comparison.verdict(trainings)
     if options.plot:
-        plot(options.plot, trainings)
+        comparison.plot(options.plot, trainings)
         report.verdict += f" The same as bars: {options.plot}"
-    return 0
-
-
-def _plain(trained: Training) -> list[dict[str, Any]]:
-    names = ("memory_ratio", "time_ratio", "cpu_ratio")
-    return [
-        {"variant": str(variant), **dict(zip(names, trained.ratios(variant), strict=True)), **found}
-        for variant, found in trained.measured.items()
-    ]
 
 
 def _policy(line: str) -> str:

@@ -1,6 +1,6 @@
 """What lossy policies do to training: held-out loss and accuracy beside the spread of seeds, and gradient errors.
 
-    python -m benchmarks quality --markdown quality.md --plot quality.png     # 4 tasks, 5 seeds, 300 steps
+    python -m benchmarks quality                              # 4 tasks, 5 seeds, 300 steps
     python -m benchmarks quality --task torch/gpt --policy "quantize:bits=8,group_size=32" --seeds 3
 
 A GPT learns the text of Python's documentation, a residual network scikit-learn's digits, each in both frameworks, with
@@ -16,18 +16,18 @@ import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import alone
-from benchmarks.harness.training import NO_POLICY, session
 from benchmarks.models import Model, build
+from tensorstash.cli.bench_worker import scope_of
+from tensorstash.cli.comparison import NO_POLICY
 
 POLICIES = (
     "quantize:bits=8",
@@ -60,6 +60,11 @@ Deviations are distances from training without a policy, in its spreads; bars: a
 parameter, at the weights that training without a policy ends with."""
 
 
+COLUMNS = columns("""
+    task | policy | bytes:.3f | held-out loss:> | deviation:.2f | accuracy, %:> | deviation:.2f |
+    gradient error, median:.1e | worst:.1e | cosine, worst:.4f | bar
+""")
+
 Outcome = Mapping[str, Any]
 """One training: ``policy``, as one line or ``"none"``; ``seed``, of the initial weights and of the order of the data;
 ``loss`` and ``accuracy`` on held-out data after the last step; ``payload``, bytes stored for each byte of the tensors
@@ -79,15 +84,34 @@ class Findings:
     outcomes: Sequence[Outcome]
     gradients: Sequence[GradientError]
 
-    @property
-    def policies(self) -> list[str]:
-        return list(dict.fromkeys(outcome["policy"] for outcome in self.outcomes))
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield a row for each policy."""
+        for policy in dict.fromkeys(outcome["policy"] for outcome in self.outcomes):
+            yield (self.task.replace("/", " "), policy, *self._cells(policy))
 
-    def of(self, policy: str, figure: str) -> list[float]:
+    def _of(self, policy: str, figure: str) -> list[float]:
         return [outcome[figure] for outcome in self.outcomes if outcome["policy"] == policy]
 
-    def errors(self, policy: str) -> list[GradientError]:
-        return [error for error in self.gradients if error["policy"] == policy]
+    def _cells(self, policy: str) -> Iterator[Any]:
+        is_base = policy == NO_POLICY
+        yield 1.0 if is_base else mean(self._of(policy, "payload"))
+        off = []
+        for figure, factor, digits in (("loss", 1, 4), ("accuracy", 100, 2)):
+            values, base = ([factor * value for value in self._of(name, figure)] for name in (policy, NO_POLICY))
+            distance = abs(mean(values) - mean(base))
+            off.append(distance / spread(base) if distance else 0.0)
+            yield f"{mean(values):.{digits}f} ± {spread(values):.{digits}f}"
+            yield None if is_base else off[-1]
+        errors = [error for error in self.gradients if error["policy"] == policy]
+        relative = [error["relative"] for error in errors]
+        yield from (median(relative), max(relative), min(error["cosine"] for error in errors)) if errors else [None] * 3
+        allowed = ALLOWED.get(policy)
+        yield None if allowed is None else "met" if max(off) <= allowed else f"missed: above {allowed:g}"
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the largest distance of a value from the mean."""
+    return max(abs(value - mean(values)) for value in values)
 
 
 def scope(policy: str, framework: str) -> AbstractContextManager[Any]:
@@ -95,7 +119,7 @@ def scope(policy: str, framework: str) -> AbstractContextManager[Any]:
 
     Nothing is done behind the computation, so that every payload is stored, and counted.
     """
-    return session(policy, framework, {"in_flight": 0, "ahead": 0})
+    return scope_of(policy, framework, min_bytes=0, in_flight=0, ahead=0)
 
 
 def train(model: Model, policy: str, steps: int) -> tuple[Any, Outcome]:
@@ -167,71 +191,6 @@ def find_out(task: str, options: argparse.Namespace) -> Findings:
     return Findings(task, outcomes, errors)
 
 
-def cells(found: Findings, policy: str) -> Iterator[str]:
-    """Yield the cells of a row."""
-    is_base, errors = policy == NO_POLICY, found.errors(policy)
-    yield found.task.replace("/", " ")
-    yield policy
-    yield "1.000" if is_base else f"{mean(found.of(policy, 'payload')):.3f}"
-    off = []
-    for figure, factor, digits in (("loss", 1, 4), ("accuracy", 100, 2)):
-        values, base = ([factor * value for value in found.of(name, figure)] for name in (policy, NO_POLICY))
-        off.append(deviation(values, base))
-        yield f"{mean(values):.{digits}f} ± {spread(values):.{digits}f}"
-        yield "" if is_base else f"{off[-1]:.2f}"
-    for pick in (median, max):
-        yield f"{pick(error['relative'] for error in errors):.1e}" if errors else ""
-    yield f"{min(error['cosine'] for error in errors):.4f}" if errors else ""
-    allowed = ALLOWED.get(policy)
-    yield "" if allowed is None else "met" if max(off) <= allowed else f"missed: above {allowed:g}"
-
-
-def spread(values: Sequence[float]) -> float:
-    """Return the largest distance of a value from the mean."""
-    return max(abs(value - mean(values)) for value in values)
-
-
-def deviation(values: Sequence[float], base: Sequence[float]) -> float:
-    """Return the distance of the means, in spreads of ``base``."""
-    distance = abs(mean(values) - mean(base))
-    return distance / spread(base) if distance else 0.0
-
-
-def plot(findings: Sequence[Findings], path: Path) -> None:
-    """Draw held-out losses above and gradient errors below, a column for each task."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(2, len(findings), figsize=(4.4 * len(findings), 8), squeeze=False)
-    for found, above, below in zip(findings, *axes, strict=True):
-        base = found.of(NO_POLICY, "loss")
-        above.axhspan(mean(base) - spread(base), mean(base) + spread(base), color="0.88")
-        above.axhline(mean(base), color="0.5", linewidth=1)
-        for place, policy in enumerate(found.policies):
-            losses, color = found.of(policy, "loss"), "0.3" if policy == NO_POLICY else f"C{place - 1}"
-            above.plot([place] * len(losses), losses, "o", color=color, markersize=4, alpha=0.6)
-            above.plot([place - 0.3, place + 0.3], [mean(losses)] * 2, color=color, linewidth=2)
-            relative = [error["relative"] for error in found.errors(policy)]
-            if relative:
-                below.semilogy(relative, ".-", color=color, linewidth=0.8, markersize=4, label=_short(policy))
-        above.set_xticks(range(len(found.policies)), map(_short, found.policies), rotation=60, ha="right", fontsize=8)
-        above.set_title(found.task)
-        below.set_xlabel("parameter, from input to output")
-    axes[0][0].set_ylabel("held-out loss")
-    axes[1][0].set_ylabel("relative error of the gradient")
-    figure.legend(*axes[1][0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def _short(policy: str) -> str:
-    name, _, rounding = policy.replace("cast:dtype=", "").replace("quantize:bits=", "").partition(",rounding=")
-    return f"{name} bits {rounding}".rstrip() if policy.startswith("quantize") else name
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", action="append", choices=TASKS)
     parser.add_argument("--policy", action="append", help="a policy as one line")
@@ -239,20 +198,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tasks at one time, each on one thread")
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw losses and gradient errors")
 
 
-def main(options: argparse.Namespace, report: Report) -> int:
-    where = machine(("torch", "paddlepaddle", "numpy"))
+def main(options: argparse.Namespace, report: Report) -> None:
+    where = machine("torch", "paddlepaddle", "numpy")
     report.conditions, report.legend = f"{options.seeds} seeds, {options.steps} steps. {where}.", LEGEND
-    columns = ("held-out loss", "deviation", "accuracy, %", "deviation", "gradient error, median", "worst")
-    report.begin("task", "policy", "bytes", *columns, "cosine, worst", "bar", left=("task", "policy", "bar"))
+    report.begin(COLUMNS)
     with ThreadPoolExecutor(options.jobs) as tasks:
         findings = list(tasks.map(lambda task: find_out(task, options), options.task or TASKS))
-    report.measured["findings"] = [asdict(found) for found in findings]
-    for found in findings:
-        for policy in found.policies:
-            report.row(*cells(found, policy), told=False)
-    if options.plot:
-        plot(findings, options.plot)
-    return 0
+    report.measured["outcomes"] = {found.task: found.outcomes for found in findings}
+    report.measured["gradients"] = {found.task: found.gradients for found in findings}
+    for row in (row for found in findings for row in found.rows()):
+        report.row(*row)

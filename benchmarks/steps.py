@@ -12,19 +12,20 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
+import tensorstash as ts
 from benchmarks.harness import training
-from benchmarks.harness.comparison import CHECKPOINT, NONE, Bar, Runs, Variant, rows
-from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ALLOCATORS, environment, repeat, run_together
+from benchmarks.harness.report import Report, columns, machine
+from benchmarks.harness.runner import ALLOCATORS, dot, environment
 from benchmarks.models import Model
-from tensorstash.cli.turns import Job
+from tensorstash.cli.comparison import NO_POLICY
+from tensorstash.cli.turns import Job, Turns
 
-SPILL = "disk_spill"
+NONE, CHECKPOINT, SPILL = NO_POLICY, "checkpoint", "disk_spill"
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
 
 GPT = Model(framework="torch", network="gpt", batch=16, rate=1e-4, depth=6, width=384, heads=6, context=256)
@@ -52,76 +53,107 @@ the C library's allocator as it is, "of same" to no hooks under the same allocat
 (Limits(ahead=0)). "CPU" is the ratio of processor time, "seen" the resident memory saved for each byte that the policy
 took away, "checkpoint" step and memory relative to checkpoints per block."""
 
-
-SPILL_BARS = {
-    "gpt": Bar(1.05, 0.28, beats="step", seen=True),
-    "gpt_dropout": Bar(1.08, 0.20, beats="step", seen=True),
-    "resnet": Bar(1.20, 0.45, beats="step", seen=True),
-    "paddle_gpt": Bar(1.10, beats="step", seen=True),
-}
-
-POLICY_BARS = {
-    ("float32", "quantize:bits=8"): Bar(1.07, 0.42),
-    ("float32", "quantize:bits=4"): Bar(memory=0.31),
-    ("float32", "quantize:bits=4 | disk_spill"): Bar(memory=0.15),
-    ("bfloat16", "compress"): Bar(beats="either"),
-}
-"""For the GPT."""
-
+COLUMNS = columns("""
+    workload | dtype | threads:d | allocator | method | resident MiB:.0f | step s:.3f | step of default:.3f |
+    of same:.3f | CPU of same:.3f | activations MiB:.0f | memory of default:.3f | of same:.3f | checkpoint:> |
+    seen:.2f | gradients | bars
+""")
 
 EVERY = ("keep", "compress", SPILL, "compress | disk_spill", "quantize:bits=8", "quantize:bits=4", "quantize:bits=2")
 EVERY += ("quantize:bits=4 | disk_spill", "cast:dtype=bfloat16")
 
-RECOMPUTE_SPILL = f"recompute | {SPILL}"
-CORES_BARS: Mapping[str, Mapping[str, Bar]] = {
-    "gpt": {
-        "quantize:bits=8": Bar(1.10, 0.42),
-        "quantize:bits=4": Bar(1.12, 0.31),
-        "cast:dtype=bfloat16": Bar(1.08, 0.60),
-        "compress": Bar(memory=1.0),
-        SPILL: Bar(1.13, 0.26, cpu=1.10),
-        RECOMPUTE_SPILL: Bar(1.08, 0.20, beats="both"),
-    },
-    "gpt_dropout": {"pack_masks": Bar(1.03, 0.88)},
-    "resnet": {SPILL: Bar(1.15)},
-}
-SPARE_CORE_BARS = {("gpt", SPILL): Bar(1.03, 0.26, cpu=1.10)}
-"""On one thread, where they are others."""
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a policy may cost at most, relative to training without hooks.
+
+    Args:
+        step: duration of a step.
+        memory: of activations, resident.
+        cpu: processor time of a step.
+        beats_checkpoints: whether both step and memory have to be better than with checkpoints.
+    """
+
+    step: float | None = None
+    memory: float | None = None
+    cpu: float | None = None
+    beats_checkpoints: bool = False
+
+
+BARS: Mapping[tuple[str, str], Bar] = {
+    ("gpt", "quantize:bits=8"): Bar(1.10, 0.42),
+    ("gpt", "quantize:bits=4"): Bar(1.12, 0.31),
+    ("gpt", "quantize:bits=4 | disk_spill"): Bar(memory=0.15),
+    ("gpt", "cast:dtype=bfloat16"): Bar(1.08, 0.60),
+    ("gpt", "compress"): Bar(memory=1.0),
+    ("gpt", SPILL): Bar(1.13, 0.26, cpu=1.10),
+    ("gpt", f"recompute | {SPILL}"): Bar(1.08, 0.20, beats_checkpoints=True),
+    ("gpt_dropout", "pack_masks"): Bar(1.03, 0.88),
+    ("gpt_dropout", SPILL): Bar(1.08, 0.20),
+    ("resnet", SPILL): Bar(1.15, 0.45),
+    ("paddle_gpt", SPILL): Bar(1.10),
+}
+"""By workload and method."""
+
+OTHER_BARS = {
+    ("gpt", SPILL, "float32", 1): Bar(1.03, 0.26, cpu=1.10),
+    ("gpt", "compress", "bfloat16", 1): Bar(1.20),
+    ("gpt", "compress", "bfloat16", 2): Bar(1.20),
+}
+"""Where they are others: by type and threads, too."""
+
+CORES = {workload: tuple(method for name, method in BARS if name == workload) for workload in WORKLOADS}
 SETS: Mapping[str, Mapping[str, Any]] = {
     "spill": {
         "workload": WORKLOADS,
         "dtype": ["float32"],
         "method": dict.fromkeys(WORKLOADS, (SPILL,)),
         "threads": [1, 2],
-        "minutes": 12,
     },
     "policies": {
         "workload": ["gpt", "resnet", "paddle_gpt"],
         "dtype": ["float32", "bfloat16"],
         "method": dict.fromkeys(WORKLOADS, EVERY),
         "threads": [1],
-        "minutes": 30,
     },
     "cores": {
-        "workload": CORES_BARS,
+        "workload": ["gpt", "gpt_dropout", "resnet"],
         "dtype": ["float32"],
-        "method": {**dict.fromkeys(WORKLOADS, ()), **CORES_BARS},
+        "method": CORES,
         "threads": [2, 1],
-        "minutes": 12,
     },
 }
 """What is compared, unless told otherwise: values of the options; methods by workload."""
 
 
-def bar_of(name: str, variant: Variant) -> Bar | None:
-    """Return what a variant of a set has to meet."""
-    if name == "spill":
-        return SPILL_BARS[variant.workload] if variant.method == SPILL else None
-    if name == "cores":
-        usual = CORES_BARS.get(variant.workload, {}).get(variant.method)
-        return SPARE_CORE_BARS.get((variant.workload, variant.method), usual) if variant.threads == 1 else usual
-    return POLICY_BARS.get((variant.dtype, variant.method)) if variant.workload == "gpt" else None
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What one process does.
+
+    Args:
+        workload: what is trained, by name.
+        method: ``"none"``, ``"checkpoint"``, or a policy as one line.
+        allocator: one of ``ALLOCATORS``.
+        threads: for computing.
+        dtype: of weights and activations.
+        resident_bytes: bytes that the policy may leave where they are.
+    """
+
+    workload: str
+    method: str = NONE
+    allocator: str = "advised"
+    threads: int = 1
+    dtype: str = "float32"
+    resident_bytes: int = 0
+
+    @property
+    def is_policy(self) -> bool:
+        return self.method not in (NONE, CHECKPOINT)
+
+    @property
+    def bar(self) -> Bar | None:
+        usual = BARS.get((self.workload, self.method)) if self.dtype == "float32" else None
+        return OTHER_BARS.get((self.workload, self.method, self.dtype, self.threads), usual)
 
 
 def model_of(variant: Variant, *, tiny: bool) -> Model:
@@ -134,13 +166,12 @@ def model_of(variant: Variant, *, tiny: bool) -> Model:
 
 def job(variant: Variant, options: argparse.Namespace) -> Job:
     """Return the process of a variant, with sizes and limits as the command line has them."""
-    spill = f"{SPILL}:directory={options.directory}"
     ahead = 0 if "quantize" in variant.method else options.limit  # quantized payloads are few bytes, and soon decoded
     return training.job(
         str(variant),
         model_of(variant, tiny=options.tiny),
         options.steps,
-        variant.method.replace(SPILL, spill) if variant.is_policy else NONE,
+        variant.method.replace(SPILL, f"{SPILL}:directory={options.directory}") if variant.is_policy else NONE,
         environment(threads=variant.threads, allocator=variant.allocator),
         limits={"in_flight": options.limit, "ahead": ahead, "resident": variant.resident_bytes},
         min_bytes=0 if options.tiny else "64KiB",
@@ -149,35 +180,112 @@ def job(variant: Variant, options: argparse.Namespace) -> Job:
     )
 
 
-def variants(options: argparse.Namespace) -> list[Variant]:
-    """Return what the command line asks for, each once."""
+def variants(options: argparse.Namespace) -> Iterator[list[Variant]]:
+    """Yield what the command line asks for, as groups of what is compared."""
     chosen = {**SETS[options.set], **{name: value for name, value in vars(options).items() if value}}
     methods = dict.fromkeys(WORKLOADS, options.method) if options.method else chosen["method"]
-    found: dict[Variant, None] = {}
     for workload in chosen["workload"]:
         # Paddle computes on one thread, for importing it sets OMP_NUM_THREADS, and knows little of bfloat16 on the CPU.
         is_paddle = workload.startswith("paddle")
         for dtype in ("float32",) if is_paddle else chosen["dtype"]:
             for count in (1,) if is_paddle else chosen["threads"]:
-                found[Variant(workload, NONE, "default", count, dtype)] = None
+                found = [Variant(workload, NONE, "default", count, dtype)]
                 for allocator in options.allocator or ("advised",):
                     for method in (NONE, CHECKPOINT, *methods[workload]):
                         resident = RESIDENT_MIB[workload] * 2**20 if method == SPILL else 0
-                        found[Variant(workload, method, allocator, count, dtype, resident)] = None
-    return list(found)
+                        found.append(Variant(workload, method, allocator, count, dtype, resident))
+                yield list(dict.fromkeys(found))
 
 
-def make_round(runs: Runs, options: argparse.Namespace) -> None:
-    """Run every variant once, together with those it is compared with."""
-    groups: dict[tuple[str, str, int], list[Variant]] = {}
-    for variant in runs:
-        groups.setdefault((variant.workload, variant.dtype, variant.threads), []).append(variant)
-    for group in groups.values():
-        found = run_together({variant: job(variant, options) for variant in group}, options.steps)
-        for variant in group:
-            runs[variant].append(found[variant])
-            print(".", end="", file=sys.stderr, flush=True)
-    print(f" a round of {len(runs)} runs", file=sys.stderr)
+Run = Mapping[str, Any]
+Runs = Mapping[Variant, Sequence[Run]]
+"""What :func:`benchmarks.harness.training.train` has reported in each round, by variant."""
+
+
+def measure(group: Sequence[Variant], options: argparse.Namespace) -> Runs:
+    """Run what is compared, all at one time, as many rounds as the command line has."""
+    runs: dict[Variant, list[Run]] = {variant: [] for variant in group}
+    for _ in range(options.rounds):
+        with Turns[Variant](dot) as turns:
+            turns.start({variant: job(variant, options) for variant in group})
+            turns.rounds(options.steps)
+            for variant, found in turns.finish().items():
+                runs[variant].append(found)
+    return runs
+
+
+def figures(run: Run, name: str) -> Sequence[float]:
+    """Return the figure of each step but the first, or the one of all steps."""
+    return run[name][1:] if isinstance(run[name], list) else [run[name]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One variant beside no hooks, under the default allocator and under its own setting, and beside checkpoints."""
+
+    variant: Variant
+    runs: Runs
+
+    def cells(self) -> Iterator[Any]:
+        """Yield the value of each column."""
+        v, bar = self.variant, self.variant.bar
+        default, alike, checkpoint = self._base(allocator="default"), self._base(), self._base(method=CHECKPOINT)
+        missed = ", ".join(self.missed(bar or Bar()))
+        yield from (v.workload, v.dtype, v.threads, v.allocator, v.method)
+        yield v.resident_bytes / 2**20 if v.is_policy else None
+        yield self._middle("step_s")
+        yield from (self.ratio("step_s", default), self.ratio("step_s", alike), self.ratio("cpu_s", alike))
+        yield self._middle("activation_bytes") / 2**20
+        yield from (self.ratio("activation_bytes", default), self.ratio("activation_bytes", alike))
+        yield ", ".join(f"{self.ratio(name, checkpoint):.3f}" for name in ("step_s", "activation_bytes"))
+        yield self.seen if any(run["stashed_bytes"] for run in self.runs[v]) else None
+        yield ("bitwise" if self.is_exact else "differ") if v.is_policy else None
+        yield None if bar is None else f"missed: {missed}" if missed else "met"
+
+    def _base(self, method: str = NONE, **changes: str) -> Variant:
+        base = replace(self.variant, method=method, resident_bytes=0, **changes)
+        return base if base in self.runs else replace(base, method=NONE)
+
+    def _middle(self, name: str) -> float:
+        return median(value for run in self.runs[self.variant] for value in figures(run, name))
+
+    def ratio(self, name: str, base: Variant) -> float:
+        """Return the median of a figure relative to what another variant had in the same step of the same round."""
+        pairs = zip(self.runs[self.variant], self.runs[base], strict=True)
+        both = ((figures(ours, name), figures(theirs, name)) for ours, theirs in pairs)
+        return median(our / their for pair in both for our, their in zip(*pair, strict=True))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients are bitwise those of training without hooks."""
+        runs = (*self.runs[self.variant], *self.runs[self._base(allocator="default")])
+        return len({run["gradients_sha256"] for run in runs}) == 1
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether gradients differ although the policy loses nothing."""
+        if not self.variant.is_policy or self.is_exact:
+            return False
+        return all(codec.lossless for plan in ts.parse(self.variant.method).alternatives() for codec in plan.codecs)
+
+    @property
+    def seen(self) -> float:
+        return median(
+            (theirs["activation_bytes"] - ours["activation_bytes"])
+            / max(ours["stashed_bytes"] - self.variant.resident_bytes, 1)
+            for ours, theirs in zip(self.runs[self.variant], self.runs[self._base()], strict=True)
+        )
+
+    def missed(self, bar: Bar) -> Iterator[str]:
+        """Yield what is not met."""
+        bounds = {"step": ("step_s", bar.step), "memory": ("activation_bytes", bar.memory), "CPU": ("cpu_s", bar.cpu)}
+        for what, (name, most) in bounds.items():
+            bases = (self._base(allocator="default"), self._base())
+            if most is not None and max(self.ratio(name, base) for base in bases) > most:
+                yield f"{what} > {most}"
+        checkpoint = self._base(method=CHECKPOINT)
+        if bar.beats_checkpoints and max(self.ratio(name, checkpoint) for name in ("step_s", "activation_bytes")) >= 1:
+            yield "checkpoints are better"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -187,28 +295,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", action="append", help="a policy as one line")
     parser.add_argument("--threads", action="append", type=int)
     parser.add_argument("--allocator", action="append", choices=ALLOCATORS)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="of fresh processes")
     parser.add_argument("--steps", type=int, default=5, help="of a process, 2 or more; the first does not count")
-    parser.add_argument("--minutes", type=float, help="begin no round that would end later")
     parser.add_argument("--limit", default="48 MiB", help="bytes in flight and ahead; twice the largest tensor")
     parser.add_argument("--directory", default=DIRECTORY)
     parser.add_argument("--idle", help="bytes of freed memory that the package keeps for later")
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
 
 
-def main(options: argparse.Namespace, report: Report) -> int:
-    runs: Runs = {variant: [] for variant in variants(options)}
-    minutes = options.minutes or SETS[options.set]["minutes"]
-    rounds = repeat(partial(make_round, runs, options), rounds=options.rounds, minutes=minutes)
-    table = list(rows(runs, partial(bar_of, options.set)))
-    heads = list(table[0].cells())
-    where = machine(("torch", "paddlepaddle", "numpy"))
-    report.conditions = f"{rounds} rounds of {options.steps} steps, {options.limit} under way. {where}."
+def main(options: argparse.Namespace, report: Report) -> bool:
+    where = machine("torch", "paddlepaddle", "numpy")
+    report.conditions = f"{options.rounds} rounds of {options.steps} steps, {options.limit} under way. {where}."
     report.legend = LEGEND
-    report.measured["measured"] = [{"variant": asdict(variant), "runs": some} for variant, some in runs.items()]
-    report.begin(*heads, left=("workload", "dtype", "allocator", "method", "gradients", "bars"))
-    for row in table:
-        report.row(*row.cells().values(), told=False)
-    broken = [row.variant for row in table if row.is_broken]
+    report.begin(COLUMNS)
+    measured = report.measured["measured"] = []
+    broken: list[Variant] = []
+    for group in variants(options):
+        runs = measure(group, options)
+        measured += [{"variant": asdict(variant), "runs": some} for variant, some in runs.items()]
+        rows = [Row(variant, runs) for variant in group]
+        for row in rows:
+            report.row(*row.cells())
+        broken += [row.variant for row in rows if row.is_broken]
     print(*(f"gradients differ: {variant}" for variant in broken), sep="\n", end="", file=sys.stderr)
-    return int(bool(broken))
+    return bool(broken)

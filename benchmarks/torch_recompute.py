@@ -3,7 +3,8 @@
     python -m benchmarks torch_recompute
     python -m benchmarks torch_recompute --rounds 9 --only llama,bert --size wide
 
-What is left: distinct memory that the graph of a forward holds, without parameters, beside the same without a policy.
+What is left: distinct memory of saved tensors that still lives after a forward, without parameters, beside the same
+without a policy.
 Time: processor time of a step on one thread, of all threads of the process together, beside one without a policy in the
 same round; the median of the ratios. Beside it, torch.utils.checkpoint around every block, and the time in ``pack`` for
 each tensor that autograd saves. The wider a model, the more work behind each saved byte: sizes are small, and wide.
@@ -13,6 +14,7 @@ import argparse
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from time import perf_counter, process_time
@@ -21,48 +23,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, machine
-from tensorstash.abilities.recipes import Leaf
-from tensorstash.engine.recompute.inputs import KeptHandle
-from tensorstash.engine.recompute.recomputed import RecomputedHandle
+from benchmarks.harness.report import Report, columns, machine
 
 Built = tuple[nn.Module, Callable[[nn.Module], Tensor]]
 """A model, and its loss."""
 
+COLUMNS = columns("""
+    model | type | held, MiB:.1f | left:.3f | step time:.3f | checkpoint:.3f | pack, us:.0f | made again
+""")
+
+_SDPA = {"attn_implementation": "sdpa"}
 _IDS = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def language_model(kind: str, tokens: tuple[int, int], **config: Any) -> Built:
-    """Return a language model of Transformers with random weights, and its loss on random tokens."""
+def transformer(model: str, inputs: dict[str, Tensor], **config: Any) -> Built:
+    """Return a model of Transformers with random weights, and its loss on random inputs."""
     import transformers
 
-    made = getattr(transformers, f"{kind}Config")(attn_implementation="sdpa", **_IDS, **config)
-    head = "ForMaskedLM" if kind == "Bert" else "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    model, ids = getattr(transformers, f"{kind}{head}")(made), torch.randint(3, 512, tokens)
-    return model, lambda model: model(input_ids=ids, labels=ids).loss  # type: ignore[no-any-return]
+    made = getattr(transformers, model)
+    network = made(made.config_class(**config))
+    return network, lambda network: network(**inputs).loss  # type: ignore[no-any-return]
+
+
+def text(size: tuple[int, int]) -> dict[str, Tensor]:
+    ids = torch.randint(3, 512, size)
+    return {"input_ids": ids, "labels": ids}
+
+
+def images(count: int, side: int) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(count, 3, side, side), "labels": torch.randint(0, 10, (count,))}
 
 
 def vit(width: int) -> Built:
-    import transformers
-
     sizes = {"hidden_size": width, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 4 * width}
-    made = transformers.ViTConfig(image_size=64, patch_size=8, attn_implementation="sdpa", num_labels=10, **sizes)
-    images, labels = torch.randn(16, 3, 64, 64), torch.randint(0, 10, (16,))
-    model = transformers.ViTForImageClassification(made)
-    return model, lambda model: model(pixel_values=images, labels=labels).loss  # type: ignore[no-any-return]
+    return transformer(
+        "ViTForImageClassification", images(16, 64), image_size=64, patch_size=8, num_labels=10, **_SDPA, **sizes
+    )
 
 
 def resnet(width: int) -> Built:
-    import transformers
-
-    widths = [width, 2 * width, 4 * width]
-    sizes = {"embedding_size": width, "hidden_sizes": widths, "depths": [2, 2, 2], "layer_type": "basic"}
-    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=10, **sizes))
-    images, labels = torch.randn(8, 3, 96, 96), torch.randint(0, 10, (8,))
-    return model, lambda model: model(images, labels=labels).loss  # type: ignore[no-any-return]
+    sizes = {"embedding_size": width, "hidden_sizes": [width, 2 * width, 4 * width], "depths": [2, 2, 2]}
+    return transformer("ResNetForImageClassification", images(8, 96), num_labels=10, layer_type="basic", **sizes)
 
 
 def encoder(width: int) -> Built:
@@ -71,49 +76,44 @@ def encoder(width: int) -> Built:
     return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), lambda model: model(inputs).square().mean()
 
 
-def _llama(kind: str, tokens: tuple[int, int], width: int, layers: int, **more: Any) -> Built:
+def llama(model: str, tokens: tuple[int, int], width: int, layers: int, **more: Any) -> Built:
     shape = {"hidden_size": width, "intermediate_size": width * 43 // 16, "num_hidden_layers": layers}
-    return language_model(kind, tokens, num_attention_heads=4, num_key_value_heads=2, **shape, **more)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return transformer(model, text(tokens), **_SDPA, **_IDS, **shape, **heads, **more)
 
 
-def _gpt2(tokens: tuple[int, int], width: int, layers: int) -> Built:
-    return language_model("GPT2", tokens, n_embd=width, n_layer=layers, n_head=width // 64, n_positions=tokens[1])
+def gpt2(tokens: tuple[int, int], width: int, layers: int) -> Built:
+    shape = {"n_embd": width, "n_layer": layers, "n_head": width // 64, "n_positions": tokens[1]}
+    return transformer("GPT2LMHeadModel", text(tokens), **_SDPA, **_IDS, **shape)
 
 
-def _bert(tokens: tuple[int, int], width: int, layers: int) -> Built:
+def bert(tokens: tuple[int, int], width: int, layers: int) -> Built:
     shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
-    return language_model("Bert", tokens, num_attention_heads=width // 64, **shape)
+    return transformer("BertForMaskedLM", text(tokens), num_attention_heads=width // 64, **_SDPA, **_IDS, **shape)
 
 
 _SMALL, _WIDE = (6, 128), (4, 256)
 ARCHITECTURES: dict[str, dict[str, Callable[[], Built]]] = {
     "small": {
-        "llama": lambda: _llama("Llama", _SMALL, 256, 3),
-        "qwen3": lambda: _llama("Qwen3", _SMALL, 256, 3, head_dim=64),
-        "gpt2": lambda: _gpt2(_SMALL, 256, 3),
-        "bert": lambda: _bert(_SMALL, 256, 3),
+        "llama": lambda: llama("LlamaForCausalLM", _SMALL, 256, 3),
+        "qwen3": lambda: llama("Qwen3ForCausalLM", _SMALL, 256, 3, head_dim=64),
+        "gpt2": lambda: gpt2(_SMALL, 256, 3),
+        "bert": lambda: bert(_SMALL, 256, 3),
         "vit": lambda: vit(192),
         "resnet": lambda: resnet(64),
         "encoder": lambda: encoder(128),
     },
     "wide": {
-        "llama": lambda: _llama("Llama", _WIDE, 512, 4),
-        "gpt2": lambda: _gpt2(_WIDE, 384, 4),
-        "bert": lambda: _bert(_WIDE, 384, 4),
+        "llama": lambda: llama("LlamaForCausalLM", _WIDE, 512, 4),
+        "gpt2": lambda: gpt2(_WIDE, 384, 4),
+        "bert": lambda: bert(_WIDE, 384, 4),
         "resnet": lambda: resnet(128),
     },
 }
 """By size, and by name."""
 
-BLOCKS = (
-    "LlamaDecoderLayer",
-    "Qwen3DecoderLayer",
-    "GPT2Block",
-    "BertLayer",
-    "ViTLayer",
-    "ResNetBasicLayer",
-    "TransformerEncoderLayer",
-)
+BLOCKS = ("LlamaDecoderLayer", "Qwen3DecoderLayer", "GPT2Block", "BertLayer", "ViTLayer", "ResNetBasicLayer")
+BLOCKS += ("TransformerEncoderLayer",)
 
 
 @contextmanager
@@ -129,80 +129,74 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
             del block.forward
 
 
-@contextmanager
-def timed_hooks(spent: list[float]) -> Iterator[None]:
-    """Append the seconds of each ``pack`` of the innermost hooks until the block of code ends."""
-    inner, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
+class Saves:
+    """What autograd saves in a forward: the seconds of each ``pack``, and the memory, without parameters.
 
-    def pack(tensor: Tensor) -> Any:
-        started = perf_counter()
-        try:
-            return inner(tensor)
-        finally:
-            spent.append(perf_counter() - started)
+    Args:
+        model: whose parameters do not count.
+    """
 
-    with saved_tensors_hooks(pack, unpack):
-        yield
+    def __init__(self, model: nn.Module) -> None:
+        self.seconds: list[float] = []
+        self._memory: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note what goes through the innermost hooks until the block of code ends."""
+        inner, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
 
-def handles(loss: Tensor) -> Iterator[Any]:
-    """Yield what the graph of a loss holds in place of each saved tensor."""
-    waiting: list[Any] = [loss.grad_fn]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        for name in dir(type(node)):
-            if name.startswith("_raw_saved_"):
-                shown = getattr(node, name)
-                yield from (one.data for one in (shown if isinstance(shown, (tuple, list)) else (shown,)) if one)
-        new = {before for before, _ in node.next_functions if before is not None} - seen
-        seen |= new
-        waiting += new
+        def pack(tensor: Tensor) -> Any:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._parameters:
+                self._memory[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            del storage
+            started = perf_counter()
+            try:
+                return inner(tensor)
+            finally:
+                self.seconds.append(perf_counter() - started)
 
+        with saved_tensors_hooks(pack, unpack):
+            yield
 
-def held(handle: Any) -> Iterator[tuple[int, int]]:
-    """Yield names and bytes of the memory that a handle keeps alive."""
-    if type(handle) is tuple:
-        handle = handle[1]
-    if isinstance(handle, KeptHandle):
-        yield from held(handle.peek())
-    elif isinstance(handle, Tensor):
-        yield handle.untyped_storage().data_ptr(), handle.untyped_storage().nbytes()
-    elif isinstance(handle, RecomputedHandle):
-        for each in handle.content.inputs:
-            if not isinstance(each, Leaf):
-                yield from held(each)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that still lives."""
+        return sum(nbytes for storage, nbytes in self._memory.values() if not storage.expired())
 
 
-def step(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], around: Any, autocast: bool) -> float:
-    """Run a training step, and return its seconds."""
-    model.zero_grad(set_to_none=True)
-    started = process_time()
-    with around, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss = loss_of(model)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return process_time() - started
+@dataclass
+class Bench:
+    """A model that trains, in float32 or under autocast."""
 
+    model: nn.Module
+    loss_of: Callable[[nn.Module], Tensor]
+    autocast: bool
 
-def bytes_held(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], around: Any, autocast: bool) -> int:
-    """Return the bytes that the graph of a forward holds, without parameters."""
-    with around as session, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss = loss_of(model)
-    if session is not None:
-        session.drain()
-    memory = dict(one for handle in handles(loss) for one in held(handle))
-    for parameter in model.parameters():
-        memory.pop(parameter.untyped_storage().data_ptr(), None)
-    return sum(memory.values()) + (0 if session is None else session.stats().live.nbytes)
+    def forward(self, around: Any) -> Tensor:
+        with around, torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            return self.loss_of(self.model)
 
+    def step(self, around: Any) -> float:
+        """Run a training step, and return its processor seconds."""
+        self.model.zero_grad(set_to_none=True)
+        started = process_time()
+        self.forward(around).backward()  # type: ignore[no-untyped-call]
+        return process_time() - started
 
-def seconds_in_pack(model: nn.Module, loss_of: Callable[[nn.Module], Tensor], around: Any, autocast: bool) -> float:
-    """Return the seconds that ``pack`` takes for each tensor that a step saves."""
-    spent: list[float] = []
-    with around, timed_hooks(spent), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        loss = loss_of(model)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return sum(spent) / len(spent)
+    def saves(self, around: Any) -> tuple[int, float]:
+        """Return the bytes that live after a forward, and the mean seconds of a ``pack``."""
+        saves = Saves(self.model)
+        with around as session, saves.noted():
+            loss = self.forward(nullcontext())
+        nbytes = 0
+        if isinstance(session, ts.Stash):
+            session.drain()
+            nbytes = session.stats().live.nbytes
+        nbytes += saves.nbytes
+        loss.backward()  # type: ignore[no-untyped-call]
+        return nbytes, sum(saves.seconds) / len(saves.seconds)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -212,32 +206,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", help="architectures, by name")
 
 
-def main(options: argparse.Namespace, report: Report) -> int:
+def main(options: argparse.Namespace, report: Report) -> None:
     """Measure, and report a row for each architecture and type."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    columns = ("model", "type", "held, MiB", "left", "step time", "checkpoint", "pack, us", "made again")
-    report.begin(*columns, left=("model", "type", "made again"))
+    report.conditions = machine("torch", "transformers")
+    report.begin(COLUMNS)
     builds = ARCHITECTURES[options.size]
     for name in options.only.split(",") if options.only else builds:
         for autocast in (False, True):
             torch.manual_seed(0)
-            model, loss_of = builds[name]()
-            model.train()
+            bench = Bench(*builds[name](), autocast)
+            bench.model.train()
             plain = saved_tensors_hooks(lambda tensor: tensor if tensor.is_leaf else tensor.detach(), lambda kept: kept)
-            native = bytes_held(model, loss_of, plain, autocast)
-            left = bytes_held(model, loss_of, ts.stash(ts.Recompute(), framework="torch", min_bytes=1), autocast)
+            native, _ = bench.saves(plain)
+            left, _ = bench.saves(ts.stash(ts.Recompute(), framework="torch", min_bytes=1))
             stash = ts.stash(ts.Recompute(), framework="torch")
             ratios, again, packs = [], [], []
             for _ in range(options.rounds + 1):
-                before = step(model, loss_of, nullcontext(), autocast)
-                ratios.append(step(model, loss_of, stash, autocast) / before)
-                with checkpointed(model):
-                    again.append(step(model, loss_of, nullcontext(), autocast) / before)
-                packs.append(seconds_in_pack(model, loss_of, stash, autocast))
+                before = bench.step(nullcontext())
+                ratios.append(bench.step(stash) / before)
+                with checkpointed(bench.model):
+                    again.append(bench.step(nullcontext()) / before)
+                packs.append(1e6 * bench.saves(stash)[1])
             made = sorted(stash.stats().recomputed.items(), key=lambda item: -item[1].bytes_in)
-            times = f"{median(ratios[1:]):.3f}", f"{median(again[1:]):.3f}", f"{1e6 * median(packs[1:]):.0f}"
-            kind, mib = "autocast" if autocast else "float32", f"{native / 2**20:.1f}"
-            report.row(name, kind, mib, f"{left / native:.3f}", *times, ", ".join(rule for rule, _ in made[:4]))
-    report.conditions = machine(("torch", "transformers"))
-    return 0
+            times = (median(some[1:]) for some in (ratios, again, packs))
+            rules = ", ".join(rule for rule, _ in made[:4])
+            report.row(name, "autocast" if autocast else "float32", native / 2**20, left / native, *times, rules)

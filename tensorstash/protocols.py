@@ -57,11 +57,19 @@ class Codec(Protocol):
         ...
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return a self-contained payload; ``data`` may be borrowed: it is neither written nor kept."""
+        """Return a self-contained payload; ``data`` may be borrowed: it is neither written nor kept.
+
+        Raises:
+            CodecError: ``data`` is not what ``spec`` says, or not accepted.
+        """
         ...
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array again, where ``spec`` is the one given to :meth:`encode`; never writes to ``data``."""
+        """Return the array again, where ``spec`` is the one given to :meth:`encode`; never writes to ``data``.
+
+        Raises:
+            CodecError: the payload is not one of this codec and this spec.
+        """
         ...
 
 
@@ -70,7 +78,11 @@ class SupportsErrorBound(Protocol):
     """What a codec with ``lossless = False`` offers on top."""
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the largest absolute error of each element of ``data`` (float64, broadcastable to its shape)."""
+        """Return the largest absolute error of each element of ``data`` (float64, broadcastable to its shape).
+
+        Raises:
+            CodecError: ``data`` is not what ``spec`` says, or not accepted.
+        """
         ...
 
 

@@ -1,6 +1,5 @@
 """The documents say only what is so: their programs run, their paths and links lead somewhere, their commands exist."""
 
-import argparse
 import inspect
 import os
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tensorstash.errors
-from benchmarks.__main__ import NAMES
+from benchmarks.__main__ import NAMES, parser_of
 from tests.documents import ARCHITECTURE, CONTRIBUTING, DOCUMENTS, RESULTS, ROOT, TRAINERS, Document
 from tests.forked_workers import PROGRAMS as IMPORTED
 from tests.test_house import PACKAGE, RANKS
@@ -112,10 +111,10 @@ def test_every_command_exists(document: Document) -> None:
         if words[:1] == ["run.py"]:
             assert f"python3 run.py {words[1]} " in offered, command
             if words[1] == "train":
-                options("main_job").parse_args(words[2:])
+                parser_of("main_job").parse_args(words[2:])
         elif words[:2] == ["-m", "benchmarks"] and words[2:]:
             assert words[2] in NAMES, command
-            options(words[2]).parse_args(words[3:])
+            parser_of(words[2]).parse_args(words[3:])
         elif words[:2] == ["-m", "pytest"] or words[:1] == ["tests/mutation/run_mutants.py"]:
             assert all((ROOT / word).exists() for word in words if word.startswith("tests/")), command
         else:
@@ -124,15 +123,6 @@ def test_every_command_exists(document: Document) -> None:
 
 KNOWN = {"pip", "python", "ruff", "mypy", "tensorstash", "torchrun", "accelerate"}
 """Programs that documents may show without more being known of their arguments."""
-
-
-def options(benchmark: str) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark's command line."""
-    parser = argparse.ArgumentParser()
-    report = import_module("benchmarks.harness.report")
-    report.add_options(parser)
-    import_module(f"benchmarks.{benchmark}").add_options(parser)
-    return parser
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)

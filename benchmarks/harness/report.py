@@ -1,20 +1,36 @@
 """What a benchmark has found: Markdown tables that read well as they are, with what has to be known to judge them."""
 
-import argparse
 import datetime
 import json
 import os
 import platform
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tensorstash.cli.comparison import markdown
 
+Columns = Mapping[str, str]
+"""The columns of a table: heads, and how a value is written (:func:`format`); text, to the left, where that is empty.
+What is None stays empty, and text is written as it is."""
 
-def machine(packages: Iterable[str]) -> str:
+
+def columns(text: str) -> Columns:
+    """Read the columns of a table: heads with vertical bars between them, each with its format after a colon.
+
+    >>> columns("policy | step s:.3f")
+    {'policy': '', 'step s': '.3f'}
+    """
+    heads = (part.strip().partition(":") for part in text.split("|"))
+    found: dict[str, str] = {}
+    for head, _, form in heads:
+        found[head if head not in found else f"{head} "] = form  # JSON names each once
+    return found
+
+
+def machine(*packages: str) -> str:
     """Return one line that says where and when this was measured."""
     versions = [f"{package} {_version(package)}" for package in packages]
     cpuinfo = Path("/proc/cpuinfo")
@@ -39,45 +55,34 @@ class Report:
         title: first line of the Markdown file.
         command: what was asked for.
         markdown: the file of tables, with title, command and conditions.
-        json: the file of everything that was measured.
+        json: the file of all rows, and of what else was measured.
 
     Attributes:
         conditions: one line: versions, machine, date, and what else a benchmark adds.
         legend: what the columns mean.
         verdict: the last sentence.
-        measured: everything, in plain values.
+        measured: more than the tables show, in plain values.
     """
 
     def __init__(
         self, title: str = "", command: str = "", *, markdown: Path | None = None, json: Path | None = None
     ) -> None:
-        self.conditions = machine(("tensorstash", "numpy"))
+        self.conditions = machine("tensorstash", "numpy")
         self.legend = self.verdict = ""
         self.measured: dict[str, Any] = {}
         self._title, self._command = title, command
         self._markdown, self._json = markdown, json
-        self._tables: list[tuple[str, Sequence[str], Collection[str], list[Sequence[str]]]] = []
+        self._tables: list[tuple[str, Columns, list[tuple[Any, ...]]]] = []
 
-    def begin(self, *heads: str, left: Collection[str] = (), before: str = "") -> None:
-        """Begin a table.
+    def begin(self, columns: Columns, before: str = "") -> None:
+        """Begin a table, below a text."""
+        self._tables.append((before, columns, []))
 
-        Args:
-            heads: of its columns.
-            left: heads of the columns that are aligned to the left.
-            before: a text above it.
-        """
-        self._tables.append((before, heads, left, []))
-
-    def row(self, *cells: str, told: bool = True) -> None:
-        """Add a row to the last table.
-
-        Args:
-            cells: one for each column.
-            told: whether it goes to standard error at once.
-        """
-        self._tables[-1][3].append(cells)
-        if told:
-            print(" | ".join(cells), file=sys.stderr, flush=True)
+    def row(self, *values: Any) -> None:
+        """Add a row to the last table: a value for each column."""
+        _, columns, rows = self._tables[-1]
+        rows.append(values)
+        print(" | ".join(_cells(columns, values)), file=sys.stderr, flush=True)
         self.save()
 
     def save(self) -> None:
@@ -86,17 +91,19 @@ class Report:
             head = f"# {self._title}\n\n`{self._command}`\n\n"
             self._markdown.write_text(f"{head}{self}\n", encoding="utf-8")
         if self._json:
-            report = {"title": self._title, "command": self._command, "conditions": self.conditions, **self.measured}
-            self._json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            rows = [dict(zip(columns, row, strict=True)) for _, columns, rows in self._tables for row in rows]
+            head = {"title": self._title, "command": self._command, "conditions": self.conditions, "rows": rows}
+            self._json.write_text(json.dumps(head | self.measured, indent=1) + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
         parts: list[str] = []
-        for before, heads, left, rows in self._tables:
-            parts += [before, markdown(heads, rows, left=tuple(left))] if rows else []
+        for before, columns, rows in self._tables:
+            left = tuple(name for name, form in columns.items() if not form)
+            cells = [_cells(columns, row) for row in rows]
+            parts += [before, markdown(list(columns), cells, left=left)] if rows else []
         return "\n\n".join(filter(None, [*parts, f"{self.conditions}\n{self.legend}".rstrip(), self.verdict]))
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that every benchmark has."""
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables and their conditions")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+def _cells(columns: Columns, values: Iterable[Any]) -> list[str]:
+    pairs = zip(columns.values(), values, strict=True)
+    return ["" if value is None else value if isinstance(value, str) else format(value, form) for form, value in pairs]

@@ -4,10 +4,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any, TypeVar
 
-from tensorstash.cli.turns import Job, Turns, run
+from tensorstash.cli.turns import Job, run
 from tensorstash.host.allocator import MMAP_THRESHOLD_BYTES, advised_environment
 
 K = TypeVar("K")
@@ -51,39 +51,9 @@ def alone(function: str, title: str, on_value: Callable[[Any], object], **argume
     return run(Job(title, f"benchmarks.{function}", arguments, environment(threads=1), ROOT), on_value)
 
 
-def run_together(jobs: Mapping[K, Job], turns: int) -> dict[K, Any]:
-    """Run jobs at one time, each in a fresh process, of which one makes a turn while the others wait.
-
-    Args:
-        jobs: what to run.
-        turns: how often each goes on before it is asked for its result.
-
-    Raises:
-        WorkerError: a process failed.
-    """
-    with Turns[K]() as together:
-        together.start(jobs)
-        together.rounds(turns)
-        return together.finish()
-
-
-def repeat(action: Callable[[], object], *, rounds: int, minutes: float) -> int:
-    """Do something once per round, and return how often it was done.
-
-    Args:
-        action: a round.
-        rounds: most of them.
-        minutes: after this time no further round is begun that would not end within it, by the longest so far.
-    """
-    begun, longest = monotonic(), 0.0
-    for number in range(rounds):
-        round_begun = monotonic()
-        if number and round_begun - begun + longest > minutes * 60:
-            print(f"{number} of {rounds} rounds, for want of time", file=sys.stderr)
-            return number
-        action()
-        longest = max(longest, monotonic() - round_begun)
-    return rounds
+def dot(_: object) -> None:
+    """Say on standard error that a turn is over."""
+    print(".", end="", file=sys.stderr, flush=True)
 
 
 def interleave(calls: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:

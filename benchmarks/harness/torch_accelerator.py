@@ -9,10 +9,14 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from benchmarks.harness.runner import interleave, seconds
 
 WAYS = ("DtoH", "HtoD")
 COMPUTED, WAITED = 2, 3
@@ -46,11 +50,6 @@ class Accelerator:
         """Whether it copies page-locked memory on its own."""
         return self.module is not None
 
-    @property
-    def is_cuda(self) -> bool:
-        """Whether CUDA's own profiler and statistics are there."""
-        return self.device.type == "cuda"
-
     def synchronize(self) -> None:
         """Wait for the end of its work."""
         if self.module is not None:
@@ -74,18 +73,18 @@ class Accelerator:
 
     def reset_pinned(self) -> None:
         """Begin anew with the peak of PyTorch's own page-locked memory."""
-        if self.is_cuda:
+        if self.device.type == "cuda":
             torch.cuda.reset_peak_host_memory_stats()
 
     def pinned_peak(self) -> int:
         """Return the most page-locked bytes of PyTorch's own pool, 0 where they cannot be had."""
-        return int(torch.cuda.host_memory_stats()["active_bytes.peak"]) if self.is_cuda else 0
+        return int(torch.cuda.host_memory_stats()["active_bytes.peak"]) if self.device.type == "cuda" else 0
 
     def copies(self, run: Callable[[], object]) -> Copies:
         """Return what a run copies in each direction, from a profile or the device's log if there is one."""
         if self.log is not None:
             return _logged(run, self.synchronize, self.log)
-        return _profiled(run, self.synchronize) if self.is_cuda else {}
+        return _profiled(run, self.synchronize) if self.device.type == "cuda" else {}
 
 
 def beside(spans: Iterable[Span], others: Iterable[Span]) -> float:
@@ -170,12 +169,25 @@ def _span(event: dict[str, Any]) -> Span:
     return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
 
-def accelerator_named(name: str, *, bandwidth: float = 0.0) -> Accelerator:
+def bare_seconds(accelerator: Accelerator, nbytes: int) -> dict[str, float]:
+    """Return seconds per byte of the best of five copies between page-locked memory and the device."""
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=accelerator.has_pinned_memory)
+    there = torch.empty(nbytes, dtype=torch.uint8, device=accelerator.device)
+
+    def copy(target: Tensor, source: Tensor) -> float:
+        return seconds(lambda: (target.copy_(source, non_blocking=True), accelerator.synchronize()))
+
+    times = interleave({"DtoH": partial(copy, host, there), "HtoD": partial(copy, there, host)}, 6)
+    return {way: min(some[1:]) / nbytes for way, some in times.items()}
+
+
+def accelerator_named(name: str, *, bandwidth: float = 0.0, memory: float = 0.0) -> Accelerator:
     """Return a device.
 
     Args:
         name: as PyTorch writes it; ``sim`` registers the simulated one.
         bandwidth: of the links of the simulated one, in bytes per second; 0 for no limit.
+        memory: the same of its memory; with 0 its operations take as long as the processor needs.
 
     Raises:
         SystemExit: there is none of that name.
@@ -185,6 +197,7 @@ def accelerator_named(name: str, *, bandwidth: float = 0.0) -> Accelerator:
 
         device = simulated()
         device.link(bandwidth=bandwidth)
+        device.memory(bandwidth=memory)
         return Accelerator(torch.device(name), "simulated device", torch.sim, device)  # type: ignore[attr-defined]
     device = torch.device(name)
     if device.type == "cpu":

@@ -20,6 +20,8 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 class TorchTraining(Training):
     """A network that learns."""
 
+    _no_grad = torch.no_grad
+
     def __init__(self, model: Model) -> None:
         if model.threads is not None:
             torch.set_num_threads(model.threads)
@@ -28,13 +30,9 @@ class TorchTraining(Training):
         network = NETWORKS[model.network](model).to(self._dtype)
         super().__init__(model, network, OPTIMIZERS[model.optimizer](network.parameters(), lr=model.rate))
 
-    def forward(self, seed: int) -> Tensor:
-        torch.manual_seed(seed)  # of dropout
-        return super().forward(seed)
-
-    @torch.no_grad()
-    def evaluate(self, batches: int) -> tuple[float, float]:
-        return super().evaluate(batches)
+    def forward(self, step: int, *, small: bool = False) -> Tensor:
+        torch.manual_seed(step)  # of dropout
+        return super().forward(step, small=small)
 
     def update(self, rate: float | None = None) -> None:
         for group in self._optimizer.param_groups:

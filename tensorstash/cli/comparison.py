@@ -121,6 +121,19 @@ def compare(
         return turns.finish()
 
 
+def ratio(measured: Mapping[Variant, Measured], ours: Variant, theirs: Variant, name: str) -> float:
+    """Return the median of the ratios between steps of the same round.
+
+    Args:
+        measured: what the processes have reported.
+        ours: whose steps.
+        theirs: relative to whose.
+        name: ``"step_s"`` or ``"cpu_s"``.
+    """
+    pairs = (measured[each][name][each.untimed :] for each in (ours, theirs))
+    return float(median(our / their for our, their in zip(*pairs, strict=True)))
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """One training under all variants.
@@ -135,14 +148,9 @@ class Training:
 
     def ratios(self, variant: Variant) -> tuple[float, float, float]:
         """Return memory, time and processor time relative to no policy."""
-        ours, base = self.measured[variant], next(iter(self.measured.values()))
-        memory = ours["activation_bytes"] / max(base["activation_bytes"], 1)
-        return memory, self._ratio(variant, "step_s"), self._ratio(variant, "cpu_s")
-
-    def _ratio(self, variant: Variant, name: str) -> float:
         plain = next(iter(self.measured))
-        ours, base = (self.measured[each][name][each.untimed :] for each in (variant, plain))
-        return float(median(our / their for our, their in zip(ours, base, strict=True)))
+        memory = self.measured[variant]["activation_bytes"] / max(self.measured[plain]["activation_bytes"], 1)
+        return memory, *(ratio(self.measured, variant, plain, name) for name in ("step_s", "cpu_s"))
 
     def cells(self, variant: Variant) -> tuple[str, str]:
         """Return the cells of a variant: memory and time, and what is known of its gradients."""

@@ -76,30 +76,18 @@ class AutoAffine:
         return self.of(8).encoded_spec(spec)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload of 8 bits in fresh memory.
-
-        Raises:
-            CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
-        """
+        """Return the payload of 8 bits in fresh memory."""
         return self.of(8).encode(data, spec)
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the elements in fresh memory.
-
-        Raises:
-            CodecError: the payload is not one of this codec and this spec.
-        """
+        """Return the elements in fresh memory."""
         try:
             return self.of(8).decode(data, spec)
         except CodecError as error:
             raise error.at(repr(self)) from error
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the largest absolute error of each element, which is that of 2 bits: the most that may be chosen.
-
-        Raises:
-            CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
-        """
+        """Return the largest absolute error of each element, which is that of 2 bits: the most that may be chosen."""
         return np.maximum(self.of(2).error_bound(data, spec), self.of(8).error_bound(data, spec))
 
     def measure(self, data: Array, spec: TensorSpec, /) -> Measured:

@@ -52,11 +52,7 @@ class FrameOfReference:
         return opaque_bytes(spec)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload in fresh memory.
-
-        Raises:
-            CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
-        """
+        """Return the payload in fresh memory."""
         check_data(self, data, spec)
         flat = data.reshape(-1)
         least, largest = kernels.active.integer_range(flat) if flat.size else (0, 0)
@@ -74,11 +70,7 @@ class FrameOfReference:
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array in fresh memory.
-
-        Raises:
-            CodecError: the payload is not one of this codec and this spec.
-        """
+        """Return the array in fresh memory."""
         modes = [width for width in _WIDTHS if width <= spec.itemsize]
         header, body, plain = open_payload(self, data, spec, MAGIC, modes=modes, plain=spec.itemsize)
         if plain is not None:

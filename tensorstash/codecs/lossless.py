@@ -95,11 +95,7 @@ class Lossless:
         return opaque_bytes(spec)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on.
-
-        Raises:
-            CodecError: ``data`` is not what ``spec`` says.
-        """
+        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
         check_data(self, data, spec)
         if spec.shape == (-1,):
             return zstd.Zstd(level=self.level).encode(data, spec)
@@ -121,11 +117,7 @@ class Lossless:
         return as_bytes(data)
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on.
-
-        Raises:
-            CodecError: the payload is not one of this codec and this spec.
-        """
+        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
         if spec.shape == (-1,):
             return zstd.Zstd(level=self.level).decode(data, spec)
         if data.dtype != np.uint8 or data.ndim != 1:

@@ -78,11 +78,7 @@ class PackBits:
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the booleans in fresh memory.
-
-        Raises:
-            CodecError: the payload is not one of this codec and this spec.
-        """
+        """Return the booleans in fresh memory."""
         header, body, plain = open_payload(self, data, spec, MAGIC)
         if plain is not None:
             return plain

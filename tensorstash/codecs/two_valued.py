@@ -61,11 +61,7 @@ class TwoValued:
         return opaque_bytes(spec)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on.
-
-        Raises:
-            CodecError: ``data`` is not what ``spec`` says, or of no accepted dtype.
-        """
+        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
         payload = self.packed(data, spec)
         return as_bytes(data) if payload is None else payload
 
@@ -89,11 +85,7 @@ class TwoValued:
         return payload if pack(bits, pair, payload[HEADER_NBYTES + 2 * spec.itemsize :]) else None
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on.
-
-        Raises:
-            CodecError: the payload is not one of this codec and this spec.
-        """
+        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
         if data.dtype == np.uint8 and data.ndim == 1 and data.size == spec.nbytes:
             return passed_on(data, spec)
         header, body, plain = open_payload(self, data, spec, MAGIC)

@@ -31,8 +31,7 @@ def test_what_a_process_holds_is_flat_after_ten_steps(framework, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "benchmarks",
-        "endurance",
+        "tests.endurance",
         "--framework",
         framework,
         "--policy",

@@ -7,6 +7,8 @@ import paddle
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
+from tensorstash.cli.bench_worker import Training
+
 
 def accelerators() -> list[str]:
     """Return the accelerators that PaddlePaddle sees."""
@@ -16,8 +18,8 @@ def accelerators() -> list[str]:
     return [f"{paddle.device.cuda.get_device_name(number)} (CUDA {paddle.version.cuda()})" for number in range(count)]
 
 
-class Job:
-    """A small transformer that learns random numbers.
+class Job(Training):
+    """A small transformer that learns random numbers, the same in every step.
 
     Args:
         sizes: ``batch``, ``length``, ``width``, ``heads`` and ``depth``.
@@ -32,34 +34,21 @@ class Job:
             nn.TransformerEncoderLayer(width, sizes["heads"], 4 * width, 0.0, "gelu", normalize_before=True)
             for _ in range(sizes["depth"])
         ]
-        self._network = nn.Sequential(*blocks)
-        self._optimizer = paddle.optimizer.SGD(1e-3, parameters=self._network.parameters())
+        network = nn.Sequential(*blocks)
+        super().__init__(network, paddle.optimizer.SGD(1e-3, parameters=network.parameters()))
         self._inputs = paddle.randn([sizes["batch"], sizes["length"], width])
 
-    def forward(self, *, small: bool = False) -> Any:
-        """Return the loss with its graph."""
+    def forward(self, step: int, *, small: bool = False) -> Any:
         x = self._inputs[:1, :8] if small else self._inputs
         for block in self._network:
             x = recompute(block, x) if self._is_checkpointed else block(x)
         return x.square().mean()
 
-    def backward(self, loss: Any) -> float:
-        """Compute the gradients, and return the loss as a number."""
-        loss.backward()
-        return float(loss.item())
-
     def update(self) -> None:
-        """Step the optimizer; the memory of the gradients stays."""
         self._optimizer.step()
         self._optimizer.clear_grad(set_to_zero=True)
 
-    def gradients(self) -> list[bytes]:
-        """Return the bits of all gradients, parameter by parameter."""
-        grads = (parameter.grad for parameter in self._network.parameters())
-        return [grad.numpy().tobytes() for grad in grads if grad is not None]
-
     def peak(self) -> Callable[[], int] | None:
-        """Return what gives the peak of the accelerator's bytes from now on; None where memory is the host's."""
         if not paddle.device.is_compiled_with_cuda() or not paddle.device.cuda.device_count():
             return None
         paddle.device.cuda.reset_max_memory_allocated()

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tensorstash.cli.bench_worker import Training
+
 
 def accelerators() -> list[str]:
     """Return the accelerators that PyTorch sees, with the version of what drives them."""
@@ -21,8 +23,8 @@ def accelerators() -> list[str]:
     return [f"{kind.type}:{number}" for number in range(count)]
 
 
-class Job:
-    """A small transformer that learns random numbers.
+class Job(Training):
+    """A small transformer that learns random numbers, the same in every step.
 
     Args:
         sizes: ``batch``, ``length``, ``width``, ``heads`` and ``depth``.
@@ -38,34 +40,21 @@ class Job:
             nn.TransformerEncoderLayer(width, sizes["heads"], 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
             for _ in range(sizes["depth"])
         ]
-        self._network = nn.Sequential(*blocks).to(self.device or "cpu")
-        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-3)
+        network = nn.Sequential(*blocks).to(self.device or "cpu")
+        super().__init__(network, torch.optim.SGD(network.parameters(), lr=1e-3))
         self._inputs = torch.randn(sizes["batch"], sizes["length"], width).to(self.device or "cpu")
 
-    def forward(self, *, small: bool = False) -> Any:
-        """Return the loss with its graph."""
+    def forward(self, step: int, *, small: bool = False) -> Any:
         x = self._inputs[:1, :8] if small else self._inputs
         for block in self._network:
             x = checkpoint(block, x, use_reentrant=False) if self._is_checkpointed else block(x)
         return x.square().mean()
 
-    def backward(self, loss: Any) -> float:
-        """Compute the gradients, and return the loss as a number."""
-        loss.backward()
-        return float(loss.item())
-
     def update(self) -> None:
-        """Step the optimizer; the memory of the gradients stays."""
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=False)
 
-    def gradients(self) -> list[bytes]:
-        """Return the bits of all gradients, parameter by parameter."""
-        grads = (parameter.grad for parameter in self._network.parameters())
-        return [grad.cpu().numpy().tobytes() for grad in grads if grad is not None]
-
     def peak(self) -> Callable[[], int] | None:
-        """Return what gives the peak of the accelerator's bytes from now on; None where memory is the host's."""
         if self.device is None or self.device.type != "cuda":
             return None
         torch.cuda.reset_peak_memory_stats()

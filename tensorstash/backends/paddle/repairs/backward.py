@@ -32,11 +32,6 @@ def is_recording() -> bool:
     return recording
 
 
-def set_recording(mode: bool) -> None:
-    """Switch gradient recording of this thread."""
-    _dygraph_tracer()._has_grad = mode  # type: ignore[no-untyped-call]
-
-
 class Unrecorded(Block):
     """A block without gradient recording, which is as it was afterwards, whatever interrupts; unlike ``no_grad``."""
 

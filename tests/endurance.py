@@ -1,7 +1,7 @@
 """What a training process holds after many steps of changing shapes, against what it held after the first few.
 
-    python -m benchmarks endurance                                    # 1,000 steps on each framework
-    python -m benchmarks endurance --framework torch --policy "disk_spill" --steps 200 --json out.json
+    python -m tests.endurance                                    # 1,000 steps on each framework
+    python -m tests.endurance --framework torch --policy "disk_spill" --steps 200
 
 Each run is a process of its own. After every step it notes resident memory, the size of the slab files, and the number
 of open descriptors and of threads; the table compares the largest of the first ten steps with the largest of the rest.
@@ -14,17 +14,18 @@ that over 1,000 steps a leak of one payload in thirty steps is seen. Exits with 
 
 import argparse
 import os
+import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.labs import lab_of
-from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import ROOT
-from benchmarks.harness.training import NO_POLICY, session
+import tensorstash as ts
+from tensorstash.cli.comparison import NO_POLICY, markdown
 from tensorstash.cli.turns import Job, run
 from tensorstash.testing.layouts import floats
+from tests.engine.labs import lab_of
 
 FRAMEWORKS = ("reference", "torch", "paddle")
 POLICIES = (NO_POLICY, "disk_spill", "compress | disk_spill")
@@ -68,9 +69,8 @@ def train(
     lab = lab_of(framework)
     directory = os.path.realpath(directory)
     weights = [lab.parameter(floats(width, width, seed=layer) / width**0.5) for layer in range(LAYERS)]
-    stash: Any = session(
-        policy.replace("disk_spill", f"disk_spill:directory={directory}"), framework, {}, min_bytes="64KiB"
-    )
+    line = policy.replace("disk_spill", f"disk_spill:directory={directory}")
+    stash: Any = nullcontext() if policy == NO_POLICY else ts.stash(line, framework=framework)
     yield None
     for step in range(steps):
         batch = lab.tensor(floats(int(rows * ROWS[step % len(ROWS)]), width, seed=step))
@@ -95,7 +95,9 @@ def grown(first: Held, rest: Held, tolerance_bytes: int) -> list[str]:
     return [name for name, before in first.items() if rest[name] > before + allowed.get(name, 0)]
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what each process holds, early and late; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--framework", action="append", choices=FRAMEWORKS)
     parser.add_argument("--policy", action="append", help="none, or a policy as one line")
     parser.add_argument("--steps", type=int, default=1000)
@@ -103,28 +105,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--tolerance-mib", type=float, default=6.0)
     parser.add_argument("--directory", default="/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
-
-
-def main(options: argparse.Namespace, report: Report) -> int:
-    report.conditions = machine(("torch", "paddlepaddle", "numpy"))
+    options = parser.parse_args(arguments)
     heads = ("framework", "policy", "steps", "", "resident MiB", "file MiB", "descriptors", "threads", "grown")
-    report.begin(*heads, left=("framework", "policy", "", "grown"))
-    runs = report.measured["runs"] = []
+    rows: list[list[str]] = []
     failed = False
     environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ)
     for framework in options.framework or FRAMEWORKS:
         for policy in options.policy or POLICIES:
-            arguments = {name: getattr(options, name) for name in ("steps", "rows", "width", "directory")}
-            arguments |= {"framework": framework, "policy": policy}
+            told = {name: getattr(options, name) for name in ("steps", "rows", "width", "directory")}
+            told |= {"framework": framework, "policy": policy}
             samples: list[Held] = []
-            job = Job(f"{framework}, {policy}", "benchmarks.endurance:train", arguments, environment, ROOT)
+            job = Job(f"{framework}, {policy}", "tests.endurance:train", told, environment)
             run(job, lambda sample, samples=samples: samples.append(sample))
             first, rest = largest(samples[:WARM_UP]), largest(samples[WARM_UP:])
             found = grown(first, rest, int(options.tolerance_mib * 2**20))
             failed |= bool(found)
-            runs.append({"framework": framework, "policy": policy, "samples": samples})
             for part, some, verdict in ("first ten", first, ""), ("after", rest, ", ".join(found) or "nothing"):
                 sizes = [f"{some[name] / 2**20:.2f}" for name in ("resident_bytes", "file_bytes")]
                 counts = str(some["descriptors"]), str(some["threads"])
-                report.row(framework, policy, str(len(samples)), part, *sizes, *counts, verdict)
+                rows.append([framework, policy, str(len(samples)), part, *sizes, *counts, verdict])
+    print(markdown(heads, rows, left=("framework", "policy", "", "grown")))
     return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,21 +1,22 @@
 """Random tensors through every codec, and through chains of two, on the memory of each framework.
 
-    python -m benchmarks fuzz                                # 100,000 tensors, half of them of each framework
-    python -m benchmarks fuzz --count 2000 --seed 7
+    python -m tests.fuzz_codecs                                # 100,000 tensors, half of them of each framework
+    python -m tests.fuzz_codecs --count 2000 --seed 7
 
 A tensor of any dtype and layout goes through the backend, one codec or a chain, with the backend's kernel where it has
-one, and back. Lossless codecs have to give back every bit, lossy ones to keep to the bound that they state. Shows the
+one, and back. Lossless codecs have to give back every bit, lossy ones to keep to the bound that they state. Prints the
 seed and the counts; with a failure the case's number, which ``--only`` repeats. The exit status is 1 if there is any.
 """
 
 import argparse
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
-from benchmarks.harness.report import Report, machine
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
@@ -115,18 +116,18 @@ def fault(codec: Codec, spec: TensorSpec, data: Array, back: Array, nbytes: int)
     return None if kept.all() else f"{value[~kept][:3]} came back as {got[~kept][:3]}, bound {bound[~kept][:3]}"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what went through, and what went wrong; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100_000, help="tensors in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one case, to repeat it alone")
     parser.add_argument("--framework", action="append", choices=FRAMEWORKS)
-
-
-def main(options: argparse.Namespace, report: Report) -> int:
+    options = parser.parse_args(arguments)
     frameworks = options.framework or list(FRAMEWORKS)
     labs = {name: lab_of(name) for name in frameworks}
     counts: Counter[str] = Counter()
-    faults = []
+    faults = 0
     cases = range(options.count) if options.only is None else [options.only]
     for number in cases:
         rng = np.random.default_rng((options.seed, number))
@@ -141,12 +142,13 @@ def main(options: argparse.Namespace, report: Report) -> int:
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}"
         if wrong:
-            faults.append(f"case {number}: {framework}, {what}, {' | '.join(map(repr, chain))}: {wrong}")
+            faults += 1
+            print(f"case {number}: {framework}, {what}, {' | '.join(map(repr, chain))}: {wrong}")
         counts.update((framework, "chains" if len(chain) > 1 else "single codecs", f"codec {first.name}"))
-    report.conditions = machine(("torch", "paddlepaddle", "numpy"))
-    report.legend = "\n".join([*faults, f"seed {options.seed}: {len(cases)} tensors, {len(faults)} faults"])
-    report.measured |= {"counts": counts, "faults": faults}
-    report.begin("tensors", "count", left=("tensors",))
-    for name, count in sorted(counts.items()):
-        report.row(name, str(count), told=False)
+    print(*(f"{count:8} {name}" for name, count in sorted(counts.items())), sep="\n")
+    print(f"seed {options.seed}: {len(cases)} tensors, {faults} faults")
     return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
