@@ -74,9 +74,10 @@ class Requests:
             self._cursors = [0, 0]
             times = 0
         self._asked[index] = times + 1
-        place = self._places[index] + 1
-        there, back = self._cursors
-        self._cursors = [max(there, place), max(back, place)]
+        place, cursors = self._places[index] + 1, self._cursors
+        for reader in (_TO_HOST, _TO_DEVICE):
+            if cursors[reader] < place:
+                cursors[reader] = place
 
     def expected_next(self, reader: int) -> Iterator[Payload]:
         """Give the live payloads that are expected next, nearest first.

@@ -127,6 +127,9 @@ class ByteBudget:
 
     def acquire(self, nbytes: int, *, timeout_s: float) -> Lease | None:
         """Wait until the bytes fit and take them; return None if they did not within ``timeout_s`` seconds."""
+        lease = self.try_acquire(nbytes)
+        if lease is not None:
+            return lease
         deadline = monotonic() + timeout_s
         while True:
             bell = threading.Lock()
