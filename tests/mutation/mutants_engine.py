@@ -169,8 +169,8 @@ MUTANTS = [
     (
         "engine/ledger.py",
         "dropped call",
-        "        entry = _Entry(counted, self._returned)\n",
-        "        entry = _Entry(counted)\n        self.kept_alive = [*getattr(self, 'kept_alive', []), counted]\n",
+        "        entry = _Entry(owner, self._returned)\n",
+        "        entry = _Entry(owner)\n        self.kept_alive = [*getattr(self, 'kept_alive', []), owner]\n",
         CONTRACT,
     ),
     (
@@ -360,8 +360,8 @@ MUTANTS = [
     (
         "engine/ledger.py",
         "dropped lock",
-        "        with self._lock:\n            self._stashed.tensors",
-        "        if True:\n            self._stashed.tensors",
+        "        with self._lock:\n            self._declined.tensors",
+        "        if True:\n            self._declined.tensors",
         CONTRACT,
         "a race of two additions; nothing but statistics is at stake, and no test can wait for it",
     ),

@@ -88,11 +88,17 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "dropped check",
-        "order.is_dense and data.flags.writeable and address",
-        "order.is_dense and address",
+        "        if data.flags.writeable and spec.order.is_dense:\n",
+        "        if spec.order.is_dense:\n",
         LAYOUT,
     ),
-    ("backends/torch/layout.py", "dropped check", " and address % ALIGNMENT == spec.alignment:", ":", LAYOUT),
+    (
+        "backends/torch/layout.py",
+        "dropped check",
+        "            if tensor.data_ptr() % ALIGNMENT == spec.alignment:\n",
+        "            if tensor.data_ptr() % ALIGNMENT >= 0:\n",
+        LAYOUT,
+    ),
     (
         "backends/torch/layout.py",
         "dropped check",
@@ -110,8 +116,8 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "wrong value",
-        "tuple(map(spec.itemsize.__mul__, order.strides))",
-        "tuple(stride for stride in order.strides)",
+        "return tuple(map(itemsize.__mul__, strides))",
+        "return tuple(stride for stride in strides)",
         LAYOUT,
     ),
     (
