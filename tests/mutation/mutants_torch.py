@@ -109,8 +109,8 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "dropped check",
-        "        if start + order.span * spec.itemsize > nbytes:\n",
-        "        if nbytes == 0:\n",
+        "    if start + span > nbytes:\n",
+        "    if nbytes == 0:\n",
         LAYOUT,
     ),
     (

@@ -1,5 +1,6 @@
 """Between the memory of PyTorch tensors and NumPy arrays: distinct elements out, exact layouts back in."""
 
+import ctypes
 from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
@@ -44,7 +45,7 @@ def elements(tensor: Tensor, spec: TensorSpec) -> Array:
     """
     order = spec.order
     if spec.device == "cpu" and order.is_dense:
-        return borrowed(np.asarray(_LiveMemory(tensor, spec)))
+        return borrowed(_live(tensor, spec))
     with DisableTorchFunction(), _DisableTorchDispatch():  # unseen by dispatch modes and default devices
         run = _plain(tensor, spec).view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
         if spec.device == "cpu":
@@ -57,31 +58,27 @@ def elements(tensor: Tensor, spec: TensorSpec) -> Array:
         return copy
 
 
-class _LiveMemory:
-    """The one run of memory of a tensor's elements, as NumPy reads it.
+def _live(tensor: Tensor, spec: TensorSpec) -> Array:
+    """Return the one run of host memory of a tensor's elements.
 
     ``Tensor.numpy`` would make the storage one that can never be resized again.
 
-    Args:
-        tensor: on the host; it lives as long as the array.
-        spec: its spec.
+    Raises:
+        RuntimeError: the storage was resized, and is too small for them.
     """
+    order, itemsize = spec.order, spec.itemsize
+    start, span = spec.offset - order.lead * itemsize, order.span * itemsize
+    nbytes = tensor.untyped_storage().nbytes()
+    if start + span > nbytes:
+        raise RuntimeError(f"the elements are out of bounds for storage of size {nbytes}")
+    memory = _run(span).from_address(tensor.data_ptr() - order.lead * itemsize)
+    memory.tensor = tensor  # which lives as long as the array
+    return np.ndarray(order.shape, _TYPES[spec.dtype], memory)
 
-    __slots__ = ("__array_interface__", "_tensor")
 
-    def __init__(self, tensor: Tensor, spec: TensorSpec) -> None:
-        order = spec.order
-        start = spec.offset - order.lead * spec.itemsize
-        nbytes = tensor.untyped_storage().nbytes()
-        if start + order.span * spec.itemsize > nbytes:
-            raise RuntimeError(f"the elements are out of bounds for storage of size {nbytes}")
-        self._tensor = tensor
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": order.shape,
-            "typestr": _TYPES[spec.dtype].str,
-            "data": (tensor.data_ptr() - order.lead * spec.itemsize, False),
-        }
+@lru_cache(1024)
+def _run(nbytes: int) -> Any:
+    return ctypes.c_uint8 * nbytes
 
 
 class Unrecorded(Block):
