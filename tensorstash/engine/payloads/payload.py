@@ -382,8 +382,7 @@ class Payload:
 
     def _release(self) -> Lease | None:
         with self._lock:
-            self._data = self._rebuilt = None
-            lease, self._lease = self._lease, None
+            lease, self._lease, self._data, self._rebuilt = self._lease, None, None, None
         return lease
 
 
