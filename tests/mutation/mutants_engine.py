@@ -471,8 +471,15 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped release",
-        "            lease, self._lease = self._lease, None\n        return lease\n",
-        "            lease = self._lease\n        return lease\n",
+        "self._lease, self._data, self._rebuilt = self._lease, None, None, None\n        return lease\n",
+        "self._data, self._rebuilt = self._lease, None, None\n        return lease\n",
+        (*PAYLOAD, *PREFETCH),
+    ),
+    (
+        "engine/payloads/payload.py",
+        "dropped release",
+        "self._lease, self._data, self._rebuilt = self._lease, None, None, None\n        return data, lease\n",
+        "self._data, self._rebuilt = self._lease, None, None\n        return data, lease\n",
         (*PAYLOAD, *PREFETCH),
     ),
     (
