@@ -88,15 +88,15 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "dropped check",
-        "        if data.flags.writeable and spec.order.is_dense:\n",
-        "        if spec.order.is_dense:\n",
+        "if order.is_dense and data.flags.writeable and addressof(_START.from_buffer(data)) % ALIGNMENT",
+        "if order.is_dense and data.ctypes.data % ALIGNMENT",
         LAYOUT,
     ),
     (
         "backends/torch/layout.py",
         "dropped check",
-        "            if tensor.data_ptr() % ALIGNMENT == spec.alignment:\n",
-        "            if tensor.data_ptr() % ALIGNMENT >= 0:\n",
+        "addressof(_START.from_buffer(data)) % ALIGNMENT == spec.alignment:",
+        "addressof(_START.from_buffer(data)) % ALIGNMENT >= 0:",
         LAYOUT,
     ),
     (

@@ -1,7 +1,7 @@
 """Between the memory of PyTorch tensors and NumPy arrays: distinct elements out, exact layouts back in."""
 
-import ctypes
 from collections.abc import Mapping
+from ctypes import addressof, c_uint8
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
@@ -26,6 +26,8 @@ _CARRIERS: Mapping[str, torch.dtype] = MappingProxyType(
 )
 
 _TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(row.carrier) for name, row in DTYPES.items()})
+
+_START = c_uint8 * 0
 
 _TORCH_TYPES: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtype, name in DTYPE_NAMES.items()})
 
@@ -78,7 +80,7 @@ def _live(tensor: Tensor, spec: TensorSpec) -> Array:
 
 @lru_cache(1024)
 def _run(nbytes: int) -> Any:
-    return ctypes.c_uint8 * nbytes
+    return c_uint8 * nbytes
 
 
 class Unrecorded(Block):
@@ -116,13 +118,7 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     with DisableTorchFunction(), _DisableTorchDispatch():
         if spec.device != "cpu":
             return _laid_out(_device_memory(data, spec), spec)
-        if data.flags.writeable and spec.order.is_dense:
-            tensor = _over(data, spec)
-            if tensor.data_ptr() % ALIGNMENT == spec.alignment:
-                return _finished(tensor, spec)
-        memory = aligned_empty(spec.order.span * spec.itemsize, spec.alignment)
-        _write(data, spec, memory)
-        return _finished(_over(memory, spec), spec)
+        return _finished(_over(_host_memory(data, spec), spec), spec)
 
 
 def placed(data: Array, spec: TensorSpec, memory: Array, start: int) -> Tensor:
@@ -225,6 +221,16 @@ def _finished(tensor: Tensor, spec: TensorSpec) -> Tensor:
     if spec.neg:
         tensor = torch._neg_view(tensor)
     return tensor.detach() if tensor._is_view() else tensor
+
+
+def _host_memory(data: Array, spec: TensorSpec) -> Array:
+    order = spec.order
+    # NumPy takes longer to tell where an array begins; in a transform a tensor does not tell at all.
+    if order.is_dense and data.flags.writeable and addressof(_START.from_buffer(data)) % ALIGNMENT == spec.alignment:
+        return data
+    memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
+    _write(data, spec, memory)
+    return memory
 
 
 def _write(data: Array, spec: TensorSpec, memory: Array) -> None:
