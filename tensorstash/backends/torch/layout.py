@@ -28,6 +28,7 @@ _CARRIERS: Mapping[str, torch.dtype] = MappingProxyType(
 _TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(row.carrier) for name, row in DTYPES.items()})
 
 _START = c_uint8 * 0
+"""No bytes, which begin where an array does."""
 
 _TORCH_TYPES: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtype, name in DTYPE_NAMES.items()})
 
