@@ -88,15 +88,15 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "dropped check",
-        "if order.is_dense and data.flags.writeable and addressof(_START.from_buffer(data)) % ALIGNMENT",
-        "if order.is_dense and data.ctypes.data % ALIGNMENT",
+        "        and data.flags.writeable\n        and addressof(_START.from_buffer(data.data)) % ALIGNMENT",
+        "        and data.ctypes.data % ALIGNMENT",
         LAYOUT,
     ),
     (
         "backends/torch/layout.py",
         "dropped check",
-        "addressof(_START.from_buffer(data)) % ALIGNMENT == spec.alignment:",
-        "addressof(_START.from_buffer(data)) % ALIGNMENT >= 0:",
+        "addressof(_START.from_buffer(data.data)) % ALIGNMENT == spec.alignment\n",
+        "addressof(_START.from_buffer(data.data)) % ALIGNMENT >= 0\n",
         LAYOUT,
     ),
     (

@@ -227,7 +227,11 @@ def _finished(tensor: Tensor, spec: TensorSpec) -> Tensor:
 def _host_memory(data: Array, spec: TensorSpec) -> Array:
     order = spec.order
     # NumPy takes longer to tell where an array begins; in a transform a tensor does not tell at all.
-    if order.is_dense and data.flags.writeable and addressof(_START.from_buffer(data)) % ALIGNMENT == spec.alignment:
+    if (
+        order.is_dense
+        and data.flags.writeable
+        and addressof(_START.from_buffer(data.data)) % ALIGNMENT == spec.alignment
+    ):
         return data
     memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
     _write(data, spec, memory)
