@@ -2,10 +2,11 @@
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import ref
 
 from tensorstash.abilities import Backend
@@ -16,13 +17,7 @@ from tensorstash.spec import TensorSpec
 T = TypeVar("T")
 
 
-class Counted:
-    """Keeps a payload among those that exist, as long as it lives itself."""
-
-    __slots__ = ("__weakref__",)
-
-
-class _Entry(ref[Counted]):
+class _Entry(ref[Any]):
     """What a ledger knows of a payload. Equal only to itself."""
 
     __slots__ = ("nbytes", "tier")
@@ -112,32 +107,29 @@ Steps = defaultdict[str, defaultdict[int, "count[int]"]]
 """Counters by reason and bytes, each step of which is a tensor."""
 
 
-def _counters() -> defaultdict[int, "count[int]"]:
-    return defaultdict(count)
+_counters: Callable[[], defaultdict[int, "count[int]"]] = partial(defaultdict, count)
+# All of it is C, so that no thread comes between.
 
 
 class Ledger:
     """The counters of one session. Thread-safe.
 
-    What is counted on the way of a kept tensor takes no lock: it is the step of a counter that no thread can disturb.
-    Payloads are counted for as long as somebody refers to what :meth:`stored` returns, and leave a note when they go,
-    by one operation of C: neither an interrupt nor the garbage collector, which may run inside any other method, can
-    come between.
+    What is counted of every tensor takes no lock: it is the step of a counter that no thread can disturb. Payloads are
+    counted for as long as the object lives that :meth:`stored` is told of, and leave a note when they go, by one
+    operation of C: neither an interrupt nor the garbage collector, which may run inside any other method, can come
+    between.
     """
 
     def __init__(self) -> None:
         self.after_fork()
         renew_after_fork(self)
         self._looks: Counter[tuple[int, int]] = Counter()
-        self._deduplicated = _Sum()
-        self._stashed = _Sum()
         self._declined = _Sum()
         self._stages: dict[str, Runs] = {}
         self._recomputed: dict[str, Runs] = {}
         self._refused: dict[str, Tally] = {}
         self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._saved = 0
-        self._modules: defaultdict[str, _Sum] = defaultdict(_Sum)
         self.movable = Movable()
         self._live: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._live_bytes = 0
@@ -151,6 +143,12 @@ class Ledger:
         """Count one request for a tensor; the cheapest call that no thread can disturb."""
         self.kept: Steps = defaultdict(_counters)
         """By reason and bytes: each step of such a counter is a tensor that was kept."""
+        self.stashed = _counters()
+        """By bytes: each step of such a counter is a tensor whose content went through the plan."""
+        self.modules: Steps = defaultdict(_counters)
+        """The same by module, for tensors of which that is known."""
+        self.deduplicated = _counters()
+        """By bytes: each step of such a counter is a tensor that shares a payload."""
         self.without_recipe: Steps = defaultdict(_counters)
         """The same for tensors that are not made again since there is no recipe."""
         self._entries: set[_Entry] = set()
@@ -161,31 +159,11 @@ class Ledger:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def deduplicated(self, nbytes: int) -> None:
-        """Count a tensor that shares a payload."""
-        with self._lock:
-            self._deduplicated.tensors += 1
-            self._deduplicated.nbytes += nbytes
-
     @property
     def stashed_bytes(self) -> int:
         """Bytes of all tensors whose content went through the plan so far."""
-        return self._stashed.nbytes
-
-    def stashed(self, nbytes: int, module: str = "") -> None:
-        """Count a tensor whose content goes through the plan.
-
-        Args:
-            nbytes: of its elements.
-            module: that it belongs to, if that is known.
-        """
         with self._lock:
-            self._stashed.tensors += 1
-            self._stashed.nbytes += nbytes
-            if module:
-                sums = self._modules[module]
-                sums.tensors += 1
-                sums.nbytes += nbytes
+            return self._tally(self.stashed).nbytes
 
     def declined(self, nbytes: int) -> None:
         """Count a stashed tensor that is kept after all, since its content does not shrink."""
@@ -203,16 +181,16 @@ class Ledger:
         with self._lock:
             self._forwardings += 1
 
-    def stored(self, tier: str, payload_bytes: int, spec: TensorSpec) -> Counted:
-        """Count a payload that was put into ``tier``, and exists as long as what is returned.
+    def stored(self, owner: object, tier: str, payload_bytes: int, spec: TensorSpec) -> None:
+        """Count a payload that was put into ``tier``.
 
         Args:
+            owner: what lives as long as it exists.
             tier: where it is.
             payload_bytes: its size.
             spec: of its tensor.
         """
-        counted = Counted()
-        entry = _Entry(counted, self._returned)
+        entry = _Entry(owner, self._returned)
         entry.tier, entry.nbytes = tier, payload_bytes
         with self._lock:
             if self._gone:
@@ -228,7 +206,6 @@ class Ledger:
             self._live_bytes += payload_bytes
             self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)
             self._peak = max(self._peak, self._live_bytes)
-        return counted
 
     def stage(self, name: str) -> Runs:
         """Return the numbers of all stages of a name, to which these add."""
@@ -263,7 +240,7 @@ class Ledger:
             self._snapshots += 1
             stages, recomputed = _runs(self._stages), _runs(self._recomputed)
             again = (Tally(done.tensors, done.bytes_in) for done in recomputed.values())
-            deduplicated, stashed = self._deduplicated.tally(), self._stashed.tally()
+            deduplicated, stashed = self._tally(self.deduplicated), self._tally(self.stashed)
             parts = [*kept.values(), deduplicated, stashed, *again]
             return Stats(
                 seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
@@ -278,7 +255,7 @@ class Ledger:
                 stored=_tallies(self._stored),
                 saved_bytes=self._saved,
                 movable=self.movable.tally,
-                modules=_tallies(self._modules),
+                modules=MappingProxyType(self._tallies(self.modules)),
                 live=Tally(len(self._entries), self._live_bytes),
                 peak_bytes=self._peak,
                 peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),

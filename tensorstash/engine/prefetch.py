@@ -59,14 +59,18 @@ class Requests:
         """Whether the next request is the first since something was saved."""
         return self._expected != self.saved.count
 
-    def ask(self, index: int, order: tuple[int, ...]) -> None:
+    def ask(self, index: int, order: tuple[int, ...]) -> bool:
         """Note a request, and expect the others in this order, and those that it lacks behind, the last saved first.
 
         Args:
             index: of the payload.
             order: indices; it counts with the first request since something was saved.
+
+        Returns:
+            Whether it is that first request.
         """
-        if self._expected != self.saved.count:
+        is_first = self._expected != self.saved.count
+        if is_first:
             self._expect(order)
         times, payload = self._asked.get(index, 0), self.saved.known[index]()
         if payload is not None and times >= max(payload.users, 1):  # each of them has: this is another backward
@@ -74,9 +78,11 @@ class Requests:
             self._cursors = [0, 0]
             times = 0
         self._asked[index] = times + 1
-        place = self._places[index] + 1
-        there, back = self._cursors
-        self._cursors = [max(there, place), max(back, place)]
+        place, cursors = self._places[index] + 1, self._cursors
+        for reader in (_TO_HOST, _TO_DEVICE):
+            if cursors[reader] < place:
+                cursors[reader] = place
+        return is_first
 
     def expected_next(self, reader: int) -> Iterator[Payload]:
         """Give the live payloads that are expected next, nearest first.
@@ -157,9 +163,8 @@ class Prefetcher:
             learned = self._orders.get(requests.saved.signature)
             order = foretold() if learned is None else learned  # without the lock: what it looks at may be let go
         with self._lock:
-            if requests.needs_order:
+            if requests.ask(index, order):
                 self._pause = 0
-            requests.ask(index, order)
             for payload in requests.expected_next(_TO_HOST):
                 if not payload.wants_reading:
                     continue

@@ -326,7 +326,9 @@ class Session(Generic[T]):
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
             payload.reading.place = self._thread.trail, place
         if is_new:
-            state.ledger.stashed(spec.nbytes, self._thread.module)
+            next(state.ledger.stashed[spec.nbytes])
+            if module := self._thread.module:
+                next(state.ledger.modules[module][spec.nbytes])
             if measured:
                 data = self.backend.to_host(tensor, spec)
                 with self._lock:
@@ -334,7 +336,7 @@ class Session(Generic[T]):
             if held is None:
                 self._start((payload,))
         else:
-            state.ledger.deduplicated(spec.nbytes)
+            next(state.ledger.deduplicated[spec.nbytes])
         if readers is not None:
             for other, demand in readers.visit(tensor):
                 other.is_read_by(demand)

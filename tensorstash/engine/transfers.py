@@ -131,16 +131,16 @@ class Transfers:
         self._is_child = True
         self._lock = threading.Lock()
 
-    def out(self, source: Any, held: Any, spec: TensorSpec) -> Transfer:
+    def out(self, source: Any, held: Any, spec: TensorSpec, compute: Stream) -> Transfer:
         """Start a copy to the host.
 
         Args:
             source: a contiguous tensor.
             held: what keeps its memory; the tensor itself, or one that it is a view of.
             spec: of ``source``.
+            compute: the stream of the computation, as it is now.
         """
         streams = self._streams
-        compute = self.compute(spec.device)
         with self._lock:
             for known in self._side_streams.values():  # those of copies back hold host memory of the last step
                 known.forget_ended()
@@ -253,12 +253,17 @@ class Transfers:
         self._streams.use_in(tensor, self.compute(device))
         return tensor
 
-    def follow(self, stream: Stream, tensor: Any, device: str) -> None:
-        """Let compute begin what it is given from now on after what ``stream`` was given, which has made a tensor."""
+    def follow(self, stream: Stream, tensor: Any, device: str) -> Stream:
+        """Let compute begin what it is given from now on after what ``stream`` was given, which has made a tensor.
+
+        Returns:
+            The stream of the computation, as it is now.
+        """
         compute = self.compute(device)
         if compute != stream:
             compute.wait(stream.record())
             self._streams.use_in(tensor, compute)
+        return compute
 
     def compute(self, device: str) -> Stream:
         """Return the stream of the computation, as it is now."""

@@ -127,6 +127,9 @@ class ByteBudget:
 
     def acquire(self, nbytes: int, *, timeout_s: float) -> Lease | None:
         """Wait until the bytes fit and take them; return None if they did not within ``timeout_s`` seconds."""
+        lease = self.try_acquire(nbytes)
+        if lease is not None:
+            return lease
         deadline = monotonic() + timeout_s
         while True:
             bell = threading.Lock()
@@ -207,11 +210,12 @@ class Shares:
     2
     """
 
-    __slots__ = ("_budgets", "_largest", "_step_bytes")
+    __slots__ = ("_budgets", "_largest", "_most_bytes", "_step_bytes")
 
     def __init__(self) -> None:
         self._budgets: list[ByteBudget] = []
         self._step_bytes = self._largest = 0
+        self._most_bytes = 0  # of a step, since a tensor was the largest
 
     def budget(self, most_bytes: int, *, is_share: bool) -> ByteBudget:
         """Return a budget: of a share, or of so many bytes."""
@@ -229,11 +233,12 @@ class Shares:
         """Note that a step is about to take so many bytes."""
         if self._budgets:
             self._step_bytes += nbytes
-            self._largest = max(self._largest, nbytes)
-            share = share_of(self._step_bytes, self._largest)
-            for budget in self._budgets:
-                if share > budget.limit:
-                    budget.limit = share
+            if nbytes > self._largest or self._step_bytes > self._most_bytes:
+                self._largest, self._most_bytes = max(self._largest, nbytes), self._step_bytes
+                share = share_of(self._step_bytes, self._largest)
+                for budget in self._budgets:
+                    if share > budget.limit:
+                        budget.limit = share
 
     def step_ended(self) -> None:
         """Note that a step has ended."""

@@ -7,7 +7,6 @@ is one operation of C, which no signal handler can divide.
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any, Generic, TypeVar
@@ -36,7 +35,7 @@ class Future(Generic[R]):
         self._work = [work]  # who takes it out does it, or has cancelled it
         self._ended = [] if ended is None else [ended]
         self._ends: list[tuple[Any, BaseException | None]] = []  # the first counts
-        self._gates: deque[threading.Lock] = deque()
+        self._gates: list[threading.Lock] = []
         self._pid = os.getpid()
 
     def run(self) -> None:
@@ -113,7 +112,7 @@ class Future(Generic[R]):
         del self._ends[1:], end
         while self._gates:
             try:
-                self._gates.popleft().release()
+                self._gates.pop().release()
             except IndexError:
                 break
         while self._ended:

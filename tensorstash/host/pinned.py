@@ -77,6 +77,7 @@ class PinnedMemory:
         self._idle: dict[int, list[_Block]] = {}
         self._loans: set[_Loan] = set()
         self._returned: deque[_Loan] = deque()
+        self._return = self._returned.append  # one for all: the collector looks at each
         self._step = 0
         self.after_fork()
         renew_after_fork(self)
@@ -113,7 +114,7 @@ class PinnedMemory:
             # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
             # the detour over a memoryview, without which the loan could end while a view is alive.
             lent: Array = np.frombuffer(block.memory.data, np.uint8)
-            loan = _Loan(lent, self._returned.append)
+            loan = _Loan(lent, self._return)
             loan.block = block
             self._loans.add(loan)
         return lent[:nbytes]

@@ -164,8 +164,9 @@ class _FreeList:
             loan.pages, loan.tidy = pages, tidy
             self._loans.add(loan)
             self._used += size
-            self._most_together = max(self._most_together, self._used - self._used // _SPARE_PART + _FEW)
-            self._most_lately = max(self._most_lately, self._used)
+            if self._used > self._most_lately:
+                self._most_lately = self._used
+                self._most_together = max(self._most_together, self._used - self._used // _SPARE_PART + _FEW)
             if self.idle_bytes > (room := self._most_together - self._used):
                 self._trim(room)
             self._is_counted = True

@@ -47,6 +47,19 @@ def test_a_share_is_never_more_than_a_quarter_of_what_is_worth_counting_nor_than
     assert 2**20 <= share <= max(min(MOST_SHARE, step_bytes // 4), 2**20)
 
 
+def test_a_budget_follows_the_largest_share_there_ever_was():
+    shares = Shares()
+    budget = shares.budget(MOST_SHARE, is_share=True)
+    largest = most = 0
+    for step in ([2**20] * 300, [30 * 2**20, *[2**20] * 250], [2**10] * 9, [70 * 2**20] * 3, [2**20] * 900):
+        for count, nbytes in enumerate(step, start=1):
+            shares.saw(nbytes)
+            largest = max(largest, nbytes)
+            most = max(most, share_of(sum(step[:count]), largest))
+            assert budget.limit == most
+        shares.step_ended()
+
+
 @pytest.mark.parametrize("framework", BACKENDS)
 def test_by_default_no_more_than_half_of_a_small_step_is_under_way(framework):
     scope = stash(framework)

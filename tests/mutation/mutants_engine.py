@@ -169,8 +169,8 @@ MUTANTS = [
     (
         "engine/ledger.py",
         "dropped call",
-        "        entry = _Entry(counted, self._returned)\n",
-        "        entry = _Entry(counted)\n        self.kept_alive = [*getattr(self, 'kept_alive', []), counted]\n",
+        "        entry = _Entry(owner, self._returned)\n",
+        "        entry = _Entry(owner)\n        self.kept_alive = [*getattr(self, 'kept_alive', []), owner]\n",
         CONTRACT,
     ),
     (
@@ -360,8 +360,8 @@ MUTANTS = [
     (
         "engine/ledger.py",
         "dropped lock",
-        "        with self._lock:\n            self._stashed.tensors",
-        "        if True:\n            self._stashed.tensors",
+        "        with self._lock:\n            self._declined.tensors",
+        "        if True:\n            self._declined.tensors",
         CONTRACT,
         "a race of two additions; nothing but statistics is at stake, and no test can wait for it",
     ),
@@ -471,8 +471,15 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped release",
-        "            lease, self._lease = self._lease, None\n        return lease\n",
-        "            lease = self._lease\n        return lease\n",
+        "self._lease, self._data, self._rebuilt = self._lease, None, None, None\n        return lease\n",
+        "self._data, self._rebuilt = self._lease, None, None\n        return lease\n",
+        (*PAYLOAD, *PREFETCH),
+    ),
+    (
+        "engine/payloads/payload.py",
+        "dropped release",
+        "self._lease, self._data, self._rebuilt = self._lease, None, None, None\n        return data, lease\n",
+        "self._data, self._rebuilt = self._lease, None, None\n        return data, lease\n",
         (*PAYLOAD, *PREFETCH),
     ),
     (

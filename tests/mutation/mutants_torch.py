@@ -88,11 +88,17 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "dropped check",
-        "order.is_dense and data.flags.writeable and address",
-        "order.is_dense and address",
+        "        and data.flags.writeable\n        and addressof(_START.from_buffer(data.data)) % ALIGNMENT",
+        "        and data.ctypes.data % ALIGNMENT",
         LAYOUT,
     ),
-    ("backends/torch/layout.py", "dropped check", " and address % ALIGNMENT == spec.alignment:", ":", LAYOUT),
+    (
+        "backends/torch/layout.py",
+        "dropped check",
+        "addressof(_START.from_buffer(data.data)) % ALIGNMENT == spec.alignment\n",
+        "addressof(_START.from_buffer(data.data)) % ALIGNMENT >= 0\n",
+        LAYOUT,
+    ),
     (
         "backends/torch/layout.py",
         "dropped check",
@@ -103,15 +109,15 @@ MUTANTS = [
     (
         "backends/torch/layout.py",
         "dropped check",
-        "        if start + order.span * spec.itemsize > nbytes:\n",
-        "        if nbytes == 0:\n",
+        "    if start + span > nbytes:\n",
+        "    if nbytes == 0:\n",
         LAYOUT,
     ),
     (
         "backends/torch/layout.py",
         "wrong value",
-        "tuple(map(spec.itemsize.__mul__, order.strides))",
-        "tuple(stride for stride in order.strides)",
+        "return tuple(map(itemsize.__mul__, strides))",
+        "return tuple(stride for stride in strides)",
         LAYOUT,
     ),
     (

@@ -85,7 +85,7 @@ def asked(kind: str, module: Any) -> Accelerator | str:
             locked_pages(1)
         except OSError as refusal:
             return f"it has no page-locked memory ({refusal.strerror})"
-    is_capturing = getattr(module, "is_current_stream_capturing", _never)
+    is_capturing = getattr(module, "is_current_stream_capturing", bool)  # which says no
     return Accelerator(kind, current, new_stream, new_event, inside, is_capturing, locked_pages)
 
 
@@ -103,10 +103,6 @@ def _event_maker(event: Any) -> Callable[[torch.device], Any]:
         return partial(_on_device, event)
     blocking = {"blocking": True} if "blocking" in inspect.signature(event).parameters else {}
     return lambda device: event(**blocking)
-
-
-def _never() -> bool:
-    return False
 
 
 def _pinned_pages(nbytes: int) -> Array:

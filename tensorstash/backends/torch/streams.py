@@ -60,6 +60,7 @@ class DeviceStreams:
     def __init__(self, find: Callable[[], Accelerator | str] = found_accelerator) -> None:
         self._find = find
         self._found: Accelerator | str | None = None
+        self._known: dict[str, tuple[Accelerator | str, torch.device]] = {}
 
     def current_stream(self, device: str, /) -> DeviceStream | None:
         """Return the stream that this thread submits the device's work to, or None if copies make it wait.
@@ -67,12 +68,15 @@ class DeviceStreams:
         Raises:
             BackendError: the work is being recorded.
         """
-        accelerator = self._accelerator(device)
+        known = self._known.get(device)
+        if known is None:
+            known = self._known[device] = self._accelerator(device), torch.device(device)
+        accelerator, place = known
         if isinstance(accelerator, str):
             return None
         if accelerator.is_capturing():
             raise graph_is_captured(device)
-        return DeviceStream(accelerator.current_stream(torch.device(device)), accelerator)
+        return DeviceStream(accelerator.current_stream(place), accelerator)
 
     def why_copies_wait(self, device: str, /) -> str | None:
         """Say why copies of a device make the program wait; None if they do not."""

@@ -60,8 +60,8 @@ class Held:
     def add(self, token: Hashable, payload: Payload) -> list[Payload]:
         """Let a payload wait, whose source is the only alias of the memory that it holds; return others, as
         :meth:`freed`."""
-        freed = self.freed()  # without this one: as long as it is being saved its memory is held
         with self._lock:
+            freed = self._freed()  # without this one: as long as it is being saved its memory is held
             self._groups.setdefault(token, []).append(ref(payload))
             payload.token = token
         return freed
@@ -73,15 +73,7 @@ class Held:
             all_of_them: look at every memory, instead of a few of them each time, and wait for no reader.
         """
         with self._lock:
-            if all_of_them or len(self._groups) <= 2 * _LOOKS:
-                return self._taken(list(self._groups), unread=all_of_them)
-            newest = list(islice(reversed(self._groups), _LOOKS))
-            oldest = list(islice(self._groups, _LOOKS))
-            freed = self._taken([*oldest, *newest], unread=False)
-            for token in oldest:  # the others have their turn before these
-                if token in self._groups:
-                    self._groups[token] = self._groups.pop(token)
-            return freed
+            return self._taken(list(self._groups), unread=True) if all_of_them else self._freed()
 
     def clear(self) -> list[Payload]:
         """Let none wait any longer, whoever holds their memory, and return them; but for memory that is not there."""
@@ -115,6 +107,17 @@ class Held:
         with self._lock:
             waiting = [payload.nbytes for group in self._groups.values() for payload in _live(group)]
         return Tally(len(waiting), sum(waiting))
+
+    def _freed(self) -> list[Payload]:
+        if len(self._groups) <= 2 * _LOOKS:
+            return self._taken(list(self._groups), unread=False)
+        newest = list(islice(reversed(self._groups), _LOOKS))
+        oldest = list(islice(self._groups, _LOOKS))
+        freed = self._taken([*oldest, *newest], unread=False)
+        for token in oldest:  # the others have their turn before these
+            if token in self._groups:
+                self._groups[token] = self._groups.pop(token)
+        return freed
 
     def _taken(self, tokens: Iterable[Hashable], *, unread: bool) -> list[Payload]:
         # Without frames of Python but one for each memory: it runs for every saved tensor.

@@ -173,7 +173,7 @@ class Payload:
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
-        stored.counted = self.route.ledger.stored(self.route.tier, stored.nbytes, self.spec)
+        self.route.ledger.stored(stored, self.route.tier, stored.nbytes, self.spec)
 
     @property
     def source(self) -> Any:
@@ -293,10 +293,12 @@ class Payload:
         if rebuilt is None:
             data, lease = self._load()
             tensor = route.rebuild(data, spec, self.interleaved)
-            with self._lock:
-                if self._lease is not None and self._data is None:
-                    parts = backend.detached(tensor), spec, backend.version(tensor), memory_of(data, self.interleaved)
-                    rebuilt = self._rebuilt = _Rebuilt(*parts)
+            if self._lease is not None:  # others need it, too
+                with self._lock:
+                    if self._lease is not None and self._data is None:
+                        memory = memory_of(data, self.interleaved)
+                        rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor), memory)
+                        self._rebuilt = rebuilt
             if rebuilt is None:
                 if lease is not None:  # it is in the hands of backward
                     lease.follow(memory_of(data, self.interleaved), self.nbytes)
@@ -375,12 +377,12 @@ class Payload:
                     return data, None  # which becomes a tensor for all of them
                 self._data = data
                 return borrowed(data), None
-        return data, self._release()
+            lease, self._lease, self._data, self._rebuilt = self._lease, None, None, None
+        return data, lease
 
     def _release(self) -> Lease | None:
         with self._lock:
-            self._data = self._rebuilt = None
-            lease, self._lease = self._lease, None
+            lease, self._lease, self._data, self._rebuilt = self._lease, None, None, None
         return lease
 
 

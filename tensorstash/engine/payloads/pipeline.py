@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensorstash.abilities import Backend
-from tensorstash.engine.ledger import Counted, Runs
+from tensorstash.engine.ledger import Runs
 from tensorstash.engine.timeouts import Ask
 from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
@@ -127,14 +127,13 @@ class Stored:
         digest: checksum of them, where the store does not verify what it gives back.
     """
 
-    __slots__ = ("__weakref__", "_store", "counted", "digest", "nbytes", "slot")
+    __slots__ = ("__weakref__", "_store", "digest", "nbytes", "slot")
 
     def __init__(self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
         self._store = store
         self.slot = slot
         self.nbytes = nbytes
         self.digest = digest
-        self.counted: Counted | None = None
 
     def __del__(self) -> None:
         if self._store is not None:

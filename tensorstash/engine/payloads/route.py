@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorstash.abilities import Backend, Layouts, SupportsSharedMemory, SupportsWriters
+from tensorstash.abilities import Backend, Layouts, Stream, SupportsSharedMemory, SupportsWriters
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
@@ -290,7 +290,7 @@ class DeviceRoute(PayloadRoute):
         """Return a fresh tensor; see :meth:`PayloadRoute.rebuild`."""
         return self.assemble(data, spec, adopt=False)
 
-    def send(self, launched: Any, source: Any) -> None:
+    def send(self, launched: Any, source: Any, compute: Stream) -> None:
         """Leave it where it is."""
 
     def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
@@ -318,10 +318,10 @@ class TransferRoute(HostRoute):
         """Return the tensor itself: what is launched is private, or a copy is made then, if it has to be."""
         return self.backend.detached(tensor), None
 
-    def send(self, launched: Any, source: Any) -> Transfer:
+    def send(self, launched: Any, source: Any, compute: Stream) -> Transfer:
         """Start the transfer to the host."""
         held = source if self.shares_source else launched
-        return self.transfers.out(launched, held, self.launched_spec(self.backend.nbytes(launched)))
+        return self.transfers.out(launched, held, self.launched_spec(self.backend.nbytes(launched)), compute)
 
     def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
         """Return the place of a payload whose bytes may still be arriving."""

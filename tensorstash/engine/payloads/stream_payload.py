@@ -67,7 +67,7 @@ class StreamPayload(Payload):
     def _launch(self, source: Any) -> None:
         route = self.route
         self._transfers.save(id(self))
-        self._transfers.follow(self._stream, source, self.spec.device)
+        compute = self._transfers.follow(self._stream, source, self.spec.device)
         is_lent = self.is_private and route.shares_source
         if is_lent and self._transfers.goes_behind(self.nbytes):
             source, is_lent = route.copy_here(source, self.spec), False
@@ -76,7 +76,7 @@ class StreamPayload(Payload):
         if route.shares_source and not self.is_private:
             # Until it is copied, the bytes are the tensor's own.
             self._probe = route.backend.version_probe(source)
-        self._flight = flight = route.send(launched, source)
+        self._flight = flight = route.send(launched, source, compute)
         if is_lent and flight is not None:
             flight.release()
         if not route.needs_worker:
