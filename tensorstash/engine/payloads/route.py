@@ -50,10 +50,9 @@ class PayloadRoute(ABC):
     """The same for all routes of a session that have the same plan."""
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
-    may_be_now = False
-    """Whether its codecs may run in the hook; see :class:`~tensorstash.engine.payloads.encoding.Encoding`."""
-    is_short = False
-    """Whether they do wherever they may, since they take no longer than to hand the work to a thread."""
+    may_be_now = is_short = False
+    """Whether its codecs may run in the hook, and whether they do on every machine, as they take no longer than to hand
+    the work to a thread; see :class:`~tensorstash.engine.payloads.encoding.Encoding`."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
     may_wait = False
