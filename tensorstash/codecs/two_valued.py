@@ -23,6 +23,7 @@ from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 MAGIC = b"TWO1"
+MOST_VALUES = 2
 _FIRST_ELEMENTS = 64
 
 
@@ -49,6 +50,8 @@ class TwoValued:
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
     on_all_cores: ClassVar[bool] = True
+    is_quick: ClassVar[bool] = True
+    """Whether it takes hardly longer than a copy."""
     gives_way: ClassVar[bool] = True
     """Whether it looks for a rare content, and is left out of a plan for a codec of arrays that follows."""
 

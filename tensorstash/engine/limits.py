@@ -34,7 +34,8 @@ class Limits:
         encode: where codecs of the host run: ``"now"``, in the hook that saves a tensor or asks for it; ``"behind"``,
             on other threads behind the computation; or ``"auto"``, which is now where the framework computes on every
             core and the codec shares out its work among them, and behind where a core is to spare, as far as
-            ``in_flight`` allows. Disks are always written behind.
+            ``in_flight`` allows. Masks of up to 8 MiB are packed now everywhere: to hand them to a thread takes as
+            long. Disks are always written behind.
         timeout_s: how long to wait for a store that does not answer before an error says so, in seconds.
         pinned: bytes of host memory that may be page-locked for copies from and to devices; by default half of the
             machine's memory. Beyond it copies work, but the program waits for each.

@@ -247,7 +247,7 @@ class Sender:
     def is_now(self, route: PayloadRoute, nbytes: int) -> bool:
         """Whether to encode in the hook: as the machine is, or since a tensor of so many bytes finds no room behind."""
         encoding, in_flight = self._encoding, self.in_flight
-        if nbytes > in_flight.limit or (route.may_be_now and encoding.is_now):
+        if nbytes > in_flight.limit or route.is_now:
             return True
         may_help = route.may_be_now and encoding.is_auto and encoding.team.helps
         return may_help and in_flight.used + nbytes > in_flight.limit

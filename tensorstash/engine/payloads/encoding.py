@@ -1,10 +1,15 @@
 """Where the codecs of the host run: at once on all cores, or behind the computation."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from tensorstash.abilities import Backend, SupportsComputeThreads
 from tensorstash.engine.limits import Limits
 from tensorstash.kernels.team import Team, cores
+from tensorstash.protocols import Codec
+
+_SHORT_BYTES = 8 * 2**20
+"""Up to here a quick codec takes less than a millisecond, and handing the work to a thread about as long."""
 
 
 class Encoding:
@@ -13,7 +18,8 @@ class Encoding:
     Where the framework computes on every core, a thread behind it takes one away, and the others wait for that one at
     the end of each operation; in the hook they are all free. Where a core is to spare, the work costs no time behind
     the computation, as long as it keeps up; when it does not, the hook would only wait, and helps instead. So nothing
-    has to be known of the machine but whether the framework's threads fill it.
+    has to be known of the machine but whether the framework's threads fill it. Work that is over sooner than a thread
+    has taken it up is done in the hook everywhere.
 
     This is for codecs that share out their work (``on_all_cores``) and payloads in host memory: a disk is waited for,
     which takes no core.
@@ -52,3 +58,12 @@ class Encoding:
             on_all_cores: whether, besides, each codec shares out its work.
         """
         return on_all_cores if self.is_auto else is_computed
+
+    def is_short(self, codecs: Iterable[Codec], nbytes: int) -> bool:
+        """Whether codecs are done with a tensor before a thread would be: each is quick, and the tensor is small.
+
+        Args:
+            codecs: of a route that may run in the hook.
+            nbytes: of the tensor.
+        """
+        return self.is_auto and nbytes <= _SHORT_BYTES and all(getattr(codec, "is_quick", False) for codec in codecs)

@@ -231,7 +231,7 @@ class Payload:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
         route = self.route
         is_stored = self._stored is not None and self._lease is None
-        return is_stored and route.is_costly and not (route.may_be_now and route.encoding.is_now)
+        return is_stored and route.is_costly and not route.is_now
 
     @property
     def is_prefetched(self) -> bool:

@@ -50,8 +50,9 @@ class PayloadRoute(ABC):
     """The same for all routes of a session that have the same plan."""
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
-    may_be_now = False
-    """Whether its codecs may run in the hook; see :class:`~tensorstash.engine.payloads.encoding.Encoding`."""
+    may_be_now = is_short = False
+    """Whether its codecs may run in the hook, and whether they do on every machine, as they take no longer than to hand
+    the work to a thread; see :class:`~tensorstash.engine.payloads.encoding.Encoding`."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
     may_wait = False
@@ -76,6 +77,11 @@ class PayloadRoute(ABC):
         self._layouts: Layouts[Any] | None = self.backend.layouts
         self.may_write = _may_write(self.backend)
         self._twin: PayloadRoute | None = None
+
+    @property
+    def is_now(self) -> bool:
+        """Whether its codecs run in the hook, as the machine is."""
+        return self.may_be_now and (self.is_short or self.encoding.is_now)
 
     @abstractmethod
     def encode(
@@ -212,6 +218,7 @@ class HostRoute(PayloadRoute):
         is_computed, codecs = bool(pipeline.stages) and self.tier == "memory", self.plan.codecs[len(self.kernels) :]
         on_all_cores = is_computed and all(getattr(codec, "on_all_cores", False) for codec in codecs)
         self.may_be_now = self.encoding.may_be_now(is_computed=is_computed, on_all_cores=on_all_cores)
+        self.is_short = self.encoding.is_short(codecs, self.spec.nbytes)
         self.may_wait = self.is_lossless
         is_shared = not self.kernels and self.spec.device == "cpu" and not self.backend.backward_writes
         if is_shared and isinstance(self.backend, SupportsSharedMemory):

@@ -95,10 +95,7 @@ class Ways:
             rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
         else:
             rest = self.calibration.applied(plan.rest.within(demand), spec.dense())
-        route = self._route(rest, spec)
-        if masks and not isinstance(route, str) and route.tier == "memory" and spec.device == "cpu":
-            route.needs_worker = False  # to hand it to one would take longer
-        return self._remember(kind, Way(plan.rebuilding, route))
+        return self._remember(kind, Way(plan.rebuilding, self._route(rest, spec)))
 
     def suits(self, payload: Payload, reading: Reading, demands: Demands) -> bool:
         """Choose what of a payload's plan suits its readers; return False if nothing is left of it."""

@@ -8,7 +8,7 @@ from weakref import ref
 
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.two_valued import TwoValued
+from tensorstash.codecs.two_valued import MOST_VALUES, TwoValued
 from tensorstash.engine.handle import Handle, Stashed
 from tensorstash.engine.recompute.inputs import AS_THEY_ARE, KeptHandle, checksum_of, kept_in, marked
 from tensorstash.engine.recompute.proofs import Proofs
@@ -23,9 +23,6 @@ from tensorstash.spec import TensorSpec
 
 NewRecomputer = Callable[[SessionState, Thread], "Recomputer"]
 """Makes a recomputer for one session."""
-
-_FIRST_ELEMENTS = 64
-"""Nearly all tensors show within so many elements that they have more than two values."""
 
 _SMALL_BYTES = 2**16
 """Inputs of recipes up to this size are rather copied than compared."""
@@ -133,9 +130,11 @@ class Recomputer:
             return (PackBits(),)
         if spec.kind != "float" or spec.device != "cpu" or not spec.nbytes:
             return ()
-        few = backend.to_host(tensor, spec).reshape(-1)[:_FIRST_ELEMENTS].view(f"u{spec.itemsize}")
-        others = few[few != few[0]]
-        return () if others.size and (others != others[0]).any() else (TwoValued(),)
+        sample, size = self._producers.sample(tensor), spec.itemsize
+        if not isinstance(sample, bytes):
+            return ()
+        values = {sample[at : at + size] for at in range(0, len(sample), size)}
+        return (TwoValued(),) if len(values) <= MOST_VALUES else ()  # nearly all others show a third
 
     def noted(self, tensor: Any, spec: TensorSpec, handle: Any) -> Any:
         """Return a handle in a form that recipes can refer to, and remember that it stands for a tensor."""
