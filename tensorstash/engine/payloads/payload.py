@@ -81,6 +81,7 @@ class Payload:
         "alias",
         "index",
         "interleaved",
+        "is_counted",
         "is_private",
         "loses",
         "nbytes",
@@ -120,9 +121,8 @@ class Payload:
         self._stored: Stored | None = None
         self._error: TensorStashError | None = None
         self.interleaved: InterleavedPlace | None = None
-        self.index = 0
+        self.index = self.users = 0
         self.token: Hashable = None
-        self.users = 0
         self.reading: Reading | None = None
         """What will read it, if its codecs lose something and that is found in the graph."""
         self.seen: Any = None
@@ -135,6 +135,7 @@ class Payload:
         self._rebuilt: _Rebuilt | None = None
         self._lease: Lease | None = None  # of the bytes that are held decoded
         self._uses = 0
+        self.is_counted = False  # what was handed out last, among what was read ahead
 
     # Into the store
 
@@ -298,8 +299,7 @@ class Payload:
                     parts = backend.detached(tensor), spec, backend.version(tensor), memory_of(data, self.interleaved)
                     rebuilt = self._rebuilt = _Rebuilt(*parts)
             if rebuilt is None:
-                if lease is not None:  # it is in the hands of backward
-                    lease.follow(memory_of(data, self.interleaved), self.nbytes)
+                self._pass_on(lease, memory_of(data, self.interleaved))
                 return tensor
         if rebuilt.spec == spec and not route.may_write():
             return backend.detached(rebuilt.tensor)
@@ -315,10 +315,14 @@ class Payload:
             if self._uses % self.users:
                 self._rebuilt = rebuilt
                 return rebuilt
-        lease = self._release()
-        if lease is not None:
-            lease.follow(rebuilt.memory, self.nbytes)
+        self._pass_on(self._release(), rebuilt.memory)
         return rebuilt
+
+    def _pass_on(self, lease: Lease | None, memory: Array) -> None:
+        """Count what is in the hands of backward among what was read ahead, if it was."""
+        self.is_counted = lease is not None
+        if lease is not None:
+            lease.follow(memory, self.nbytes)
 
     def load(self) -> Any:
         """Return what the route rebuilds tensors from; writable only if nobody else needs it; see :meth:`restore`."""
@@ -386,13 +390,11 @@ class Payload:
 
 def capture(payload: ref[Payload]) -> None:
     """Capture a payload, if it is still needed."""
-    wanted = payload()
-    if wanted is not None:
+    if (wanted := payload()) is not None:
         wanted.run()
 
 
 def _decode(route: PayloadRoute, stored: ref[Stored]) -> Any:
-    wanted = stored()
-    if wanted is None:
+    if (wanted := stored()) is None:
         raise SlotGoneError("the graph that needed this payload was dropped before it was read")
     return route.decode(wanted)

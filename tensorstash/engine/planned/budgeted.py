@@ -136,11 +136,14 @@ class Budgeted:
         planned = self._control.tier(seen.key)
         if planned is None:
             step.surprises += 1
-        elif planned not in _AWAY and (spare < 0 or (planned == KEEP and step.settle_excess() > self._control.slack)):
-            if planned == KEEP:
+        elif planned not in _AWAY:
+            left = 1.0 if planned == KEEP else self._control.left(seen.key)
+            is_over = left is not None and step.settle_excess() > self._control.slack
+            if left is not None and (is_over or (planned == KEEP and spare < 0)):
                 step.overran = True
-                step.moved_instead(seen.nbytes)
-            planned = None
+                step.moved_instead(left * seen.nbytes)
+            if is_over or spare < 0:
+                planned = None
         # A recipe is not there for every tensor of a class: what has none goes to the floor.
         if planned is not None and planned not in self._remaking and self._has_room(planned, spec, step):
             return planned

@@ -31,7 +31,7 @@ class Observer(Protocol):
         ...
 
     def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen, /) -> None:
-        """Count a tensor that was brought back."""
+        """Count so many bytes of a tensor that was brought back."""
         ...
 
 
@@ -86,8 +86,10 @@ class TrackedStashed(Stashed):
         source = None  # while room is made it may leave
         nbytes = 0 if payload.is_prefetched else payload.nbytes
         tensor = tracker.bring(nbytes, self.state.prefetcher.drop, super()._restore)
-        if not payload.is_prefetched:  # else it is counted among what was read ahead
-            tracker.watch_rebuilt(tensor, payload, payload.nbytes, self.seen)
+        if payload.is_prefetched:  # another will get the same
+            return tensor
+        nbytes = 0 if payload.is_counted else payload.nbytes
+        tracker.watch_rebuilt(tensor, payload, nbytes, self.seen)
         return tensor
 
 

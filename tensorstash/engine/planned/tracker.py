@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from tensorstash.abilities import Backend
+from tensorstash.abilities import Backend, SupportsMemory
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.handle import Handle
 from tensorstash.engine.ledger import Ledger
@@ -134,8 +134,8 @@ class Tracker:
 
     def __init__(self, chooser: Chooser, parts: Parts) -> None:
         self._chooser = chooser
-        self._backend = parts.backend
-        self._meter = Meter(parts.ledger)
+        self._backend = backend = parts.backend
+        self._meter = Meter(parts.ledger, backend.memory if isinstance(backend, SupportsMemory) else lambda it: it)
         self.prefetch_budget = GatedBudget(parts.limits.ahead_bytes, self._meter)
         """What may be read ahead of backward."""
         self._wait_for_stores = parts.wait_for_stores
@@ -331,8 +331,8 @@ class Tracker:
             meter.due, meter.making = before, making
 
     def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen) -> None:
-        """Count a tensor that was brought back, as long as it lives."""
-        self._meter.watch(tensor, ("back", id(content)), None, nbytes, seen, is_back=True)
+        """Count so many bytes of a tensor that was brought back, as long as its memory lives."""
+        self._meter.watch_back(tensor, content, nbytes, seen)
 
     # Steps
 
