@@ -2,18 +2,23 @@
 
     python -m benchmarks budget_sweep
     python -m benchmarks budget_sweep --workload torch_gpt --rounds 9
+    python -m benchmarks budget_sweep --more 3 --json sweep.json
+
+The last one measures three budgets of each workload, beside everything else, and adds them to what the file has: run it
+until there are no more, and the table is that of all.
 
 Each budget, and each of what it is compared with, runs in a fresh process; all take turns, step by step. Exits with 1
 if gradients are not bitwise those without hooks.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.harness import training
 from benchmarks.harness.report import Report, machine
@@ -65,6 +70,17 @@ class Sweep:
 
     native: int
     measured: Mapping[Variant, Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, native: int, parts: Sequence[float], measured: Mapping[str, Mapping[str, Any]]) -> Self:
+        """Return what :meth:`plain` has made plain."""
+        variants = [Variant(), *RIVALS, *(budget(native, part) for part in parts)]
+        return cls(native, {variant: measured[str(variant)] for variant in variants})
+
+    def plain(self, parts: Sequence[float]) -> dict[str, Any]:
+        """Return plain values, with the parts of the native peak that are its budgets."""
+        measured = {str(variant): one for variant, one in self.measured.items()}
+        return {"native": self.native, "parts": list(parts), "measured": measured}
 
     def resident(self, variant: Variant) -> int:
         return int(self.measured[variant]["activation_bytes"])
@@ -124,9 +140,15 @@ def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> S
     return Sweep(native, compare(variants, process, rounds, on_turn))
 
 
-def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of the table: what is compared, then the budgets, the least first."""
+def rows(name: str, sweeps: Mapping[float, Sweep]) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of the table: what is compared, then the budgets.
+
+    Args:
+        name: of the workload.
+        sweeps: the one in which each budget was measured, the least first; what is compared is that of the first one.
+    """
     plain = Variant()
+    found = next(iter(sweeps.values()))
     base = found.measured[plain]
     for variant in (plain, *RIVALS):
         peak = found.resident(variant) / found.resident(plain)
@@ -135,8 +157,9 @@ def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[str,
         exact = "bitwise" if found.measured[variant]["gradients_sha256"] == base["gradients_sha256"] else "differ"
         yield name, str(variant), nbytes, "", f"{peak:.3f} of none", f"{step:.3f}", "", exact, ""
     slower = largest = 0.0
-    times = {part: found.times(budget(found.native, part), plain) for part in parts}
-    for part in parts:
+    times = {part: found.times(budget(found.native, part), plain) for part, found in sweeps.items()}
+    for part, found in sweeps.items():
+        base = found.measured[plain]
         variant = budget(found.native, part)
         measured = found.measured[variant]
         best = found.best(part * found.native)
@@ -146,7 +169,7 @@ def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[str,
             "step": (found.times(variant, best) if best else 0.0, DECLINED if best == KEEP else TIME),
         }
         missed = [f"{what} > {bar}" for what, (ratio, bar) in ratios.items() if ratio > bar]
-        slower = max((times[other] for other in parts if other > part), default=0.0) / times[part]
+        slower = max((times[other] for other in times if other > part), default=0.0) / times[part]
         missed += ["order of steps"] if slower > MONOTONE else []
         resident = found.resident(variant)
         missed += ["order of peaks"] if resident * MONOTONE < largest else []
@@ -176,6 +199,7 @@ def allocator() -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--part", action="append", type=float, help="of the native peak, only this one; repeatable")
+    parser.add_argument("--more", type=int, metavar="N", help="at most so many budgets of each that --json has not yet")
     parser.add_argument("--rounds", type=int, default=6, help="steps of each that count (6)")
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
 
@@ -186,13 +210,17 @@ def main(options: argparse.Namespace, report: Report) -> int:
     report.legend = LEGEND
     heads = ("workload", "policy", "resident MiB", "held", "resident", "step", "of best", "gradients", "bars")
     report.begin(*heads, left=("workload", "policy", "of best", "gradients", "bars"))
-    measured = report.measured["sweeps"] = {}
+    before = options.json if options.more and options.json and options.json.exists() else None
+    measured = report.measured["sweeps"] = json.loads(before.read_text())["sweeps"] if before else {}
     parts, differ = sorted(options.part or PARTS), False
     for name in options.workload or WORKLOADS:
         model = replace(WORKLOADS[name], **TINY) if options.tiny else WORKLOADS[name]
-        found = sweep(model, parts, options.rounds, tiny=options.tiny)
-        measured[name] = {str(variant): one for variant, one in found.measured.items()}
-        for row in rows(name, found, parts):
+        runs = measured.setdefault(name, [])
+        missing = [part for part in parts if not any(part in one["parts"] for one in runs)][: options.more]
+        if missing:
+            runs.append(sweep(model, missing, options.rounds, tiny=options.tiny).plain(missing))
+        found = {part: Sweep.read(**one) for one in runs for part in one["parts"]}
+        for row in rows(name, dict(sorted(found.items()))):
             report.row(*row, told=False)
             differ |= "differ" in row
     return int(differ)

@@ -679,6 +679,24 @@ def test_a_budget_is_held_where_what_was_compressed_does_not_shrink_any_more(pro
     assert max(peaks[1:]) <= 0.7 * 1.02 * native
 
 
+def test_where_codecs_have_saved_too_little_what_was_to_be_left_to_them_goes_to_disk(program: Any) -> None:
+    size = int(0.7 * native_peak(program))
+    program._input = program._input * 0.0
+    stash = stashed(program, SlowBudget(size, allow=("keep", "compress", "disk_spill"), times=8))
+    trained(program, stash, 1)
+    tracker: Any = stash._session._tracker  # type: ignore[union-attr]
+    measured, tiers = tracker._step, stash.plan().tiers
+    seen = next(each for each in measured.seen if tiers[each.key] == "compress")
+    spec = TensorSpec(seen.key.shape, (seen.key.shape[1], 1), 0, "float32", "cpu")
+    tracker._chooser._control.begin(measured.signature)
+    step = Step(0.0, 0.0)
+    assert tracker._chooser._tier(seen, spec, step, size) == "compress"
+    dear = Seen(seen.key, size, 0, 0, 0.0)
+    step.count_on(dear, 0.0)
+    dear.leaves(size)
+    assert tracker._chooser._tier(seen, spec, step, size) == "disk_spill"
+
+
 def test_what_codecs_have_not_saved_keeps_others_from_being_left_to_them() -> None:
     """Also what they are still at, which is taken to shrink as little."""
     step = Step(0.0, 0.0)

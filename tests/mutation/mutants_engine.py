@@ -478,15 +478,15 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped call",
-        "                    lease.follow(memory_of(data, self.interleaved), self.nbytes)\n",
-        "                    pass\n",
+        "                self._pass_on(lease, memory_of(data, self.interleaved))\n",
+        "",
         INTERLEAVED,
     ),
     (
         "engine/payloads/payload.py",
         "dropped call",
-        "            lease.follow(rebuilt.memory, self.nbytes)\n",
-        "            pass\n",
+        "        self._pass_on(self._release(), rebuilt.memory)\n",
+        "        self._release()\n",
         INTERLEAVED,
     ),
     (
