@@ -690,11 +690,11 @@ def test_where_codecs_have_saved_too_little_what_was_to_be_left_to_them_goes_to_
     spec = TensorSpec(seen.key.shape, (seen.key.shape[1], 1), 0, "float32", "cpu")
     tracker._chooser._control.begin(measured.signature)
     step = Step(0.0, 0.0)
-    assert tracker._chooser._tier(seen, spec, step, size) == "compress"
+    assert tracker._chooser._tier(seen, "compress", spec, step, size) == "compress"
     dear = Seen(seen.key, size, 0, 0, 0.0)
     step.count_on(dear, 0.0)
     dear.leaves(size)
-    assert tracker._chooser._tier(seen, spec, step, size) == "disk_spill"
+    assert tracker._chooser._tier(seen, "compress", spec, step, size) == "disk_spill"
 
 
 def test_what_codecs_have_not_saved_keeps_others_from_being_left_to_them() -> None:

@@ -311,8 +311,8 @@ MUTANTS = [
     (
         "engine/planned/tracker.py",
         "wrong value",
-        "self._peak = max(self._peak, self.held + self._meter.making)",
-        "self._peak = max(self._peak, self.held)",
+        "self._peak = max(self._peak, held + self._meter.making)",
+        "self._peak = max(self._peak, held)",
         PLANNED,
     ),
     (

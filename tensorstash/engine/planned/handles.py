@@ -20,7 +20,10 @@ R = TypeVar("R")
 
 
 class Observer(Protocol):
-    """Is told when a saved tensor is asked for."""
+    """Is told when a saved tensor is asked for.
+
+    What is brought back is watched before :meth:`bring` ends, so that nobody takes the room between the two.
+    """
 
     def ask(self, seen: Seen, give: Callable[[], R], /) -> R:
         """Take note that a saved tensor is asked for, and return what gives it."""
@@ -85,11 +88,13 @@ class TrackedStashed(Stashed):
             return self._forward(source)
         source = None  # while room is made it may leave
         nbytes = 0 if payload.is_prefetched else payload.nbytes
-        tensor = tracker.bring(nbytes, self.state.prefetcher.drop, super()._restore)
-        if payload.is_prefetched:  # another will get the same
-            return tensor
-        nbytes = 0 if payload.is_counted else payload.nbytes
-        tracker.watch_rebuilt(tensor, payload, nbytes, self.seen)
+        return tracker.bring(nbytes, self.state.prefetcher.drop, self._brought)
+
+    def _brought(self) -> Any:
+        tensor, payload = super()._restore(), self.payload
+        if not payload.is_prefetched and self.tracker is not None:  # or another will get the same
+            nbytes = 0 if payload.is_counted else payload.nbytes
+            self.tracker.watch_rebuilt(tensor, payload, nbytes, self.seen)
         return tensor
 
 
@@ -114,11 +119,13 @@ class TrackedRecomputed(RecomputedHandle):
         return self._tracker.ask(self.seen, self._bring)
 
     def _bring(self) -> Any:
-        content, tracker, nbytes = self.content, self._tracker, self.spec.nbytes
-        due = 0 if content.is_prefetched else nbytes
-        tensor = tracker.bring(due, self.state.prefetcher.drop, super().__call__)
+        due = 0 if self.content.is_prefetched else self.spec.nbytes
+        return self._tracker.bring(due, self.state.prefetcher.drop, self._brought)
+
+    def _brought(self) -> Any:
+        tensor, content = super().__call__(), self.content
         if not content.is_prefetched:
-            tracker.watch_rebuilt(tensor, content, nbytes, self.seen)
+            self._tracker.watch_rebuilt(tensor, content, self.spec.nbytes, self.seen)
         if content.seconds is not None:
             self.seen.remade_s = content.seconds + _LOOKING_S
         return tensor

@@ -125,6 +125,8 @@ class Step:
         """Bytes that were read ahead where other tensors needed the room."""
         self.on_disk = 0
         self.overran = False
+        self.counts_on_codecs = False
+        """Whether codecs are counted on to leave less of anything."""
         self._encoded: deque[Seen] = deque()
         """What codecs have been at, and were counted on."""
         self._excess = 0.0
@@ -170,7 +172,7 @@ class Step:
 
     def count_on(self, seen: Seen, nbytes: float) -> None:
         """Note that codecs are counted on to leave so many bytes of a tensor."""
-        seen.counted_on, seen.tell = nbytes, self._encoded.append
+        seen.counted_on, seen.tell, self.counts_on_codecs = nbytes, self._encoded.append, True
         self._unsure += seen.nbytes - nbytes
 
     def moved_instead(self, nbytes: float) -> None:

@@ -257,10 +257,9 @@ class Tracker:
 
     def expect_next(self) -> None:
         """Wait until there is room for the tensor that is saved next, or nothing is on its way any more."""
-        self._look()
-        self._leave_room(self._chooser.next_bytes(self._step))
+        self._leave_room(self._chooser.next_bytes(self._step), held=self._look())
 
-    def _leave_room(self, nbytes: int, drop: Callable[[int], int] = lambda _: 0) -> int:
+    def _leave_room(self, nbytes: int, drop: Callable[[int], int] = lambda _: 0, held: int | None = None) -> int:
         """Wait until there is room for so many bytes more, or nothing is on its way any more; then drop what was read
         ahead.
 
@@ -270,15 +269,15 @@ class Tracker:
             The bytes that are left beside them; less than none if there is no room.
         """
         meter = self._meter
-        if meter.has_news:
-            self.settle()
-        while (spare := meter.limit - self.held - nbytes) < 0:
-            if not self._wait_for_stores(-spare):
+        spare = meter.limit - (self.held if held is None else held) - nbytes
+        while spare < 0:
+            if not meter.has_news and not self._wait_for_stores(-spare):
                 if not drop(-spare):
                     break
                 self._step.short -= spare
                 self._spare()
             self.settle()
+            spare = meter.limit - self.held - nbytes
         if meter.is_of_host:  # what is idle is the engine's, and in the budget
             POOL.give_back(max(spare, 0))
         return spare
@@ -350,10 +349,12 @@ class Tracker:
         entered = self._entered  # once: another thread may leave its hook
         return (perf_counter() if entered is None else entered) - self._hook_s
 
-    def _look(self) -> None:
+    def _look(self) -> int:
         if self._meter.has_news:
             self.settle()  # what has gone meanwhile is not held beside what has come
-        self._peak = max(self._peak, self.held + self._meter.making)
+        held = self.held
+        self._peak = max(self._peak, held + self._meter.making)
+        return held
 
     def _begin_step(self, first: Seen, spec: TensorSpec) -> None:
         self._meter.begin(is_of_host=spec.device == "cpu")
@@ -391,8 +392,7 @@ class Tracker:
 
     def failed(self, error: BaseException) -> None:
         """Add to an error that says that memory ran out what to do about it."""
-        advice = self._chooser.explain() if is_out_of_memory(error) else ""
-        if advice:
+        if advice := self._chooser.explain() if is_out_of_memory(error) else "":
             error.add_note(advice)
 
     def described(self, stats: Stats) -> Stats:
