@@ -129,7 +129,7 @@ class Decision:
             return replace(self, choices=others)
         table, room = less.problem.table, less.problem.room
         fits = {other: pressure(table, np.array(choice), room).excess <= 0 for other, choice in others.items()}
-        return replace(less, choices=less.choices | {other: others[other] for other in others if fits[other]})
+        return replace(less, choices={**less.choices, **{other: others[other] for other in others if fits[other]}})
 
     def with_left(self, left: Mapping[SavedClass, tuple[str, float]]) -> Self | None:
         """Return what is decided where codecs leave more of some classes than was planned; None if they do not.

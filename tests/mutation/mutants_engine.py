@@ -478,15 +478,15 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped call",
-        "                self._pass_on(lease, memory_of(data, self.interleaved))\n",
-        "",
+        "                    lease.follow(memory_of(data, self.interleaved), self.nbytes)\n",
+        "                    pass\n",
         INTERLEAVED,
     ),
     (
         "engine/payloads/payload.py",
         "dropped call",
-        "        self._pass_on(self._release(), rebuilt.memory)\n",
-        "        self._release()\n",
+        "            lease.follow(rebuilt.memory, self.nbytes)\n",
+        "            pass\n",
         INTERLEAVED,
     ),
     (

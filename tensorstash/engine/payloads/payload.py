@@ -299,7 +299,9 @@ class Payload:
                     parts = backend.detached(tensor), spec, backend.version(tensor), memory_of(data, self.interleaved)
                     rebuilt = self._rebuilt = _Rebuilt(*parts)
             if rebuilt is None:
-                self._pass_on(lease, memory_of(data, self.interleaved))
+                self.is_counted = lease is not None
+                if lease is not None:  # it is in the hands of backward
+                    lease.follow(memory_of(data, self.interleaved), self.nbytes)
                 return tensor
         if rebuilt.spec == spec and not route.may_write():
             return backend.detached(rebuilt.tensor)
@@ -315,14 +317,11 @@ class Payload:
             if self._uses % self.users:
                 self._rebuilt = rebuilt
                 return rebuilt
-        self._pass_on(self._release(), rebuilt.memory)
-        return rebuilt
-
-    def _pass_on(self, lease: Lease | None, memory: Array) -> None:
-        """Count what is in the hands of backward among what was read ahead, if it was."""
+        lease = self._release()
         self.is_counted = lease is not None
         if lease is not None:
-            lease.follow(memory, self.nbytes)
+            lease.follow(rebuilt.memory, self.nbytes)
+        return rebuilt
 
     def load(self) -> Any:
         """Return what the route rebuilds tensors from; writable only if nobody else needs it; see :meth:`restore`."""
