@@ -199,7 +199,7 @@ MUTANTS = [
     (
         "engine/planned/meter.py",
         "wrong value",
-        "memory = self._memory_of(tensor)",
+        "memory = self._memory_of(tensor) if is_fresh else tensor",
         "memory = tensor",
         HELD,
     ),

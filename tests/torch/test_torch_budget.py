@@ -49,6 +49,17 @@ def test_what_an_operation_works_on_counts_until_its_memory_goes():
     assert meter.held() == 0
 
 
+def test_what_is_made_again_in_the_memory_of_a_kept_tensor_counts_no_longer_than_it_is_in_use():
+    kept = torch.ones(1024)
+    meter = Meter(Ledger(), TorchBackend().memory)
+    view = kept.data
+    meter.watch_back(view, view, 4096, "seen", is_fresh=False)
+    assert meter.held() == 4096
+    del view
+    assert meter.settle() == [("seen", True)]
+    assert meter.held() == 0
+
+
 def test_all_that_one_operation_works_on_counts_together():
     first, second = (torch.rand(2**18, requires_grad=True) for _ in range(2))
     stash = ts.stash(ts.Budget("256KiB", allow="disk_spill"), framework="torch", limits=ts.Limits(ahead=0))

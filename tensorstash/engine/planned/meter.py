@@ -109,7 +109,7 @@ class Meter:
                 self._watched += nbytes
             self._watches.add(watch)
 
-    def watch_back(self, tensor: Any, content: object, nbytes: int, seen: object) -> None:
+    def watch_back(self, tensor: Any, content: object, nbytes: int, seen: object, *, is_fresh: bool = True) -> None:
         """Count a tensor that was brought back as long as its memory lives, where the framework shows that.
 
         An operation that works on it may hold its memory alone.
@@ -119,8 +119,9 @@ class Meter:
             content: what was brought back.
             nbytes: of it, or 0 if it is counted already.
             seen: what :meth:`settle` returns when it is gone.
+            is_fresh: whether its memory is its own; else it may be that of a tensor that is kept, and is counted there.
         """
-        memory = self._memory_of(tensor)
+        memory = self._memory_of(tensor) if is_fresh else tensor
         self.watch(memory, ("back", id(memory)), id(content), nbytes, seen, is_back=True)
 
     def await_end(self, holder: object, seen: object) -> None:

@@ -329,9 +329,9 @@ class Tracker:
         finally:
             meter.due, meter.making = before, making
 
-    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen) -> None:
-        """Count so many bytes of a tensor that was brought back, as long as its memory lives."""
-        self._meter.watch_back(tensor, content, nbytes, seen)
+    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen, *, is_fresh: bool) -> None:
+        """Count a tensor that was brought back; see :meth:`Meter.watch_back`."""
+        self._meter.watch_back(tensor, content, nbytes, seen, is_fresh=is_fresh)
 
     # Steps
 
