@@ -27,6 +27,7 @@ _WORTH_CHANGING = 0.01
 """Part of a step by which a new plan has to be predicted to be faster than the one that was."""
 
 _FEWER = 0.98
+_SHRINKS = 4
 
 _TELLING = 0.02
 """Part of a tensor's bytes by which more of it has to be left than was planned to plan anew."""
@@ -96,14 +97,14 @@ class Decision:
         return replace(planned(problem, solution, self.aliases), budget=self.asked, ranks=self.ranks)
 
     def tighter(self, peak: int) -> Self | None:
-        """Return another plan, for less than there is; None if no other holds less.
+        """Return another plan, for less than there is; None if no other holds less, or it has become less often enough.
 
         Args:
             peak: bytes that were held, background included.
         """
         problem = self.problem
         budget, part = problem.budget, min(_FEWER, self.asked / max(peak, 1))
-        while budget > self.solution.least:
+        while budget > self.solution.least and self.shrinks < _SHRINKS:
             budget, part = max(round(budget * part), self.solution.least), _FEWER
             less = replace(problem, budget=budget)
             solution = solve(less)
@@ -114,6 +115,21 @@ class Decision:
                 choices = {PLAN: solution.choice}
                 return replace(self, problem=less, solution=solution, choices=choices, shrinks=self.shrinks + 1)
         return None
+
+    def without(self, name: str, peak: int) -> Self:
+        """Return the decision without a plan that was tried and held too much; in place of the planner's, one for less.
+
+        Args:
+            name: of the plan, which is not the only one.
+            peak: bytes that were held, background included.
+        """
+        others = {other: choice for other, choice in self.choices.items() if other != name}
+        less = self.tighter(peak) if name == PLAN else None
+        if less is None:
+            return replace(self, choices=others)
+        table, room = less.problem.table, less.problem.room
+        fits = {other: pressure(table, np.array(choice), room).excess <= 0 for other, choice in others.items()}
+        return replace(less, choices={**less.choices, **{other: others[other] for other in others if fits[other]}})
 
     def with_left(self, left: Mapping[SavedClass, tuple[str, float]]) -> Self | None:
         """Return what is decided where codecs leave more of some classes than was planned; None if they do not.

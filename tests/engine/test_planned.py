@@ -533,7 +533,9 @@ def test_codecs_before_a_disk_take_what_they_took_whatever_its_speed() -> None:
     assert large < 1000 * small  # each tensor costs something, whatever its size
 
 
-def held_against(problem: Problem, times: Callable[[str, int], float]) -> tuple[Control, list[str]]:
+def held_against(
+    problem: Problem, times: Callable[[str, int], float], held_bytes: Callable[[str], int] = lambda _: 0
+) -> tuple[Control, list[str]]:
     """Run steps that take as long as a clock says, until one plan stays; return the names of the plans tried."""
     control, tried = Control(lambda: None, lambda _: None), []
     measured = Measured(problem, {}, tuple(record.nbytes for record in problem.records), {})
@@ -548,7 +550,7 @@ def held_against(problem: Problem, times: Callable[[str, int], float]) -> tuple[
         name = next(name for name, each in held.candidates.items() if each is held.candidate)
         tried.append(name)
         step.wall, step.wall_ended = 0.0, times(name, number)
-        control.end(step, 0, (problem.budget, 0))
+        control.end(step, held_bytes(name), (problem.budget, 0))
     return control, tried
 
 
@@ -597,6 +599,23 @@ def test_a_plan_that_is_faster_in_every_round_takes_the_place_of_the_planned_one
 def test_a_plan_that_is_mostly_faster_does_not_take_the_place_of_the_planned_one() -> None:
     _, tried = held_against(two_tiers(), lambda name, step: (0.5 if step < 6 else 1.2) if name == "compress" else 1.0)
     assert tried[-1] == "plan"
+
+
+def test_a_plan_that_holds_too_much_is_not_tried_again() -> None:
+    _, tried = held_against(two_tiers(), lambda name, step: 1.0, lambda name: 500 if name == "compress" else 0)
+    assert Counter(tried)["compress"] == 1
+    assert tried[-1] == "plan"
+
+
+def test_a_planned_one_that_holds_too_much_while_it_is_tried_holds_less_the_next_time() -> None:
+    problem = two_tiers()
+    kept = Counter(decide(Measured(problem, {}, (), {})).plans()["plan"].tiers.values())["keep"]
+    peaks = iter([500])
+    control, tried = held_against(problem, lambda name, step: 1.0, lambda name: next(peaks, 0) if name == "plan" else 0)
+    assert len(set(tried)) == 3
+    assert tried[-1] == "plan"
+    assert control.newest is not None
+    assert Counter(control.newest.plan.tiers.values())["keep"] < kept
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -658,6 +677,39 @@ def test_a_budget_is_held_where_what_was_compressed_does_not_shrink_any_more(pro
         peaks.append(stash._session._tracker.peak)  # type: ignore[attr-defined]
     assert stash.plan().status == "planned"
     assert max(peaks[1:]) <= 0.7 * 1.02 * native
+
+
+def test_where_codecs_have_saved_too_little_what_was_to_be_left_to_them_goes_to_disk(program: Any) -> None:
+    size = int(0.7 * native_peak(program))
+    program._input = program._input * 0.0
+    stash = stashed(program, SlowBudget(size, allow=("keep", "compress", "disk_spill"), times=8))
+    trained(program, stash, 1)
+    tracker: Any = stash._session._tracker  # type: ignore[union-attr]
+    measured, tiers = tracker._step, stash.plan().tiers
+    seen = next(each for each in measured.seen if tiers[each.key] == "compress")
+    spec = TensorSpec(seen.key.shape, (seen.key.shape[1], 1), 0, "float32", "cpu")
+    tracker._chooser._control.begin(measured.signature)
+    step = Step(0.0, 0.0)
+    assert tracker._chooser._tier(seen, "compress", spec, step, size) == "compress"
+    dear = Seen(seen.key, size, 0, 0, 0.0)
+    step.count_on(dear, 0.0)
+    dear.leaves(size)
+    assert tracker._chooser._tier(seen, "compress", spec, step, size) == "disk_spill"
+
+
+def test_what_codecs_have_not_saved_keeps_others_from_being_left_to_them() -> None:
+    """Also what they are still at, which is taken to shrink as little."""
+    step = Step(0.0, 0.0)
+    seen = [Seen(SavedClass("", "Mul", "float32", (25,), place), 100, place, 0, 0.0) for place in range(4)]
+    for each in seen:
+        step.count_on(each, 10.0)
+    assert step.settle_excess() == 0
+    seen[0].leaves(10)
+    assert step.settle_excess() == 0
+    seen[1].leaves(100)
+    assert step.settle_excess() == 90 + 2 * 90 / 2
+    step.moved_instead(50)
+    assert step.settle_excess() == 90 + 2 * 90 / 2 - 50
 
 
 @pytest.mark.parametrize(("times", "fewer"), [(1.02, 1), (2.0, 2)])

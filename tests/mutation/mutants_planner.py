@@ -178,9 +178,44 @@ MUTANTS = [
     (
         "engine/planned/budgeted.py",
         "dropped check",
-        "(planned == KEEP and step.settle_excess() > self._control.slack)",
+        "left is not None and step.settle_excess() > self._control.slack",
         "False",
         HELD,
+    ),
+    (
+        "engine/planned/budgeted.py",
+        "wrong value",
+        "left = 1.0 if planned == KEEP else self._control.left(seen.key)",
+        "left = 1.0 if planned == KEEP else None",
+        PLANNED,
+    ),
+    (
+        "engine/planned/step.py",
+        "dropped check",
+        "(self._unsure * self._unsaved / self._tried if self._unsaved else 0.0)",
+        "0.0",
+        PLANNED,
+    ),
+    (
+        "engine/planned/meter.py",
+        "wrong value",
+        "memory = self._memory_of(tensor) if is_fresh else tensor",
+        "memory = tensor",
+        HELD,
+    ),
+    (
+        "engine/planned/control.py",
+        "dropped check",
+        "elif held.is_trial and is_over:",
+        "elif False:",
+        PLANNED,
+    ),
+    (
+        "planner/decision.py",
+        "wrong value",
+        "less = self.tighter(peak) if name == PLAN else None",
+        "less = None",
+        PLANNED,
     ),
     (
         "engine/handle.py",
@@ -276,8 +311,8 @@ MUTANTS = [
     (
         "engine/planned/tracker.py",
         "wrong value",
-        "self._peak = max(self._peak, self.held + self._meter.making)",
-        "self._peak = max(self._peak, self.held)",
+        "self._peak = max(self._peak, held + self._meter.making)",
+        "self._peak = max(self._peak, held)",
         PLANNED,
     ),
     (

@@ -4,13 +4,18 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 import tensorstash as ts
+from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.cli.memory import RESETS
+from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.planned.meter import Meter
+from tensorstash.errors import TensorStashWarning
 from tensorstash.host.allocator import advised_environment
 from tensorstash.host.pool import POOL
 
@@ -28,6 +33,44 @@ def test_resident_memory_is_what_the_budget_implies():
     assert found["held"] <= 1.02 * budget
     assert found["resident"] <= budget + TEMPORARIES
     assert not found["scipy"]
+
+
+def test_what_an_operation_works_on_counts_until_its_memory_goes():
+    """PyTorch lets go of the tensor that it is given, and keeps the memory until the operation has ended."""
+    meter = Meter(Ledger(), TorchBackend().memory)
+    given = torch.ones(1024)
+    meter.watch_back(given, given, 4096, "seen")
+    others = [given.data]
+    del given
+    assert meter.settle() == []
+    assert meter.held() == 4096
+    del others
+    assert meter.settle() == [("seen", True)]
+    assert meter.held() == 0
+
+
+def test_what_is_made_again_in_the_memory_of_a_kept_tensor_counts_no_longer_than_it_is_in_use():
+    kept = torch.ones(1024)
+    meter = Meter(Ledger(), TorchBackend().memory)
+    view = kept.data
+    meter.watch_back(view, view, 4096, "seen", is_fresh=False)
+    assert meter.held() == 4096
+    del view
+    assert meter.settle() == [("seen", True)]
+    assert meter.held() == 0
+
+
+def test_all_that_one_operation_works_on_counts_together():
+    first, second = (torch.rand(2**18, requires_grad=True) for _ in range(2))
+    stash = ts.stash(ts.Budget("256KiB", allow="disk_spill"), framework="torch", limits=ts.Limits(ahead=0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TensorStashWarning)  # it cannot be held: that is what is shown
+        with stash:
+            one, other = first.exp(), second.exp()
+            product = one * other
+        del one, other
+        product.sum().backward()
+    assert stash.stats().peak_held >= 2 * 2**20
 
 
 def test_idle_buffers_are_in_the_budget():

@@ -149,6 +149,11 @@ class TorchBackend:
         token: Any = tensor.untyped_storage()._weak_ref()
         return _StorageToken(token), int(tensor.storage_offset()) * tensor.itemsize
 
+    def memory(self, tensor: Tensor, /) -> UntypedStorage:
+        """Return the storage, whose object in Python lives as long as the memory: an operation holds no tensor."""
+        with DisableTorchFunction():
+            return tensor.untyped_storage()
+
     def holders(self, tensor: Tensor, /) -> int:
         """Return how many tensors, storage objects and others hold the memory, ``tensor`` among them."""
         with DisableTorchFunction():  # no operation of the user's program

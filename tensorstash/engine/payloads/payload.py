@@ -81,6 +81,7 @@ class Payload:
         "alias",
         "index",
         "interleaved",
+        "is_counted",
         "is_private",
         "loses",
         "nbytes",
@@ -120,9 +121,8 @@ class Payload:
         self._stored: Stored | None = None
         self._error: TensorStashError | None = None
         self.interleaved: InterleavedPlace | None = None
-        self.index = 0
+        self.index = self.users = 0
         self.token: Hashable = None
-        self.users = 0
         self.reading: Reading | None = None
         """What will read it, if its codecs lose something and that is found in the graph."""
         self.seen: Any = None
@@ -135,6 +135,7 @@ class Payload:
         self._rebuilt: _Rebuilt | None = None
         self._lease: Lease | None = None  # of the bytes that are held decoded
         self._uses = 0
+        self.is_counted = False  # what was handed out last, among what was read ahead
 
     # Into the store
 
@@ -300,6 +301,7 @@ class Payload:
                         rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor), memory)
                         self._rebuilt = rebuilt
             if rebuilt is None:
+                self.is_counted = lease is not None
                 if lease is not None:  # it is in the hands of backward
                     lease.follow(memory_of(data, self.interleaved), self.nbytes)
                 return tensor
@@ -318,6 +320,7 @@ class Payload:
                 self._rebuilt = rebuilt
                 return rebuilt
         lease = self._release()
+        self.is_counted = lease is not None
         if lease is not None:
             lease.follow(rebuilt.memory, self.nbytes)
         return rebuilt
@@ -388,13 +391,11 @@ class Payload:
 
 def capture(payload: ref[Payload]) -> None:
     """Capture a payload, if it is still needed."""
-    wanted = payload()
-    if wanted is not None:
+    if (wanted := payload()) is not None:
         wanted.run()
 
 
 def _decode(route: PayloadRoute, stored: ref[Stored]) -> Any:
-    wanted = stored()
-    if wanted is None:
+    if (wanted := stored()) is None:
         raise SlotGoneError("the graph that needed this payload was dropped before it was read")
     return route.decode(wanted)

@@ -123,24 +123,26 @@ class Budgeted:
     def choose(self, tensor: Any, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> None:
         """Choose what the plan says; what is smallest if it says nothing, or if there is no room."""
         step.remaking = self._remaking
-        shared = step.tiers.get(seen.token)
-        if shared is None and self._control.tier(seen.key) is None:
+        shared, planned = step.tiers.get(seen.token), self._control.tier(seen.key)
+        if shared is None and planned is None:
             seen.options = options(self._tiers, spec, self._sample(tensor, spec))
-        seen.tier = shared or self._tier(seen, spec, step, spare)
-        seen.policy = self._policies[seen.tier]
-        left = self._control.left(seen.key)
-        if left is not None and seen.tier == self._control.tier(seen.key):
+        seen.tier = tier = shared or self._tier(seen, planned, spec, step, spare)
+        seen.policy = self._policies[tier]
+        left = self._control.left(seen.key) if tier == planned != KEEP else None
+        if left is not None:
             step.count_on(seen, left * seen.nbytes)
 
-    def _tier(self, seen: Seen, spec: TensorSpec, step: Step, spare: int) -> str:
-        planned = self._control.tier(seen.key)
+    def _tier(self, seen: Seen, planned: str | None, spec: TensorSpec, step: Step, spare: int) -> str:
         if planned is None:
             step.surprises += 1
-        elif planned not in _AWAY and (spare < 0 or (planned == KEEP and step.settle_excess() > self._control.slack)):
-            if planned == KEEP:
+        elif planned not in _AWAY and (spare < 0 or step.counts_on_codecs):
+            left = 1.0 if planned == KEEP else self._control.left(seen.key)
+            is_over = left is not None and step.settle_excess() > self._control.slack
+            if left is not None and (is_over or (planned == KEEP and spare < 0)):
                 step.overran = True
-                step.moved_instead(seen.nbytes)
-            planned = None
+                step.moved_instead(left * seen.nbytes)
+            if is_over or spare < 0:
+                planned = None
         # A recipe is not there for every tensor of a class: what has none goes to the floor.
         if planned is not None and planned not in self._remaking and self._has_room(planned, spec, step):
             return planned

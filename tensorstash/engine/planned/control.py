@@ -22,7 +22,6 @@ _ALONE = 50
 _KINDS = 8
 """Times as many classes as a step has: with more, those that begin alike are forgotten, and measured anew."""
 
-_SHRINKS = 4
 _OVER = 1.01
 
 
@@ -217,11 +216,14 @@ class Control:
         learned = held.decision.with_left(_left_of(step)) if is_over else None
         if learned is not None:
             self._decide(signature, held, learned)
+        elif held.is_trial and is_over:
+            name = next(name for name, each in held.candidates.items() if each is candidate)
+            self._decide(signature, held, held.decision.without(name, peak + room[1]))
         elif held.is_trial:
             if held.steps >= ROUNDS * len(held.candidates):
                 share = share_of_stores(held.decision, held.candidates)
                 self._decide(signature, held, held.decision.settled(fastest(held.candidates), share))
-        elif is_over and held.plan.status == "planned" and held.decision.shrinks < _SHRINKS:
+        elif is_over and held.plan.status == "planned":
             decision = held.decision.tighter(peak + room[1])
             if decision is not None:
                 self._decide(signature, held, decision)

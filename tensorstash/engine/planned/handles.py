@@ -20,7 +20,10 @@ R = TypeVar("R")
 
 
 class Observer(Protocol):
-    """Is told when a saved tensor is asked for."""
+    """Is told when a saved tensor is asked for.
+
+    What is brought back is watched before :meth:`bring` ends, so that nobody takes the room between the two.
+    """
 
     def ask(self, seen: Seen, give: Callable[[], R], /) -> R:
         """Take note that a saved tensor is asked for, and return what gives it."""
@@ -30,8 +33,8 @@ class Observer(Protocol):
         """Leave room for what is brought back, if need be where something was read ahead, and return it."""
         ...
 
-    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen, /) -> None:
-        """Count a tensor that was brought back."""
+    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen, /, *, is_fresh: bool) -> None:
+        """Count so many bytes of a tensor that was brought back."""
         ...
 
 
@@ -85,9 +88,13 @@ class TrackedStashed(Stashed):
             return self._forward(source)
         source = None  # while room is made it may leave
         nbytes = 0 if payload.is_prefetched else payload.nbytes
-        tensor = tracker.bring(nbytes, self.state.prefetcher.drop, super()._restore)
-        if not payload.is_prefetched:  # else it is counted among what was read ahead
-            tracker.watch_rebuilt(tensor, payload, payload.nbytes, self.seen)
+        return tracker.bring(nbytes, self.state.prefetcher.drop, self._brought)
+
+    def _brought(self) -> Any:
+        tensor, payload = super()._restore(), self.payload
+        if not payload.is_prefetched and self.tracker is not None:  # or another will get the same
+            nbytes = 0 if payload.is_counted else payload.nbytes
+            self.tracker.watch_rebuilt(tensor, payload, nbytes, self.seen, is_fresh=True)
         return tensor
 
 
@@ -112,11 +119,13 @@ class TrackedRecomputed(RecomputedHandle):
         return self._tracker.ask(self.seen, self._bring)
 
     def _bring(self) -> Any:
-        content, tracker, nbytes = self.content, self._tracker, self.spec.nbytes
-        due = 0 if content.is_prefetched else nbytes
-        tensor = tracker.bring(due, self.state.prefetcher.drop, super().__call__)
+        due = 0 if self.content.is_prefetched else self.spec.nbytes
+        return self._tracker.bring(due, self.state.prefetcher.drop, self._brought)
+
+    def _brought(self) -> Any:
+        tensor, content = super().__call__(), self.content
         if not content.is_prefetched:
-            tracker.watch_rebuilt(tensor, content, nbytes, self.seen)
+            self._tracker.watch_rebuilt(tensor, content, self.spec.nbytes, self.seen, is_fresh=False)
         if content.seconds is not None:
             self.seen.remade_s = content.seconds + _LOOKING_S
         return tensor

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import ref
 
@@ -42,10 +42,13 @@ class Meter:
 
     Args:
         ledger: counts payloads, those in budgeted memory among them.
+        memory_of: returns what lives as long as the memory of a tensor that is a framework's, and can be referred to
+            weakly.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, memory_of: Callable[[Any], object]) -> None:
         self._ledger = ledger
+        self._memory_of = memory_of
         self.is_of_host = True
         """Whether it is host memory that is budgeted."""
         self._tiers: tuple[str, ...] = ("memory", "device")
@@ -90,6 +93,8 @@ class Meter:
             seen: what :meth:`settle` returns when the object is gone.
             is_back: whether the memory was brought back, which it returns with that.
         """
+        if self._gone:  # so that the key of a memory that has gone is not taken for that of another
+            self._strike_out()
         watch = _Watch(holder, self._gone.append)
         watch.seen, watch.is_back = seen, is_back
         with self._lock:
@@ -103,6 +108,21 @@ class Meter:
                 memory.nbytes += nbytes
                 self._watched += nbytes
             self._watches.add(watch)
+
+    def watch_back(self, tensor: Any, content: object, nbytes: int, seen: object, *, is_fresh: bool = True) -> None:
+        """Count a tensor that was brought back as long as its memory lives, where the framework shows that.
+
+        An operation that works on it may hold its memory alone.
+
+        Args:
+            tensor: it.
+            content: what was brought back.
+            nbytes: of it, or 0 if it is counted already.
+            seen: what :meth:`settle` returns when it is gone.
+            is_fresh: whether its memory is its own; else it may be that of a tensor that is kept, and is counted there.
+        """
+        memory = self._memory_of(tensor) if is_fresh else tensor
+        self.watch(memory, ("back", id(memory)), id(content), nbytes, seen, is_back=True)
 
     def await_end(self, holder: object, seen: object) -> None:
         """Have :meth:`settle` return something when an object is gone that holds no memory itself.

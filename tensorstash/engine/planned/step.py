@@ -125,9 +125,17 @@ class Step:
         """Bytes that were read ahead where other tensors needed the room."""
         self.on_disk = 0
         self.overran = False
+        self.counts_on_codecs = False
+        """Whether codecs are counted on to leave less of anything."""
         self._encoded: deque[Seen] = deque()
         """What codecs have been at, and were counted on."""
         self._excess = 0.0
+        self._unsure = 0.0
+        """Bytes of what they are still at that they are counted on to save."""
+        self._tried = 0.0
+        """The same of what they have been at."""
+        self._unsaved = 0.0
+        """Those of the latter that they have not saved."""
         self.remaking: tuple[str, ...] = ()
         """Tiers under which tensors are made again."""
         self.surprises = 0
@@ -164,19 +172,27 @@ class Step:
 
     def count_on(self, seen: Seen, nbytes: float) -> None:
         """Note that codecs are counted on to leave so many bytes of a tensor."""
-        seen.counted_on, seen.tell = nbytes, self._encoded.append
+        seen.counted_on, seen.tell, self.counts_on_codecs = nbytes, self._encoded.append, True
+        self._unsure += seen.nbytes - nbytes
 
-    def moved_instead(self, nbytes: int) -> None:
-        """Note that a tensor was moved that was to be kept."""
+    def moved_instead(self, nbytes: float) -> None:
+        """Note that a tensor was moved of which so many bytes were to be in memory."""
         self._excess -= nbytes
 
     def settle_excess(self) -> float:
-        """Return the bytes that codecs have left beyond what they were counted on, less those moved instead."""
+        """Return the bytes that codecs have left beyond what they were counted on, less those moved instead.
+
+        What they are still at is taken to shrink as little as what they have been at.
+        """
         while self._encoded:
             seen = self._encoded.popleft()
-            if seen.released is None and seen.left is not None:
-                self._excess += max(seen.left - seen.counted_on, 0.0)
-        return self._excess
+            if seen.left is not None:
+                beyond = max(seen.left - seen.counted_on, 0.0)
+                self._unsure -= seen.nbytes - seen.counted_on
+                self._tried += seen.nbytes - seen.counted_on
+                self._unsaved += beyond
+                self._excess += beyond if seen.released is None else 0.0
+        return self._excess + (self._unsure * self._unsaved / self._tried if self._unsaved else 0.0)
 
     def asked(self, seen: Seen, now: float, wall: float) -> None:
         """Note that backward asks for a tensor."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from tensorstash.abilities import Backend
+from tensorstash.abilities import Backend, SupportsMemory
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.handle import Handle
 from tensorstash.engine.ledger import Ledger
@@ -134,8 +134,8 @@ class Tracker:
 
     def __init__(self, chooser: Chooser, parts: Parts) -> None:
         self._chooser = chooser
-        self._backend = parts.backend
-        self._meter = Meter(parts.ledger)
+        self._backend = backend = parts.backend
+        self._meter = Meter(parts.ledger, backend.memory if isinstance(backend, SupportsMemory) else lambda it: it)
         self.prefetch_budget = GatedBudget(parts.limits.ahead_bytes, self._meter)
         """What may be read ahead of backward."""
         self._wait_for_stores = parts.wait_for_stores
@@ -257,10 +257,9 @@ class Tracker:
 
     def expect_next(self) -> None:
         """Wait until there is room for the tensor that is saved next, or nothing is on its way any more."""
-        self._look()
-        self._leave_room(self._chooser.next_bytes(self._step))
+        self._leave_room(self._chooser.next_bytes(self._step), held=self._look())
 
-    def _leave_room(self, nbytes: int, drop: Callable[[int], int] = lambda _: 0) -> int:
+    def _leave_room(self, nbytes: int, drop: Callable[[int], int] = lambda _: 0, held: int | None = None) -> int:
         """Wait until there is room for so many bytes more, or nothing is on its way any more; then drop what was read
         ahead.
 
@@ -270,15 +269,15 @@ class Tracker:
             The bytes that are left beside them; less than none if there is no room.
         """
         meter = self._meter
-        if meter.has_news:
-            self.settle()
-        while (spare := meter.limit - self.held - nbytes) < 0:
-            if not self._wait_for_stores(-spare):
+        spare = meter.limit - (self.held if held is None else held) - nbytes
+        while spare < 0:
+            if not meter.has_news and not self._wait_for_stores(-spare):
                 if not drop(-spare):
                     break
                 self._step.short -= spare
                 self._spare()
             self.settle()
+            spare = meter.limit - self.held - nbytes
         if meter.is_of_host:  # what is idle is the engine's, and in the budget
             POOL.give_back(max(spare, 0))
         return spare
@@ -330,9 +329,9 @@ class Tracker:
         finally:
             meter.due, meter.making = before, making
 
-    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen) -> None:
-        """Count a tensor that was brought back, as long as it lives."""
-        self._meter.watch(tensor, ("back", id(content)), None, nbytes, seen, is_back=True)
+    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen, *, is_fresh: bool) -> None:
+        """Count a tensor that was brought back; see :meth:`Meter.watch_back`."""
+        self._meter.watch_back(tensor, content, nbytes, seen, is_fresh=is_fresh)
 
     # Steps
 
@@ -350,10 +349,12 @@ class Tracker:
         entered = self._entered  # once: another thread may leave its hook
         return (perf_counter() if entered is None else entered) - self._hook_s
 
-    def _look(self) -> None:
+    def _look(self) -> int:
         if self._meter.has_news:
             self.settle()  # what has gone meanwhile is not held beside what has come
-        self._peak = max(self._peak, self.held + self._meter.making)
+        held = self.held
+        self._peak = max(self._peak, held + self._meter.making)
+        return held
 
     def _begin_step(self, first: Seen, spec: TensorSpec) -> None:
         self._meter.begin(is_of_host=spec.device == "cpu")
@@ -391,8 +392,7 @@ class Tracker:
 
     def failed(self, error: BaseException) -> None:
         """Add to an error that says that memory ran out what to do about it."""
-        advice = self._chooser.explain() if is_out_of_memory(error) else ""
-        if advice:
+        if advice := self._chooser.explain() if is_out_of_memory(error) else "":
             error.add_note(advice)
 
     def described(self, stats: Stats) -> Stats:
