@@ -55,12 +55,13 @@ class _Blind:
 class CopyOutBeforeTheSourceIsWritten(Transfers):
     """Rule 1: a copy out begins after what compute was given before."""
 
-    def out(self, source: Any, held: Any, spec: Any) -> Any:
+    def out(self, *arguments: Any) -> Any:
+        _, _, spec, _ = arguments
         side = self._side_stream(spec.device, "out")
         stream, side.stream = side.stream, _Blind(side.stream, lambda event: False)  # type: ignore[assignment]
         try:
             streams, self._streams = self._streams, _Unwrapping(self._streams)  # type: ignore[assignment]
-            return super().out(source, held, spec)
+            return super().out(*arguments)
         finally:
             self._streams, side.stream = streams, stream
 
@@ -91,8 +92,8 @@ class _Careless(Transfer):
 class SourceReusedBeforeItsCopyEnded(Transfers):
     """Rule 2: compute waits for the end of a copy out before its source is dropped."""
 
-    def out(self, source: Any, held: Any, spec: Any) -> Any:
-        copy = super().out(source, held, spec)
+    def out(self, *arguments: Any) -> Any:
+        copy = super().out(*arguments)
         copy.__class__ = _Careless
         return copy
 
@@ -208,8 +209,8 @@ class ViewPackedOnTheCopyStream(BackendFault):
 class HostReadsBeforeTheCopyEnded(Transfers):
     """A worker waits for the copy before it looks at the bytes."""
 
-    def out(self, source: Any, held: Any, spec: Any) -> Any:
-        copy = super().out(source, held, spec)
+    def out(self, *arguments: Any) -> Any:
+        copy = super().out(*arguments)
         copy.__class__ = _NeverWaits
         return copy
 

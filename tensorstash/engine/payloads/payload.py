@@ -134,8 +134,7 @@ class Payload:
         self._data: Any = None
         self._rebuilt: _Rebuilt | None = None
         self._lease: Lease | None = None  # of the bytes that are held decoded
-        self._uses = 0
-        self.is_counted = False  # what was handed out last, among what was read ahead
+        self._uses, self.is_counted = 0, False  # the latter: what was handed out last, among what was read ahead
 
     # Into the store
 

@@ -83,7 +83,9 @@ def test_models_train_the_same(name: str, policy: str, limits: ts.Limits, device
 def test_a_device_without_streams_trains_the_same_with_copies_that_wait(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend_named("torch").streams, "_found", "it has no streams")
+    streams = backend_named("torch").streams
+    monkeypatch.setattr(streams, "_found", "it has no streams")
+    monkeypatch.setattr(streams, "_known", {})
     model, batch = made("language")
     expected = gradients(model, batch, steps=2)
     one = stash(POLICIES[policy](tmp_path))
