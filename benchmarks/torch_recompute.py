@@ -203,7 +203,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--rounds", type=int, default=5, help="rounds of steps that are timed (5)")
     parser.add_argument("--size", choices=ARCHITECTURES, default="small", help="of the models (small)")
-    parser.add_argument("--only", help="architectures, by name")
+    parser.add_argument("--only", action="append", choices=ARCHITECTURES["small"], help="this architecture; repeatable")
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
@@ -213,7 +213,7 @@ def main(options: argparse.Namespace, report: Report) -> None:
     report.conditions = machine("torch", "transformers")
     report.begin(COLUMNS)
     builds = ARCHITECTURES[options.size]
-    for name in options.only.split(",") if options.only else builds:
+    for name in options.only or builds:
         for autocast in (False, True):
             torch.manual_seed(0)
             bench = Bench(*builds[name](), autocast)
