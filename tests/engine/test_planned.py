@@ -243,6 +243,7 @@ def test_a_shape_that_comes_to_save_more_is_measured_anew_among_others(program: 
     assert stash.plan().status == "declined"
 
 
+@pytest.mark.filterwarnings("ignore::tensorstash.errors.TensorStashWarning")  # also where threads restore filters
 @pytest.mark.parametrize("share", [0.6, 100])
 def test_threads_share_a_budget(program: Any, share: float) -> None:
     sizes = [ROWS, ROWS + 64, ROWS + 128]
