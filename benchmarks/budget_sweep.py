@@ -15,10 +15,9 @@ from typing import Any
 
 from benchmarks.harness import training
 from benchmarks.harness.report import Report, columns, machine
-from benchmarks.harness.runner import dot
 from benchmarks.models import Model
-from tensorstash.cli.comparison import Variant, compare, ratio
-from tensorstash.cli.turns import Job, run
+from tensorstash.cli.comparison import Variant, compare, ratio, steps_of
+from tensorstash.cli.turns import Job, counted, run
 from tensorstash.host.allocator import advised_environment
 
 GPT = Model(framework="torch", network="gpt", batch=16, rate=1e-3, depth=10, width=192, heads=6, context=256)
@@ -118,7 +117,7 @@ def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> S
     def process(variant: Variant, _: int) -> Job:
         return job(model, variant, steps=variant.untimed + rounds, compared=rounds + 1, tiny=tiny)
 
-    return Sweep(native, compare(variants, process, rounds, dot))
+    return Sweep(native, compare(variants, process, rounds, counted(steps_of(variants, rounds))))
 
 
 def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[Any, ...]]:
@@ -174,6 +173,6 @@ def main(options: argparse.Namespace, report: Report) -> bool:
         found = sweep(model, parts, options.rounds, tiny=options.tiny)
         measured[name] = {str(variant): one for variant, one in found.measured.items()}
         for row in rows(name, found, parts):
-            report.row(*row)
+            report.row(row)
             differ |= "differ" in row
     return differ

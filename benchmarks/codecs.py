@@ -13,16 +13,18 @@ is not zero, and of the mask, or of the values, whichever is smaller.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import zstandard
 
 import tensorstash as ts
-from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
+from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of
 from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import alone, interleave, seconds
 from benchmarks.models import Model, build
@@ -30,6 +32,7 @@ from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.kernels.floats import narrow, widen
 from tensorstash.protocols import Codec
 from tensorstash.testing.contents import dense_spec
+from tensorstash.testing.labs import lab_of
 
 Saved = tuple[Array, str]
 """Carrier bits of one tensor, and the dtype."""
@@ -164,50 +167,51 @@ class Memory:
         tensor = tensor if self._device is None else tensor.to(self._device.device)
         spec = dense_spec(data.shape, dtype)
         kernel = kernel_of(self._lab.backend, codec, spec if self._device is None else self._lab.backend.spec(tensor))
+        if kernel is None and self._device is not None:
+            return None
         if kernel is not None:
             encode: Callable[[], Any] = partial(kernel.encode, tensor)
             decode = partial(kernel.decode, encode())
-        elif self._device is None:
+        else:
             encode = partial(codec.encode, borrowed(data), spec)
             decode = partial(codec.decode, borrowed(encode()), spec)
-        else:
-            return None
         raw = as_bytes(data)
         copy = partial(np.copyto, np.empty_like(raw), raw) if self._device is None else tensor.clone
-        return {"copy": copy, "encode": encode, "decode": decode}
+        zstd = {"zstd": partial(zstandard.ZstdCompressor(level=1).compress, raw)} if codec.lossless else {}
+        return {"copy": copy, "encode": encode, "decode": decode, **zstd}
 
     def seconds(self, call: Callable[[], Any]) -> float:
         """Return how long a call takes, and the device with it."""
         return seconds(call if self._device is None else lambda: (call(), self._device.synchronize()))
 
 
-def measure(codec: Codec, tensors: list[Saved], memory: Memory, rounds: int) -> dict[str, float] | None:
-    """Return what a codec makes of tensors of one dtype; None if it does not take them."""
-    dtype, zstd = tensors[0][1], zstandard.ZstdCompressor(level=1)
-    if not all(codec.accepts(dense_spec(data.shape, dtype)) for data, _ in tensors):
-        return None
-    spent = dict.fromkeys(("copy", "encode", "decode", "zstd"), 0.0)
+def measure(codec: Codec, tensors: list[Saved], memory: Memory, rounds: int) -> dict[str, float | None] | None:
+    """Return what a codec makes of tensors of one dtype, by head; None if it does not take them."""
+    spent: Counter[str] = Counter()
     nbytes = stored = wrong = total = 0.0
-    for data, _ in tensors:
-        calls = memory.calls(codec, data, dtype)
+    for data, dtype in tensors:
+        spec = dense_spec(data.shape, dtype)
+        calls = memory.calls(codec, data, dtype) if codec.accepts(spec) else None
         if calls is None:
             return None
-        if codec.lossless:
-            calls["zstd"] = partial(zstd.compress, as_bytes(data))
-        timed = {name: partial(memory.seconds, call) for name, call in calls.items()}
-        for name, times in interleave(timed, rounds).items():
+        for name, times in interleave(
+            {name: partial(memory.seconds, each) for name, each in calls.items()}, rounds
+        ).items():
             spent[name] += min(times)
-        spec = dense_spec(data.shape, dtype)
         payload = codec.encode(borrowed(data), spec)
         nbytes, stored = nbytes + data.nbytes, stored + payload.nbytes
         if not codec.lossless:
-            value = values_of(data, dtype)
-            array = codec.decode(borrowed(payload), spec)
-            wrong += float(((values_of(array, dtype) - value) ** 2).sum(dtype=np.float64))
+            value, found = (values_of(array, dtype) for array in (data, codec.decode(borrowed(payload), spec)))
+            wrong += float(((found - value) ** 2).sum(dtype=np.float64))
             total += float((value**2).sum(dtype=np.float64))
     speeds = {name: spent["copy"] / spent[name] for name in ("encode", "decode")}
-    against = {"ratio": nbytes / stored, "encode_to_zstd": spent["zstd"] / spent["encode"]}
-    return {**against, **speeds, "error": (wrong / total) ** 0.5 if total else 0.0}
+    error = (wrong / total) ** 0.5 if total else None
+    return {
+        "ratio": nbytes / stored,
+        **speeds,
+        "x zstd": spent["zstd"] / spent["encode"] or None,
+        "error": error or None,
+    }
 
 
 def whole(workload: str, tensors: list[Saved]) -> tuple[Any, ...]:
@@ -236,12 +240,12 @@ def work(workload: str, steps: int, scale: int, rounds: int, most: int, elements
     for (kind, dtype), members in sorted(groups.items()):
         some = members[:most]
         for alike in [some] + [[in_bfloat16(*saved) for saved in some]] * (dtype == "float32"):
-            what = workload, kind, alike[0][1], sum(data.nbytes for data, _ in alike) / 2**20, limit(alike)
+            size, bound = sum(data.nbytes for data, _ in alike) / 2**20, limit(alike)
+            what = {"workload": workload, "content": kind, "dtype": alike[0][1], "MiB": size, "limit": bound}
             for codec in CODECS:
                 found = measure(codec, alike, memory, rounds)
                 if found is not None:
-                    shown = [found[name] for name in ("ratio", "encode", "decode")]
-                    yield *what, f"`{codec!r}`", *shown, found["encode_to_zstd"] or None, found["error"] or None
+                    yield {**what, "codec": f"`{codec!r}`", **found}
     return [whole(workload, tensors), whole(workload, [in_bfloat16(*saved) for saved in tensors])]
 
 
@@ -259,11 +263,10 @@ def main(options: argparse.Namespace, report: Report) -> None:
     report.conditions = machine("torch", "paddlepaddle", "numpy", "zstandard")
     above = "Encode and decode are fractions of the speed of a copy; x zstd is encoding against Zstandard 1."
     report.begin(COLUMNS, before=above)
-    steps = []
-    for workload in options.workload or WORKLOADS:
-        names = ("steps", "scale", "rounds", "most", "elements", "device")
-        told = {name: getattr(options, name) for name in names}
-        steps += alone("codecs:work", workload, lambda row: report.row(*row), workload=workload, **told)
+    names = ("steps", "scale", "rounds", "most", "elements", "device")
+    told = {name: getattr(options, name) for name in names}
+    workloads = options.workload or WORKLOADS
+    steps = [alone("codecs:work", workload, report.row, workload=workload, **told) for workload in workloads]
     report.begin(WHOLE, before="Whole steps: how many times smaller, and the limit of a coder of single bytes.")
-    for row in steps:
-        report.row(*row)
+    for row in chain.from_iterable(steps):
+        report.row(row)

@@ -8,24 +8,21 @@ A GPT learns the text of Python's documentation in PyTorch, a residual network s
 
 import argparse
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-import tensorstash as ts
 from benchmarks.harness import training
 from benchmarks.harness.report import Report, machine
+from benchmarks.harness.runner import policy_line
 from benchmarks.models import Model
 from tensorstash.cli import comparison
 from tensorstash.cli.comparison import POLICIES, Training, Variant
 from tensorstash.cli.memory import RESETS
-from tensorstash.cli.turns import Job
+from tensorstash.cli.turns import Job, counted
 from tensorstash.host.allocator import advised_environment
 
 LIMIT = "16 MiB"
@@ -53,14 +50,7 @@ def advice() -> dict[str, str]:
     return {name: value for name, value in advised_environment(os.environ).items() if os.environ.get(name) != value}
 
 
-def measure(
-    framework: str,
-    compared: Sequence[Variant],
-    *,
-    rounds: int,
-    quick: bool,
-    on_turn: Callable[[Variant], object] = bool,
-) -> Training:
+def measure(framework: str, compared: Sequence[Variant], *, rounds: int, quick: bool) -> Training:
     """Train every variant and return what was measured.
 
     Args:
@@ -68,7 +58,6 @@ def measure(
         compared: no policy comes first.
         rounds: steps of each that count.
         quick: small sizes.
-        on_turn: called after each step.
 
     Raises:
         WorkerError: a process failed.
@@ -88,7 +77,7 @@ def measure(
                 saved=str(files[variant]),
             )
 
-        measured = comparison.compare(compared, job, rounds, on_turn)
+        measured = comparison.compare(compared, job, rounds, counted(comparison.steps_of(compared, rounds)))
         base = measured[compared[0]]
         for variant, found in measured.items():
             is_equal = found["gradients_sha256"] == base["gradients_sha256"]
@@ -100,11 +89,9 @@ def measure(
 
 def largest_relative_difference(path: Path, reference: Path) -> float:
     """Return the largest ``norm(gradient - reference) / norm(reference)`` over the parameters."""
+    norm = np.linalg.norm
     with np.load(path) as ours, np.load(reference) as theirs:
-        return max(
-            float(np.linalg.norm((ours[name] - theirs[name]).ravel()) / np.linalg.norm(theirs[name].ravel()))
-            for name in theirs.files
-        )
+        return max(float(norm((ours[name] - theirs[name]).ravel()) / norm(theirs[name].ravel())) for name in theirs)
 
 
 def legend(settings: Mapping[str, str]) -> str:
@@ -128,9 +115,9 @@ def legend(settings: Mapping[str, str]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--framework", action="append", choices=sorted(MODELS), help="only this one; repeatable")
-    parser.add_argument("--policy", action="append", type=_policy, metavar="LINE", help="only this policy; repeatable")
+    parser.add_argument("--policy", action="append", type=policy_line, help="only this line; repeatable")
     parser.add_argument("--quick", action="store_true", help="small sizes and few steps")
-    parser.add_argument("--rounds", type=_at_least_one, metavar="N", help=f"steps of each that count ({ROUNDS})")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"steps of each that count, 1 or more ({ROUNDS})")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw memory and time as bars, such as bars.png")
 
 
@@ -138,17 +125,8 @@ def main(options: argparse.Namespace, report: Report) -> None:
     frameworks = options.framework or list(MODELS)
     report.legend = legend(advice())
     compared = comparison.variants(options.policy or POLICIES, advice=advice())
-    rounds = options.rounds or (2 if options.quick else ROUNDS)
-    total = len(frameworks) * comparison.steps_of(compared, rounds)
-    refresh_s = 0.1 if sys.stderr.isatty() else 15.0
-    with tqdm(total=total, unit="step", mininterval=refresh_s) as bar:
-
-        def on_turn(framework: str, variant: Variant) -> None:
-            bar.set_description(f"{framework}, {variant}", refresh=False)
-            bar.update()
-
-        sizes = {"rounds": rounds, "quick": options.quick}
-        trainings = [measure(name, compared, on_turn=partial(on_turn, name), **sizes) for name in frameworks]
+    rounds = max(1, options.rounds or (2 if options.quick else ROUNDS))
+    trainings = [measure(name, compared, rounds=rounds, quick=options.quick) for name in frameworks]
     report.conditions = f"{machine(*map(PACKAGES.__getitem__, frameworks))}; {rounds} rounds."
     ratios = ("memory_ratio", "time_ratio", "cpu_ratio")
     report.measured["trainings"] = {
@@ -160,23 +138,8 @@ def main(options: argparse.Namespace, report: Report) -> None:
     }
     report.begin({head: ">" if number % 2 else "" for number, head in enumerate(comparison.heads(trainings))})
     for row in comparison.rows(trainings):
-        report.row(*row)
+        report.row(row)
     report.verdict = comparison.verdict(trainings)
     if options.plot:
         comparison.plot(options.plot, trainings)
         report.verdict += f" The same as bars: {options.plot}"
-
-
-def _policy(line: str) -> str:
-    try:
-        ts.parse(line)
-    except ts.TensorStashError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return line
-
-
-def _at_least_one(text: str) -> int:
-    rounds = int(text)
-    if rounds < 1:
-        raise argparse.ArgumentTypeError(f"got {rounds}, expected 1 or more")
-    return rounds

@@ -14,16 +14,17 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from statistics import median
 from typing import Any
 
 import tensorstash as ts
 from benchmarks.harness import training
 from benchmarks.harness.report import Report, columns, machine
-from benchmarks.harness.runner import ALLOCATORS, dot, environment
+from benchmarks.harness.runner import ALLOCATORS, environment, policy_line
 from benchmarks.models import Model
 from tensorstash.cli.comparison import NO_POLICY
-from tensorstash.cli.turns import Job, Turns
+from tensorstash.cli.turns import Job, Turns, counted
 
 NONE, CHECKPOINT, SPILL = NO_POLICY, "checkpoint", "disk_spill"
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
@@ -63,67 +64,33 @@ EVERY = ("keep", "compress", SPILL, "compress | disk_spill", "quantize:bits=8", 
 EVERY += ("quantize:bits=4 | disk_spill", "cast:dtype=bfloat16")
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """What a policy may cost at most, relative to training without hooks.
-
-    Args:
-        step: duration of a step.
-        memory: of activations, resident.
-        cpu: processor time of a step.
-        beats_checkpoints: whether both step and memory have to be better than with checkpoints.
-    """
-
-    step: float | None = None
-    memory: float | None = None
-    cpu: float | None = None
-    beats_checkpoints: bool = False
-
-
-BARS: Mapping[tuple[str, str], Bar] = {
-    ("gpt", "quantize:bits=8"): Bar(1.10, 0.42),
-    ("gpt", "quantize:bits=4"): Bar(1.12, 0.31),
-    ("gpt", "quantize:bits=4 | disk_spill"): Bar(memory=0.15),
-    ("gpt", "cast:dtype=bfloat16"): Bar(1.08, 0.60),
-    ("gpt", "compress"): Bar(memory=1.0),
-    ("gpt", SPILL): Bar(1.13, 0.26, cpu=1.10),
-    ("gpt", f"recompute | {SPILL}"): Bar(1.08, 0.20, beats_checkpoints=True),
-    ("gpt_dropout", "pack_masks"): Bar(1.03, 0.88),
-    ("gpt_dropout", SPILL): Bar(1.08, 0.20),
-    ("resnet", SPILL): Bar(1.15, 0.45),
-    ("paddle_gpt", SPILL): Bar(1.10),
+BARS: Mapping[tuple[Any, ...], Mapping[str, float]] = {
+    ("gpt", "quantize:bits=8"): {"step": 1.10, "memory": 0.42},
+    ("gpt", "quantize:bits=4"): {"step": 1.12, "memory": 0.31},
+    ("gpt", "quantize:bits=4 | disk_spill"): {"memory": 0.15},
+    ("gpt", "cast:dtype=bfloat16"): {"step": 1.08, "memory": 0.60},
+    ("gpt", "compress"): {"memory": 1.0},
+    ("gpt", SPILL): {"step": 1.13, "memory": 0.26, "CPU": 1.10},
+    ("gpt", f"recompute | {SPILL}"): {"step": 1.08, "memory": 0.20, "checkpoint": 1.0},
+    ("gpt_dropout", "pack_masks"): {"step": 1.03, "memory": 0.88},
+    ("gpt_dropout", SPILL): {"step": 1.08, "memory": 0.20},
+    ("resnet", SPILL): {"step": 1.15, "memory": 0.45},
+    ("paddle_gpt", SPILL): {"step": 1.10},
+    ("gpt", SPILL, "float32", 1): {"step": 1.03, "memory": 0.26, "CPU": 1.10},
+    ("gpt", "compress", "bfloat16", 1): {"step": 1.20},
+    ("gpt", "compress", "bfloat16", 2): {"step": 1.20},
 }
-"""By workload and method."""
+"""What a policy may cost at most, by workload and method in float32, or by type and threads too: duration of a step,
+resident memory of activations and processor time, relative to no hooks; step and memory, relative to checkpoints."""
 
-OTHER_BARS = {
-    ("gpt", SPILL, "float32", 1): Bar(1.03, 0.26, cpu=1.10),
-    ("gpt", "compress", "bfloat16", 1): Bar(1.20),
-    ("gpt", "compress", "bfloat16", 2): Bar(1.20),
+FLOAT32, ALL = ("float32",), ("float32", "bfloat16")
+SETS: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[str] | None]] = {
+    "spill": (list(WORKLOADS), FLOAT32, (1, 2), (SPILL,)),
+    "policies": (("gpt", "resnet", "paddle_gpt"), ALL, (1,), EVERY),
+    "cores": (("gpt", "gpt_dropout", "resnet"), FLOAT32, (2, 1), None),
 }
-"""Where they are others: by type and threads, too."""
-
-CORES = {workload: tuple(method for name, method in BARS if name == workload) for workload in WORKLOADS}
-SETS: Mapping[str, Mapping[str, Any]] = {
-    "spill": {
-        "workload": WORKLOADS,
-        "dtype": ["float32"],
-        "method": dict.fromkeys(WORKLOADS, (SPILL,)),
-        "threads": [1, 2],
-    },
-    "policies": {
-        "workload": ["gpt", "resnet", "paddle_gpt"],
-        "dtype": ["float32", "bfloat16"],
-        "method": dict.fromkeys(WORKLOADS, EVERY),
-        "threads": [1],
-    },
-    "cores": {
-        "workload": ["gpt", "gpt_dropout", "resnet"],
-        "dtype": ["float32"],
-        "method": CORES,
-        "threads": [2, 1],
-    },
-}
-"""What is compared, unless told otherwise: values of the options; methods by workload."""
+"""What is compared, unless told otherwise: workloads, types, threads, and methods: those that have a bar where that is
+None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +118,9 @@ class Variant:
         return self.method not in (NONE, CHECKPOINT)
 
     @property
-    def bar(self) -> Bar | None:
-        usual = BARS.get((self.workload, self.method)) if self.dtype == "float32" else None
-        return OTHER_BARS.get((self.workload, self.method, self.dtype, self.threads), usual)
+    def bars(self) -> Mapping[str, float]:
+        usual = BARS.get((self.workload, self.method), {}) if self.dtype == "float32" else {}
+        return BARS.get((self.workload, self.method, self.dtype, self.threads), usual)
 
 
 def model_of(variant: Variant, *, tiny: bool) -> Model:
@@ -182,19 +149,18 @@ def job(variant: Variant, options: argparse.Namespace) -> Job:
 
 def variants(options: argparse.Namespace) -> Iterator[list[Variant]]:
     """Yield what the command line asks for, as groups of what is compared."""
-    chosen = {**SETS[options.set], **{name: value for name, value in vars(options).items() if value}}
-    methods = dict.fromkeys(WORKLOADS, options.method) if options.method else chosen["method"]
-    for workload in chosen["workload"]:
+    workloads, dtypes, threads, methods = SETS[options.set]
+    for workload in options.workload or workloads:
         # Paddle computes on one thread, for importing it sets OMP_NUM_THREADS, and knows little of bfloat16 on the CPU.
         is_paddle = workload.startswith("paddle")
-        for dtype in ("float32",) if is_paddle else chosen["dtype"]:
-            for count in (1,) if is_paddle else chosen["threads"]:
-                found = [Variant(workload, NONE, "default", count, dtype)]
-                for allocator in options.allocator or ("advised",):
-                    for method in (NONE, CHECKPOINT, *methods[workload]):
-                        resident = RESIDENT_MIB[workload] * 2**20 if method == SPILL else 0
-                        found.append(Variant(workload, method, allocator, count, dtype, resident))
-                yield list(dict.fromkeys(found))
+        told = (FLOAT32, (1,)) if is_paddle else (options.dtype or dtypes, options.threads or threads)
+        chosen = options.method or methods or dict.fromkeys(method for name, method, *_ in BARS if name == workload)
+        for dtype, count in product(*told):
+            found = [Variant(workload, NONE, "default", count, dtype)]
+            for allocator, method in product(options.allocator or ("advised",), (NONE, CHECKPOINT, *chosen)):
+                resident = RESIDENT_MIB[workload] * 2**20 if method == SPILL else 0
+                found.append(Variant(workload, method, allocator, count, dtype, resident))
+            yield list(dict.fromkeys(found))
 
 
 Run = Mapping[str, Any]
@@ -205,8 +171,9 @@ Runs = Mapping[Variant, Sequence[Run]]
 def measure(group: Sequence[Variant], options: argparse.Namespace) -> Runs:
     """Run what is compared, all at one time, as many rounds as the command line has."""
     runs: dict[Variant, list[Run]] = {variant: [] for variant in group}
+    on_turn = counted(options.rounds * options.steps * len(group))
     for _ in range(options.rounds):
-        with Turns[Variant](dot) as turns:
+        with Turns[Variant](on_turn) as turns:
             turns.start({variant: job(variant, options) for variant in group})
             turns.rounds(options.steps)
             for variant, found in turns.finish().items():
@@ -228,26 +195,36 @@ class Row:
 
     def cells(self) -> Iterator[Any]:
         """Yield the value of each column."""
-        v, bar = self.variant, self.variant.bar
-        default, alike, checkpoint = self._base(allocator="default"), self._base(), self._base(method=CHECKPOINT)
-        missed = ", ".join(self.missed(bar or Bar()))
+        v, (default, alike) = self.variant, self._bases()
         yield from (v.workload, v.dtype, v.threads, v.allocator, v.method)
         yield v.resident_bytes / 2**20 if v.is_policy else None
         yield self._middle("step_s")
         yield from (self.ratio("step_s", default), self.ratio("step_s", alike), self.ratio("cpu_s", alike))
         yield self._middle("activation_bytes") / 2**20
         yield from (self.ratio("activation_bytes", default), self.ratio("activation_bytes", alike))
-        yield ", ".join(f"{self.ratio(name, checkpoint):.3f}" for name in ("step_s", "activation_bytes"))
+        yield ", ".join(f"{each:.3f}" for each in self._of_checkpoints())
         yield self.seen if any(run["stashed_bytes"] for run in self.runs[v]) else None
         yield ("bitwise" if self.is_exact else "differ") if v.is_policy else None
-        yield None if bar is None else f"missed: {missed}" if missed else "met"
+        missed = [f"{name} > {most}" for name, most in v.bars.items() if self.worst(name) > most]
+        yield None if not v.bars else f"missed: {', '.join(missed)}" if missed else "met"
 
     def _base(self, method: str = NONE, **changes: str) -> Variant:
         base = replace(self.variant, method=method, resident_bytes=0, **changes)
         return base if base in self.runs else replace(base, method=NONE)
 
+    def _bases(self) -> tuple[Variant, Variant]:
+        return self._base(allocator="default"), self._base()
+
+    def _of_checkpoints(self) -> list[float]:
+        return [self.ratio(name, self._base(method=CHECKPOINT)) for name in ("step_s", "activation_bytes")]
+
     def _middle(self, name: str) -> float:
         return median(value for run in self.runs[self.variant] for value in figures(run, name))
+
+    def worst(self, name: str) -> float:
+        """Return what has to meet a bar."""
+        figure = {"step": "step_s", "memory": "activation_bytes", "CPU": "cpu_s"}.get(name)
+        return max([self.ratio(figure, base) for base in self._bases()] if figure else self._of_checkpoints())
 
     def ratio(self, name: str, base: Variant) -> float:
         """Return the median of a figure relative to what another variant had in the same step of the same round."""
@@ -276,23 +253,12 @@ class Row:
             for ours, theirs in zip(self.runs[self.variant], self.runs[self._base()], strict=True)
         )
 
-    def missed(self, bar: Bar) -> Iterator[str]:
-        """Yield what is not met."""
-        bounds = {"step": ("step_s", bar.step), "memory": ("activation_bytes", bar.memory), "CPU": ("cpu_s", bar.cpu)}
-        for what, (name, most) in bounds.items():
-            bases = (self._base(allocator="default"), self._base())
-            if most is not None and max(self.ratio(name, base) for base in bases) > most:
-                yield f"{what} > {most}"
-        checkpoint = self._base(method=CHECKPOINT)
-        if bar.beats_checkpoints and max(self.ratio(name, checkpoint) for name in ("step_s", "activation_bytes")) >= 1:
-            yield "checkpoints are better"
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", choices=SETS, default="spill", help="what is compared unless told otherwise")
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"))
-    parser.add_argument("--method", action="append", help="a policy as one line")
+    parser.add_argument("--method", action="append", type=policy_line, help="a policy as one line")
     parser.add_argument("--threads", action="append", type=int)
     parser.add_argument("--allocator", action="append", choices=ALLOCATORS)
     parser.add_argument("--rounds", type=int, default=2, help="of fresh processes")
@@ -315,7 +281,7 @@ def main(options: argparse.Namespace, report: Report) -> bool:
         measured += [{"variant": asdict(variant), "runs": some} for variant, some in runs.items()]
         rows = [Row(variant, runs) for variant in group]
         for row in rows:
-            report.row(*row.cells())
+            report.row(row.cells())
         broken += [row.variant for row in rows if row.is_broken]
     print(*(f"gradients differ: {variant}" for variant in broken), sep="\n", end="", file=sys.stderr)
     return bool(broken)

@@ -28,7 +28,7 @@ import gc
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from statistics import median, quantiles
@@ -41,27 +41,17 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import tensorstash as ts
 from benchmarks.harness.report import Report, columns, machine
-from benchmarks.harness.runner import seconds
-from benchmarks.harness.torch_accelerator import WAYS, Accelerator, accelerator_named, bare_seconds
+from benchmarks.harness.torch_accelerator import WAYS, Accelerator, Copies, accelerator_named, bare_seconds
 from benchmarks.models import Model
-from benchmarks.models.torch_gpt import GPT
+from benchmarks.models import torch as pytorch
+from benchmarks.models.networks import GPT, new
 
 NONE, HOST, OURS = "none", "save_on_cpu pinned", "cpu_offload"
-METHODS = {
+METHODS: Mapping[str, Sequence[str]] = {
     "gpt": (
-        NONE,
-        "checkpoint",
-        "save_on_cpu",
-        HOST,
-        "trl",
-        OURS,
-        "quantize:bits=8",
-        "quantize:bits=4 | cpu_offload",
-        "cpu_offload | disk_spill:directory={directory}",
-        "some: cpu_offload",
-        "checkpoint, save_on_cpu",
-        "checkpoint, trl",
-        "checkpoint, cpu_offload",
+        *(NONE, "checkpoint", "save_on_cpu", HOST, "trl", OURS, "quantize:bits=8", "quantize:bits=4 | cpu_offload"),
+        *("cpu_offload | disk_spill:directory={directory}", "some: cpu_offload"),
+        *("checkpoint, save_on_cpu", "checkpoint, trl", "checkpoint, cpu_offload"),
     ),
     "feed_forward": (NONE, HOST, OURS),
 }
@@ -78,8 +68,8 @@ MOST_OF_NONE, LEAST_HIDDEN = 1.03, 0.95
 """What is aimed at: a step of no policy's, and of the time of copies each way; and sooner by what is hidden."""
 
 COLUMNS = columns("""
-    length, or share:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none:> | GiB out:.3f |
-    out ms, of bare:> | hidden:.3f | back ms, of bare:> | hidden:.3f | waited ms:.0f | hidden ms:.0f |
+    length, or share:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none's:> | GiB out:.3f |
+    out ms, of bare:> | hidden out:.3f | back ms, of bare:> | hidden back:.3f | waited ms:.0f | hidden ms:.0f |
     sooner than save_on_cpu ms:.0f | page-locked GiB, of payload:> | gradients | bars
 """)
 
@@ -94,7 +84,7 @@ class Method:
         kind: of the device.
     """
 
-    def __init__(self, name: str, blocks: nn.ModuleList, directory: str, kind: str) -> None:
+    def __init__(self, name: str, blocks: Sequence[nn.Module], directory: str, kind: str) -> None:
         head, _, rest = name.partition(", ")
         self.recompute = head == "checkpoint"
         name = rest if self.recompute else name
@@ -134,37 +124,24 @@ def inside(blocks: Iterable[nn.Module], session: Any) -> Iterator[None]:
             del block.forward
 
 
-class FeedForward(nn.Module):
-    """Blocks of a transformer's feed-forward, from (batch, width) to the same."""
-
-    def __init__(self, width: int, depth: int) -> None:
-        super().__init__()
-        hidden = 4 * width
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)) for _ in range(depth)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 class Bench:
     """A model on a device, and the measurements of one length of sequences."""
 
     def __init__(self, options: argparse.Namespace, length: int, accelerator: Accelerator) -> None:
         self.accelerator, self.is_gpt = accelerator, options.network == "gpt"
         torch.manual_seed(0)
-        if self.is_gpt:
-            sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
-            with accelerator.device:
+        with accelerator.device:
+            if self.is_gpt:
+                sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
                 model = Model(framework="torch", network="gpt", rate=0.0, context=length, **sizes)
-                self.model: Any = GPT(model).to(torch.bfloat16)
+                self.model: Any = new(pytorch, GPT, model).to(torch.bfloat16)
                 self.batch = torch.randint(options.vocabulary, (options.batch, length + 1))
-        else:
-            self.model = FeedForward(options.width, options.depth).to(accelerator.device)
-            self.batch = torch.randn(options.batch, options.width).to(accelerator.device)
+            else:
+                there, back = ((options.width, 4 * options.width)[::way] for way in (1, -1))
+                blocks = (nn.Sequential(nn.Linear(*there), nn.GELU(), nn.Linear(*back)) for _ in range(options.depth))
+                self.model = nn.Sequential(*blocks)
+                self.batch = torch.randn(options.batch, options.width)
+        self.blocks = list(self.model.blocks if self.is_gpt else self.model)
 
     def loss(self) -> Tensor:
         """Run a forward."""
@@ -182,10 +159,7 @@ class Bench:
     def timed(self, method: Method) -> tuple[float, int]:
         """Return the seconds of a step and the bytes that the device's allocator handed out on top."""
         self.model.zero_grad(set_to_none=False)
-        self.accelerator.synchronize()
-        before = self.accelerator.reset_peak()
-        spent = seconds(lambda: (self.step(method), self.accelerator.synchronize()))
-        return spent, self.accelerator.peak() - before
+        return self.accelerator.timed(partial(self.step, method))
 
     def gradients(self, method: Method) -> list[Tensor]:
         self.model.zero_grad(set_to_none=False)
@@ -200,7 +174,7 @@ class Bench:
         """Make the link so slow that copies out take this share of the computation of a forward."""
         self.accelerator.log.link(bandwidth=0.0)
         nbytes = self.accelerator.copies(partial(self.step, offload))["DtoH"]["nbytes"]
-        forward = min(seconds(lambda: (self.loss(), self.accelerator.synchronize())) for _ in range(3))
+        forward = min(self.accelerator.timed(self.loss)[0] for _ in range(3))
         self.accelerator.log.link(bandwidth=nbytes / (share * forward) if share else 0.0)
 
     def clear(self) -> None:
@@ -238,7 +212,7 @@ Found = dict[str, Any]
 def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[str, Found]:
     """Return what was measured, by method."""
     accelerator = bench.accelerator
-    make = partial(Method, blocks=bench.model.blocks, directory=options.directory, kind=accelerator.device.type)
+    make = partial(Method, blocks=bench.blocks, directory=options.directory, kind=accelerator.device.type)
     rows: dict[str, Found] = {}
     methods: dict[str, Method] = {}
     expected: list[Tensor] | None = None
@@ -249,7 +223,7 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
             continue
         with failures(row):
             method = methods[name] = make(name)
-            accelerator.reset_pinned()
+            accelerator.pinned_peak()
             gradients = bench.gradients(method)
             if expected is None:
                 # The same again: what differs then is the device's doing.
@@ -276,51 +250,51 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
     return rows
 
 
-def cells(name: str, rows: Mapping[str, Found], bare: Mapping[str, float]) -> Iterator[Any]:
-    """Yield the cells of a row but the first.
+def cells(name: str, rows: Mapping[str, Found], bare: Mapping[str, float]) -> dict[str, Any]:
+    """Return what is known of a method, by head.
 
     Args:
         name: of the method.
         rows: what was measured of each.
         bare: seconds per byte of bare copies.
     """
-    row, base = rows[name], rows[NONE]
-    yield name
+    row, none, host = (rows.get(each, {}) for each in (name, NONE, HOST))
     if not row["seconds"]:
-        yield from [*[None] * (len(COLUMNS) - 3), row.get("failure", "not timed")]
-        return
-    peak, most, copies = max(row["peaks"].values()), max(base["peaks"].values()), row["copies"]
-    yield from (peak / 2**30, peak / most if most else None) if peak else (None, None)
-    ratios = [spent / base["seconds"][when] for when, spent in row["seconds"].items()]
-    yield 1e3 * median(row["seconds"].values())
-    yield f"{median(ratios):.3f}" + (f" ± {uncertainty(ratios):.3f}" if len(ratios) > 1 else "")
-    yield copies["DtoH"]["nbytes"] / 2**30 if copies else None
-    hidden = {way: copies[way]["beside"] for way in WAYS if copies and copies[way]["seconds"]}
-    for way in WAYS:
-        if way in hidden:
-            spent = copies[way]["seconds"]
-            yield f"{1e3 * spent:.0f}, {spent / (bare[way] * copies[way]['nbytes']):.3f}"
-            yield hidden[way] / spent
-        else:
-            yield from (None, None)
-    yield 1e3 * copies["waited"]["seconds"] if "waited" in copies else None
-    yield 1e3 * sum(hidden.values()) if hidden else None
-    is_ours = name == OURS and bool(rows.get(HOST, {}).get("seconds")) and bool(hidden)
-    pairs = rows[HOST]["seconds"].items() if is_ours else ()
-    sooner = [spent - row["seconds"][when] for when, spent in pairs if when in row["seconds"]]
-    yield 1e3 * median(sooner) if sooner else None
-    payload = row["stats"].get("peak_bytes") or (copies["DtoH"]["nbytes"] if copies else 0)
-    pinned = row["pinned_nbytes"]
-    yield f"{pinned / 2**30:.3f}, {pinned / payload:.3f}" if pinned and payload else None
-    yield row["gradients"]
-    yield bars(median(ratios), copies, median(sooner) - sum(hidden.values())) if sooner else None
+        return {"method": name, "bars": row.get("failure", "not timed")}
+    ratios = [spent / none["seconds"][when] for when, spent in row["seconds"].items()]
+    found = {
+        "method": name,
+        "step ms": 1e3 * median(row["seconds"].values()),
+        "of none's": f"{median(ratios):.3f}" + (f" ± {uncertainty(ratios):.3f}" if len(ratios) > 1 else ""),
+        "gradients": row["gradients"],
+    }
+    peak, most = (max(each["peaks"].values()) for each in (row, none))
+    found |= {"peak GiB": peak / 2**30, "of none": peak / most} if peak else {}
+    copies: Copies = {way: row["copies"][way] for way in WAYS if row["copies"] and row["copies"][way]["seconds"]}
+    for way, copy in copies.items():
+        to = "out" if way == WAYS[0] else "back"
+        of_bare = copy["seconds"] / (bare[way] * copy["nbytes"])
+        found[f"{to} ms, of bare"] = f"{1e3 * copy['seconds']:.0f}, {of_bare:.3f}"
+        found[f"hidden {to}"] = copy["beside"] / copy["seconds"]
+    nbytes = row["copies"]["DtoH"]["nbytes"] if row["copies"] else None
+    found["GiB out"] = None if nbytes is None else nbytes / 2**30
+    found["waited ms"] = 1e3 * row["copies"]["waited"]["seconds"] if "waited" in row["copies"] else None
+    payload, pinned = row["stats"].get("peak_bytes") or nbytes, row["pinned_nbytes"]
+    if pinned and payload:
+        found["page-locked GiB, of payload"] = f"{pinned / 2**30:.3f}, {pinned / payload:.3f}"
+    if copies:
+        hidden = sum(copy["beside"] for copy in copies.values())
+        found["hidden ms"] = 1e3 * hidden
+        others = host.get("seconds", {}) if name == OURS else {}
+        sooner = [others[when] - spent for when, spent in row["seconds"].items() if when in others]
+        if sooner:
+            found["sooner than save_on_cpu ms"] = 1e3 * median(sooner)
+            found["bars"] = bars(median(ratios), copies, median(sooner) - hidden)
+    return found
 
 
 def uncertainty(values: list[float]) -> float:
-    """Return the standard error of a median of values that are spread like a normal distribution.
-
-    Args:
-        values: at least two.
+    """Return the standard error of a median of two or more values, spread like a normal distribution.
 
     >>> round(uncertainty([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), 2)
     0.14
@@ -379,11 +353,11 @@ def main(options: argparse.Namespace, report: Report) -> None:
     for case in shares or options.length or (4096, 8192, 16_384):
         bench = Bench(options, 1 if shares else case, accelerator)
         if shares:
-            bench.set_share(case, Method(OURS, bench.model.blocks, options.directory, "sim"))
+            bench.set_share(case, Method(OURS, bench.blocks, options.directory, "sim"))
         bare = bare_seconds(accelerator, (256 if is_real else 1) << 20)
         rows = measure(options, bench, deadline)
         for name, row in rows.items():
-            report.row(str(case), *cells(name, rows, bare))
+            report.row({"length, or share": str(case)} | cells(name, rows, bare))
             times = {key: list(row[key].values()) for key in ("seconds", "peaks")}
             report.measured["found"].setdefault(str(case), {})[name] = row | times
         bench.clear()

@@ -1,6 +1,5 @@
-"""What benchmarks of codecs need of a framework and of the package, by name."""
+"""Codecs by name, and what they get of a backend."""
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,6 @@ from tensorstash.abilities import Kernel
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
-from tensorstash.testing.lab import Lab
-
-
-def lab_of(framework: str) -> Lab:
-    """Return the lab of a framework; imports no other."""
-    lab: Lab = getattr(import_module(f"tensorstash.testing.labs.{framework}"), f"{framework.title()}Lab")()
-    return lab
 
 
 def codecs_of(lines: str) -> tuple[Codec, ...]:

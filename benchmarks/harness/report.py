@@ -72,15 +72,16 @@ class Report:
         self.measured: dict[str, Any] = {}
         self._title, self._command = title, command
         self._markdown, self._json = markdown, json
-        self._tables: list[tuple[str, Columns, list[tuple[Any, ...]]]] = []
+        self._tables: list[tuple[str, Columns, list[list[Any]]]] = []
 
     def begin(self, columns: Columns, before: str = "") -> None:
         """Begin a table, below a text."""
         self._tables.append((before, columns, []))
 
-    def row(self, *values: Any) -> None:
-        """Add a row to the last table: a value for each column."""
+    def row(self, found: Iterable[Any] | Mapping[str, Any]) -> None:
+        """Add a row to the last table: a value for each column, or values by head."""
         _, columns, rows = self._tables[-1]
+        values = [found.get(head) for head in columns] if isinstance(found, Mapping) else list(found)
         rows.append(values)
         print(" | ".join(_cells(columns, values)), file=sys.stderr, flush=True)
         self.save()

@@ -1,13 +1,15 @@
-"""Jobs of benchmarks and their environment; calls that take turns in this process."""
+"""What benchmarks are told; their jobs, and calls that take turns in this process."""
 
+import argparse
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, TypeVar
 
 from tensorstash.cli.turns import Job, run
+from tensorstash.config import parse
+from tensorstash.errors import TensorStashError
 from tensorstash.host.allocator import MMAP_THRESHOLD_BYTES, advised_environment
 
 K = TypeVar("K")
@@ -17,6 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 ALLOCATORS = ("default", "advised", "threshold")
 
 _ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")
+
+
+def policy_line(line: str) -> str:
+    """Return a policy as one line of the command line; refuse what is none."""
+    try:
+        parse(line)
+    except TensorStashError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return line
 
 
 def environment(*, threads: int, allocator: str = "default") -> dict[str, str]:
@@ -51,11 +62,6 @@ def alone(function: str, title: str, on_value: Callable[[Any], object], **argume
     return run(Job(title, f"benchmarks.{function}", arguments, environment(threads=1), ROOT), on_value)
 
 
-def dot(_: object) -> None:
-    """Say on standard error that a turn is over."""
-    print(".", end="", file=sys.stderr, flush=True)
-
-
 def interleave(calls: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
     """Make calls in turn, round by round, in this process, and return what each has returned."""
     found: dict[K, list[T]] = {key: [] for key in calls}
@@ -67,6 +73,11 @@ def interleave(calls: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[
 
 def seconds(call: Callable[[], object]) -> float:
     """Return how long a call takes."""
-    started = perf_counter()
+    return spent(call)[0]
+
+
+def spent(call: Callable[[], object]) -> tuple[float, float]:
+    """Return how long a call takes, and the processor time of all threads meanwhile, in seconds."""
+    started, cpu_started = perf_counter(), process_time()
     call()
-    return perf_counter() - started
+    return perf_counter() - started, process_time() - cpu_started

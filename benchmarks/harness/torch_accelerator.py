@@ -7,7 +7,7 @@ import json
 import platform
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,11 +45,6 @@ class Accelerator:
     module: Any = None
     log: Any = None
 
-    @property
-    def has_pinned_memory(self) -> bool:
-        """Whether it copies page-locked memory on its own."""
-        return self.module is not None
-
     def synchronize(self) -> None:
         """Wait for the end of its work."""
         if self.module is not None:
@@ -60,31 +55,29 @@ class Accelerator:
         if hasattr(self.module, "empty_cache"):
             self.module.empty_cache()
 
-    def reset_peak(self) -> int:
-        """Begin to measure the peak anew; return the bytes in use, 0 where they cannot be had."""
-        if not hasattr(self.module, "max_memory_allocated"):
-            return 0
-        self.module.reset_peak_memory_stats()
-        return int(self.module.memory_allocated())
-
-    def peak(self) -> int:
-        """Return the most bytes in use since :meth:`reset_peak`, 0 where they cannot be had."""
-        return int(self.module.max_memory_allocated()) if hasattr(self.module, "max_memory_allocated") else 0
-
-    def reset_pinned(self) -> None:
-        """Begin anew with the peak of PyTorch's own page-locked memory."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_host_memory_stats()
+    def timed(self, call: Callable[[], object]) -> tuple[float, int]:
+        """Return the seconds that a call takes, and the most bytes in use above those before; 0 where none counts."""
+        self.synchronize()
+        is_counted = hasattr(self.module, "max_memory_allocated")
+        if is_counted:
+            self.module.reset_peak_memory_stats()
+        before = int(self.module.memory_allocated()) if is_counted else 0
+        spent = seconds(lambda: (call(), self.synchronize()))
+        return spent, int(self.module.max_memory_allocated()) - before if is_counted else 0
 
     def pinned_peak(self) -> int:
-        """Return the most page-locked bytes of PyTorch's own pool, 0 where they cannot be had."""
-        return int(torch.cuda.host_memory_stats()["active_bytes.peak"]) if self.device.type == "cuda" else 0
+        """Return the most page-locked bytes of PyTorch's own pool since the last call, 0 where they cannot be had."""
+        if self.device.type != "cuda":
+            return 0
+        peak = int(torch.cuda.host_memory_stats()["active_bytes.peak"])
+        torch.cuda.reset_peak_host_memory_stats()
+        return peak
 
     def copies(self, run: Callable[[], object]) -> Copies:
         """Return what a run copies in each direction, from a profile or the device's log if there is one."""
         if self.log is not None:
-            return _logged(run, self.synchronize, self.log)
-        return _profiled(run, self.synchronize) if self.device.type == "cuda" else {}
+            return _logged(lambda: (run(), self.synchronize()), self.log)
+        return _profiled(lambda: (run(), self.synchronize())) if self.device.type == "cuda" else {}
 
 
 def beside(spans: Iterable[Span], others: Iterable[Span]) -> float:
@@ -113,65 +106,55 @@ def beside(spans: Iterable[Span], others: Iterable[Span]) -> float:
     return total
 
 
-def _totals(copies: dict[str, list[tuple[Span, int]]], work: list[Span]) -> Copies:
-    return {
-        way: {
-            "nbytes": float(sum(nbytes for _, nbytes in found)),
-            "seconds": sum(ended - begun for (begun, ended), _ in found),
-            "beside": beside((span for span, _ in found), work),
-        }
-        for way, found in copies.items()
-    }
-
-
-def _logged(run: Callable[[], object], synchronize: Callable[[], None], log: Any) -> Copies:
+def _logged(run: Callable[[], object], log: Any) -> Copies:
     log.records()
     with log.computations():
         run()
-        synchronize()
-    copies: dict[str, list[tuple[Span, int]]] = {way: [] for way in WAYS}
-    work: list[Span] = []
-    waits: list[tuple[int, float]] = []
-    computing: set[int] = set()
+    records: dict[int, list[Any]] = {kind: [] for kind in (0, 1, COMPUTED, WAITED)}
     for record in log.records():
-        span = record.begun, record.ended
-        if record.direction == COMPUTED:
-            work.append(span)
-            computing.add(record.stream)
-        elif record.direction == WAITED:
-            waits.append((record.stream, record.ended - record.begun))
-        else:
-            copies[WAYS[record.direction]].append((span, record.nbytes))
-    waited = sum(spent for stream, spent in waits if stream in computing)
-    return {**_totals(copies, work), "waited": {"seconds": waited}}
+        records[record.direction].append(record)
+    spans = {kind: [(record.begun, record.ended) for record in some] for kind, some in records.items()}
+    nbytes = {way: [record.nbytes for record in records[kind]] for kind, way in enumerate(WAYS)}
+    computing = {record.stream for record in records[COMPUTED]}
+    waited = sum(record.ended - record.begun for record in records[WAITED] if record.stream in computing)
+    return {
+        **_totals(dict(zip(WAYS, spans.values(), strict=False)), nbytes, spans[COMPUTED]),
+        "waited": {"seconds": waited},
+    }
 
 
-def _profiled(run: Callable[[], object], synchronize: Callable[[], None]) -> Copies:
+def _profiled(run: Callable[[], object]) -> Copies:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
-        synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    copies: dict[str, list[tuple[Span, int]]] = {way: [] for way in WAYS}
-    work: list[Span] = []
-    for event in events:
-        way = next((way for way in WAYS if way in event.get("name", "")), None)
-        if event.get("cat") == "gpu_memcpy" and way:
-            copies[way].append((_span(event), event["args"]["bytes"]))
-        elif event.get("cat") == "kernel":
-            work.append(_span(event))
-    return _totals(copies, work)
+        events = [event for event in json.loads(path.read_text())["traceEvents"] if "cat" in event]
+    copies = [event for event in events if event["cat"] == "gpu_memcpy"]
+    found = {way: [event for event in copies if way in event["name"]] for way in WAYS}
+    nbytes = {way: [event["args"]["bytes"] for event in some] for way, some in found.items()}
+    work = [_span(event) for event in events if event["cat"] == "kernel"]
+    return _totals({way: list(map(_span, some)) for way, some in found.items()}, nbytes, work)
 
 
 def _span(event: dict[str, Any]) -> Span:
     return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
 
+def _totals(spans: Mapping[str, Sequence[Span]], nbytes: Mapping[str, Sequence[int]], work: Sequence[Span]) -> Copies:
+    return {
+        way: {
+            "nbytes": float(sum(nbytes[way])),
+            "seconds": sum(ended - begun for begun, ended in some),
+            "beside": beside(some, work),
+        }
+        for way, some in spans.items()
+    }
+
+
 def bare_seconds(accelerator: Accelerator, nbytes: int) -> dict[str, float]:
     """Return seconds per byte of the best of five copies between page-locked memory and the device."""
-    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=accelerator.has_pinned_memory)
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=accelerator.module is not None)
     there = torch.empty(nbytes, dtype=torch.uint8, device=accelerator.device)
 
     def copy(target: Tensor, source: Tensor) -> float:

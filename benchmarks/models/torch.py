@@ -1,23 +1,41 @@
 """Trainings in PyTorch."""
 
+import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+from torch.utils.checkpoint import checkpoint as checkpointed
 
-from benchmarks.models import Model
-from benchmarks.models.torch_gpt import GPT
-from benchmarks.models.torch_resnet import ResNet
-from benchmarks.models.training import Training
+from benchmarks.models import Model, training
+from benchmarks.models.networks import NETWORKS, new
 
-NETWORKS = {"gpt": GPT, "resnet": ResNet}
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
-class TorchTraining(Training):
+def attention(query: Tensor, key: Tensor, value: Tensor, dropout: float, eager: bool) -> Tensor:
+    if not eager:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return F.dropout(scores.masked_fill(future, -torch.inf).softmax(-1), dropout) @ value
+
+
+Module, norm = nn.Module, nn.BatchNorm2d
+convolution = partial(nn.Conv2d, kernel_size=3, padding=1)
+unbiased = {"bias": False}
+checkpoint = partial(checkpointed, use_reentrant=False)
+
+
+def zeros(*shape: int) -> Tensor:
+    return nn.Parameter(torch.zeros(shape))
+
+
+class Training(training.Training):
     """A network that learns."""
 
     _no_grad = torch.no_grad
@@ -27,7 +45,7 @@ class TorchTraining(Training):
             torch.set_num_threads(model.threads)
         torch.manual_seed(model.seed)
         self._dtype = getattr(torch, model.dtype)
-        network = NETWORKS[model.network](model).to(self._dtype)
+        network = new(sys.modules[__name__], NETWORKS[model.network], model).to(self._dtype)
         super().__init__(model, network, OPTIMIZERS[model.optimizer](network.parameters(), lr=model.rate))
 
     def forward(self, step: int, *, small: bool = False) -> Tensor:
