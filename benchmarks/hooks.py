@@ -6,17 +6,15 @@
 A chain of operations saves tensors of one size: small ones and parameters, which are kept, beside a pair of hooks that
 does nothing; and larger ones, which are stashed. Cost is the time of forward (a pack) and of backward (an unpack) above
 the same without hooks, less a bare copy of what is stashed by the framework, divided by the number of saved tensors.
-All variants of a program take turns, round by round; the median of all rounds counts. *At once* means that nothing is
-done behind the program (``Limits(in_flight=0, ahead=0)``); else what workers do is waited for. Each framework, and the
-simulated device of the tests, has a process of its own, with one thread for computing; for what Paddle keeps, the
-processor time of that thread is counted.
+All variants of a program take turns; the median of all rounds counts. *At once* means that nothing is done behind the
+program (``Limits(in_flight=0, ahead=0)``); else what workers do is waited for. Each framework, and the simulated device
+of the tests, has a process of its own, with one thread for computing, whose time counts for what Paddle keeps.
 """
 
 import argparse
 import gc
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -54,14 +52,9 @@ PARAMETERS, SMALL, LARGE = "parameters", "small tensors", "large tensors"
 
 
 class Program:
-    """A chain of operations, each of which saves its input, or parameters.
+    """A chain of operations on tensors of so many elements, each of which saves its input.
 
-    Args:
-        framework: whose operations.
-        device: where they run.
-        saved: what they save: :data:`PARAMETERS`, :data:`SMALL` or :data:`LARGE` tensors. Where parameters are saved,
-            that is a frozen one and a view of it in PyTorch, and an activation and a parameter in Paddle.
-        elements: of each tensor, in float32.
+    Where parameters are to be saved: a frozen one and a view of it in PyTorch, an activation and a parameter in Paddle.
     """
 
     def __init__(self, framework: str, device: str, saved: str, elements: int) -> None:
@@ -102,9 +95,11 @@ class Program:
         del x, result
         return half - started, clock() - half
 
-    def copying(self, count: int) -> float:
-        """Return the seconds that so many copies of a tensor's bytes take within its device."""
-        return seconds(lambda: (deque((self._start.detach().clone() for _ in range(count)), 0), self._synchronize()))
+    def copy(self, count: int) -> None:
+        """Copy a tensor's bytes so often within its device."""
+        for _ in range(count):
+            self._start.detach().clone()
+        self._synchronize()
 
 
 class Calls:
@@ -180,7 +175,7 @@ def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generat
         found = interleave({"none": partial(program.passes, nullcontext, saves), **passes}, times_each)
         copy = 0.0
         if saved == LARGE:
-            copy = median(interleave({"copy": partial(program.copying, saves)}, rounds)["copy"])
+            copy = median(seconds(partial(program.copy, saves)) for _ in range(rounds))
         plain = [median(times) for times in zip(*found.pop("none"), strict=True)]
         for name, times in found.items():
             both = zip(zip(*times, strict=True), plain, strict=True)
@@ -193,10 +188,10 @@ def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generat
 
 def grown(program: Program, scope: Scope, many: int) -> list[float]:
     """Return what each of many saved tensors takes, there and back, in multiples of each of a tenth as many."""
-    few = max(many // 10, 1)
-    times = interleave({saves: partial(program.passes, scope, saves) for saves in (few, many)}, 3)
-    each = {saves: [median(some) / saves for some in zip(*found, strict=True)] for saves, found in times.items()}
-    return [of_many / of_few for of_few, of_many in zip(each[few], each[many], strict=True)]
+    counts = (max(many // 10, 1), many)
+    times = interleave({saves: partial(program.passes, scope, saves) for saves in counts}, 3)
+    few, all_of_them = ([median(some) / saves for some in zip(*times[saves], strict=True)] for saves in counts)
+    return [later / first for first, later in zip(few, all_of_them, strict=True)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -212,7 +207,6 @@ def main(options: argparse.Namespace, report: Report) -> None:
     report.conditions = machine(*{"torch" if KINDS[kind][0] == "torch" else "paddlepaddle" for kind in kinds})
     report.legend = LEGEND
     report.begin(COLUMNS)
-    sizes = {name: getattr(options, name) for name in ("saves", "rounds", "many")}
+    sizes = {"nbytes": options.kib * 2**10, "saves": options.saves, "rounds": options.rounds, "many": options.many}
     for kind in kinds:
-        told = {"kind": kind, "nbytes": options.kib * 2**10, **sizes}
-        alone("hooks:costs", f"hooks, {kind}", report.row, **told)
+        alone("hooks:costs", f"hooks, {kind}", report.row, kind=kind, **sizes)

@@ -15,15 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import training
 from benchmarks.harness.report import Report, machine
-from benchmarks.harness.runner import policy_line
-from benchmarks.models import Model
+from benchmarks.harness.runner import advice, distance, policy_line
+from benchmarks.models import Model, training
 from tensorstash.cli import comparison
 from tensorstash.cli.comparison import POLICIES, Training, Variant
 from tensorstash.cli.memory import RESETS
 from tensorstash.cli.turns import Job, counted
-from tensorstash.host.allocator import advised_environment
 
 LIMIT = "16 MiB"
 """Bytes under way in each direction; the default suits larger models, whose activations are many times as large."""
@@ -39,29 +37,10 @@ QUICK = {
 }
 
 TITLES = {"torch": "GPT, PyTorch", "paddle": "ResNet, PaddlePaddle"}
-PACKAGES = {"torch": "torch", "paddle": "paddlepaddle"}
-
-ROUNDS = 5
-"""Steps of each variant that count, unless told otherwise; as many as take about five minutes."""
-
-
-def advice() -> dict[str, str]:
-    """Return what the advised environment has that ours has not."""
-    return {name: value for name, value in advised_environment(os.environ).items() if os.environ.get(name) != value}
 
 
 def measure(framework: str, compared: Sequence[Variant], *, rounds: int, quick: bool) -> Training:
-    """Train every variant and return what was measured.
-
-    Args:
-        framework: a key of :data:`MODELS`.
-        compared: no policy comes first.
-        rounds: steps of each that count.
-        quick: small sizes.
-
-    Raises:
-        WorkerError: a process failed.
-    """
+    """Train every variant, no policy first, and return what was measured; ``rounds`` steps of each count."""
     model = (QUICK if quick else MODELS)[framework]
     with tempfile.TemporaryDirectory() as folder:
         files = {variant: Path(folder, f"{number}.npz") for number, variant in enumerate(compared)}
@@ -81,25 +60,15 @@ def measure(framework: str, compared: Sequence[Variant], *, rounds: int, quick: 
         base = measured[compared[0]]
         for variant, found in measured.items():
             is_equal = found["gradients_sha256"] == base["gradients_sha256"]
-            difference = 0.0 if is_equal else largest_relative_difference(files[variant], files[compared[0]])
+            with np.load(files[variant]) as ours, np.load(files[compared[0]]) as theirs:
+                difference = 0.0 if is_equal else max(distance(ours[name], theirs[name]) for name in theirs)
             found["gradient_difference"] = difference
             found["gradients"] = "bitwise equal" if is_equal else f"differ by {difference:.1e}"
     return Training(TITLES[framework], measured)
 
 
-def largest_relative_difference(path: Path, reference: Path) -> float:
-    """Return the largest ``norm(gradient - reference) / norm(reference)`` over the parameters."""
-    norm = np.linalg.norm
-    with np.load(path) as ours, np.load(reference) as theirs:
-        return max(float(norm((ours[name] - theirs[name]).ravel()) / norm(theirs[name].ravel())) for name in theirs)
-
-
 def legend(settings: Mapping[str, str]) -> str:
-    """Return what has to be known to read the table.
-
-    Args:
-        settings: of the advised environment, where ours has not got them.
-    """
+    """Return what has to be known to read the table; ``settings`` are what the advised environment has beyond ours."""
     lines = [comparison.LEGEND, f"Policies work behind the computation with {LIMIT} under way in each direction."]
     if not RESETS:
         lines.append("This system cannot reset the peak: memory is what exceeds the peak of everything before.")
@@ -117,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--framework", action="append", choices=sorted(MODELS), help="only this one; repeatable")
     parser.add_argument("--policy", action="append", type=policy_line, help="only this line; repeatable")
     parser.add_argument("--quick", action="store_true", help="small sizes and few steps")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"steps of each that count, 1 or more ({ROUNDS})")
+    parser.add_argument("--rounds", type=int, metavar="N", help="steps of each that count, 1 or more (5)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw memory and time as bars, such as bars.png")
 
 
@@ -125,17 +94,15 @@ def main(options: argparse.Namespace, report: Report) -> None:
     frameworks = options.framework or list(MODELS)
     report.legend = legend(advice())
     compared = comparison.variants(options.policy or POLICIES, advice=advice())
-    rounds = max(1, options.rounds or (2 if options.quick else ROUNDS))
+    rounds = max(1, options.rounds or (2 if options.quick else 5))
     trainings = [measure(name, compared, rounds=rounds, quick=options.quick) for name in frameworks]
-    report.conditions = f"{machine(*map(PACKAGES.__getitem__, frameworks))}; {rounds} rounds."
+    report.conditions = f"{machine('torch', 'paddlepaddle')}; {rounds} rounds."
     ratios = ("memory_ratio", "time_ratio", "cpu_ratio")
-    report.measured["trainings"] = {
-        each.title: [
+    for each in trainings:
+        report.measured.setdefault("trainings", {})[each.title] = [
             {"variant": str(variant), **dict(zip(ratios, each.ratios(variant), strict=True)), **found}
             for variant, found in each.measured.items()
         ]
-        for each in trainings
-    }
     report.begin({head: ">" if number % 2 else "" for number, head in enumerate(comparison.heads(trainings))})
     for row in comparison.rows(trainings):
         report.row(row)

@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from statistics import mean, median
@@ -24,8 +23,8 @@ from typing import Any
 import numpy as np
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine
-from benchmarks.harness.runner import alone, policy_line
+from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.runner import alone, distance, policy_line
 from benchmarks.models import Model, build
 from tensorstash.cli.bench_worker import scope_of
 from tensorstash.cli.comparison import NO_POLICY
@@ -64,14 +63,11 @@ COLUMNS = columns("""
 """)
 
 Outcome = Mapping[str, Any]
-"""One training: ``policy``, as one line or ``"none"``; ``seed``, of the initial weights and of the order of the data;
-``loss`` and ``accuracy`` on held-out data after the last step; ``payload``, bytes stored for each byte of the tensors
-that went through the policy's plan; ``share``, part of the bytes of all saved tensors, parameters aside, that did."""
+"""One training: ``policy``; ``seed``, of weights and data; ``loss`` and ``accuracy`` at its end, on held-out data;
+``payload``, bytes stored for each that went through the policy's plan; ``share`` of all saved bytes that did."""
 
 GradientError = Mapping[str, Any]
-"""How far the gradient of one parameter is from the one without a policy, at the same weights and data: ``policy``,
-``parameter``, by name, in the order of the network; ``relative``, norm of the difference by the norm of the gradient;
-``cosine``, of the angle between the two."""
+"""How far a gradient is from the one without a policy: ``policy``, ``parameter``, ``relative``, and ``cosine``."""
 
 
 def rows(task: str, outcomes: Sequence[Outcome], errors: Sequence[GradientError]) -> Iterator[list[Any]]:
@@ -93,8 +89,7 @@ def rows(task: str, outcomes: Sequence[Outcome], errors: Sequence[GradientError]
         relative = [error["relative"] for error in wrong] or [None]
         row += [median(relative), max(relative), min((error["cosine"] for error in wrong), default=None)]
         allowed = ALLOWED.get(policy)
-        bar = None if allowed is None else "met" if max(off) <= allowed else f"missed: above {allowed:g}"
-        yield [*row, bar]
+        yield [*row, None if allowed is None else verdict([f"above {allowed:g}"] * (max(off) > allowed))]
 
 
 def spread(values: Sequence[float]) -> float:
@@ -102,12 +97,8 @@ def spread(values: Sequence[float]) -> float:
     return max(abs(value - mean(values)) for value in values)
 
 
-def scope(policy: str, framework: str) -> AbstractContextManager[Any]:
-    """Return what forward runs under: every activation goes through the policy, whatever its size.
-
-    Nothing is done behind the computation, so that every payload is stored, and counted.
-    """
-    return scope_of(policy, framework, min_bytes=0, in_flight=0, ahead=0)
+scope = partial(scope_of, min_bytes=0, in_flight=0, ahead=0)
+"""What forward runs under: each activation goes through the policy, and is stored at once, and counted."""
 
 
 def train(model: Model, policy: str, steps: int) -> tuple[Any, Outcome]:
@@ -143,10 +134,10 @@ def gradient_errors(training: Any, framework: str, policies: Sequence[str]) -> I
         found = {name: array.astype(np.float64).ravel() for name, array in training.gradients()}
         exact = exact or found
         for name, gradient in found.items():
-            norm, difference = float(np.linalg.norm(exact[name])), float(np.linalg.norm(gradient - exact[name]))
             if policy != NO_POLICY:
-                cosine = float(gradient @ exact[name]) / (norm * float(np.linalg.norm(gradient)))
-                yield {"policy": policy, "parameter": name, "relative": difference / norm, "cosine": cosine}
+                norms = float(np.linalg.norm(exact[name]) * np.linalg.norm(gradient))
+                relative, cosine = distance(gradient, exact[name]), float(gradient @ exact[name]) / norms
+                yield {"policy": policy, "parameter": name, "relative": relative, "cosine": cosine}
 
 
 def work(

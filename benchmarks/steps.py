@@ -19,14 +19,14 @@ from statistics import median
 from typing import Any
 
 import tensorstash as ts
-from benchmarks.harness import training
-from benchmarks.harness.report import Report, columns, machine
+from benchmarks.harness.report import Report, columns, machine, verdict
 from benchmarks.harness.runner import ALLOCATORS, environment, policy_line
-from benchmarks.models import Model
+from benchmarks.models import Model, training
 from tensorstash.cli.comparison import NO_POLICY
 from tensorstash.cli.turns import Job, Turns, counted
 
 NONE, CHECKPOINT, SPILL = NO_POLICY, "checkpoint", "disk_spill"
+STEP, MEMORY = "step_s", "activation_bytes"
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
 
 GPT = Model(framework="torch", network="gpt", batch=16, rate=1e-4, depth=6, width=384, heads=6, context=256)
@@ -95,16 +95,7 @@ None."""
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What one process does.
-
-    Args:
-        workload: what is trained, by name.
-        method: ``"none"``, ``"checkpoint"``, or a policy as one line.
-        allocator: one of ``ALLOCATORS``.
-        threads: for computing.
-        dtype: of weights and activations.
-        resident_bytes: bytes that the policy may leave where they are.
-    """
+    """What one process does: train a workload by a method, ``"none"``, ``"checkpoint"``, or a policy as one line."""
 
     workload: str
     method: str = NONE
@@ -142,7 +133,6 @@ def job(variant: Variant, options: argparse.Namespace) -> Job:
         environment(threads=variant.threads, allocator=variant.allocator),
         limits={"in_flight": options.limit, "ahead": ahead, "resident": variant.resident_bytes},
         min_bytes=0 if options.tiny else "64KiB",
-        idle=options.idle,
         compared=[options.steps - 1],
     )
 
@@ -163,14 +153,13 @@ def variants(options: argparse.Namespace) -> Iterator[list[Variant]]:
             yield list(dict.fromkeys(found))
 
 
-Run = Mapping[str, Any]
-Runs = Mapping[Variant, Sequence[Run]]
-"""What :func:`benchmarks.harness.training.train` has reported in each round, by variant."""
+Runs = Mapping[Variant, Sequence[Mapping[str, Any]]]
+"""What :func:`benchmarks.models.training.train` has reported in each round, by variant."""
 
 
 def measure(group: Sequence[Variant], options: argparse.Namespace) -> Runs:
     """Run what is compared, all at one time, as many rounds as the command line has."""
-    runs: dict[Variant, list[Run]] = {variant: [] for variant in group}
+    runs: dict[Variant, list[Mapping[str, Any]]] = {variant: [] for variant in group}
     on_turn = counted(options.rounds * options.steps * len(group))
     for _ in range(options.rounds):
         with Turns[Variant](on_turn) as turns:
@@ -181,7 +170,7 @@ def measure(group: Sequence[Variant], options: argparse.Namespace) -> Runs:
     return runs
 
 
-def figures(run: Run, name: str) -> Sequence[float]:
+def figures(run: Mapping[str, Any], name: str) -> Sequence[float]:
     """Return the figure of each step but the first, or the one of all steps."""
     return run[name][1:] if isinstance(run[name], list) else [run[name]]
 
@@ -195,36 +184,25 @@ class Row:
 
     def cells(self) -> Iterator[Any]:
         """Yield the value of each column."""
-        v, (default, alike) = self.variant, self._bases()
+        v, bases = self.variant, (self._base(allocator="default"), self._base())
+        step, memory, cpu = ([self.ratio(name, base) for base in bases] for name in (STEP, MEMORY, "cpu_s"))
+        checkpoint = [self.ratio(name, self._base(method=CHECKPOINT)) for name in (STEP, MEMORY)]
+        found = {"step": step, "memory": memory, "CPU": cpu, "checkpoint": checkpoint}
         yield from (v.workload, v.dtype, v.threads, v.allocator, v.method)
         yield v.resident_bytes / 2**20 if v.is_policy else None
-        yield self._middle("step_s")
-        yield from (self.ratio("step_s", default), self.ratio("step_s", alike), self.ratio("cpu_s", alike))
-        yield self._middle("activation_bytes") / 2**20
-        yield from (self.ratio("activation_bytes", default), self.ratio("activation_bytes", alike))
-        yield ", ".join(f"{each:.3f}" for each in self._of_checkpoints())
+        yield from (self._middle(STEP), *step, cpu[1], self._middle(MEMORY) / 2**20, *memory)
+        yield ", ".join(f"{each:.3f}" for each in checkpoint)
         yield self.seen if any(run["stashed_bytes"] for run in self.runs[v]) else None
         yield ("bitwise" if self.is_exact else "differ") if v.is_policy else None
-        missed = [f"{name} > {most}" for name, most in v.bars.items() if self.worst(name) > most]
-        yield None if not v.bars else f"missed: {', '.join(missed)}" if missed else "met"
+        missed = (f"{name} > {most}" for name, most in v.bars.items() if max(found[name]) > most)
+        yield verdict(missed) if v.bars else None
 
     def _base(self, method: str = NONE, **changes: str) -> Variant:
         base = replace(self.variant, method=method, resident_bytes=0, **changes)
         return base if base in self.runs else replace(base, method=NONE)
 
-    def _bases(self) -> tuple[Variant, Variant]:
-        return self._base(allocator="default"), self._base()
-
-    def _of_checkpoints(self) -> list[float]:
-        return [self.ratio(name, self._base(method=CHECKPOINT)) for name in ("step_s", "activation_bytes")]
-
     def _middle(self, name: str) -> float:
         return median(value for run in self.runs[self.variant] for value in figures(run, name))
-
-    def worst(self, name: str) -> float:
-        """Return what has to meet a bar."""
-        figure = {"step": "step_s", "memory": "activation_bytes", "CPU": "cpu_s"}.get(name)
-        return max([self.ratio(figure, base) for base in self._bases()] if figure else self._of_checkpoints())
 
     def ratio(self, name: str, base: Variant) -> float:
         """Return the median of a figure relative to what another variant had in the same step of the same round."""
@@ -248,8 +226,7 @@ class Row:
     @property
     def seen(self) -> float:
         return median(
-            (theirs["activation_bytes"] - ours["activation_bytes"])
-            / max(ours["stashed_bytes"] - self.variant.resident_bytes, 1)
+            (theirs[MEMORY] - ours[MEMORY]) / max(ours["stashed_bytes"] - self.variant.resident_bytes, 1)
             for ours, theirs in zip(self.runs[self.variant], self.runs[self._base()], strict=True)
         )
 
@@ -265,7 +242,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=5, help="of a process, 2 or more; the first does not count")
     parser.add_argument("--limit", default="48 MiB", help="bytes in flight and ahead; twice the largest tensor")
     parser.add_argument("--directory", default=DIRECTORY)
-    parser.add_argument("--idle", help="bytes of freed memory that the package keeps for later")
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
 
 

@@ -6,32 +6,29 @@
     python -m benchmarks torch_device --device sim --gigabytes 1 --width 64 --depth 2 --heads 2 --length 64
     OMP_NUM_THREADS=1 python -m benchmarks torch_device --device sim --network feed_forward
 
-A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns, now the
-first one first and now the last, so that a clock that drifts is fair to all. Memory is the peak that the device's
-allocator has handed out, less what it held before the step. The ratio of a step is the median of those between steps
-of one turn, ± its standard error. Gradients are compared on a step with deterministic algorithms.
+A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns. Memory is
+the peak that the device's allocator has handed out, less what it held before the step. The ratio of a step is the
+median of those between steps of one turn, ± its standard error.
 
 Copies are read from a profile of a step of its own, or from the log of the simulated device, and compared with bare
 copies between page-locked memory and the device. Hidden is the share of their time in which the device computed, too;
-waited is for how long it could not compute before a copy had ended. Nothing computes yet when the first copy out could
-begin, and nothing any more beside the last one back, so that few blocks hide less than many.
+waited is for how long it could not compute before a copy had ended. Few blocks hide less than many: nothing computes
+beside the first copy out and the last one back.
 
 The blocks of a transformer's feed-forward compute much and save little. The link of a simulated device is as slow as
 makes the copies of ``cpu_offload`` take each share of the forward's computation; with a share of 0 it is as fast as
-memory. An operation takes as long as the simulated memory needs for what it reads and writes, while the processor,
-which computes it, needs less and then sleeps: so the program runs ahead of the device, and what else the machine does
-is hardly in a step. With ``--memory 0`` operations take as long as the processor needs.
+memory. An operation takes as long as the simulated memory needs for what it reads and writes; with ``--memory 0`` as
+long as the processor needs, which otherwise sleeps for the rest, so that the program runs ahead of the device.
 """
 
 import argparse
 import gc
-import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from statistics import median, quantiles
+from statistics import median, stdev
 from time import perf_counter
 from typing import Any
 
@@ -40,7 +37,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine
+from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.runner import distance
 from benchmarks.harness.torch_accelerator import WAYS, Accelerator, Copies, accelerator_named, bare_seconds
 from benchmarks.models import Model
 from benchmarks.models import torch as pytorch
@@ -62,10 +60,10 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"width": 4096, "depth": 8, "batch": 1, "rounds": 3, "every": 1, "memory": 0.0},
     "feed_forward": {"width": 512, "depth": 6, "batch": 48, "rounds": 8, "every": 4, "memory": 0.2},
 }
-"""What options are unless they are given, by network."""
+"""What options are unless they are given, by network; ``every``: turns between two of HOST, which may take long."""
 
 MOST_OF_NONE, LEAST_HIDDEN = 1.03, 0.95
-"""What is aimed at: a step of no policy's, and of the time of copies each way; and sooner by what is hidden."""
+"""Bars: a step of no policy's, and of the time of copies each way; and sooner by what is hidden."""
 
 COLUMNS = columns("""
     length, or share:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none's:> | GiB out:.3f |
@@ -75,14 +73,7 @@ COLUMNS = columns("""
 
 
 class Method:
-    """One way to train: a context for each forward, and what it knows of itself.
-
-    Args:
-        name: as on the command line.
-        blocks: of the model.
-        directory: for files.
-        kind: of the device.
-    """
+    """One way to train, by its name: a context for each forward, and what it knows of itself."""
 
     def __init__(self, name: str, blocks: Sequence[nn.Module], directory: str, kind: str) -> None:
         head, _, rest = name.partition(", ")
@@ -105,23 +96,7 @@ class Method:
             self.scope = lambda: offload
         elif name not in (NONE, ""):
             session = self.session = ts.stash(ts.parse(line.format(directory=directory)), framework="torch")
-            self.scope = partial(inside, blocks[::4], session) if some else lambda: session
-
-    def stats(self) -> dict[str, Any]:
-        return {} if self.session is None else self.session.stats().to_dict()
-
-
-@contextmanager
-def inside(blocks: Iterable[nn.Module], session: Any) -> Iterator[None]:
-    """Enter the session for the forward of these blocks alone."""
-    forwards = [(block, session(block.forward)) for block in blocks]
-    for block, forward in forwards:
-        block.forward = forward
-    try:
-        yield
-    finally:
-        for block, _ in forwards:
-            del block.forward
+            self.scope = partial(pytorch.forwards, blocks[::4], session) if some else lambda: session
 
 
 class Bench:
@@ -187,8 +162,7 @@ def compare(gradients: list[Tensor], expected: list[Tensor]) -> str:
     pairs = list(zip(gradients, expected, strict=True))
     if all(torch.equal(a, b) for a, b in pairs):
         return "equal"
-    distances = [float((a.float() - b.float()).norm() / b.float().norm().clamp_min(1e-30)) for a, b in pairs]
-    return f"differ by {max(distances):.1e}"
+    return f"differ by {max(distance(a.float().cpu().numpy(), b.float().cpu().numpy()) for a, b in pairs):.1e}"
 
 
 @contextmanager
@@ -205,8 +179,7 @@ def failures(row: dict[str, Any]) -> Iterator[None]:
 
 
 Found = dict[str, Any]
-"""What was measured of a method: ``seconds`` and ``peaks`` by turn and step, ``copies``, ``stats``, ``pinned_nbytes``,
-``gradients``; or why there is nothing: ``failure``."""
+"""What was measured of a method by name, ``seconds`` and ``peaks`` by turn and step; or why not: ``failure``."""
 
 
 def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[str, Found]:
@@ -232,7 +205,7 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
             del gradients
             bench.timed(method)
             row["copies"] = accelerator.copies(partial(bench.step, method))
-            row["stats"] = method.stats()
+            row["stats"] = {} if method.session is None else method.session.stats().to_dict()
             row["pinned_nbytes"] = row["stats"].get("pinned_bytes", accelerator.pinned_peak())
         bench.clear()
     del expected
@@ -251,31 +224,25 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
 
 
 def cells(name: str, rows: Mapping[str, Found], bare: Mapping[str, float]) -> dict[str, Any]:
-    """Return what is known of a method, by head.
-
-    Args:
-        name: of the method.
-        rows: what was measured of each.
-        bare: seconds per byte of bare copies.
-    """
+    """Return what is known of a method, by head; ``bare`` are seconds per byte of bare copies."""
     row, none, host = (rows.get(each, {}) for each in (name, NONE, HOST))
     if not row["seconds"]:
         return {"method": name, "bars": row.get("failure", "not timed")}
     ratios = [spent / none["seconds"][when] for when, spent in row["seconds"].items()]
+    error = 1.2533 * stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0  # of a median of normal values
     found = {
         "method": name,
         "step ms": 1e3 * median(row["seconds"].values()),
-        "of none's": f"{median(ratios):.3f}" + (f" ± {uncertainty(ratios):.3f}" if len(ratios) > 1 else ""),
+        "of none's": f"{median(ratios):.3f}" + (f" ± {error:.3f}" if error else ""),
         "gradients": row["gradients"],
     }
     peak, most = (max(each["peaks"].values()) for each in (row, none))
     found |= {"peak GiB": peak / 2**30, "of none": peak / most} if peak else {}
     copies: Copies = {way: row["copies"][way] for way in WAYS if row["copies"] and row["copies"][way]["seconds"]}
     for way, copy in copies.items():
-        to = "out" if way == WAYS[0] else "back"
         of_bare = copy["seconds"] / (bare[way] * copy["nbytes"])
-        found[f"{to} ms, of bare"] = f"{1e3 * copy['seconds']:.0f}, {of_bare:.3f}"
-        found[f"hidden {to}"] = copy["beside"] / copy["seconds"]
+        found[f"{WAYS[way]} ms, of bare"] = f"{1e3 * copy['seconds']:.0f}, {of_bare:.3f}"
+        found[f"hidden {WAYS[way]}"] = copy["beside"] / copy["seconds"]
     nbytes = row["copies"]["DtoH"]["nbytes"] if row["copies"] else None
     found["GiB out"] = None if nbytes is None else nbytes / 2**30
     found["waited ms"] = 1e3 * row["copies"]["waited"]["seconds"] if "waited" in row["copies"] else None
@@ -289,37 +256,10 @@ def cells(name: str, rows: Mapping[str, Found], bare: Mapping[str, float]) -> di
         sooner = [others[when] - spent for when, spent in row["seconds"].items() if when in others]
         if sooner:
             found["sooner than save_on_cpu ms"] = 1e3 * median(sooner)
-            found["bars"] = bars(median(ratios), copies, median(sooner) - hidden)
+            missed = ["step"] * (median(ratios) > MOST_OF_NONE) + ["sooner"] * (median(sooner) < hidden)
+            missed += [to for to in WAYS.values() if found[f"hidden {to}"] < LEAST_HIDDEN]
+            found["bars"] = verdict(missed)
     return found
-
-
-def uncertainty(values: list[float]) -> float:
-    """Return the standard error of a median of two or more values, spread like a normal distribution.
-
-    >>> round(uncertainty([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), 2)
-    0.14
-    """
-    first, _, third = quantiles(values)
-    # 1.2533 of the mean's error; the quartiles are 1.349 standard deviations apart.
-    return 1.2533 / 1.349 * (third - first) / math.sqrt(len(values))
-
-
-def bars(of_none: float, copies: Mapping[str, Mapping[str, float]], sooner: float) -> str:
-    """Say which of the aims are missed, or that all are met.
-
-    Args:
-        of_none: a step of no policy's.
-        copies: of a step.
-        sooner: by how many seconds more than were hidden.
-
-    >>> copies = {way: {"seconds": 2.0, "beside": 1.9} for way in WAYS}
-    >>> bars(1.03, copies, 0.0), bars(1.031, copies, -0.1)
-    ('met', 'missed: step, sooner')
-    """
-    hidden = {way: copies[way]["beside"] >= LEAST_HIDDEN * copies[way]["seconds"] for way in WAYS}
-    is_met = {"step": of_none <= MOST_OF_NONE, "out": hidden["DtoH"], "back": hidden["HtoD"], "sooner": sooner >= 0}
-    missed = [name for name, met in is_met.items() if not met]
-    return f"missed: {', '.join(missed)}" if missed else "met"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -332,17 +272,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", type=float, help="of the simulated device, in GB/s; 0: as the processor")
     parser.add_argument("--budget", type=float, default=540, help="seconds after which nothing new is measured")
     parser.add_argument("--directory", default=tempfile.gettempdir())
-    parser.add_argument("--every", type=int, help=f"turns between two of {HOST}, which may take long")
-    for name in ("width", "depth", "batch", "rounds"):
-        parser.add_argument(f"--{name}", type=int)
-    for name, size in {"heads": 32, "vocabulary": 32_000, "steps": 3}.items():
+    sizes = {"width": None, "depth": None, "batch": None, "rounds": None, "heads": 32, "vocabulary": 32_000, "steps": 3}
+    for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of deterministic algorithms
     for name, size in SIZES[options.network].items():
-        setattr(options, name, size if getattr(options, name) is None else getattr(options, name))
+        setattr(options, name, size if getattr(options, name, None) is None else getattr(options, name))
     accelerator = accelerator_named(options.device, bandwidth=options.gigabytes * 1e9, memory=options.memory * 1e9)
     deadline = perf_counter() + options.budget
     is_real = accelerator.module is not None and accelerator.log is None

@@ -1,19 +1,18 @@
 """What Recompute leaves of the bytes that autograd holds, per architecture, and what it costs, in PyTorch.
 
     python -m benchmarks torch_recompute
-    python -m benchmarks torch_recompute --rounds 9 --only llama,bert --size wide
+    python -m benchmarks torch_recompute --rounds 9 --only llama --only bert --size wide
 
-What is left: distinct memory of saved tensors that still lives after a forward, without parameters, beside the same
-without a policy.
-Time: processor time of a step on one thread, of all threads of the process together, beside one without a policy in the
-same round; the median of the ratios. Beside it, torch.utils.checkpoint around every block, and the time in ``pack`` for
-each tensor that autograd saves. The wider a model, the more work behind each saved byte: sizes are small, and wide.
+What is left: distinct memory of saved tensors that lives after a forward, without parameters, beside no policy. Time:
+processor time of a step on one thread, of all threads together, beside no policy in the same round; the median of the
+ratios. Beside it, torch.utils.checkpoint around every block, and the time in ``pack`` for each tensor that autograd
+saves. The wider a model, the more work behind each saved byte: sizes are small, and wide.
 """
 
 import argparse
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -24,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
 from benchmarks.harness.report import Report, columns, machine
+from benchmarks.models.torch import checkpoint, forwards
 
 Built = tuple[nn.Module, Callable[[nn.Module], Tensor]]
 """A model, and its loss."""
@@ -46,7 +45,8 @@ def transformer(model: str, inputs: dict[str, Tensor], sizes: Sizes, **config: A
 
     made, (width, layers, _) = getattr(transformers, model), sizes
     shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
-    network = made(made.config_class(**shape | {"attn_implementation": "sdpa"} | config))
+    usual = {"num_attention_heads": 4, "attn_implementation": "sdpa"}
+    network = made(made.config_class(**shape | usual | config))
     return network, lambda network: network(**inputs).loss  # type: ignore[no-any-return]
 
 
@@ -58,25 +58,21 @@ def language(model: str, sizes: Sizes, **config: Any) -> Built:
 
 
 def llama(model: str, sizes: Sizes, **config: Any) -> Built:
-    gated = {"intermediate_size": sizes[0] * 43 // 16, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return language(model, sizes, **gated | config)
+    return language(model, sizes, intermediate_size=sizes[0] * 43 // 16, num_key_value_heads=2, **config)
 
 
-def vision(model: str, sizes: Sizes, count: int, side: int, **config: Any) -> Built:
-    """Return a model of Transformers that classifies images."""
-    images = {"pixel_values": torch.randn(count, 3, side, side), "labels": torch.randint(0, 10, (count,))}
-    return transformer(model, images, sizes, num_labels=10, **config)
-
-
-def vit(sizes: Sizes) -> Built:
-    return vision("ViTForImageClassification", sizes, 16, 64, num_attention_heads=4, image_size=64, patch_size=8)
+def vision(model: str, sizes: Sizes, images: tuple[int, int], **config: Any) -> Built:
+    """Return a model of Transformers that classifies so many images of such a side."""
+    count, side = images
+    inputs = {"pixel_values": torch.randn(count, 3, side, side), "labels": torch.randint(0, 10, (count,))}
+    return transformer(model, inputs, sizes, num_labels=10, **config)
 
 
 def resnet(sizes: Sizes) -> Built:
     width = sizes[0]
     shape = {"embedding_size": width, "hidden_sizes": [width, 2 * width, 4 * width], "depths": [2, 2, 2]}
     eager = {"layer_type": "basic", "attn_implementation": "eager"}
-    return vision("ResNetForImageClassification", sizes, 8, 96, **shape, **eager)
+    return vision("ResNetForImageClassification", sizes, (8, 96), **shape, **eager)
 
 
 def encoder(sizes: Sizes) -> Built:
@@ -91,7 +87,7 @@ ARCHITECTURES: dict[str, tuple[int, int, Callable[[Sizes], Built]]] = {
     "qwen3": (256, 512, partial(llama, "Qwen3ForCausalLM", head_dim=64)),
     "gpt2": (256, 384, lambda sizes: language("GPT2LMHeadModel", sizes, num_attention_heads=sizes[0] // 64)),
     "bert": (256, 384, lambda sizes: language("BertForMaskedLM", sizes, num_attention_heads=sizes[0] // 64)),
-    "vit": (192, 384, vit),
+    "vit": (192, 384, partial(vision, "ViTForImageClassification", images=(16, 64), image_size=64, patch_size=8)),
     "resnet": (64, 128, resnet),
     "encoder": (128, 256, encoder),
 }
@@ -104,17 +100,10 @@ BLOCKS = ("LlamaDecoderLayer", "Qwen3DecoderLayer", "GPT2Block", "BertLayer", "V
 BLOCKS += ("TransformerEncoderLayer",)
 
 
-@contextmanager
-def checkpointed(model: nn.Module) -> Iterator[None]:
+def checkpointed(model: nn.Module) -> AbstractContextManager[None]:
     """Run every block of a model under :func:`torch.utils.checkpoint.checkpoint` until the block of code ends."""
     blocks = [module for module in model.modules() if type(module).__name__ in BLOCKS]
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    try:
-        yield
-    finally:
-        for block in blocks:
-            del block.forward
+    return forwards(blocks, lambda forward: partial(checkpoint, forward))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of
+from benchmarks.codecs import codecs_of, dense_bits, kernel_of
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec

@@ -7,6 +7,9 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tensorstash.cli.turns import Job, run
 from tensorstash.config import parse
 from tensorstash.errors import TensorStashError
@@ -31,12 +34,11 @@ def policy_line(line: str) -> str:
 
 
 def environment(*, threads: int, allocator: str = "default") -> dict[str, str]:
-    """Return an environment for a process.
+    """Return an environment with so many threads for computing.
 
     Args:
         threads: for computing.
-        allocator: the C library's as it is; what ``python -m tensorstash`` chooses, which leaves alone what is set
-            already; or glibc's with a threshold.
+        allocator: the C library's as it is; what ``python -m tensorstash`` chooses; or glibc's with a threshold.
     """
     threaded = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if allocator == "advised":
@@ -47,19 +49,27 @@ def environment(*, threads: int, allocator: str = "default") -> dict[str, str]:
     return plain
 
 
+def advice() -> dict[str, str]:
+    """Return what the environment that ``python -m tensorstash`` gives a program has, and ours has not."""
+    return {name: value for name, value in advised_environment(os.environ).items() if os.environ.get(name) != value}
+
+
 def alone(function: str, title: str, on_value: Callable[[Any], object], **arguments: Any) -> Any:
-    """Run a function of a benchmark in a fresh process with one thread for computing, and return its result.
+    """Run a function of a benchmark in a fresh process with one thread for computing; see :func:`run`.
 
     Args:
-        function: ``"module:name"`` of a generator function; see :class:`~tensorstash.cli.turns.Job`.
+        function: ``"module:name"`` of a generator function.
         title: names it in errors.
         on_value: called with everything that it yields once it is ready.
         arguments: of the function.
-
-    Raises:
-        WorkerError: the process failed.
     """
     return run(Job(title, f"benchmarks.{function}", arguments, environment(threads=1), ROOT), on_value)
+
+
+def distance(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
+    """Return how far an array is from another, relative to the norm of that."""
+    norm = float(np.linalg.norm(theirs.ravel()))
+    return float(np.linalg.norm((ours - theirs).ravel())) / max(norm, 1e-30)
 
 
 def interleave(calls: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:

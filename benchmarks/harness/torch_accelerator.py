@@ -6,27 +6,24 @@ The simulated device of the tests is one: ``sim``. It is built where a C++ compi
 import json
 import platform
 import tempfile
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.harness.runner import interleave, seconds
 
-WAYS = ("DtoH", "HtoD")
+WAYS = {"DtoH": "out", "HtoD": "back"}
 COMPUTED, WAITED = 2, 3
 
 Copies = dict[str, dict[str, float]]
 """For each direction: bytes, seconds, and how many of those seconds the device was computing, too. A simulated device
 also tells under ``"waited"`` for how many seconds the streams that compute waited for others."""
-
-Span = tuple[float, float]
-"""When something began and when it ended, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Accelerator:
         device: which.
         name: what it is called.
         module: what PyTorch offers for its type; None for the host.
-        log: of a simulated device: what takes its records, and what lets it have computations; None elsewhere.
+        log: records of a simulated device; None elsewhere.
     """
 
     device: torch.device
@@ -80,11 +77,11 @@ class Accelerator:
         return _profiled(lambda: (run(), self.synchronize())) if self.device.type == "cuda" else {}
 
 
-def beside(spans: Iterable[Span], others: Iterable[Span]) -> float:
+def beside(spans: Iterable[Sequence[float]], others: Iterable[Sequence[float]]) -> float:
     """Return for how many seconds of the spans there was one of the others, too.
 
     Args:
-        spans: each counts on its own.
+        spans: when each began and ended; it counts on its own.
         others: which may overlap.
 
     >>> beside([(0, 4), (3, 5)], [(1, 2), (1.5, 3.5)])
@@ -96,31 +93,24 @@ def beside(spans: Iterable[Span], others: Iterable[Span]) -> float:
             merged[-1][1] = max(merged[-1][1], ended)
         else:
             merged.append([begun, ended])
-    ends = [ended for _, ended in merged]
-    total = 0.0
-    for begun, ended in spans:
-        for start, stop in merged[bisect_right(ends, begun) :]:
-            if start >= ended:
-                break
-            total += min(stop, ended) - max(start, begun)
-    return total
+    edges = np.array(merged or [(0.0, 0.0)]).ravel()
+    lengths = np.diff(edges, prepend=edges[0])
+    lengths[::2] = 0.0  # from the end of one to the beginning of the next
+    return sum(float(np.diff(np.interp(span, edges, lengths.cumsum()))[0]) for span in spans)
 
 
 def _logged(run: Callable[[], object], log: Any) -> Copies:
     log.records()
     with log.computations():
         run()
-    records: dict[int, list[Any]] = {kind: [] for kind in (0, 1, COMPUTED, WAITED)}
-    for record in log.records():
-        records[record.direction].append(record)
-    spans = {kind: [(record.begun, record.ended) for record in some] for kind, some in records.items()}
-    nbytes = {way: [record.nbytes for record in records[kind]] for kind, way in enumerate(WAYS)}
-    computing = {record.stream for record in records[COMPUTED]}
-    waited = sum(record.ended - record.begun for record in records[WAITED] if record.stream in computing)
-    return {
-        **_totals(dict(zip(WAYS, spans.values(), strict=False)), nbytes, spans[COMPUTED]),
-        "waited": {"seconds": waited},
-    }
+    records = log.records()
+    copies = {way: [record for record in records if record.direction == kind] for kind, way in enumerate(WAYS)}
+    work = [record for record in records if record.direction == COMPUTED]
+    computing = {record.stream for record in work}
+    waits = (record for record in records if record.direction == WAITED and record.stream in computing)
+    found = {way: [(record.begun, record.ended, record.nbytes) for record in some] for way, some in copies.items()}
+    totals = _totals(found, [(record.begun, record.ended) for record in work])
+    return {**totals, "waited": {"seconds": sum(record.ended - record.begun for record in waits)}}
 
 
 def _profiled(run: Callable[[], object]) -> Copies:
@@ -129,26 +119,23 @@ def _profiled(run: Callable[[], object]) -> Copies:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
-        events = [event for event in json.loads(path.read_text())["traceEvents"] if "cat" in event]
-    copies = [event for event in events if event["cat"] == "gpu_memcpy"]
-    found = {way: [event for event in copies if way in event["name"]] for way in WAYS}
-    nbytes = {way: [event["args"]["bytes"] for event in some] for way, some in found.items()}
-    work = [_span(event) for event in events if event["cat"] == "kernel"]
-    return _totals({way: list(map(_span, some)) for way, some in found.items()}, nbytes, work)
+        events = json.loads(path.read_text())["traceEvents"]
+
+    def found(category: str, name: str = "") -> list[tuple[float, float, int]]:
+        some = (event for event in events if event.get("cat") == category and name in event["name"])
+        return [(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"].get("bytes", 0)) for e in some]
+
+    return _totals({way: found("gpu_memcpy", way) for way in WAYS}, [span for *span, _ in found("kernel")])
 
 
-def _span(event: dict[str, Any]) -> Span:
-    return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
-
-
-def _totals(spans: Mapping[str, Sequence[Span]], nbytes: Mapping[str, Sequence[int]], work: Sequence[Span]) -> Copies:
+def _totals(copies: Mapping[str, Sequence[tuple[float, float, int]]], work: Iterable[Sequence[float]]) -> Copies:
     return {
         way: {
-            "nbytes": float(sum(nbytes[way])),
-            "seconds": sum(ended - begun for begun, ended in some),
-            "beside": beside(some, work),
+            "nbytes": float(sum(nbytes for *_, nbytes in some)),
+            "seconds": sum(ended - begun for begun, ended, _ in some),
+            "beside": beside([span for *span, _ in some], work),
         }
-        for way, some in spans.items()
+        for way, some in copies.items()
     }
 
 
@@ -165,15 +152,12 @@ def bare_seconds(accelerator: Accelerator, nbytes: int) -> dict[str, float]:
 
 
 def accelerator_named(name: str, *, bandwidth: float = 0.0, memory: float = 0.0) -> Accelerator:
-    """Return a device.
+    """Return a device by PyTorch's name, or end the program; ``sim`` registers the simulated one.
 
     Args:
-        name: as PyTorch writes it; ``sim`` registers the simulated one.
+        name: of the device.
         bandwidth: of the links of the simulated one, in bytes per second; 0 for no limit.
         memory: the same of its memory; with 0 its operations take as long as the processor needs.
-
-    Raises:
-        SystemExit: there is none of that name.
     """
     if name.partition(":")[0] == "sim":
         from tests.device.simulated import simulated

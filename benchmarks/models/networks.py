@@ -4,17 +4,11 @@ from functools import cache
 from typing import Any
 
 from benchmarks.models import Model
-from benchmarks.models.data import Digits
+from benchmarks.models.data import CLASSES
 
 
 def new(of: Any, kind: type, model: Model) -> Any:
-    """Return a network of a kind, or a part of it.
-
-    Args:
-        of: the module :mod:`benchmarks.models.torch` or ``paddle``: what has another name or form in each framework.
-        kind: one of the classes below.
-        model: its sizes.
-    """
+    """Return a network of a kind, or a part of it; ``of`` is our module for its framework, which has what differs."""
     return _kind(kind, of.Module)(of, model)
 
 
@@ -101,7 +95,7 @@ class ResNet:
         self.start = of.convolution(1, model.width)
         self.blocks = of.nn.Sequential(*(new(of, Residual, model) for _ in stages for _ in range(model.depth)))
         self.stages = [list(self.blocks)[stage * model.depth :][: model.depth] for stage in stages]
-        self.head = of.nn.Linear(model.width, Digits.classes)
+        self.head = of.nn.Linear(model.width, CLASSES)
 
     def forward(self, images: Any) -> Any:
         x = self.start(images)
