@@ -145,7 +145,7 @@ def test_budgets_are_held_against_what_else_fits(tmp_path: Path, warm: Callable[
     assert [row["policy"] for row in others] == ["none", *(str(rival).replace("|", "\\|") for rival in RIVALS)]
     assert budget["policy"] == "budget 0.5"
     assert {row["gradients"] for row in (*others, budget)} == {"bitwise"}
-    assert 0 < float(budget["held"]) < 1.06  # on a busy machine one tensor more, which is 0.055 of this one's budget
+    assert 0 < float(budget["held"]) < 1.05
     assert float(budget["step"]) > 0
 
 

@@ -302,6 +302,23 @@ def test_a_dropped_graph_gives_its_bytes_back(program: Any) -> None:
     assert tracker.held == 0
 
 
+def test_what_arrives_just_before_it_would_be_waited_for_leaves_room(program: Any) -> None:
+    class Source:
+        """What a store still reads."""
+
+    tracker: Any = stashed(program, ts.Budget("1GiB"))._session._tracker
+    tracker._meter.limit = 100
+    sources = [Source()]
+    tracker._meter.watch(sources[0], "memory", 0, 80)
+
+    def wait(nbytes: int) -> bool:
+        sources.clear()
+        return False  # nothing is on its way any more
+
+    tracker._wait_for_stores = wait
+    assert tracker._leave_room(50) == 50
+
+
 def test_a_saved_plan_runs_without_the_planner(program: Any, tmp_path: Path) -> None:
     expected = unhooked(program)
     budget = ts.Budget(int(0.6 * native_peak(program)))
