@@ -5,8 +5,8 @@
 
 What is left: distinct memory of saved tensors that lives after a forward, without parameters, beside no policy. Time:
 processor time of a step on one thread, of all threads together, beside no policy in the same round; the median of the
-ratios. As in training, a step follows one of its own kind, which is not timed: it would pay for the memory that the kind
-before gave back to the system. Beside it, torch.utils.checkpoint around every block, and the time in ``pack`` for each
+ratios. As in training, a step follows one of its kind, which is not timed: it would pay for memory that the kind before
+gave back to the system. Beside it, torch.utils.checkpoint around every block, and the time in ``pack`` for each
 tensor that autograd saves. The wider a model, the more work behind each saved byte: sizes are small, and wide.
 """
 
