@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.harness import moments
 from benchmarks.harness.moments import Moment
-from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.report import Report, columns, verdict
 from benchmarks.harness.runner import advice
-from benchmarks.models import Model, training
+from benchmarks.models import Model, tiny, training
 from tensorstash.cli import memory
 from tensorstash.cli.comparison import Variant, compare, ratio, steps_of
 from tensorstash.cli.turns import Job, counted, run
@@ -27,7 +27,6 @@ WORKLOADS = {
     "torch_resnet": Model(framework="torch", network="resnet", batch=48, rate=1e-3, depth=40, width=16),
     "paddle_gpt": replace(GPT, framework="paddle", depth=8, width=128, heads=4),
 }
-TINY = {"batch": 4, "depth": 2, "width": 64, "heads": 4, "context": 64}
 
 PARTS: Sequence[float] = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 NONE, KEEP = Variant(), Variant("keep")
@@ -113,14 +112,7 @@ def job(model: Model, variant: Variant, *, steps: int, compared: int, tiny: bool
 
 
 def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> Sweep:
-    """Measure a workload.
-
-    Args:
-        model: what is trained.
-        parts: of the native peak, the budgets.
-        rounds: steps of each process that count.
-        tiny: whether tensors of all sizes are looked at.
-    """
+    """Measure a workload under budgets of these parts of the native peak; ``rounds`` steps of each process count."""
     native = run(job(model, budget(2**50, 1), steps=2, compared=0, tiny=tiny))["native_bytes"]
     variants = [NONE, *RIVALS, *(budget(native, part) for part in parts)]
 
@@ -169,13 +161,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, report: Report) -> bool:
     advised = ", ".join(map("=".join, advice().items())) or "allocator as advised"
-    report.conditions = f"{machine('torch', 'paddlepaddle', 'numpy')}; {advised}; {options.rounds} rounds."
+    report.conditions += f"; {advised}; {options.rounds} rounds"
     report.legend = LEGEND
     report.begin(COLUMNS)
     measured = report.measured["sweeps"] = {}
     parts, differ = sorted(options.part or PARTS), False
     for name in options.workload or WORKLOADS:
-        model = replace(WORKLOADS[name], **TINY) if options.tiny else WORKLOADS[name]
+        model = tiny(WORKLOADS[name]) if options.tiny else WORKLOADS[name]
         found = sweep(model, parts, options.rounds, tiny=options.tiny)
         measured[name] = {str(variant): one for variant, one in found.measured.items()}
         for row in rows(name, found, parts):

@@ -23,7 +23,7 @@ import numpy as np
 import zstandard
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine
+from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import alone, interleave, seconds
 from benchmarks.models import Model, build
 from tensorstash.abilities import Kernel
@@ -222,9 +222,8 @@ def work(
 ) -> Generator[Any, None, list[tuple[Any, ...]]]:
     """Measure a workload: yield rows of the table of codecs; return those of the table of whole steps."""
     yield None
-    is_random = workload == RANDOM
-    tensors = drawn(elements) if is_random else captured(workload, steps, scale)
-    memory = Memory("torch" if is_random else WORKLOADS[workload].framework, device)
+    tensors = drawn(elements) if workload == RANDOM else captured(workload, steps, scale)
+    memory = Memory("torch" if workload == RANDOM else WORKLOADS[workload].framework, device)
     groups: dict[tuple[str, str], list[Saved]] = {}
     for data, dtype in sorted(tensors, key=lambda saved: -saved[0].nbytes):
         groups.setdefault((kind_of(data, dtype), dtype), []).append((data, dtype))
@@ -251,7 +250,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
-    report.conditions = machine("torch", "paddlepaddle", "numpy", "zstandard")
     above = "Encode and decode are fractions of the speed of a copy; x zstd is encoding against Zstandard 1."
     report.begin(COLUMNS, before=above)
     names = ("steps", "scale", "rounds", "most", "elements", "device")

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine
+from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import alone, interleave, seconds
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import lab_of
@@ -34,8 +34,6 @@ from tensorstash.testing.layouts import floats
 
 KINDS = {"torch": ("torch", "cpu"), "paddle": ("paddle", "cpu"), "sim": ("torch", "sim:0")}
 """Framework and device of each process."""
-
-AUTOGRAD = {"torch": "torch.autograd.graph", "paddle": "paddle.autograd"}
 
 COLUMNS = columns("""
     on | saved | under | copy:.1f | pack:.2f | unpack:.2f | calls, pack:> | calls, unpack:> |
@@ -138,16 +136,16 @@ class Calls:
 def scopes(kind: str) -> Mapping[str, Mapping[str, Scope]]:
     """Return what is measured, by what is saved and by name."""
     framework, _ = KINDS[kind]
-    hooks = import_module(AUTOGRAD[framework]).saved_tensors_hooks
+    graph = import_module("torch.autograd.graph" if framework == "torch" else "paddle.autograd")
 
     def under(policy: ts.HookPolicy, **options: Any) -> Scope:
         session = ts.stash(policy, framework=framework, **options)
         return lambda: session
 
     if kind == "sim":
-        save = import_module("torch.autograd.graph").save_on_cpu
-        return {LARGE: {"save_on_cpu": lambda: save(pin_memory=True), "CpuOffload": under(ts.CpuOffload())}}
-    identity = {"a pair that does nothing": lambda: hooks(lambda x: x, lambda x: x)}
+        pinned = partial(graph.save_on_cpu, pin_memory=True)
+        return {LARGE: {"save_on_cpu": pinned, "CpuOffload": under(ts.CpuOffload())}}
+    identity = {"a pair that does nothing": lambda: graph.saved_tensors_hooks(lambda x: x, lambda x: x)}
     # In PyTorch nothing but parameters is saved: none is to be kept for its size.
     parameters = under(ts.Compress(), **({"min_bytes": 0} if framework == "torch" else {}))
     small = {
@@ -156,7 +154,7 @@ def scopes(kind: str) -> Mapping[str, Mapping[str, Scope]]:
         "CpuOffload, in host memory already": under(ts.CpuOffload(), min_bytes=0),
     }
     stashed = {"host memory": ts.StoreIn(Memory()), "Quantize(8)": ts.Quantize(bits=8), "DiskSpill": ts.DiskSpill()}
-    large = {"save_on_cpu": lambda: import_module("torch.autograd.graph").save_on_cpu()} if kind == "torch" else {}
+    large = {"save_on_cpu": graph.save_on_cpu} if kind == "torch" else {}
     for name, policy in stashed.items():
         large[f"{name}, at once"] = under(policy, min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
         large[name] = under(policy, min_bytes=0)
@@ -170,12 +168,11 @@ def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generat
     yield None
     for saved, chosen in scopes(kind).items():
         program = Program(framework, device, saved, nbytes // 4 if saved == LARGE else 64)
-        passes = {name: partial(program.passes, scope, saves) for name, scope in chosen.items()}
-        times_each = rounds if saved == LARGE else 10 * rounds  # what is kept takes a tenth of the time
-        found = interleave({"none": partial(program.passes, nullcontext, saves), **passes}, times_each)
-        copy = 0.0
-        if saved == LARGE:
-            copy = median(seconds(partial(program.copy, saves)) for _ in range(rounds))
+        passes = {
+            name: partial(program.passes, scope, saves) for name, scope in {"none": nullcontext, **chosen}.items()
+        }
+        found = interleave(passes, rounds if saved == LARGE else 10 * rounds)  # what is kept takes a tenth of the time
+        copy = median(seconds(partial(program.copy, saves)) for _ in range(rounds)) if saved == LARGE else 0.0
         plain = [median(times) for times in zip(*found.pop("none"), strict=True)]
         for name, times in found.items():
             both = zip(zip(*times, strict=True), plain, strict=True)
@@ -203,10 +200,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
-    kinds = options.framework or list(KINDS)
-    report.conditions = machine(*{"torch" if KINDS[kind][0] == "torch" else "paddlepaddle" for kind in kinds})
     report.legend = LEGEND
     report.begin(COLUMNS)
     sizes = {"nbytes": options.kib * 2**10, "saves": options.saves, "rounds": options.rounds, "many": options.many}
-    for kind in kinds:
+    for kind in options.framework or KINDS:
         alone("hooks:costs", f"hooks, {kind}", report.row, kind=kind, **sizes)

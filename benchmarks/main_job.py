@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness.report import Report, machine
+from benchmarks.harness.report import Report
 from benchmarks.harness.runner import advice, distance, policy_line
-from benchmarks.models import Model, training
+from benchmarks.models import Model, tiny, training
 from tensorstash.cli import comparison
 from tensorstash.cli.comparison import POLICIES, Training, Variant
 from tensorstash.cli.memory import RESETS
@@ -31,17 +31,12 @@ RESNET = Model(framework="paddle", network="resnet", batch=48, rate=0.05, optimi
 MODELS = {"torch": GPT, "paddle": RESNET}
 """About 300 and 210 MiB of activations, in so many layers that one tensor is a fiftieth of them at most."""
 
-QUICK = {
-    "torch": replace(GPT, depth=2, width=64, heads=4, context=64),
-    "paddle": replace(RESNET, batch=16, depth=2, width=8, scale=2),
-}
-
 TITLES = {"torch": "GPT, PyTorch", "paddle": "ResNet, PaddlePaddle"}
 
 
 def measure(framework: str, compared: Sequence[Variant], *, rounds: int, quick: bool) -> Training:
     """Train every variant, no policy first, and return what was measured; ``rounds`` steps of each count."""
-    model = (QUICK if quick else MODELS)[framework]
+    model = tiny(MODELS[framework]) if quick else MODELS[framework]
     with tempfile.TemporaryDirectory() as folder:
         files = {variant: Path(folder, f"{number}.npz") for number, variant in enumerate(compared)}
 
@@ -96,7 +91,7 @@ def main(options: argparse.Namespace, report: Report) -> None:
     compared = comparison.variants(options.policy or POLICIES, advice=advice())
     rounds = max(1, options.rounds or (2 if options.quick else 5))
     trainings = [measure(name, compared, rounds=rounds, quick=options.quick) for name in frameworks]
-    report.conditions = f"{machine('torch', 'paddlepaddle')}; {rounds} rounds."
+    report.conditions += f"; {rounds} rounds"
     ratios = ("memory_ratio", "time_ratio", "cpu_ratio")
     for each in trainings:
         report.measured.setdefault("trainings", {})[each.title] = [

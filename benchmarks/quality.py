@@ -5,9 +5,7 @@
 
 A GPT learns the text of Python's documentation, a residual network scikit-learn's digits, each in both frameworks, with
 every saved activation going through the policy. Each policy starts from the same seeds as training without one. The
-spread is the largest distance of a seed without a policy from their mean; a policy's deviation is the distance of its
-mean from that mean, in spreads. Gradients are compared, parameter by parameter, at the weights that training without a
-policy ends with. The same command gives the same numbers on the same machine.
+same command gives the same numbers on the same machine.
 """
 
 import argparse
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.report import Report, columns, verdict
 from benchmarks.harness.runner import alone, distance, policy_line
 from benchmarks.models import Model, build
 from tensorstash.cli.bench_worker import scope_of
@@ -167,8 +165,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
-    where = machine("torch", "paddlepaddle", "numpy")
-    report.conditions, report.legend = f"{options.seeds} seeds, {options.steps} steps. {where}.", LEGEND
+    report.conditions += f"; {options.seeds} seeds, {options.steps} steps"
+    report.legend = LEGEND
     report.begin(COLUMNS)
     sizes = {"seeds": options.seeds, "steps": options.steps, "tiny": options.tiny}
     outcomes = report.measured["outcomes"] = {task: [] for task in options.task or TASKS}

@@ -19,9 +19,10 @@ from statistics import median
 from typing import Any
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.report import Report, columns, verdict
 from benchmarks.harness.runner import ALLOCATORS, environment, policy_line
 from benchmarks.models import Model, training
+from benchmarks.models import tiny as small
 from tensorstash.cli.comparison import NO_POLICY
 from tensorstash.cli.turns import Job, Turns, counted
 
@@ -36,12 +37,6 @@ WORKLOADS = {
     "resnet": Model(framework="torch", network="resnet", batch=64, rate=1e-4, depth=40, width=16),
     "paddle_gpt": replace(GPT, framework="paddle", batch=12),
 }
-TINY: Mapping[str, Mapping[str, Any]] = {
-    "gpt": {"batch": 2, "depth": 2, "width": 32, "heads": 2, "context": 32},
-    "resnet": {"batch": 4, "depth": 3, "width": 4},
-}
-"""Other sizes, by network."""
-
 RESIDENT_MIB = {"gpt": 8, "gpt_dropout": 12, "resnet": 200, "paddle_gpt": 0}
 """How much of the latest activations a policy that only spills may leave in memory, by workload: what its bar has
 room for."""
@@ -117,9 +112,9 @@ class Variant:
 def model_of(variant: Variant, *, tiny: bool) -> Model:
     """Return what a variant trains."""
     model = WORKLOADS[variant.workload]
-    sizes = TINY[model.network] if tiny else {}
     is_recomputed = variant.method == CHECKPOINT
-    return replace(model, dtype=variant.dtype, threads=variant.threads, recompute=is_recomputed, **sizes)
+    model = replace(model, dtype=variant.dtype, threads=variant.threads, recompute=is_recomputed)
+    return small(model) if tiny else model
 
 
 def job(variant: Variant, options: argparse.Namespace) -> Job:
@@ -219,9 +214,8 @@ class Row:
     @property
     def is_broken(self) -> bool:
         """Whether gradients differ although the policy loses nothing."""
-        if not self.variant.is_policy or self.is_exact:
-            return False
-        return all(codec.lossless for plan in ts.parse(self.variant.method).alternatives() for codec in plan.codecs)
+        plans = ts.parse(self.variant.method).alternatives() if self.variant.is_policy else ()
+        return bool(plans) and not self.is_exact and all(codec.lossless for plan in plans for codec in plan.codecs)
 
     @property
     def seen(self) -> float:
@@ -246,8 +240,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> bool:
-    where = machine("torch", "paddlepaddle", "numpy")
-    report.conditions = f"{options.rounds} rounds of {options.steps} steps, {options.limit} under way. {where}."
+    report.conditions += f"; {options.rounds} rounds of {options.steps} steps, {options.limit} under way"
     report.legend = LEGEND
     report.begin(COLUMNS)
     measured = report.measured["measured"] = []

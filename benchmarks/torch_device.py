@@ -1,7 +1,6 @@
 """Training steps on a device: memory, time and copies under our policies and under their rivals.
 
     python -m benchmarks torch_device                              # a GPT on CUDA, within ten minutes
-    python -m benchmarks torch_device --length 8192 --method none --method cpu_offload
     python -m benchmarks torch_device --device xpu                 # or any other accelerator of PyTorch
     python -m benchmarks torch_device --device sim --gigabytes 1 --width 64 --depth 2 --heads 2 --length 64
     OMP_NUM_THREADS=1 python -m benchmarks torch_device --device sim --network feed_forward
@@ -22,7 +21,6 @@ long as the processor needs, which otherwise sleeps for the rest, so that the pr
 """
 
 import argparse
-import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.report import Report, columns, verdict
 from benchmarks.harness.runner import distance
 from benchmarks.harness.torch_accelerator import WAYS, Accelerator, Copies, accelerator_named, bare_seconds
 from benchmarks.models import Model
@@ -152,10 +150,6 @@ class Bench:
         forward = min(self.accelerator.timed(self.loss)[0] for _ in range(3))
         self.accelerator.log.link(bandwidth=nbytes / (share * forward) if share else 0.0)
 
-    def clear(self) -> None:
-        gc.collect()
-        self.accelerator.clear()
-
 
 def compare(gradients: list[Tensor], expected: list[Tensor]) -> str:
     """Say whether all bits are equal, or the largest distance of a parameter's gradient, of its norm."""
@@ -170,23 +164,15 @@ def failures(row: dict[str, Any]) -> Iterator[None]:
     """Note in the row why a method does not run here, instead of ending the run."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        row["failure"] = "out of memory"
-    except ImportError as error:
-        row["failure"] = f"not importable: {error.name}"
-    except NotImplementedError as error:
-        row["failure"] = str(error)
+    except (torch.OutOfMemoryError, ImportError, NotImplementedError) as error:
+        row["failure"] = str(error).partition("\n")[0]
 
 
-Found = dict[str, Any]
-"""What was measured of a method by name, ``seconds`` and ``peaks`` by turn and step; or why not: ``failure``."""
-
-
-def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[str, Found]:
-    """Return what was measured, by method."""
+def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[str, dict[str, Any]]:
+    """Return what was measured, by method and name, ``seconds`` and ``peaks`` by turn and step; or its ``failure``."""
     accelerator = bench.accelerator
     make = partial(Method, blocks=bench.blocks, directory=options.directory, kind=accelerator.device.type)
-    rows: dict[str, Found] = {}
+    rows: dict[str, dict[str, Any]] = {}
     methods: dict[str, Method] = {}
     expected: list[Tensor] | None = None
     for name in dict.fromkeys([NONE, *(options.method or METHODS[options.network])]):
@@ -207,7 +193,7 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
             row["copies"] = accelerator.copies(partial(bench.step, method))
             row["stats"] = {} if method.session is None else method.session.stats().to_dict()
             row["pinned_nbytes"] = row["stats"].get("pinned_bytes", accelerator.pinned_peak())
-        bench.clear()
+        accelerator.clear()
     del expected
     for turn in range(options.rounds):
         for name in list(methods)[:: 1 if turn % 2 else -1]:
@@ -219,11 +205,11 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
                 bench.timed(method)  # warms up
                 for step in range(options.steps):
                     row["seconds"][turn, step], row["peaks"][turn, step] = bench.timed(method)
-            bench.clear()
+            accelerator.clear()
     return rows
 
 
-def cells(name: str, rows: Mapping[str, Found], bare: Mapping[str, float]) -> dict[str, Any]:
+def cells(name: str, rows: Mapping[str, Mapping[str, Any]], bare: Mapping[str, float]) -> dict[str, Any]:
     """Return what is known of a method, by head; ``bare`` are seconds per byte of bare copies."""
     row, none, host = (rows.get(each, {}) for each in (name, NONE, HOST))
     if not row["seconds"]:
@@ -285,7 +271,7 @@ def main(options: argparse.Namespace, report: Report) -> None:
     deadline = perf_counter() + options.budget
     is_real = accelerator.module is not None and accelerator.log is None
     shares = options.share or ((0.3, 0.5, 0.7) if options.network == "feed_forward" and accelerator.log else ())
-    report.conditions = f"{accelerator.name}, {torch.get_num_threads()} compute threads, {machine('torch')}"
+    report.conditions = f"{accelerator.name}, {torch.get_num_threads()} compute threads, {report.conditions}"
     report.begin(COLUMNS)
     report.measured["found"] = {}
     for case in shares or options.length or (4096, 8192, 16_384):
@@ -298,4 +284,4 @@ def main(options: argparse.Namespace, report: Report) -> None:
             report.row({"length, or share": str(case)} | cells(name, rows, bare))
             times = {key: list(row[key].values()) for key in ("seconds", "peaks")}
             report.measured["found"].setdefault(str(case), {})[name] = row | times
-        bench.clear()
+        accelerator.clear()

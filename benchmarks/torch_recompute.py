@@ -26,7 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine
+from benchmarks.harness.report import Report, columns
 from benchmarks.models.torch import checkpoint, forwards
 
 Built = tuple[nn.Module, Callable[[nn.Module], Tensor]]
@@ -168,7 +168,6 @@ def main(options: argparse.Namespace, report: Report) -> None:
     """Measure, and report a row for each architecture and type."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    report.conditions = machine("torch", "transformers")
     report.begin(COLUMNS)
     for name in options.only or ARCHITECTURES:
         *widths, build = ARCHITECTURES[name]
@@ -188,7 +187,6 @@ def main(options: argparse.Namespace, report: Report) -> None:
                 with checkpointed(bench.model):
                     again.append(bench.step(nullcontext()) / before)
                 packs.append(1e6 * bench.saves(stash)[1])
-            made = sorted(stash.stats().recomputed.items(), key=lambda item: -item[1].bytes_in)
-            times = (median(some[1:]) for some in (ratios, again, packs))
-            rules = ", ".join(rule for rule, _ in made[:4])
+            times, made = (median(some[1:]) for some in (ratios, again, packs)), stash.stats().recomputed
+            rules = ", ".join(sorted(made, key=lambda rule: -made[rule].bytes_in)[:4])
             report.row([name, "autocast" if autocast else "float32", native / 2**20, left / native, *times, rules])

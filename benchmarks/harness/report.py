@@ -13,6 +13,8 @@ from typing import Any
 
 from tensorstash.cli.comparison import markdown
 
+PACKAGES = ("torch", "paddlepaddle", "transformers", "numpy", "zstandard", "tensorstash")
+
 Columns = Mapping[str, str]
 """The columns of a table: heads, and how a value is written (:func:`format`); text, to the left, where that is empty.
 What is None stays empty, and text is written as it is."""
@@ -40,15 +42,15 @@ def verdict(missed: Iterable[str]) -> str:
     return "missed: " + ", ".join(missed) if (missed := list(missed)) else "met"
 
 
-def machine(*packages: str) -> str:
+def machine() -> str:
     """Return one line that says where and when this was measured."""
     known = {each.name.lower(): each.version for each in distributions()}
-    versions = [f"{package} {known.get(package, 'missing')}" for package in packages]
     cpuinfo = Path("/proc/cpuinfo")
     processors = re.findall(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    found = [f"{package} {known[package]}" for package in PACKAGES if package in known]
+    found += [f"Python {platform.python_version()}", f"{platform.system()} {platform.machine()}", *processors[:1]]
     load = [f"load {os.getloadavg()[0]:.1f}"] if hasattr(os, "getloadavg") else []
-    system = [f"Python {platform.python_version()}", f"{platform.system()} {platform.machine()}", *processors[:1]]
-    return ", ".join([*versions, *system, f"{os.cpu_count()} cores", *load, datetime.date.today().isoformat()])
+    return ", ".join([*found, f"{os.cpu_count()} cores", *load, datetime.date.today().isoformat()])
 
 
 class Report:
@@ -61,7 +63,7 @@ class Report:
     def __init__(
         self, title: str = "", command: str = "", *, markdown: Path | None = None, json: Path | None = None
     ) -> None:
-        self.conditions = machine("tensorstash", "numpy")
+        self.conditions = machine()
         self.legend = self.verdict = ""
         self.measured: dict[str, Any] = {}
         self._title, self._command = title, command

@@ -21,8 +21,6 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 ALLOCATORS = ("default", "advised", "threshold")
 
-_ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")
-
 
 def policy_line(line: str) -> str:
     """Return a policy as one line of the command line; refuse what is none."""
@@ -34,16 +32,11 @@ def policy_line(line: str) -> str:
 
 
 def environment(*, threads: int, allocator: str = "default") -> dict[str, str]:
-    """Return an environment with so many threads for computing.
-
-    Args:
-        threads: for computing.
-        allocator: the C library's as it is; what ``python -m tensorstash`` chooses; or glibc's with a threshold.
-    """
+    """Return an environment with threads for computing, and the allocator as it is, as advised, or with a threshold."""
     threaded = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if allocator == "advised":
         return advised_environment(threaded)
-    plain = {name: value for name, value in threaded.items() if name not in _ALLOCATOR_VARIABLES}
+    plain = {name: value for name, value in threaded.items() if name not in ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")}
     if allocator == "threshold":
         plain["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD_BYTES)
     return plain
@@ -55,14 +48,7 @@ def advice() -> dict[str, str]:
 
 
 def alone(function: str, title: str, on_value: Callable[[Any], object], **arguments: Any) -> Any:
-    """Run a function of a benchmark in a fresh process with one thread for computing; see :func:`run`.
-
-    Args:
-        function: ``"module:name"`` of a generator function.
-        title: names it in errors.
-        on_value: called with everything that it yields once it is ready.
-        arguments: of the function.
-    """
+    """Run ``"module:name"`` of a benchmark in a fresh process with one thread for computing; see :func:`run`."""
     return run(Job(title, f"benchmarks.{function}", arguments, environment(threads=1), ROOT), on_value)
 
 

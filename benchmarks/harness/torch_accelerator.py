@@ -3,6 +3,7 @@
 The simulated device of the tests is one: ``sim``. It is built where a C++ compiler is.
 """
 
+import gc
 import json
 import platform
 import tempfile
@@ -48,7 +49,8 @@ class Accelerator:
             torch.accelerator.synchronize(self.device)
 
     def clear(self) -> None:
-        """Give up what its allocator keeps for later."""
+        """Give up what nobody needs, and what its allocator keeps for later."""
+        gc.collect()
         if hasattr(self.module, "empty_cache"):
             self.module.empty_cache()
 
@@ -78,11 +80,7 @@ class Accelerator:
 
 
 def beside(spans: Iterable[Sequence[float]], others: Iterable[Sequence[float]]) -> float:
-    """Return for how many seconds of the spans there was one of the others, too.
-
-    Args:
-        spans: when each began and ended; it counts on its own.
-        others: which may overlap.
+    """Return for how many seconds of the spans there was one of the others, too, which may overlap.
 
     >>> beside([(0, 4), (3, 5)], [(1, 2), (1.5, 3.5)])
     3.0

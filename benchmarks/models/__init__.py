@@ -1,6 +1,6 @@
 """What is trained, in both frameworks. Everything is seeded: a step sees the same numbers in every process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,11 @@ class Model:
     held_out: float = 0.0
     seed: int = 0
     threads: int | None = None
+
+
+def tiny(model: Model) -> Model:
+    """Return the same in sizes that show nothing but that it runs."""
+    return replace(model, batch=4, depth=2, width=64 if model.network == "gpt" else 8, heads=4, context=64, scale=2)
 
 
 def build(model: Model) -> "Training":

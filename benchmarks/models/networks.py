@@ -91,19 +91,15 @@ class ResNet:
 
     def __init__(self, of: Any, model: Model) -> None:
         super().__init__()
-        self.of, stages = of, range(model.stages)
-        self.start = of.convolution(1, model.width)
-        self.blocks = of.nn.Sequential(*(new(of, Residual, model) for _ in stages for _ in range(model.depth)))
-        self.stages = [list(self.blocks)[stage * model.depth :][: model.depth] for stage in stages]
+        layers = [of.convolution(1, model.width)]
+        for stage in range(model.stages):
+            layers += [of.pool(2)] if stage else []
+            layers += [new(of, Residual, model) for _ in range(model.depth)]
+        self.body = of.nn.Sequential(*layers)
         self.head = of.nn.Linear(model.width, CLASSES)
 
     def forward(self, images: Any) -> Any:
-        x = self.start(images)
-        for number, blocks in enumerate(self.stages):
-            x = self.of.F.max_pool2d(x, 2) if number else x
-            for block in blocks:
-                x = block(x)
-        return self.head(x.mean((2, 3)))
+        return self.head(self.body(images).mean((2, 3)))
 
 
 NETWORKS = {"gpt": GPT, "resnet": ResNet}

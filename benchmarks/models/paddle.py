@@ -21,7 +21,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, dropout: float, eager: 
     return F.dropout(F.softmax(scores + future, -1), dropout) @ value
 
 
-Module, norm, checkpoint = nn.Layer, nn.BatchNorm2D, recompute
+Module, norm, pool, checkpoint = nn.Layer, nn.BatchNorm2D, nn.MaxPool2D, recompute
 convolution = partial(nn.Conv2D, kernel_size=3, padding=1)
 unbiased = {"bias_attr": False}
 

@@ -27,7 +27,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, dropout: float, eager: 
     return F.dropout(scores.masked_fill(future, -torch.inf).softmax(-1), dropout) @ value
 
 
-Module, norm = nn.Module, nn.BatchNorm2d
+Module, norm, pool = nn.Module, nn.BatchNorm2d, nn.MaxPool2d
 convolution = partial(nn.Conv2d, kernel_size=3, padding=1)
 unbiased = {"bias": False}
 checkpoint = partial(checkpointed, use_reentrant=False)

@@ -69,16 +69,7 @@ def train(
     min_bytes: int | str = "64KiB",
     **compared: Any,
 ) -> Steps:
-    """Train, a step for each turn; see :func:`~tensorstash.cli.bench_worker.measure`.
-
-    Args:
-        model: fields of a :class:`~benchmarks.models.Model`.
-        steps: how many.
-        policy: one line, or ``"none"``.
-        limits: of the session, by name.
-        min_bytes: smaller tensors are kept.
-        compared: which gradients are compared, and where they are written.
-    """
+    """Train a model, given by its fields, a step for each turn; see :func:`scope_of` and :func:`measure`."""
     scope = scope_of(policy, model["framework"], min_bytes, **limits)
     found = yield from measure(build(Model(**model)), scope, steps, **compared)
     stashed = found["stats"]["stashed"]["nbytes"] / steps if found["stats"] else 0.0
