@@ -105,8 +105,7 @@ def job(model: Model, variant: Variant, *, steps: int, compared: int, tiny: bool
         replace(model, recompute=variant.is_checkpointed),
         steps,
         variant.policy,
-        limits={"in_flight": LIMIT, "ahead": LIMIT},
-        min_bytes=0 if tiny else "64KiB",
+        scope={"in_flight": LIMIT, "ahead": LIMIT, **({"min_bytes": 0} if tiny else {})},
         compared=list(range(compared)),
     )
 

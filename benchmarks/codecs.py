@@ -73,8 +73,6 @@ astype:dtype=bfloat16 astype:dtype=float16 astype:dtype=float8_e4m3fn astype:dty
 RANDOM = "random"
 """A workload that trains nothing: normal floats, values of which half are zero, and booleans."""
 
-SMALLEST = 1 << 16
-
 COLUMNS = columns("""
     workload | content | dtype | MiB:.1f | limit:.2f | codec | ratio:.2f | encode:.2f | decode:.2f |
     x zstd:.1f | error:.1e
@@ -108,7 +106,7 @@ def captured(workload: str, steps: int, scale: int) -> list[Saved]:
         training.update()
     with ts.saved_tensors_hooks(pack, lambda tensor: tensor, framework=model.framework):
         training.forward(steps)
-    return [(data, dtype) for data, dtype in saved.values() if data.nbytes >= SMALLEST]
+    return [(data, dtype) for data, dtype in saved.values() if data.nbytes >= 1 << 16]
 
 
 def kind_of(data: Array, dtype: str) -> str:

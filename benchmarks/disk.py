@@ -1,6 +1,5 @@
 """Bandwidth and processor time of the disk store beside a bare direct-I/O loop of the same sizes, in one directory.
 
-    python -m benchmarks disk
     python -m benchmarks disk --directory DIR --kib 80 1024 16384 --at-once 1 4 --rounds 8
 
 The two take turns, record by record on the one thread, or a few records that are under way at one time, each on a

@@ -1,6 +1,5 @@
 """What a saved tensor costs beyond the copy of its bytes: one that is kept, and one that is stashed.
 
-    python -m benchmarks hooks
     python -m benchmarks hooks --framework torch --many 50000
 
 A chain of operations saves tensors of one size: small ones and parameters, which are kept, beside a pair of hooks that

@@ -47,7 +47,7 @@ def measure(framework: str, compared: Sequence[Variant], *, rounds: int, quick: 
                 variant.untimed + rounds,
                 variant.line(half_bytes),
                 None if variant.is_advised else os.environ,
-                limits={"in_flight": LIMIT, "ahead": LIMIT},
+                scope={"in_flight": LIMIT, "ahead": LIMIT},
                 saved=str(files[variant]),
             )
 

@@ -64,11 +64,8 @@ Outcome = Mapping[str, Any]
 """One training: ``policy``; ``seed``, of weights and data; ``loss`` and ``accuracy`` at its end, on held-out data;
 ``payload``, bytes stored for each that went through the policy's plan; ``share`` of all saved bytes that did."""
 
-GradientError = Mapping[str, Any]
-"""How far a gradient is from the one without a policy: ``policy``, ``parameter``, ``relative``, and ``cosine``."""
 
-
-def rows(task: str, outcomes: Sequence[Outcome], errors: Sequence[GradientError]) -> Iterator[list[Any]]:
+def rows(task: str, outcomes: Sequence[Outcome], errors: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
     """Yield a row for each policy."""
     trained: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -121,8 +118,8 @@ def train(model: Model, policy: str, steps: int) -> tuple[Any, Outcome]:
     return training, {"policy": policy, "seed": model.seed, **how_well}
 
 
-def gradient_errors(training: Any, framework: str, policies: Sequence[str]) -> Iterator[GradientError]:
-    """Yield the error of every parameter's gradient under every policy, at the weights as they are."""
+def gradient_errors(training: Any, framework: str, policies: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield how far gradients are from those without a policy, at the weights as they are, by policy and parameter."""
     exact: dict[str, Any] = {}
     for policy in (NO_POLICY, *policies):
         training.clear()
@@ -140,11 +137,11 @@ def gradient_errors(training: Any, framework: str, policies: Sequence[str]) -> I
 
 def work(
     task: str, policies: Sequence[str], seeds: int, steps: int, tiny: bool
-) -> Generator[Outcome | None, None, list[GradientError]]:
+) -> Generator[Outcome | None, None, list[dict[str, Any]]]:
     """Do everything about one task: yield outcomes, return gradient errors."""
     model = TASKS[task]
     model = replace(model, batch=4, depth=2) if tiny else model
-    errors: list[GradientError] = []
+    errors: list[dict[str, Any]] = []
     yield None
     for seed in range(seeds):
         for policy in (NO_POLICY, *policies):
@@ -175,7 +172,7 @@ def main(options: argparse.Namespace, report: Report) -> None:
         outcomes[task].append(outcome)
         print(f"{task}: {outcome}", file=sys.stderr, flush=True)
 
-    def find_out(task: str) -> list[GradientError]:
+    def find_out(task: str) -> list[dict[str, Any]]:
         # In a process of its own: Paddle changes how PyTorch computes.
         told = {"task": task, "policies": options.policy or POLICIES, **sizes}
         return alone("quality:work", task, partial(add, task), **told)  # type: ignore[no-any-return]

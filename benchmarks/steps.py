@@ -120,14 +120,14 @@ def model_of(variant: Variant, *, tiny: bool) -> Model:
 def job(variant: Variant, options: argparse.Namespace) -> Job:
     """Return the process of a variant, with sizes and limits as the command line has them."""
     ahead = 0 if "quantize" in variant.method else options.limit  # quantized payloads are few bytes, and soon decoded
+    limits = {"in_flight": options.limit, "ahead": ahead, "resident": variant.resident_bytes}
     return training.job(
         str(variant),
         model_of(variant, tiny=options.tiny),
         options.steps,
         variant.method.replace(SPILL, f"{SPILL}:directory={options.directory}") if variant.is_policy else NONE,
         environment(threads=variant.threads, allocator=variant.allocator),
-        limits={"in_flight": options.limit, "ahead": ahead, "resident": variant.resident_bytes},
-        min_bytes=0 if options.tiny else "64KiB",
+        scope=limits | ({"min_bytes": 0} if options.tiny else {}),
         compared=[options.steps - 1],
     )
 

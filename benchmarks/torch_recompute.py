@@ -1,6 +1,5 @@
 """What Recompute leaves of the bytes that autograd holds, per architecture, and what it costs, in PyTorch.
 
-    python -m benchmarks torch_recompute
     python -m benchmarks torch_recompute --rounds 9 --only llama --only bert --size wide
 
 What is left: distinct memory of saved tensors that lives after a forward, without parameters, beside no policy. Time:

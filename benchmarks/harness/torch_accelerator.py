@@ -169,9 +169,6 @@ def accelerator_named(name: str, *, bandwidth: float = 0.0, memory: float = 0.0)
         return Accelerator(device, platform.machine())
     here = torch.accelerator.current_accelerator(check_available=True)
     if here is None or here.type != device.type:
-        found = "none" if here is None else here.type
-        raise SystemExit(
-            f"no {device.type} device, accelerators here: {found}; --device cpu and --device sim run anywhere"
-        )
+        raise SystemExit(f"no {device.type} device; --device cpu and --device sim run anywhere")
     module = torch.get_device_module(device)
     return Accelerator(device, module.get_device_name(device) if hasattr(module, "get_device_name") else name, module)

@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from benchmarks.models.training import Training
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +57,6 @@ def tiny(model: Model) -> Model:
     return replace(model, batch=4, depth=2, width=64 if model.network == "gpt" else 8, heads=4, context=64, scale=2)
 
 
-def build(model: Model) -> "Training":
-    """Return the training; imports its framework, and no other."""
-    training: Training = import_module(f"benchmarks.models.{model.framework}").Training(model)
-    return training
+def build(model: Model) -> Any:
+    """Return the :class:`~benchmarks.models.training.Training`; imports its framework, and no other."""
+    return import_module(f"benchmarks.models.{model.framework}").Training(model)

@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from benchmarks.models import Model
 
-CLASSES = 10
-"""Of digits."""
-
 
 def text() -> NDArray[np.uint8]:
     """Return the language reference as ``help()`` carries it, one token per byte."""

@@ -60,21 +60,13 @@ class Training(bench_worker.Training):
         return self._network(inputs).flatten(0, -2), targets.flatten()
 
 
-def train(
-    model: Mapping[str, Any],
-    steps: int,
-    policy: str,
-    *,
-    limits: Mapping[str, Any],
-    min_bytes: int | str = "64KiB",
-    **compared: Any,
-) -> Steps:
+def train(model: Mapping[str, Any], steps: int, policy: str, *, scope: Mapping[str, Any], **compared: Any) -> Steps:
     """Train a model, given by its fields, a step for each turn; see :func:`scope_of` and :func:`measure`."""
-    scope = scope_of(policy, model["framework"], min_bytes, **limits)
-    found = yield from measure(build(Model(**model)), scope, steps, **compared)
+    stash = scope_of(policy, model["framework"], **scope)
+    found = yield from measure(build(Model(**model)), stash, steps, **compared)
     stashed = found["stats"]["stashed"]["nbytes"] / steps if found["stats"] else 0.0
-    is_planned = policy.startswith("budget") and isinstance(scope, ts.Stash)
-    return {**found, "stashed_bytes": stashed, "native_bytes": scope.plan().native if is_planned else None}
+    is_planned = policy.startswith("budget") and isinstance(stash, ts.Stash)
+    return {**found, "stashed_bytes": stashed, "native_bytes": stash.plan().native if is_planned else None}
 
 
 def job(
