@@ -54,7 +54,8 @@ class Model:
 
 def tiny(model: Model) -> Model:
     """Return the same in sizes that show nothing but that it runs."""
-    return replace(model, batch=4, depth=2, width=64 if model.network == "gpt" else 8, heads=4, context=64, scale=2)
+    batch, width = (4, 64) if model.network == "gpt" else (16, 8)
+    return replace(model, batch=batch, depth=2, width=width, heads=4, context=64, scale=2)
 
 
 def build(model: Model) -> Any:
