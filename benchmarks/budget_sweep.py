@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.harness import training
+from benchmarks.harness import moments, training
+from benchmarks.harness.moments import Moment
 from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import dot
 from benchmarks.models import Model
+from tensorstash.cli import memory
 from tensorstash.cli.comparison import Variant, compare, ratio
 from tensorstash.cli.turns import Job, run
 from tensorstash.host.allocator import advised_environment
@@ -38,15 +40,18 @@ LIMIT = "16 MiB"
 HELD, RESIDENT, TIME, DECLINED, MONOTONE = 1.02, 1.05, 1.03, 1.01, 1.03
 
 COLUMNS = columns("""
-    workload | policy | resident MiB:.0f | held:.3f | resident:.3f | step:.3f | of best | gradients | bars
+    workload | policy | resident MiB:.0f | held:.3f | of turn:.3f | resident:.3f | step:.3f | of best | gradients | bars
 """)
 
 LEGEND = f"""\
 "budget" is the part of the native peak, the most bytes that autograd holds without hooks. "held" is the observed peak
 of what is saved and held, relative to the budget (bar: {HELD}). "resident" is the peak of the process above the floor
-(libraries, model, gradients, optimizer state), relative to what the budget implies: that without hooks, less what the
-native peak has above the budget (bar: {RESIDENT}). "step" is relative to no hooks, "of best" to the fastest of what
-fits by the same measure of memory (bar: {TIME}, and {DECLINED} of keep where all fits). "order" is missed where a
+(libraries, model, gradients, optimizer state), relative to what the budget implies: at each moment of a step that keeps
+everything, what is in use beside what is held, and the budget or what is held, whichever is less; the most of that
+(bar: {RESIDENT}). "of turn" is relative to what the moment of the native peak alone implies: the peak without hooks,
+less what the native peak has above the budget. That is too little where backward needs more beside what is held than
+the turn from forward to backward does. "step" is relative to no hooks, "of best" to the fastest of what
+fits by the measure of "resident" (bar: {TIME}, and {DECLINED} of keep where all fits). "order" is missed where a
 larger budget is slower, or takes less resident memory, by more than {MONOTONE - 1:.0%}. Medians of ratios of the same
 round; steps in which a budget measures and tries plans do not count for time."""
 
@@ -58,16 +63,23 @@ class Sweep:
     Args:
         native: the most bytes that autograd holds without hooks.
         measured: what each process has reported.
+        moments: of a step that keeps everything.
     """
 
     native: int
     measured: Mapping[Variant, Mapping[str, Any]]
+    moments: Sequence[Moment]
 
     def resident(self, variant: Variant) -> int:
         return int(self.measured[variant]["activation_bytes"])
 
     def implied(self, nbytes: float) -> float:
         """Return the resident memory that comes with so many bytes that are saved and held."""
+        peak = max(resident for _, resident in self.moments)
+        return self.resident(NONE) - peak + max(each - max(held - nbytes, 0) for held, each in self.moments)
+
+    def implied_by_turn(self, nbytes: float) -> float:
+        """Return the same as if all moments were like that of the native peak."""
         return self.resident(NONE) - self.native + nbytes
 
     def time(self, ours: Variant, theirs: Variant = NONE) -> float:
@@ -118,7 +130,10 @@ def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> S
     def process(variant: Variant, _: int) -> Job:
         return job(model, variant, steps=variant.untimed + rounds, compared=rounds + 1, tiny=tiny)
 
-    return Sweep(native, compare(variants, process, rounds, dot))
+    measured = compare(variants, process, rounds, dot)
+    # Where peaks of resident memory cannot begin anew, nothing is known of other moments than that of the peak.
+    seen = run(moments.job(model))["moments"] if memory.RESETS else [(native, measured[NONE]["activation_bytes"])]
+    return Sweep(native, measured, seen)
 
 
 def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[Any, ...]]:
@@ -126,7 +141,7 @@ def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[Any,
     for variant in (NONE, *RIVALS):
         peak = f"{found.resident(variant) / found.resident(NONE):.3f} of none"
         resident, exact = found.resident(variant) / 2**20, found.gradients(variant)
-        yield name, str(variant), resident, None, peak, found.time(variant), None, exact, None
+        yield name, str(variant), resident, None, None, peak, found.time(variant), None, exact, None
     largest = 0.0
     times = {part: found.time(budget(found.native, part)) for part in parts}
     for part in parts:
@@ -145,8 +160,8 @@ def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[Any,
         largest = max(largest, resident)
         against = f"{step:.3f} of {best}" if best else "nothing else fits"
         bars = f"missed: {', '.join(missed)}" if missed else "met"
-        exact, label = found.gradients(variant), f"budget {part:.1f}"
-        yield name, label, resident / 2**20, held, implied, times[part], against, exact, bars
+        exact, label, of_turn = found.gradients(variant), f"budget {part:.1f}", resident / found.implied_by_turn(nbytes)
+        yield name, label, resident / 2**20, held, of_turn, implied, times[part], against, exact, bars
 
 
 def allocator() -> str:

@@ -97,7 +97,7 @@ def test_the_comparison_trains_under_each_policy(
     for measured in (baseline, *rest):
         assert measured["activation_bytes"] > 0
         assert measured["time_ratio"] > 0
-        assert len(measured["step_s"]) == (11 if "budget" in measured["variant"] else 2)
+        assert len(measured["step_s"]) == (17 if "budget" in measured["variant"] else 2)
         if measured["variant"] == LOSSY:
             assert 0 < measured["gradient_difference"] < 0.5
         else:
@@ -145,7 +145,7 @@ def test_budgets_are_held_against_what_else_fits(tmp_path: Path, warm: Callable[
     assert [row["policy"] for row in others] == ["none", *(str(rival).replace("|", "\\|") for rival in RIVALS)]
     assert budget["policy"] == "budget 0.5"
     assert {row["gradients"] for row in (*others, budget)} == {"bitwise"}
-    assert 0 < float(budget["held"]) < 1.06  # on a busy machine one tensor more, which is 0.055 of this one's budget
+    assert 0 < float(budget["held"]) < 1.05
     assert float(budget["step"]) > 0
 
 
@@ -156,20 +156,28 @@ def sweep(times: dict[float, float], held: dict[float, float]) -> list[tuple[Any
     for part, seconds in times.items():
         measured = figure(50 + held[part], [9] * budget(100, part).untimed + [seconds])
         found[budget(100, part)] = {**measured, "stats": {"peak_held": held[part]}}
-    swept = Sweep(100, {key: {"gradients_sha256": "", **value} for key, value in found.items()})
+    digests = {key: {"gradients_sha256": "", **value} for key, value in found.items()}
+    swept = Sweep(100, digests, [(0, 1010), (100, 1150), (0, 1010)])
     return list(rows("net", swept, sorted(times)))[1 + len(RIVALS) :]
 
 
 def test_a_budget_meets_its_bars_or_says_which_it_misses() -> None:
     good = sweep({0.2: 14.0, 0.6: 12.2, 1.0: 10.5}, {0.2: 20, 0.6: 60, 1.0: 100})
     assert [row[-1] for row in good] == ["met"] * 3
-    assert [row[6] for row in good] == ["nothing else fits", "1.017 of recompute", "1.000 of keep"]
+    assert [row[7] for row in good] == ["nothing else fits", "1.017 of recompute", "1.000 of keep"]
     bad = sweep({0.6: 10.0, 0.8: 13.0, 1.0: 10.7}, {0.6: 66, 0.8: 50, 1.0: 100})
     assert [row[-1].partition(": ")[2] for row in bad] == [
         "held > 1.02, resident > 1.05, order of steps",
         "step > 1.03, order of peaks",
         "step > 1.01",
     ]
+
+
+def test_a_budget_implies_what_the_neediest_moment_of_a_step_takes() -> None:
+    moments = [(0, 1010), (100, 1110), (80, 1105), (20, 1050)]
+    swept = Sweep(100, {Variant(): {"activation_bytes": 150}}, moments)
+    assert [swept.implied(nbytes) for nbytes in (100, 90, 50, 20, 10)] == [150, 145, 115, 90, 80]
+    assert [swept.implied_by_turn(nbytes) for nbytes in (100, 50, 10)] == [150, 100, 60]
 
 
 def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ class Variant:
     @property
     def untimed(self) -> int:
         """Steps that do not count: the first, and those in which a budget compares plans."""
-        return 10 if self.policy.startswith("budget") else 1
+        return 16 if self.policy.startswith("budget") else 1
 
     def line(self, half_bytes: int) -> str:
         """Return the policy as one line, or :data:`NO_POLICY`.

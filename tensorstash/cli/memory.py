@@ -12,20 +12,6 @@ RESETS = os.access(_CLEAR_REFS, os.W_OK)
 """Whether the peak can start anew. Where it cannot, it is the peak since the process began."""
 
 
-def release_free() -> None:
-    """Give memory that is free back to the system, where the allocator (glibc's or tcmalloc) can be asked to.
-
-    What a start-up has freed would otherwise count as resident, and hide as much of what comes after.
-    """
-    if sys.platform != "linux":
-        return
-    loaded = ctypes.CDLL(None)
-    if hasattr(loaded, "malloc_trim"):
-        loaded.malloc_trim(0)
-    if hasattr(loaded, "MallocExtension_ReleaseFreeMemory"):
-        loaded.MallocExtension_ReleaseFreeMemory()
-
-
 def reset_peak() -> None:
     """Let the peak start anew from what is resident now, where the system can."""
     if RESETS:

@@ -14,6 +14,7 @@ from time import perf_counter, process_time
 from typing import Any, Self
 
 from tensorstash.cli import memory
+from tensorstash.host.allocator import release_free
 
 
 class Meter:
@@ -28,7 +29,7 @@ class Meter:
 
     def __init__(self, peak: Callable[[], int] | None = None) -> None:
         gc.collect()
-        memory.release_free()
+        release_free()
         memory.reset_peak()
         self._peak = peak or memory.peak_bytes
         self.floor_bytes = self.peak_bytes = self._peak()

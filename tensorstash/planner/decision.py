@@ -15,7 +15,7 @@ from tensorstash.planner.model import STORES, Option, Pressure, Problem, Record,
 from tensorstash.planner.plan import BudgetPlan, planned
 from tensorstash.planner.solve import Solution, solve, trivial
 
-PLAN = "plan"
+PLAN, BEFORE = "plan", "before"
 
 _RIVALS = 2
 """Plans of one tier that the plan is compared with."""
@@ -74,6 +74,7 @@ class Decision:
         asked: bytes of the budget that the user has given.
         shrinks: how often the plan was made smaller because more was held than it said.
         ranks: that share it; empty for a process that plans alone.
+        is_learned: whether it was planned anew by what plans took that were tried.
     """
 
     problem: Problem
@@ -83,6 +84,7 @@ class Decision:
     asked: int
     shrinks: int = 0
     ranks: tuple[int, ...] = ()
+    is_learned: bool = False
 
     def plans(self) -> dict[str, BudgetPlan]:
         """Return the plans by name."""
@@ -167,28 +169,28 @@ class Decision:
         return pressure(self.problem.table, np.array(self.choices[name], np.int64), self.problem.room)
 
     def settled(self, name: str, share: float) -> Self:
-        """Return the decision for one of the plans that were compared, or for a new one that is cheaper than that.
+        """Return the decision for one of the plans that were compared, beside a new one if that should be cheaper.
 
-        The new one has only the tiers that were in them.
+        The new one has only the tiers that were in them, and is tried in turn. There is none a second time.
 
         Args:
             name: of the plan that was the fastest.
             share: of the seconds for which a store is occupied, by which the step was longer than predicted.
         """
         only = {name: self.choices[name]}
-        if not share:
+        if not share or self.is_learned:
             return replace(self, choices=only)
         problem = _dearer(self.problem, share)
         found = solve(_without(problem, self._untried()))
         # What was not tried is there all the same, where the budget comes to be too small.
         least = min(found.least, self.solution.least)
         solution = replace(found, status=self.solution.status, least=least)
-        settled = replace(self, problem=problem, solution=solution, choices=only)
+        settled = replace(self, problem=problem, solution=solution, choices=only, is_learned=True)
         if found.status != "planned" or solution.choice in self.choices.values():
             return settled
         gain = settled.found(name).cost - solution.seconds
         is_better = gain > _WORTH_CHANGING * problem.step_s
-        return replace(settled, choices={PLAN: solution.choice}) if is_better else settled
+        return replace(settled, choices={PLAN: solution.choice, BEFORE: only[name]}) if is_better else settled
 
     def _untried(self) -> set[str]:
         """Return the tiers that none of the plans uses: what they do was predicted, and never seen."""
@@ -208,7 +210,7 @@ class Decision:
             "solution": asdict(self.solution),
             "aliases": list(self.aliases.items()),
             "choices": list(self.choices.items()),
-            "rest": [self.asked, self.shrinks, self.ranks],
+            "rest": [self.asked, self.shrinks, self.ranks, self.is_learned],
         }
         return b64encode(compress(json.dumps(plain).encode())).decode()
 
@@ -220,8 +222,8 @@ class Decision:
         solution = Solution(**{**plain["solution"], "choice": tuple(plain["solution"]["choice"])})
         aliases = {_key(key): _key(owner) for key, owner in plain["aliases"]}
         choices = {name: tuple(choice) for name, choice in plain["choices"]}
-        asked, shrinks, ranks = plain["rest"]
-        return cls(problem, solution, aliases, choices, asked, shrinks, tuple(ranks))
+        asked, shrinks, ranks, is_learned = plain["rest"]
+        return cls(problem, solution, aliases, choices, asked, shrinks, tuple(ranks), is_learned)
 
 
 def decide(measured: Measured, ranks: Sequence[int] = ()) -> Decision:

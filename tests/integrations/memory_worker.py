@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import tensorstash as ts
-from tensorstash.cli.memory import peak_bytes, release_free, reset_peak
+from tensorstash.cli.memory import peak_bytes, reset_peak
+from tensorstash.host.allocator import release_free
 
 STEPS = 2
 POLICY = "disk_spill"

@@ -170,6 +170,13 @@ MUTANTS = [
     ),
     (
         "engine/planned/tracker.py",
+        "dropped check",
+        "self._wait_for_stores(-spare) or meter.has_news)",
+        "self._wait_for_stores(-spare))",
+        HELD,
+    ),
+    (
+        "engine/planned/tracker.py",
         "dropped call",
         "                if not drop(-spare):\n                    break\n",
         "                break\n",

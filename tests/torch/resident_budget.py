@@ -13,6 +13,7 @@ import torch
 
 import tensorstash as ts
 from tensorstash.cli import memory
+from tensorstash.host.allocator import release_free
 
 LAYERS, ROWS, WIDTH, STEPS, SETTLED = 40, 2048, 256, 10, 7
 
@@ -33,7 +34,7 @@ def main() -> None:
     stash = ts.stash(ts.Budget("1GiB"))
     trained(256)
     stash = ts.stash(ts.Budget(int(sys.argv[1])))
-    memory.release_free()
+    release_free()
     memory.reset_peak()
     floor, peak = memory.peak_bytes(), 0
     for step in range(STEPS):

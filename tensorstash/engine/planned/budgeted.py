@@ -18,6 +18,7 @@ from tensorstash.engine.planned.tracker import NewTracker, Tracker
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import StashError
+from tensorstash.host.allocator import release_free
 from tensorstash.host.pool import POOL
 from tensorstash.planner.model import KEEP
 from tensorstash.planner.plan import BudgetPlan
@@ -178,8 +179,11 @@ class Budgeted:
         for seen in step.seen:
             seen.options = tuple(at_rates(option, measured) for option in seen.options)
         self._peak = max(self._peak, peak)
+        before = self._control.newest
         if step.was_asked:
             self._control.end(step, peak, self._room())
+        if self._control.newest is not before:
+            release_free()  # of what planning took
         if self._control.newest is not None and self._control.newest.plan.status == "declined":
             POOL.give_back(0)  # nothing that is kept will need it
 

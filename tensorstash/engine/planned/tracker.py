@@ -269,9 +269,9 @@ class Tracker:
             The bytes that are left beside them; less than none if there is no room.
         """
         meter = self._meter
-        spare = meter.limit - (self.held if held is None else held) - nbytes
+        spare = meter.limit - (held or self.held) - nbytes
         while spare < 0:
-            if not meter.has_news and not self._wait_for_stores(-spare):
+            if not (meter.has_news or self._wait_for_stores(-spare) or meter.has_news):  # the last may just arrive
                 if not drop(-spare):
                     break
                 self._step.short -= spare
