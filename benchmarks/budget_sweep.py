@@ -8,20 +8,18 @@ if gradients are not bitwise those without hooks.
 """
 
 import argparse
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.harness import moments, training
+from benchmarks.harness import moments
 from benchmarks.harness.moments import Moment
-from benchmarks.harness.report import Report, columns, machine
-from benchmarks.harness.runner import dot
-from benchmarks.models import Model
+from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.runner import advice
+from benchmarks.models import Model, training
 from tensorstash.cli import memory
-from tensorstash.cli.comparison import Variant, compare, ratio
-from tensorstash.cli.turns import Job, run
-from tensorstash.host.allocator import advised_environment
+from tensorstash.cli.comparison import Variant, compare, ratio, steps_of
+from tensorstash.cli.turns import Job, counted, run
 
 GPT = Model(framework="torch", network="gpt", batch=16, rate=1e-3, depth=10, width=192, heads=6, context=256)
 WORKLOADS = {
@@ -87,9 +85,8 @@ class Sweep:
         return ratio(self.measured, ours, theirs, "step_s")
 
     def gradients(self, variant: Variant) -> str:
-        return (
-            "bitwise" if len({self.measured[each]["gradients_sha256"] for each in (variant, NONE)}) == 1 else "differ"
-        )
+        ours, theirs = (self.measured[each]["gradients_sha256"] for each in (variant, NONE))
+        return "bitwise" if ours == theirs else "differ"
 
     def best(self, budget: float) -> Variant | None:
         """Return the fastest of what fits, if anything does."""
@@ -130,7 +127,7 @@ def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> S
     def process(variant: Variant, _: int) -> Job:
         return job(model, variant, steps=variant.untimed + rounds, compared=rounds + 1, tiny=tiny)
 
-    measured = compare(variants, process, rounds, dot)
+    measured = compare(variants, process, rounds, counted(steps_of(variants, rounds)))
     # Where peaks of resident memory cannot begin anew, nothing is known of other moments than that of the peak.
     seen = run(moments.job(model))["moments"] if memory.RESETS else [(native, measured[NONE]["activation_bytes"])]
     return Sweep(native, measured, seen)
@@ -159,16 +156,8 @@ def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[Any,
         missed += ["order of steps"] * slower + ["order of peaks"] * (resident * MONOTONE < largest)
         largest = max(largest, resident)
         against = f"{step:.3f} of {best}" if best else "nothing else fits"
-        bars = f"missed: {', '.join(missed)}" if missed else "met"
         exact, label, of_turn = found.gradients(variant), f"budget {part:.1f}", resident / found.implied_by_turn(nbytes)
-        yield name, label, resident / 2**20, held, of_turn, implied, times[part], against, exact, bars
-
-
-def allocator() -> str:
-    """Say what the processes take their memory from."""
-    advised = advised_environment(os.environ)
-    library = os.path.basename(advised.get("LD_PRELOAD", ""))
-    return f"{library} preloaded" if library else f"MALLOC_MMAP_THRESHOLD_={advised.get('MALLOC_MMAP_THRESHOLD_')}"
+        yield name, label, resident / 2**20, held, of_turn, implied, times[part], against, exact, verdict(missed)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -179,7 +168,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> bool:
-    report.conditions = f"{machine('torch', 'paddlepaddle', 'numpy')}; {allocator()}; {options.rounds} rounds."
+    advised = ", ".join(map("=".join, advice().items())) or "allocator as advised"
+    report.conditions = f"{machine('torch', 'paddlepaddle', 'numpy')}; {advised}; {options.rounds} rounds."
     report.legend = LEGEND
     report.begin(COLUMNS)
     measured = report.measured["sweeps"] = {}
@@ -189,6 +179,6 @@ def main(options: argparse.Namespace, report: Report) -> bool:
         found = sweep(model, parts, options.rounds, tiny=options.tiny)
         measured[name] = {str(variant): one for variant, one in found.measured.items()}
         for row in rows(name, found, parts):
-            report.row(*row)
+            report.row(row)
             differ |= "differ" in row
     return differ

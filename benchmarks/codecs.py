@@ -6,33 +6,53 @@
 
 A workload is trained a little, in a process of its own, and what its next step saves, each storage once and without
 parameters, is sorted by content. Floats are also measured rounded to ``bfloat16``. Every time is the smallest of
-``--rounds``, in which plain copies of the same tensors into memory that is there already, the codecs, and Zstandard's
-level 1 on the raw bytes, which are not copied for it, take turns on one thread; a speed is the time of the copy over
-that of the codec. ``limit`` is the ratio of an ideal coder of single bytes: by the entropy of each byte plane of what
-is not zero, and of the mask, or of the values, whichever is smaller.
+``--rounds``, in which copies into memory that is there already, the codecs, and Zstandard's level 1 on the raw bytes
+take turns on one thread; a speed is the time of the copy over that of the codec. ``limit`` is the ratio of an ideal
+coder of single bytes: of each byte plane of what is not zero, and of the mask; or of the values, if that is less.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import zstandard
 
 import tensorstash as ts
-from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
 from benchmarks.harness.report import Report, columns, machine
 from benchmarks.harness.runner import alone, interleave, seconds
 from benchmarks.models import Model, build
+from tensorstash.abilities import Kernel
 from tensorstash.host.arrays import Array, as_bytes, borrowed
-from tensorstash.kernels.floats import narrow, widen
+from tensorstash.kernels.floats import narrow
 from tensorstash.protocols import Codec
-from tensorstash.testing.contents import dense_spec
+from tensorstash.spec import TensorSpec
+from tensorstash.testing.contents import dense_spec, float_values
+from tensorstash.testing.labs import lab_of
 
 Saved = tuple[Array, str]
 """Carrier bits of one tensor, and the dtype."""
+
+
+def codecs_of(lines: str) -> tuple[Codec, ...]:
+    """Return codecs from their lines, such as ``"shuffle zstd:level=9"``."""
+    return tuple(ts.parse(line).codec for line in lines.split())
+
+
+def dense_bits(backend: Any, tensor: Any) -> Array:
+    """Return the elements of a tensor as codecs get them: carrier bits in the order of memory, private."""
+    spec = backend.spec(tensor)
+    return np.array(backend.to_host(tensor, spec)).reshape(spec.dense().shape)
+
+
+def kernel_of(backend: Any, codec: Codec, spec: TensorSpec) -> Kernel[Any] | None:
+    """Return the backend's own way to run a codec, if it has one."""
+    return None if backend.kernels is None else backend.kernels.kernel(codec, spec)
+
 
 EAGER = {"heads": 6, "context": 256, "dropout": 0.1, "eager": True}
 GPT = Model(framework="torch", network="gpt", batch=1, rate=1e-3, depth=2, width=384, threads=1, **EAGER)
@@ -41,7 +61,7 @@ WORKLOADS = {
     "torch:gpt": GPT,
     "torch:gpt-long": replace(GPT, context=1024),
     "torch:resnet": RESNET,
-    "paddle:gpt": replace(GPT, framework="paddle", depth=6),
+    "paddle:gpt": replace(GPT, framework="paddle", depth=6, dropout=0.0),
 }
 LOSSLESS = codecs_of("lossless lossless:level=2 lossless:level=4")
 CODECS = LOSSLESS + codecs_of("""
@@ -110,27 +130,21 @@ def kind_of(data: Array, dtype: str) -> str:
 
 
 def entropy(symbols: Array) -> float:
-    """Return the bits per symbol that an ideal coder of single symbols takes."""
-    is_byte = symbols.dtype == np.uint8
-    counts = np.bincount(symbols, minlength=256) if is_byte else np.unique(symbols, return_counts=True)[1]
-    share = counts[counts > 0] / max(symbols.size, 1)
-    return float(-(share * np.log2(share)).sum())
-
-
-def limit_bytes(data: Array) -> float:
-    """Return the bytes that an ideal coder of single bytes takes."""
-    words = data.reshape(-1).view(f"u{data.itemsize}")
-    there = words[words != 0]
-    planes = as_bytes(there).reshape(-1, data.itemsize).T
-    mask = entropy((words != 0).astype(np.uint8)) * words.size
-    split = mask + sum(entropy(np.ascontiguousarray(plane)) for plane in planes) * there.size
-    whole = entropy(words) * words.size if np.unique(words[: 1 << 12]).size < 1 << 11 else np.inf
-    return min(split, whole) / 8
+    """Return the bits that an ideal coder of single symbols takes for all of them."""
+    counts = np.unique(symbols, return_counts=True)[1]
+    return float(-(counts * np.log2(counts / symbols.size)).sum()) if symbols.size else 0.0
 
 
 def limit(tensors: list[Saved]) -> float:
-    """Return the ratio that such a coder reaches on all of them."""
-    return sum(data.nbytes for data, _ in tensors) / sum(limit_bytes(data) for data, _ in tensors)
+    """Return the ratio that an ideal coder of single bytes reaches on all of them."""
+    bits = 0.0
+    for data, _ in tensors:
+        words = data.reshape(-1).view(f"u{data.itemsize}")
+        there = words[words != 0]
+        split = entropy(words != 0) + sum(map(entropy, as_bytes(there).reshape(-1, data.itemsize).T))
+        whole = entropy(words) if np.unique(words[: 1 << 12]).size < 1 << 11 else np.inf
+        bits += min(split, whole)
+    return sum(8 * data.nbytes for data, _ in tensors) / bits
 
 
 def in_bfloat16(data: Array, dtype: str) -> Saved:
@@ -139,17 +153,8 @@ def in_bfloat16(data: Array, dtype: str) -> Saved:
     return narrow(np.ascontiguousarray(data).reshape(-1), "bfloat16").reshape(data.shape), "bfloat16"
 
 
-def values_of(data: Array, dtype: str) -> Array:
-    return widen(data.reshape(-1), dtype) if dtype == "bfloat16" else data.reshape(-1).astype(np.float64)
-
-
 class Memory:
-    """Where codecs work: host memory, or that of a device of PyTorch, on which only kernels run.
-
-    Args:
-        framework: whose kernels.
-        device: its name; None for the host.
-    """
+    """Where codecs work: host memory, or that of a device of PyTorch, on which only kernels run."""
 
     def __init__(self, framework: str, device: str | None) -> None:
         self._lab, self._device = lab_of(framework), None
@@ -158,56 +163,48 @@ class Memory:
 
             self._device = accelerator_named(device)
 
-    def calls(self, codec: Codec, data: Array, dtype: str) -> dict[str, Callable[[], Any]] | None:
-        """Return what is timed of a codec, by name; None if it does not run here."""
-        tensor: Any = self._lab.tensor(data, dtype)
-        tensor = tensor if self._device is None else tensor.to(self._device.device)
-        spec = dense_spec(data.shape, dtype)
-        kernel = kernel_of(self._lab.backend, codec, spec if self._device is None else self._lab.backend.spec(tensor))
-        if kernel is not None:
-            encode: Callable[[], Any] = partial(kernel.encode, tensor)
-            decode = partial(kernel.decode, encode())
-        elif self._device is None:
-            encode = partial(codec.encode, borrowed(data), spec)
-            decode = partial(codec.decode, borrowed(encode()), spec)
-        else:
+    def calls(self, codec: Codec, data: Array, dtype: str) -> dict[str, Callable[[], float]] | None:
+        """Return what times a codec, and the device with it, by name; None if it does not run here."""
+        tensor, spec, raw = self._lab.tensor(data, dtype), dense_spec(data.shape, dtype), as_bytes(data)
+        copy = partial(np.copyto, np.empty_like(raw), raw)
+        if self._device is not None:
+            tensor = tensor.to(self._device.device)
+            copy, spec = tensor.clone, self._lab.backend.spec(tensor)
+        kernel = kernel_of(self._lab.backend, codec, spec)
+        if kernel is None and self._device is not None:
             return None
-        raw = as_bytes(data)
-        copy = partial(np.copyto, np.empty_like(raw), raw) if self._device is None else tensor.clone
-        return {"copy": copy, "encode": encode, "decode": decode}
+        worker, source, *told = (codec, borrowed(data), spec) if kernel is None else (kernel, tensor)
+        encoded = worker.encode(source, *told)
+        decode = partial(worker.decode, borrowed(encoded) if kernel is None else encoded, *told)
+        found = {"copy": copy, "encode": partial(worker.encode, source, *told), "decode": decode}
+        if codec.lossless:
+            found["zstd"] = partial(zstandard.ZstdCompressor(level=1).compress, raw)
+        return {name: partial(self._seconds, call) for name, call in found.items()}
 
-    def seconds(self, call: Callable[[], Any]) -> float:
-        """Return how long a call takes, and the device with it."""
+    def _seconds(self, call: Callable[[], Any]) -> float:
         return seconds(call if self._device is None else lambda: (call(), self._device.synchronize()))
 
 
-def measure(codec: Codec, tensors: list[Saved], memory: Memory, rounds: int) -> dict[str, float] | None:
-    """Return what a codec makes of tensors of one dtype; None if it does not take them."""
-    dtype, zstd = tensors[0][1], zstandard.ZstdCompressor(level=1)
-    if not all(codec.accepts(dense_spec(data.shape, dtype)) for data, _ in tensors):
-        return None
-    spent = dict.fromkeys(("copy", "encode", "decode", "zstd"), 0.0)
+def measure(codec: Codec, tensors: list[Saved], memory: Memory, rounds: int) -> dict[str, float | None] | None:
+    """Return what a codec makes of tensors of one dtype, by head; None if it does not take them."""
+    spent: Counter[str] = Counter()
     nbytes = stored = wrong = total = 0.0
-    for data, _ in tensors:
-        calls = memory.calls(codec, data, dtype)
+    for data, dtype in tensors:
+        spec = dense_spec(data.shape, dtype)
+        calls = memory.calls(codec, data, dtype) if codec.accepts(spec) else None
         if calls is None:
             return None
-        if codec.lossless:
-            calls["zstd"] = partial(zstd.compress, as_bytes(data))
-        timed = {name: partial(memory.seconds, call) for name, call in calls.items()}
-        for name, times in interleave(timed, rounds).items():
+        for name, times in interleave(calls, rounds).items():
             spent[name] += min(times)
-        spec = dense_spec(data.shape, dtype)
         payload = codec.encode(borrowed(data), spec)
         nbytes, stored = nbytes + data.nbytes, stored + payload.nbytes
         if not codec.lossless:
-            value = values_of(data, dtype)
-            array = codec.decode(borrowed(payload), spec)
-            wrong += float(((values_of(array, dtype) - value) ** 2).sum(dtype=np.float64))
+            value, found = (float_values(array, dtype) for array in (data, codec.decode(borrowed(payload), spec)))
+            wrong += float(((found - value) ** 2).sum(dtype=np.float64))
             total += float((value**2).sum(dtype=np.float64))
-    speeds = {name: spent["copy"] / spent[name] for name in ("encode", "decode")}
-    against = {"ratio": nbytes / stored, "encode_to_zstd": spent["zstd"] / spent["encode"]}
-    return {**against, **speeds, "error": (wrong / total) ** 0.5 if total else 0.0}
+    figures = {"ratio": nbytes / stored} | {name: spent["copy"] / spent[name] for name in ("encode", "decode")}
+    error = (wrong / total) ** 0.5 if total else None
+    return {**figures, "x zstd": spent["zstd"] / spent["encode"] or None, "error": error or None}
 
 
 def whole(workload: str, tensors: list[Saved]) -> tuple[Any, ...]:
@@ -215,16 +212,14 @@ def whole(workload: str, tensors: list[Saved]) -> tuple[Any, ...]:
     nbytes = sum(data.nbytes for data, _ in tensors)
     dtype = "bfloat16" if any(dtype == "bfloat16" for _, dtype in tensors) else "float32"
 
-    def stored(codec: Codec) -> int:
-        return sum(codec.encode(borrowed(data), dense_spec(data.shape, dtype)).nbytes for data, dtype in tensors)
-
-    return workload, dtype, nbytes / 2**20, limit(tensors), *(nbytes / stored(codec) for codec in LOSSLESS)
-
-
-Rows = Generator[Any, None, list[tuple[Any, ...]]]
+    given = [(borrowed(data), dense_spec(data.shape, dtype)) for data, dtype in tensors]
+    stored = [sum(codec.encode(*each).nbytes for each in given) for codec in LOSSLESS]
+    return workload, dtype, nbytes / 2**20, limit(tensors), *(nbytes / each for each in stored)
 
 
-def work(workload: str, steps: int, scale: int, rounds: int, most: int, elements: int, device: str | None) -> Rows:
+def work(
+    workload: str, steps: int, scale: int, rounds: int, most: int, elements: int, device: str | None
+) -> Generator[Any, None, list[tuple[Any, ...]]]:
     """Measure a workload: yield rows of the table of codecs; return those of the table of whole steps."""
     yield None
     is_random = workload == RANDOM
@@ -236,12 +231,12 @@ def work(workload: str, steps: int, scale: int, rounds: int, most: int, elements
     for (kind, dtype), members in sorted(groups.items()):
         some = members[:most]
         for alike in [some] + [[in_bfloat16(*saved) for saved in some]] * (dtype == "float32"):
-            what = workload, kind, alike[0][1], sum(data.nbytes for data, _ in alike) / 2**20, limit(alike)
+            size, bound = sum(data.nbytes for data, _ in alike) / 2**20, limit(alike)
+            what = {"workload": workload, "content": kind, "dtype": alike[0][1], "MiB": size, "limit": bound}
             for codec in CODECS:
                 found = measure(codec, alike, memory, rounds)
                 if found is not None:
-                    shown = [found[name] for name in ("ratio", "encode", "decode")]
-                    yield *what, f"`{codec!r}`", *shown, found["encode_to_zstd"] or None, found["error"] or None
+                    yield {**what, "codec": f"`{codec!r}`", **found}
     return [whole(workload, tensors), whole(workload, [in_bfloat16(*saved) for saved in tensors])]
 
 
@@ -259,11 +254,10 @@ def main(options: argparse.Namespace, report: Report) -> None:
     report.conditions = machine("torch", "paddlepaddle", "numpy", "zstandard")
     above = "Encode and decode are fractions of the speed of a copy; x zstd is encoding against Zstandard 1."
     report.begin(COLUMNS, before=above)
-    steps = []
-    for workload in options.workload or WORKLOADS:
-        names = ("steps", "scale", "rounds", "most", "elements", "device")
-        told = {name: getattr(options, name) for name in names}
-        steps += alone("codecs:work", workload, lambda row: report.row(*row), workload=workload, **told)
+    names = ("steps", "scale", "rounds", "most", "elements", "device")
+    told = {name: getattr(options, name) for name in names}
+    workloads = options.workload or WORKLOADS
+    steps = [alone("codecs:work", workload, report.row, workload=workload, **told) for workload in workloads]
     report.begin(WHOLE, before="Whole steps: how many times smaller, and the limit of a coder of single bytes.")
-    for row in steps:
-        report.row(*row)
+    for row in chain.from_iterable(steps):
+        report.row(row)

@@ -10,16 +10,16 @@ the store does. Shows the median bandwidth and processor time of each and their 
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from statistics import median
-from time import process_time
 
 import numpy as np
 
 from benchmarks.harness.report import Report, columns
-from benchmarks.harness.runner import interleave, seconds
+from benchmarks.harness.runner import spent
 from tensorstash.host.arrays import Array, aligned_empty
 from tensorstash.host.checksum import checksum
 from tensorstash.host.pages import mapped_pages
@@ -32,76 +32,63 @@ COLUMNS = columns("""
     store CPU ms/GiB:.0f | CPU ratio:.2f
 """)
 
-Way = Callable[[int], object]
-
 
 class Bare:
     """Records in one unlinked file, by as few calls as can be."""
 
-    def __init__(self, directory: str, source: Array, nbytes: int, records: int) -> None:
+    def __init__(self, directory: str, source: Array, records: int) -> None:
         self.fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
-        os.posix_fallocate(self.fd, 0, nbytes * records)
-        self.source, self.memory = source, memoryview(source)
-        self.nbytes = nbytes
+        self.source = source
+        os.posix_fallocate(self.fd, 0, source.nbytes * records)
 
     def write(self, record: int) -> None:
-        for start in range(0, self.nbytes, CALL):
-            piece = self.memory[start : min(start + CALL, self.nbytes)]
-            checksum(self.source[start : start + CALL])
-            os.pwrite(self.fd, piece, record * self.nbytes + start)
+        for piece, at in self._pieces(record):
+            checksum(piece)
+            os.pwrite(self.fd, piece, at)
 
     def read(self, record: int) -> None:
-        for start in range(0, self.nbytes, CALL):
-            piece = self.memory[start : min(start + CALL, self.nbytes)]
-            os.preadv(self.fd, [piece], record * self.nbytes + start)
-            checksum(self.source[start : start + CALL])
+        for piece, at in self._pieces(record):
+            os.preadv(self.fd, [piece], at)
+            checksum(piece)
 
-
-def spent(call: Callable[[], object]) -> tuple[float, float]:
-    """Return how long a call takes, and the processor time of all threads meanwhile, in seconds."""
-    started = process_time()
-    return seconds(call), process_time() - started
+    def _pieces(self, record: int) -> Iterator[tuple[Array, int]]:
+        for start in range(0, self.source.nbytes, CALL):
+            yield self.source[start : start + CALL], record * self.source.nbytes + start
 
 
 def measure(directory: str, nbytes: int, rounds: int, at_once: int) -> dict[tuple[str, str], tuple[float, float]]:
     """Return the seconds and the processor seconds that a record takes, by ``"write"`` or ``"read"``, and by who."""
-    records = max(at_once**2, min(32, (128 << 20) // nbytes))
-    pages = mapped_pages(nbytes)
-    pages[:] = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
-    payload = aligned_empty(nbytes, 0)
-    payload[:] = pages
-    bare, store = Bare(directory, pages, nbytes, records), Disk(directory=directory).open()
+    size = at_once**2
+    records = max(size, min(32, (128 << 20) // nbytes))
+    pages, payload = mapped_pages(nbytes), aligned_empty(nbytes, 0)
+    payload[:] = pages[:] = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
+    bare, store = Bare(directory, pages, records), Disk(directory=directory).open()
     slots: dict[int, object] = {}
-
-    def put(record: int) -> None:
-        slots[record] = store.put(payload)
-
-    def get(record: int) -> None:
-        store.get(slots[record])
-
-    def move(way: Way, batch: Sequence[int]) -> None:
-        for _ in (threads.map if at_once > 1 else map)(way, batch):
-            pass
-
-    ways: dict[str, dict[str, Way]] = {
-        "write": {"bare": bare.write, "store": put},
-        "read": {"bare": bare.read, "store": get},
+    ways: dict[tuple[str, str], Callable[[int], object]] = {
+        ("write", "bare"): bare.write,
+        ("write", "store"): lambda record: slots.update({record: store.put(payload)}),
+        ("read", "bare"): bare.read,
+        ("read", "store"): lambda record: store.get(slots[record]),
     }
-    times: dict[tuple[str, str], list[tuple[float, float]]] = {(verb, who): [] for verb in ways for who in ways[verb]}
-    batches = [range(start, min(start + at_once**2, records)) for start in range(0, records, at_once**2)]
+    batches = [range(start, min(start + size, records)) for start in range(0, records, size)]
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in ways}
     with ThreadPoolExecutor(at_once) as threads:
-        for number in range(rounds + 1):
-            for verb, pair in ways.items():
-                for batch in batches:
-                    calls = {who: partial(spent, partial(move, way, batch)) for who, way in pair.items()}
-                    for who, [(wall, cpu)] in interleave(calls, 1).items():
-                        if number:  # the first round warms up
-                            times[verb, who].append((wall / len(batch), cpu / len(batch)))
+
+        def move(way: Callable[[int], object], batch: Iterable[int]) -> None:
+            list((threads.map if at_once > 1 else map)(way, batch))
+
+        for _ in range(rounds + 1):
+            for verb in ("write", "read"):
+                for batch, who in product(batches, ("bare", "store")):
+                    wall, cpu = spent(partial(move, ways[verb, who], batch))
+                    times[verb, who].append((wall / len(batch), cpu / len(batch)))
             for slot in slots.values():
                 store.delete(slot)
     os.close(bare.fd)
     store.close()
-    return {key: (median(wall for wall, _ in some), median(cpu for _, cpu in some)) for key, some in times.items()}
+    # The first round warms up.
+    counted = {key: some[len(batches) :] for key, some in times.items()}
+    return {key: (median(wall for wall, _ in some), median(cpu for _, cpu in some)) for key, some in counted.items()}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -120,4 +107,4 @@ def main(options: argparse.Namespace, report: Report) -> None:
                 (bare, bare_cpu), (store, store_cpu) = found[verb, "bare"], found[verb, "store"]
                 rates = ((kib << 10) / each / 1e9 for each in (bare, store))
                 cpu = (1e3 * each / kib * 2**20 for each in (bare_cpu, store_cpu))
-                report.row(kib, at_once, verb, *rates, bare / store, *cpu, store_cpu / bare_cpu)
+                report.row([kib, at_once, verb, *rates, bare / store, *cpu, store_cpu / bare_cpu])

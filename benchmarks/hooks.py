@@ -6,32 +6,30 @@
 A chain of operations saves tensors of one size: small ones and parameters, which are kept, beside a pair of hooks that
 does nothing; and larger ones, which are stashed. Cost is the time of forward (a pack) and of backward (an unpack) above
 the same without hooks, less a bare copy of what is stashed by the framework, divided by the number of saved tensors.
-All variants of a program take turns, round by round; the median of all rounds counts. *At once* means that nothing is
-done behind the program (``Limits(in_flight=0, ahead=0)``); else what workers do is waited for. Each framework, and the
-simulated device of the tests, has a process of its own, with one thread for computing; for what Paddle keeps, the
-processor time of that thread is counted.
+All variants of a program take turns; the median of all rounds counts. *At once* means that nothing is done behind the
+program (``Limits(in_flight=0, ahead=0)``); else what workers do is waited for. Each framework, and the simulated device
+of the tests, has a process of its own, with one thread for computing, whose time counts for what Paddle keeps.
 """
 
 import argparse
 import gc
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
+from operator import methodcaller
 from statistics import median
 from time import perf_counter, thread_time
 from types import FrameType
 from typing import Any
 
 import tensorstash as ts
-from benchmarks.harness.labs import lab_of
 from benchmarks.harness.report import Report, columns, machine
-from benchmarks.harness.runner import alone, interleave
+from benchmarks.harness.runner import alone, interleave, seconds
 from tensorstash.stores import Memory
+from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 
 KINDS = {"torch": ("torch", "cpu"), "paddle": ("paddle", "cpu"), "sim": ("torch", "sim:0")}
@@ -45,7 +43,7 @@ COLUMNS = columns("""
 """)
 LEGEND = """\
 Microseconds per saved tensor beyond a bare copy of its bytes, whose own are given; calls of Python functions per
-tensor, by the program's thread + by others; time of the last thousand of many in multiples of the first."""
+tensor, by the program's thread + by others; what each of many takes in multiples of each of a tenth as many."""
 
 Scope = Callable[[], AbstractContextManager[Any]]
 Times = tuple[float, float]
@@ -54,14 +52,9 @@ PARAMETERS, SMALL, LARGE = "parameters", "small tensors", "large tensors"
 
 
 class Program:
-    """A chain of operations, each of which saves its input, or parameters.
+    """A chain of operations on tensors of so many elements, each of which saves its input.
 
-    Args:
-        framework: whose operations.
-        device: where they run.
-        saved: what they save: :data:`PARAMETERS`, :data:`SMALL` or :data:`LARGE` tensors. Where parameters are saved,
-            that is a frozen one and a view of it in PyTorch, and an activation and a parameter in Paddle.
-        elements: of each tensor, in float32.
+    Where parameters are to be saved: a frozen one and a view of it in PyTorch, an activation and a parameter in Paddle.
     """
 
     def __init__(self, framework: str, device: str, saved: str, elements: int) -> None:
@@ -75,7 +68,7 @@ class Program:
             self._synchronize = accelerator_named(device).synchronize
             self._start = lab.tensor(floats(elements)).to(device).requires_grad_()
         if saved != PARAMETERS:
-            self._link: Callable[[Any], Any] = _sine
+            self._link: Callable[[Any], Any] = methodcaller("sin")
             return
         parameter = lab.parameter(floats(elements), trainable=framework == "paddle")
         view = parameter.view(elements) if framework == "torch" else None
@@ -85,85 +78,61 @@ class Program:
     _saves = 1
     """How many tensors a link saves."""
 
-    def chain(self, x: Any, saves: int) -> Any:
-        for _ in range(saves // self._saves):
-            x = self._link(x)
-        return x
-
-    def forward(self, scope: Scope, saves: int) -> Any:
-        with scope():
-            return self.chain(self._start, saves)
-
-    def passes(self, scope: Scope, saves: int) -> Times:
-        """Return the seconds of a forward and of its backward."""
+    def passes(self, scope: Scope, saves: int, clock: Callable[[], float] | None = None) -> Times:
+        """Return the seconds of a forward and of its backward, or what else a clock counts."""
+        clock = clock or self._clock
         gc.collect()
-        started = self._clock()
-        result = self.forward(scope, saves)
+        started, x = clock(), self._start
+        with scope():
+            for _ in range(saves // self._saves):
+                x = self._link(x)
         self._synchronize()
-        half = self._clock()
-        result.sum().backward()
+        half, result = clock(), x.sum()
+        if (note := sys.getprofile()) is not None:
+            result.register_hook(lambda _: sys.setprofile(note))  # a device's backward has a thread that is not ours
+        result.backward()
         self._synchronize()
-        del result
-        return half - started, self._clock() - half
+        del x, result
+        return half - started, clock() - half
 
-    def copying(self, count: int) -> float:
-        """Return the seconds that so many copies of a tensor's bytes take within its device."""
-        started = perf_counter()
+    def copy(self, count: int) -> None:
+        """Copy a tensor's bytes so often within its device."""
         for _ in range(count):
             self._start.detach().clone()
         self._synchronize()
-        return perf_counter() - started
-
-    def thousands(self, scope: Scope, saves: int, every: int) -> tuple[list[float], list[float]]:
-        """Return the seconds that each ``every`` tensors take, in forward and in backward."""
-        forward, backward = [perf_counter()], []
-        with scope():
-            x = self._start
-            for _ in range(saves // every):
-                x = self.chain(x, every)
-                x.register_hook(lambda gradient: backward.append(perf_counter()))
-                forward.append(perf_counter())
-        x.sum().backward()
-        backward.append(perf_counter())
-        return _lengths(forward), _lengths(backward)
-
-
-def _sine(x: Any) -> Any:
-    return x.sin()
-
-
-def _lengths(moments: list[float]) -> list[float]:
-    return [after - before for before, after in pairwise(moments)]
 
 
 class Calls:
-    """Counts calls of Python functions, by direction and by whether they are the program's or of another thread."""
+    """Counts calls of Python functions while its context lasts, by whose thread they are."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts = dict.fromkeys(("here", "others"), 0)
         self._is_on = False
         threading.setprofile(self._note)  # for all threads that start from now on
 
-    def of(self, call: Callable[[], object]) -> Counter[str]:
-        """Return what a call has called here, and what was called meanwhile by others."""
-        self.counts.clear()
+    def __enter__(self) -> None:
         self._is_on = True
-        self.join()
-        try:
-            call()
-        finally:
-            sys.setprofile(None)
-            self._is_on = False
-        return Counter(self.counts)
-
-    def join(self, *_: object) -> None:
-        """Count what this thread calls from now on: that of a device's backward is not of Python."""
         sys.setprofile(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        self._is_on = False
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         if event == "call" and self._is_on:
             is_worker = threading.current_thread().name.startswith("tensorstash-")
             self.counts["others" if is_worker else "here"] += 1
+
+    def of(self, program: Program, scope: Scope, saves: int) -> list[str]:
+        """Return the calls per tensor of a forward and of a backward, less those of the same without hooks."""
+        found: list[list[str]] = [[], []]
+        for who in self.counts:
+            with self:
+                count = partial(self.counts.__getitem__, who)
+                plain, ours = (program.passes(each, saves, count) for each in (nullcontext, scope))
+            for way in (0, 1):
+                found[way].append(f"{max(ours[way] - plain[way], 0) / saves:.0f}")
+        return [" + ".join(some) for some in found]
 
 
 def scopes(kind: str) -> Mapping[str, Mapping[str, Scope]]:
@@ -206,42 +175,23 @@ def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generat
         found = interleave({"none": partial(program.passes, nullcontext, saves), **passes}, times_each)
         copy = 0.0
         if saved == LARGE:
-            copy = median(interleave({"copy": partial(program.copying, saves)}, rounds)["copy"])
+            copy = median(seconds(partial(program.copy, saves)) for _ in range(rounds))
         plain = [median(times) for times in zip(*found.pop("none"), strict=True)]
         for name, times in found.items():
             both = zip(zip(*times, strict=True), plain, strict=True)
             beyond = [1e6 * (median(some) - base - copy) / saves for some, base in both]
-            counts = calls_of(calls, program, chosen[name], saves)
-            counted = [f"{some['here'] / saves:.0f} + {some['others'] / saves:.0f}" for some in counts]
+            counted = calls.of(program, chosen[name], saves)
             is_growing = many and saved == LARGE and name != "save_on_cpu"
             growth = grown(program, chosen[name], many) if is_growing else [None, None]
             yield [kind, saved, name, 1e6 * copy / saves or None, *beyond, *counted, *growth]
 
 
-def calls_of(calls: Calls, program: Program, scope: Scope, saves: int) -> tuple[Counter[str], Counter[str]]:
-    """Return the calls of a forward and of a backward, less those of the same without hooks."""
-    found = []
-    for some in (nullcontext, scope):
-        results: list[Any] = []
-
-        def forward(some: Scope = some, results: list[Any] = results) -> None:
-            results.append(program.forward(some, saves))
-
-        def backward(results: list[Any] = results) -> None:
-            result = results.pop().sum()
-            result.register_hook(calls.join)
-            result.backward()
-
-        found.append((calls.of(forward), calls.of(backward)))
-    (forward_plain, backward_plain), (forward_ours, backward_ours) = found
-    return forward_ours - forward_plain, backward_ours - backward_plain
-
-
 def grown(program: Program, scope: Scope, many: int) -> list[float]:
-    """Return what the last thousand of many saved tensors take, in multiples of the first, there and back."""
-    there, back = program.thousands(scope, many, min(1000, many // 4))
-    # What was saved last comes first. The first of each pays for what is made once.
-    return [median(there[-3:]) / median(there[1:4]), median(back[-4:-1]) / median(back[1:4])]
+    """Return what each of many saved tensors takes, there and back, in multiples of each of a tenth as many."""
+    counts = (max(many // 10, 1), many)
+    times = interleave({saves: partial(program.passes, scope, saves) for saves in counts}, 3)
+    few, all_of_them = ([median(some) / saves for some in zip(*times[saves], strict=True)] for saves in counts)
+    return [later / first for first, later in zip(few, all_of_them, strict=True)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -257,7 +207,6 @@ def main(options: argparse.Namespace, report: Report) -> None:
     report.conditions = machine(*{"torch" if KINDS[kind][0] == "torch" else "paddlepaddle" for kind in kinds})
     report.legend = LEGEND
     report.begin(COLUMNS)
-    sizes = {name: getattr(options, name) for name in ("saves", "rounds", "many")}
+    sizes = {"nbytes": options.kib * 2**10, "saves": options.saves, "rounds": options.rounds, "many": options.many}
     for kind in kinds:
-        told = {"kind": kind, "nbytes": options.kib * 2**10, **sizes}
-        alone("hooks:costs", f"hooks, {kind}", lambda row: report.row(*row), **told)
+        alone("hooks:costs", f"hooks, {kind}", report.row, kind=kind, **sizes)

@@ -8,25 +8,20 @@ A GPT learns the text of Python's documentation in PyTorch, a residual network s
 
 import argparse
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-import tensorstash as ts
-from benchmarks.harness import training
 from benchmarks.harness.report import Report, machine
-from benchmarks.models import Model
+from benchmarks.harness.runner import advice, distance, policy_line
+from benchmarks.models import Model, training
 from tensorstash.cli import comparison
 from tensorstash.cli.comparison import POLICIES, Training, Variant
 from tensorstash.cli.memory import RESETS
-from tensorstash.cli.turns import Job
-from tensorstash.host.allocator import advised_environment
+from tensorstash.cli.turns import Job, counted
 
 LIMIT = "16 MiB"
 """Bytes under way in each direction; the default suits larger models, whose activations are many times as large."""
@@ -42,37 +37,10 @@ QUICK = {
 }
 
 TITLES = {"torch": "GPT, PyTorch", "paddle": "ResNet, PaddlePaddle"}
-PACKAGES = {"torch": "torch", "paddle": "paddlepaddle"}
-
-ROUNDS = 5
-"""Steps of each variant that count, unless told otherwise; as many as take about five minutes."""
 
 
-def advice() -> dict[str, str]:
-    """Return what the advised environment has that ours has not."""
-    return {name: value for name, value in advised_environment(os.environ).items() if os.environ.get(name) != value}
-
-
-def measure(
-    framework: str,
-    compared: Sequence[Variant],
-    *,
-    rounds: int,
-    quick: bool,
-    on_turn: Callable[[Variant], object] = bool,
-) -> Training:
-    """Train every variant and return what was measured.
-
-    Args:
-        framework: a key of :data:`MODELS`.
-        compared: no policy comes first.
-        rounds: steps of each that count.
-        quick: small sizes.
-        on_turn: called after each step.
-
-    Raises:
-        WorkerError: a process failed.
-    """
+def measure(framework: str, compared: Sequence[Variant], *, rounds: int, quick: bool) -> Training:
+    """Train every variant, no policy first, and return what was measured; ``rounds`` steps of each count."""
     model = (QUICK if quick else MODELS)[framework]
     with tempfile.TemporaryDirectory() as folder:
         files = {variant: Path(folder, f"{number}.npz") for number, variant in enumerate(compared)}
@@ -88,31 +56,19 @@ def measure(
                 saved=str(files[variant]),
             )
 
-        measured = comparison.compare(compared, job, rounds, on_turn)
+        measured = comparison.compare(compared, job, rounds, counted(comparison.steps_of(compared, rounds)))
         base = measured[compared[0]]
         for variant, found in measured.items():
             is_equal = found["gradients_sha256"] == base["gradients_sha256"]
-            difference = 0.0 if is_equal else largest_relative_difference(files[variant], files[compared[0]])
+            with np.load(files[variant]) as ours, np.load(files[compared[0]]) as theirs:
+                difference = 0.0 if is_equal else max(distance(ours[name], theirs[name]) for name in theirs)
             found["gradient_difference"] = difference
             found["gradients"] = "bitwise equal" if is_equal else f"differ by {difference:.1e}"
     return Training(TITLES[framework], measured)
 
 
-def largest_relative_difference(path: Path, reference: Path) -> float:
-    """Return the largest ``norm(gradient - reference) / norm(reference)`` over the parameters."""
-    with np.load(path) as ours, np.load(reference) as theirs:
-        return max(
-            float(np.linalg.norm((ours[name] - theirs[name]).ravel()) / np.linalg.norm(theirs[name].ravel()))
-            for name in theirs.files
-        )
-
-
 def legend(settings: Mapping[str, str]) -> str:
-    """Return what has to be known to read the table.
-
-    Args:
-        settings: of the advised environment, where ours has not got them.
-    """
+    """Return what has to be known to read the table; ``settings`` are what the advised environment has beyond ours."""
     lines = [comparison.LEGEND, f"Policies work behind the computation with {LIMIT} under way in each direction."]
     if not RESETS:
         lines.append("This system cannot reset the peak: memory is what exceeds the peak of everything before.")
@@ -128,9 +84,9 @@ def legend(settings: Mapping[str, str]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--framework", action="append", choices=sorted(MODELS), help="only this one; repeatable")
-    parser.add_argument("--policy", action="append", type=_policy, metavar="LINE", help="only this policy; repeatable")
+    parser.add_argument("--policy", action="append", type=policy_line, help="only this line; repeatable")
     parser.add_argument("--quick", action="store_true", help="small sizes and few steps")
-    parser.add_argument("--rounds", type=_at_least_one, metavar="N", help=f"steps of each that count ({ROUNDS})")
+    parser.add_argument("--rounds", type=int, metavar="N", help="steps of each that count, 1 or more (5)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw memory and time as bars, such as bars.png")
 
 
@@ -138,45 +94,19 @@ def main(options: argparse.Namespace, report: Report) -> None:
     frameworks = options.framework or list(MODELS)
     report.legend = legend(advice())
     compared = comparison.variants(options.policy or POLICIES, advice=advice())
-    rounds = options.rounds or (2 if options.quick else ROUNDS)
-    total = len(frameworks) * comparison.steps_of(compared, rounds)
-    refresh_s = 0.1 if sys.stderr.isatty() else 15.0
-    with tqdm(total=total, unit="step", mininterval=refresh_s) as bar:
-
-        def on_turn(framework: str, variant: Variant) -> None:
-            bar.set_description(f"{framework}, {variant}", refresh=False)
-            bar.update()
-
-        sizes = {"rounds": rounds, "quick": options.quick}
-        trainings = [measure(name, compared, on_turn=partial(on_turn, name), **sizes) for name in frameworks]
-    report.conditions = f"{machine(*map(PACKAGES.__getitem__, frameworks))}; {rounds} rounds."
+    rounds = max(1, options.rounds or (2 if options.quick else 5))
+    trainings = [measure(name, compared, rounds=rounds, quick=options.quick) for name in frameworks]
+    report.conditions = f"{machine('torch', 'paddlepaddle')}; {rounds} rounds."
     ratios = ("memory_ratio", "time_ratio", "cpu_ratio")
-    report.measured["trainings"] = {
-        each.title: [
+    for each in trainings:
+        report.measured.setdefault("trainings", {})[each.title] = [
             {"variant": str(variant), **dict(zip(ratios, each.ratios(variant), strict=True)), **found}
             for variant, found in each.measured.items()
         ]
-        for each in trainings
-    }
     report.begin({head: ">" if number % 2 else "" for number, head in enumerate(comparison.heads(trainings))})
     for row in comparison.rows(trainings):
-        report.row(*row)
+        report.row(row)
     report.verdict = comparison.verdict(trainings)
     if options.plot:
         comparison.plot(options.plot, trainings)
         report.verdict += f" The same as bars: {options.plot}"
-
-
-def _policy(line: str) -> str:
-    try:
-        ts.parse(line)
-    except ts.TensorStashError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return line
-
-
-def _at_least_one(text: str) -> int:
-    rounds = int(text)
-    if rounds < 1:
-        raise argparse.ArgumentTypeError(f"got {rounds}, expected 1 or more")
-    return rounds

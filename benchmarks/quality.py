@@ -15,16 +15,16 @@ import os
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine
-from benchmarks.harness.runner import alone
+from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.runner import alone, distance, policy_line
 from benchmarks.models import Model, build
 from tensorstash.cli.bench_worker import scope_of
 from tensorstash.cli.comparison import NO_POLICY
@@ -46,10 +46,7 @@ SIZES = {"depth": 2, "width": 64, "heads": 4, "context": 64, "held_out": 0.15, "
 GPT = Model(framework="torch", network="gpt", batch=8, rate=3e-3, optimizer="adam", **SIZES)
 RESNET = replace(GPT, network="resnet", batch=32, depth=4, width=8, scale=1)
 TASKS = {
-    "torch/gpt": GPT,
-    "paddle/gpt": replace(GPT, framework="paddle"),
-    "torch/resnet": RESNET,
-    "paddle/resnet": replace(RESNET, framework="paddle", depth=2, stages=2),
+    f"{name}/{each.network}": replace(each, framework=name) for each in (GPT, RESNET) for name in ("torch", "paddle")
 }
 """The rate falls to 0 in a straight line, or the last batches would decide the result."""
 
@@ -66,47 +63,33 @@ COLUMNS = columns("""
 """)
 
 Outcome = Mapping[str, Any]
-"""One training: ``policy``, as one line or ``"none"``; ``seed``, of the initial weights and of the order of the data;
-``loss`` and ``accuracy`` on held-out data after the last step; ``payload``, bytes stored for each byte of the tensors
-that went through the policy's plan; ``share``, part of the bytes of all saved tensors, parameters aside, that did."""
+"""One training: ``policy``; ``seed``, of weights and data; ``loss`` and ``accuracy`` at its end, on held-out data;
+``payload``, bytes stored for each that went through the policy's plan; ``share`` of all saved bytes that did."""
 
 GradientError = Mapping[str, Any]
-"""How far the gradient of one parameter is from the one without a policy, at the same weights and data: ``policy``,
-``parameter``, by name, in the order of the network; ``relative``, norm of the difference by the norm of the gradient;
-``cosine``, of the angle between the two."""
+"""How far a gradient is from the one without a policy: ``policy``, ``parameter``, ``relative``, and ``cosine``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """Everything about one task."""
-
-    task: str
-    outcomes: Sequence[Outcome]
-    gradients: Sequence[GradientError]
-
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield a row for each policy."""
-        for policy in dict.fromkeys(outcome["policy"] for outcome in self.outcomes):
-            yield (self.task.replace("/", " "), policy, *self._cells(policy))
-
-    def _of(self, policy: str, figure: str) -> list[float]:
-        return [outcome[figure] for outcome in self.outcomes if outcome["policy"] == policy]
-
-    def _cells(self, policy: str) -> Iterator[Any]:
-        is_base = policy == NO_POLICY
-        yield 1.0 if is_base else mean(self._of(policy, "payload"))
+def rows(task: str, outcomes: Sequence[Outcome], errors: Sequence[GradientError]) -> Iterator[list[Any]]:
+    """Yield a row for each policy."""
+    trained: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        trained.setdefault(outcome["policy"], []).append(outcome)
+    for policy, found in trained.items():
+        row: list[Any] = [task.replace("/", " "), policy]
+        row.append(1.0 if policy == NO_POLICY else mean(outcome["payload"] for outcome in found))
         off = []
         for figure, factor, digits in (("loss", 1, 4), ("accuracy", 100, 2)):
-            values, base = ([factor * value for value in self._of(name, figure)] for name in (policy, NO_POLICY))
+            values, base = ([factor * each[figure] for each in some] for some in (found, trained[NO_POLICY]))
             distance = abs(mean(values) - mean(base))
             off.append(distance / spread(base) if distance else 0.0)
-            yield f"{mean(values):.{digits}f} ± {spread(values):.{digits}f}"
-            yield None if is_base else off[-1]
-        errors = [error for error in self.gradients if error["policy"] == policy]
-        relative = [error["relative"] for error in errors]
-        yield from (median(relative), max(relative), min(error["cosine"] for error in errors)) if errors else [None] * 3
+            row.append(f"{mean(values):.{digits}f} ± {spread(values):.{digits}f}")
+            row.append(None if policy == NO_POLICY else off[-1])
+        wrong = [error for error in errors if error["policy"] == policy]
+        relative = [error["relative"] for error in wrong] or [None]
+        row += [median(relative), max(relative), min((error["cosine"] for error in wrong), default=None)]
         allowed = ALLOWED.get(policy)
-        yield None if allowed is None else "met" if max(off) <= allowed else f"missed: above {allowed:g}"
+        yield [*row, None if allowed is None else verdict([f"above {allowed:g}"] * (max(off) > allowed))]
 
 
 def spread(values: Sequence[float]) -> float:
@@ -114,12 +97,8 @@ def spread(values: Sequence[float]) -> float:
     return max(abs(value - mean(values)) for value in values)
 
 
-def scope(policy: str, framework: str) -> AbstractContextManager[Any]:
-    """Return what forward runs under: every activation goes through the policy, whatever its size.
-
-    Nothing is done behind the computation, so that every payload is stored, and counted.
-    """
-    return scope_of(policy, framework, min_bytes=0, in_flight=0, ahead=0)
+scope = partial(scope_of, min_bytes=0, in_flight=0, ahead=0)
+"""What forward runs under: each activation goes through the policy, and is stored at once, and counted."""
 
 
 def train(model: Model, policy: str, steps: int) -> tuple[Any, Outcome]:
@@ -155,10 +134,10 @@ def gradient_errors(training: Any, framework: str, policies: Sequence[str]) -> I
         found = {name: array.astype(np.float64).ravel() for name, array in training.gradients()}
         exact = exact or found
         for name, gradient in found.items():
-            norm, difference = float(np.linalg.norm(exact[name])), float(np.linalg.norm(gradient - exact[name]))
             if policy != NO_POLICY:
-                cosine = float(gradient @ exact[name]) / (norm * float(np.linalg.norm(gradient)))
-                yield {"policy": policy, "parameter": name, "relative": difference / norm, "cosine": cosine}
+                norms = float(np.linalg.norm(exact[name]) * np.linalg.norm(gradient))
+                relative, cosine = distance(gradient, exact[name]), float(gradient @ exact[name]) / norms
+                yield {"policy": policy, "parameter": name, "relative": relative, "cosine": cosine}
 
 
 def work(
@@ -166,7 +145,7 @@ def work(
 ) -> Generator[Outcome | None, None, list[GradientError]]:
     """Do everything about one task: yield outcomes, return gradient errors."""
     model = TASKS[task]
-    model = replace(model, batch=4, depth=2 // model.stages) if tiny else model
+    model = replace(model, batch=4, depth=2) if tiny else model
     errors: list[GradientError] = []
     yield None
     for seed in range(seeds):
@@ -178,22 +157,9 @@ def work(
     return errors
 
 
-def find_out(task: str, options: argparse.Namespace) -> Findings:
-    """Do everything about one task, in a process of its own: Paddle changes how PyTorch computes."""
-    outcomes: list[Outcome] = []
-
-    def add(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        print(f"{task}: {outcome}", file=sys.stderr, flush=True)
-
-    sizes = {"seeds": options.seeds, "steps": options.steps, "tiny": options.tiny}
-    errors = alone("quality:work", task, add, task=task, policies=options.policy or POLICIES, **sizes)
-    return Findings(task, outcomes, errors)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", action="append", choices=TASKS)
-    parser.add_argument("--policy", action="append", help="a policy as one line")
+    parser.add_argument("--policy", action="append", type=policy_line, help="a policy as one line")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="tasks at one time, each on one thread")
@@ -204,9 +170,20 @@ def main(options: argparse.Namespace, report: Report) -> None:
     where = machine("torch", "paddlepaddle", "numpy")
     report.conditions, report.legend = f"{options.seeds} seeds, {options.steps} steps. {where}.", LEGEND
     report.begin(COLUMNS)
+    sizes = {"seeds": options.seeds, "steps": options.steps, "tiny": options.tiny}
+    outcomes = report.measured["outcomes"] = {task: [] for task in options.task or TASKS}
+
+    def add(task: str, outcome: Outcome) -> None:
+        outcomes[task].append(outcome)
+        print(f"{task}: {outcome}", file=sys.stderr, flush=True)
+
+    def find_out(task: str) -> list[GradientError]:
+        # In a process of its own: Paddle changes how PyTorch computes.
+        told = {"task": task, "policies": options.policy or POLICIES, **sizes}
+        return alone("quality:work", task, partial(add, task), **told)  # type: ignore[no-any-return]
+
     with ThreadPoolExecutor(options.jobs) as tasks:
-        findings = list(tasks.map(lambda task: find_out(task, options), options.task or TASKS))
-    report.measured["outcomes"] = {found.task: found.outcomes for found in findings}
-    report.measured["gradients"] = {found.task: found.gradients for found in findings}
-    for row in (row for found in findings for row in found.rows()):
-        report.row(*row)
+        gradients = report.measured["gradients"] = dict(zip(outcomes, tasks.map(find_out, outcomes), strict=True))
+    for task, found in outcomes.items():
+        for row in rows(task, found, gradients[task]):
+            report.row(row)

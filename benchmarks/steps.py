@@ -14,18 +14,19 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from statistics import median
 from typing import Any
 
 import tensorstash as ts
-from benchmarks.harness import training
-from benchmarks.harness.report import Report, columns, machine
-from benchmarks.harness.runner import ALLOCATORS, dot, environment
-from benchmarks.models import Model
+from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.runner import ALLOCATORS, environment, policy_line
+from benchmarks.models import Model, training
 from tensorstash.cli.comparison import NO_POLICY
-from tensorstash.cli.turns import Job, Turns
+from tensorstash.cli.turns import Job, Turns, counted
 
 NONE, CHECKPOINT, SPILL = NO_POLICY, "checkpoint", "disk_spill"
+STEP, MEMORY = "step_s", "activation_bytes"
 DIRECTORY = "/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir()
 
 GPT = Model(framework="torch", network="gpt", batch=16, rate=1e-4, depth=6, width=384, heads=6, context=256)
@@ -63,81 +64,38 @@ EVERY = ("keep", "compress", SPILL, "compress | disk_spill", "quantize:bits=8", 
 EVERY += ("quantize:bits=4 | disk_spill", "cast:dtype=bfloat16")
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """What a policy may cost at most, relative to training without hooks.
-
-    Args:
-        step: duration of a step.
-        memory: of activations, resident.
-        cpu: processor time of a step.
-        beats_checkpoints: whether both step and memory have to be better than with checkpoints.
-    """
-
-    step: float | None = None
-    memory: float | None = None
-    cpu: float | None = None
-    beats_checkpoints: bool = False
-
-
-BARS: Mapping[tuple[str, str], Bar] = {
-    ("gpt", "quantize:bits=8"): Bar(1.10, 0.42),
-    ("gpt", "quantize:bits=4"): Bar(1.12, 0.31),
-    ("gpt", "quantize:bits=4 | disk_spill"): Bar(memory=0.15),
-    ("gpt", "cast:dtype=bfloat16"): Bar(1.08, 0.60),
-    ("gpt", "compress"): Bar(memory=1.0),
-    ("gpt", SPILL): Bar(1.13, 0.26, cpu=1.10),
-    ("gpt", f"recompute | {SPILL}"): Bar(1.08, 0.20, beats_checkpoints=True),
-    ("gpt_dropout", "pack_masks"): Bar(1.03, 0.88),
-    ("gpt_dropout", SPILL): Bar(1.08, 0.20),
-    ("resnet", SPILL): Bar(1.15, 0.45),
-    ("paddle_gpt", SPILL): Bar(1.10),
+BARS: Mapping[tuple[Any, ...], Mapping[str, float]] = {
+    ("gpt", "quantize:bits=8"): {"step": 1.10, "memory": 0.42},
+    ("gpt", "quantize:bits=4"): {"step": 1.12, "memory": 0.31},
+    ("gpt", "quantize:bits=4 | disk_spill"): {"memory": 0.15},
+    ("gpt", "cast:dtype=bfloat16"): {"step": 1.08, "memory": 0.60},
+    ("gpt", "compress"): {"memory": 1.0},
+    ("gpt", SPILL): {"step": 1.13, "memory": 0.26, "CPU": 1.10},
+    ("gpt", f"recompute | {SPILL}"): {"step": 1.08, "memory": 0.20, "checkpoint": 1.0},
+    ("gpt_dropout", "pack_masks"): {"step": 1.03, "memory": 0.88},
+    ("gpt_dropout", SPILL): {"step": 1.08, "memory": 0.20},
+    ("resnet", SPILL): {"step": 1.15, "memory": 0.45},
+    ("paddle_gpt", SPILL): {"step": 1.10},
+    ("gpt", SPILL, "float32", 1): {"step": 1.03, "memory": 0.26, "CPU": 1.10},
+    ("gpt", "compress", "bfloat16", 1): {"step": 1.20},
+    ("gpt", "compress", "bfloat16", 2): {"step": 1.20},
 }
-"""By workload and method."""
+"""What a policy may cost at most, by workload and method in float32, or by type and threads too: duration of a step,
+resident memory of activations and processor time, relative to no hooks; step and memory, relative to checkpoints."""
 
-OTHER_BARS = {
-    ("gpt", SPILL, "float32", 1): Bar(1.03, 0.26, cpu=1.10),
-    ("gpt", "compress", "bfloat16", 1): Bar(1.20),
-    ("gpt", "compress", "bfloat16", 2): Bar(1.20),
+FLOAT32, ALL = ("float32",), ("float32", "bfloat16")
+SETS: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[str] | None]] = {
+    "spill": (list(WORKLOADS), FLOAT32, (1, 2), (SPILL,)),
+    "policies": (("gpt", "resnet", "paddle_gpt"), ALL, (1,), EVERY),
+    "cores": (("gpt", "gpt_dropout", "resnet"), FLOAT32, (2, 1), None),
 }
-"""Where they are others: by type and threads, too."""
-
-CORES = {workload: tuple(method for name, method in BARS if name == workload) for workload in WORKLOADS}
-SETS: Mapping[str, Mapping[str, Any]] = {
-    "spill": {
-        "workload": WORKLOADS,
-        "dtype": ["float32"],
-        "method": dict.fromkeys(WORKLOADS, (SPILL,)),
-        "threads": [1, 2],
-    },
-    "policies": {
-        "workload": ["gpt", "resnet", "paddle_gpt"],
-        "dtype": ["float32", "bfloat16"],
-        "method": dict.fromkeys(WORKLOADS, EVERY),
-        "threads": [1],
-    },
-    "cores": {
-        "workload": ["gpt", "gpt_dropout", "resnet"],
-        "dtype": ["float32"],
-        "method": CORES,
-        "threads": [2, 1],
-    },
-}
-"""What is compared, unless told otherwise: values of the options; methods by workload."""
+"""What is compared, unless told otherwise: workloads, types, threads, and methods: those that have a bar where that is
+None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What one process does.
-
-    Args:
-        workload: what is trained, by name.
-        method: ``"none"``, ``"checkpoint"``, or a policy as one line.
-        allocator: one of ``ALLOCATORS``.
-        threads: for computing.
-        dtype: of weights and activations.
-        resident_bytes: bytes that the policy may leave where they are.
-    """
+    """What one process does: train a workload by a method, ``"none"``, ``"checkpoint"``, or a policy as one line."""
 
     workload: str
     method: str = NONE
@@ -151,9 +109,9 @@ class Variant:
         return self.method not in (NONE, CHECKPOINT)
 
     @property
-    def bar(self) -> Bar | None:
-        usual = BARS.get((self.workload, self.method)) if self.dtype == "float32" else None
-        return OTHER_BARS.get((self.workload, self.method, self.dtype, self.threads), usual)
+    def bars(self) -> Mapping[str, float]:
+        usual = BARS.get((self.workload, self.method), {}) if self.dtype == "float32" else {}
+        return BARS.get((self.workload, self.method, self.dtype, self.threads), usual)
 
 
 def model_of(variant: Variant, *, tiny: bool) -> Model:
@@ -175,38 +133,36 @@ def job(variant: Variant, options: argparse.Namespace) -> Job:
         environment(threads=variant.threads, allocator=variant.allocator),
         limits={"in_flight": options.limit, "ahead": ahead, "resident": variant.resident_bytes},
         min_bytes=0 if options.tiny else "64KiB",
-        idle=options.idle,
         compared=[options.steps - 1],
     )
 
 
 def variants(options: argparse.Namespace) -> Iterator[list[Variant]]:
     """Yield what the command line asks for, as groups of what is compared."""
-    chosen = {**SETS[options.set], **{name: value for name, value in vars(options).items() if value}}
-    methods = dict.fromkeys(WORKLOADS, options.method) if options.method else chosen["method"]
-    for workload in chosen["workload"]:
+    workloads, dtypes, threads, methods = SETS[options.set]
+    for workload in options.workload or workloads:
         # Paddle computes on one thread, for importing it sets OMP_NUM_THREADS, and knows little of bfloat16 on the CPU.
         is_paddle = workload.startswith("paddle")
-        for dtype in ("float32",) if is_paddle else chosen["dtype"]:
-            for count in (1,) if is_paddle else chosen["threads"]:
-                found = [Variant(workload, NONE, "default", count, dtype)]
-                for allocator in options.allocator or ("advised",):
-                    for method in (NONE, CHECKPOINT, *methods[workload]):
-                        resident = RESIDENT_MIB[workload] * 2**20 if method == SPILL else 0
-                        found.append(Variant(workload, method, allocator, count, dtype, resident))
-                yield list(dict.fromkeys(found))
+        told = (FLOAT32, (1,)) if is_paddle else (options.dtype or dtypes, options.threads or threads)
+        chosen = options.method or methods or dict.fromkeys(method for name, method, *_ in BARS if name == workload)
+        for dtype, count in product(*told):
+            found = [Variant(workload, NONE, "default", count, dtype)]
+            for allocator, method in product(options.allocator or ("advised",), (NONE, CHECKPOINT, *chosen)):
+                resident = RESIDENT_MIB[workload] * 2**20 if method == SPILL else 0
+                found.append(Variant(workload, method, allocator, count, dtype, resident))
+            yield list(dict.fromkeys(found))
 
 
-Run = Mapping[str, Any]
-Runs = Mapping[Variant, Sequence[Run]]
-"""What :func:`benchmarks.harness.training.train` has reported in each round, by variant."""
+Runs = Mapping[Variant, Sequence[Mapping[str, Any]]]
+"""What :func:`benchmarks.models.training.train` has reported in each round, by variant."""
 
 
 def measure(group: Sequence[Variant], options: argparse.Namespace) -> Runs:
     """Run what is compared, all at one time, as many rounds as the command line has."""
-    runs: dict[Variant, list[Run]] = {variant: [] for variant in group}
+    runs: dict[Variant, list[Mapping[str, Any]]] = {variant: [] for variant in group}
+    on_turn = counted(options.rounds * options.steps * len(group))
     for _ in range(options.rounds):
-        with Turns[Variant](dot) as turns:
+        with Turns[Variant](on_turn) as turns:
             turns.start({variant: job(variant, options) for variant in group})
             turns.rounds(options.steps)
             for variant, found in turns.finish().items():
@@ -214,7 +170,7 @@ def measure(group: Sequence[Variant], options: argparse.Namespace) -> Runs:
     return runs
 
 
-def figures(run: Run, name: str) -> Sequence[float]:
+def figures(run: Mapping[str, Any], name: str) -> Sequence[float]:
     """Return the figure of each step but the first, or the one of all steps."""
     return run[name][1:] if isinstance(run[name], list) else [run[name]]
 
@@ -228,19 +184,18 @@ class Row:
 
     def cells(self) -> Iterator[Any]:
         """Yield the value of each column."""
-        v, bar = self.variant, self.variant.bar
-        default, alike, checkpoint = self._base(allocator="default"), self._base(), self._base(method=CHECKPOINT)
-        missed = ", ".join(self.missed(bar or Bar()))
+        v, bases = self.variant, (self._base(allocator="default"), self._base())
+        step, memory, cpu = ([self.ratio(name, base) for base in bases] for name in (STEP, MEMORY, "cpu_s"))
+        checkpoint = [self.ratio(name, self._base(method=CHECKPOINT)) for name in (STEP, MEMORY)]
+        found = {"step": step, "memory": memory, "CPU": cpu, "checkpoint": checkpoint}
         yield from (v.workload, v.dtype, v.threads, v.allocator, v.method)
         yield v.resident_bytes / 2**20 if v.is_policy else None
-        yield self._middle("step_s")
-        yield from (self.ratio("step_s", default), self.ratio("step_s", alike), self.ratio("cpu_s", alike))
-        yield self._middle("activation_bytes") / 2**20
-        yield from (self.ratio("activation_bytes", default), self.ratio("activation_bytes", alike))
-        yield ", ".join(f"{self.ratio(name, checkpoint):.3f}" for name in ("step_s", "activation_bytes"))
+        yield from (self._middle(STEP), *step, cpu[1], self._middle(MEMORY) / 2**20, *memory)
+        yield ", ".join(f"{each:.3f}" for each in checkpoint)
         yield self.seen if any(run["stashed_bytes"] for run in self.runs[v]) else None
         yield ("bitwise" if self.is_exact else "differ") if v.is_policy else None
-        yield None if bar is None else f"missed: {missed}" if missed else "met"
+        missed = (f"{name} > {most}" for name, most in v.bars.items() if max(found[name]) > most)
+        yield verdict(missed) if v.bars else None
 
     def _base(self, method: str = NONE, **changes: str) -> Variant:
         base = replace(self.variant, method=method, resident_bytes=0, **changes)
@@ -271,35 +226,22 @@ class Row:
     @property
     def seen(self) -> float:
         return median(
-            (theirs["activation_bytes"] - ours["activation_bytes"])
-            / max(ours["stashed_bytes"] - self.variant.resident_bytes, 1)
+            (theirs[MEMORY] - ours[MEMORY]) / max(ours["stashed_bytes"] - self.variant.resident_bytes, 1)
             for ours, theirs in zip(self.runs[self.variant], self.runs[self._base()], strict=True)
         )
-
-    def missed(self, bar: Bar) -> Iterator[str]:
-        """Yield what is not met."""
-        bounds = {"step": ("step_s", bar.step), "memory": ("activation_bytes", bar.memory), "CPU": ("cpu_s", bar.cpu)}
-        for what, (name, most) in bounds.items():
-            bases = (self._base(allocator="default"), self._base())
-            if most is not None and max(self.ratio(name, base) for base in bases) > most:
-                yield f"{what} > {most}"
-        checkpoint = self._base(method=CHECKPOINT)
-        if bar.beats_checkpoints and max(self.ratio(name, checkpoint) for name in ("step_s", "activation_bytes")) >= 1:
-            yield "checkpoints are better"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", choices=SETS, default="spill", help="what is compared unless told otherwise")
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"))
-    parser.add_argument("--method", action="append", help="a policy as one line")
+    parser.add_argument("--method", action="append", type=policy_line, help="a policy as one line")
     parser.add_argument("--threads", action="append", type=int)
     parser.add_argument("--allocator", action="append", choices=ALLOCATORS)
     parser.add_argument("--rounds", type=int, default=2, help="of fresh processes")
     parser.add_argument("--steps", type=int, default=5, help="of a process, 2 or more; the first does not count")
     parser.add_argument("--limit", default="48 MiB", help="bytes in flight and ahead; twice the largest tensor")
     parser.add_argument("--directory", default=DIRECTORY)
-    parser.add_argument("--idle", help="bytes of freed memory that the package keeps for later")
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
 
 
@@ -315,7 +257,7 @@ def main(options: argparse.Namespace, report: Report) -> bool:
         measured += [{"variant": asdict(variant), "runs": some} for variant, some in runs.items()]
         rows = [Row(variant, runs) for variant in group]
         for row in rows:
-            report.row(*row.cells())
+            report.row(row.cells())
         broken += [row.variant for row in rows if row.is_broken]
     print(*(f"gradients differ: {variant}" for variant in broken), sep="\n", end="", file=sys.stderr)
     return bool(broken)

@@ -6,32 +6,29 @@
     python -m benchmarks torch_device --device sim --gigabytes 1 --width 64 --depth 2 --heads 2 --length 64
     OMP_NUM_THREADS=1 python -m benchmarks torch_device --device sim --network feed_forward
 
-A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns, now the
-first one first and now the last, so that a clock that drifts is fair to all. Memory is the peak that the device's
-allocator has handed out, less what it held before the step. The ratio of a step is the median of those between steps
-of one turn, ± its standard error. Gradients are compared on a step with deterministic algorithms.
+A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns. Memory is
+the peak that the device's allocator has handed out, less what it held before the step. The ratio of a step is the
+median of those between steps of one turn, ± its standard error.
 
 Copies are read from a profile of a step of its own, or from the log of the simulated device, and compared with bare
 copies between page-locked memory and the device. Hidden is the share of their time in which the device computed, too;
-waited is for how long it could not compute before a copy had ended. Nothing computes yet when the first copy out could
-begin, and nothing any more beside the last one back, so that few blocks hide less than many.
+waited is for how long it could not compute before a copy had ended. Few blocks hide less than many: nothing computes
+beside the first copy out and the last one back.
 
 The blocks of a transformer's feed-forward compute much and save little. The link of a simulated device is as slow as
 makes the copies of ``cpu_offload`` take each share of the forward's computation; with a share of 0 it is as fast as
-memory. An operation takes as long as the simulated memory needs for what it reads and writes, while the processor,
-which computes it, needs less and then sleeps: so the program runs ahead of the device, and what else the machine does
-is hardly in a step. With ``--memory 0`` operations take as long as the processor needs.
+memory. An operation takes as long as the simulated memory needs for what it reads and writes; with ``--memory 0`` as
+long as the processor needs, which otherwise sleeps for the rest, so that the program runs ahead of the device.
 """
 
 import argparse
 import gc
-import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from statistics import median, quantiles
+from statistics import median, stdev
 from time import perf_counter
 from typing import Any
 
@@ -40,28 +37,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, machine
-from benchmarks.harness.runner import seconds
-from benchmarks.harness.torch_accelerator import WAYS, Accelerator, accelerator_named, bare_seconds
+from benchmarks.harness.report import Report, columns, machine, verdict
+from benchmarks.harness.runner import distance
+from benchmarks.harness.torch_accelerator import WAYS, Accelerator, Copies, accelerator_named, bare_seconds
 from benchmarks.models import Model
-from benchmarks.models.torch_gpt import GPT
+from benchmarks.models import torch as pytorch
+from benchmarks.models.networks import GPT, new
 
 NONE, HOST, OURS = "none", "save_on_cpu pinned", "cpu_offload"
-METHODS = {
+METHODS: Mapping[str, Sequence[str]] = {
     "gpt": (
-        NONE,
-        "checkpoint",
-        "save_on_cpu",
-        HOST,
-        "trl",
-        OURS,
-        "quantize:bits=8",
-        "quantize:bits=4 | cpu_offload",
-        "cpu_offload | disk_spill:directory={directory}",
-        "some: cpu_offload",
-        "checkpoint, save_on_cpu",
-        "checkpoint, trl",
-        "checkpoint, cpu_offload",
+        *(NONE, "checkpoint", "save_on_cpu", HOST, "trl", OURS, "quantize:bits=8", "quantize:bits=4 | cpu_offload"),
+        *("cpu_offload | disk_spill:directory={directory}", "some: cpu_offload"),
+        *("checkpoint, save_on_cpu", "checkpoint, trl", "checkpoint, cpu_offload"),
     ),
     "feed_forward": (NONE, HOST, OURS),
 }
@@ -72,29 +60,22 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"width": 4096, "depth": 8, "batch": 1, "rounds": 3, "every": 1, "memory": 0.0},
     "feed_forward": {"width": 512, "depth": 6, "batch": 48, "rounds": 8, "every": 4, "memory": 0.2},
 }
-"""What options are unless they are given, by network."""
+"""What options are unless they are given, by network; ``every``: turns between two of HOST, which may take long."""
 
 MOST_OF_NONE, LEAST_HIDDEN = 1.03, 0.95
-"""What is aimed at: a step of no policy's, and of the time of copies each way; and sooner by what is hidden."""
+"""Bars: a step of no policy's, and of the time of copies each way; and sooner by what is hidden."""
 
 COLUMNS = columns("""
-    length, or share:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none:> | GiB out:.3f |
-    out ms, of bare:> | hidden:.3f | back ms, of bare:> | hidden:.3f | waited ms:.0f | hidden ms:.0f |
+    length, or share:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none's:> | GiB out:.3f |
+    out ms, of bare:> | hidden out:.3f | back ms, of bare:> | hidden back:.3f | waited ms:.0f | hidden ms:.0f |
     sooner than save_on_cpu ms:.0f | page-locked GiB, of payload:> | gradients | bars
 """)
 
 
 class Method:
-    """One way to train: a context for each forward, and what it knows of itself.
+    """One way to train, by its name: a context for each forward, and what it knows of itself."""
 
-    Args:
-        name: as on the command line.
-        blocks: of the model.
-        directory: for files.
-        kind: of the device.
-    """
-
-    def __init__(self, name: str, blocks: nn.ModuleList, directory: str, kind: str) -> None:
+    def __init__(self, name: str, blocks: Sequence[nn.Module], directory: str, kind: str) -> None:
         head, _, rest = name.partition(", ")
         self.recompute = head == "checkpoint"
         name = rest if self.recompute else name
@@ -115,39 +96,7 @@ class Method:
             self.scope = lambda: offload
         elif name not in (NONE, ""):
             session = self.session = ts.stash(ts.parse(line.format(directory=directory)), framework="torch")
-            self.scope = partial(inside, blocks[::4], session) if some else lambda: session
-
-    def stats(self) -> dict[str, Any]:
-        return {} if self.session is None else self.session.stats().to_dict()
-
-
-@contextmanager
-def inside(blocks: Iterable[nn.Module], session: Any) -> Iterator[None]:
-    """Enter the session for the forward of these blocks alone."""
-    forwards = [(block, session(block.forward)) for block in blocks]
-    for block, forward in forwards:
-        block.forward = forward
-    try:
-        yield
-    finally:
-        for block, _ in forwards:
-            del block.forward
-
-
-class FeedForward(nn.Module):
-    """Blocks of a transformer's feed-forward, from (batch, width) to the same."""
-
-    def __init__(self, width: int, depth: int) -> None:
-        super().__init__()
-        hidden = 4 * width
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)) for _ in range(depth)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+            self.scope = partial(pytorch.forwards, blocks[::4], session) if some else lambda: session
 
 
 class Bench:
@@ -156,15 +105,18 @@ class Bench:
     def __init__(self, options: argparse.Namespace, length: int, accelerator: Accelerator) -> None:
         self.accelerator, self.is_gpt = accelerator, options.network == "gpt"
         torch.manual_seed(0)
-        if self.is_gpt:
-            sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
-            with accelerator.device:
+        with accelerator.device:
+            if self.is_gpt:
+                sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
                 model = Model(framework="torch", network="gpt", rate=0.0, context=length, **sizes)
-                self.model: Any = GPT(model).to(torch.bfloat16)
+                self.model: Any = new(pytorch, GPT, model).to(torch.bfloat16)
                 self.batch = torch.randint(options.vocabulary, (options.batch, length + 1))
-        else:
-            self.model = FeedForward(options.width, options.depth).to(accelerator.device)
-            self.batch = torch.randn(options.batch, options.width).to(accelerator.device)
+            else:
+                there, back = ((options.width, 4 * options.width)[::way] for way in (1, -1))
+                blocks = (nn.Sequential(nn.Linear(*there), nn.GELU(), nn.Linear(*back)) for _ in range(options.depth))
+                self.model = nn.Sequential(*blocks)
+                self.batch = torch.randn(options.batch, options.width)
+        self.blocks = list(self.model.blocks if self.is_gpt else self.model)
 
     def loss(self) -> Tensor:
         """Run a forward."""
@@ -182,10 +134,7 @@ class Bench:
     def timed(self, method: Method) -> tuple[float, int]:
         """Return the seconds of a step and the bytes that the device's allocator handed out on top."""
         self.model.zero_grad(set_to_none=False)
-        self.accelerator.synchronize()
-        before = self.accelerator.reset_peak()
-        spent = seconds(lambda: (self.step(method), self.accelerator.synchronize()))
-        return spent, self.accelerator.peak() - before
+        return self.accelerator.timed(partial(self.step, method))
 
     def gradients(self, method: Method) -> list[Tensor]:
         self.model.zero_grad(set_to_none=False)
@@ -200,7 +149,7 @@ class Bench:
         """Make the link so slow that copies out take this share of the computation of a forward."""
         self.accelerator.log.link(bandwidth=0.0)
         nbytes = self.accelerator.copies(partial(self.step, offload))["DtoH"]["nbytes"]
-        forward = min(seconds(lambda: (self.loss(), self.accelerator.synchronize())) for _ in range(3))
+        forward = min(self.accelerator.timed(self.loss)[0] for _ in range(3))
         self.accelerator.log.link(bandwidth=nbytes / (share * forward) if share else 0.0)
 
     def clear(self) -> None:
@@ -213,8 +162,7 @@ def compare(gradients: list[Tensor], expected: list[Tensor]) -> str:
     pairs = list(zip(gradients, expected, strict=True))
     if all(torch.equal(a, b) for a, b in pairs):
         return "equal"
-    distances = [float((a.float() - b.float()).norm() / b.float().norm().clamp_min(1e-30)) for a, b in pairs]
-    return f"differ by {max(distances):.1e}"
+    return f"differ by {max(distance(a.float().cpu().numpy(), b.float().cpu().numpy()) for a, b in pairs):.1e}"
 
 
 @contextmanager
@@ -231,14 +179,13 @@ def failures(row: dict[str, Any]) -> Iterator[None]:
 
 
 Found = dict[str, Any]
-"""What was measured of a method: ``seconds`` and ``peaks`` by turn and step, ``copies``, ``stats``, ``pinned_nbytes``,
-``gradients``; or why there is nothing: ``failure``."""
+"""What was measured of a method by name, ``seconds`` and ``peaks`` by turn and step; or why not: ``failure``."""
 
 
 def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[str, Found]:
     """Return what was measured, by method."""
     accelerator = bench.accelerator
-    make = partial(Method, blocks=bench.model.blocks, directory=options.directory, kind=accelerator.device.type)
+    make = partial(Method, blocks=bench.blocks, directory=options.directory, kind=accelerator.device.type)
     rows: dict[str, Found] = {}
     methods: dict[str, Method] = {}
     expected: list[Tensor] | None = None
@@ -249,7 +196,7 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
             continue
         with failures(row):
             method = methods[name] = make(name)
-            accelerator.reset_pinned()
+            accelerator.pinned_peak()
             gradients = bench.gradients(method)
             if expected is None:
                 # The same again: what differs then is the device's doing.
@@ -258,7 +205,7 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
             del gradients
             bench.timed(method)
             row["copies"] = accelerator.copies(partial(bench.step, method))
-            row["stats"] = method.stats()
+            row["stats"] = {} if method.session is None else method.session.stats().to_dict()
             row["pinned_nbytes"] = row["stats"].get("pinned_bytes", accelerator.pinned_peak())
         bench.clear()
     del expected
@@ -276,76 +223,43 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
     return rows
 
 
-def cells(name: str, rows: Mapping[str, Found], bare: Mapping[str, float]) -> Iterator[Any]:
-    """Yield the cells of a row but the first.
-
-    Args:
-        name: of the method.
-        rows: what was measured of each.
-        bare: seconds per byte of bare copies.
-    """
-    row, base = rows[name], rows[NONE]
-    yield name
+def cells(name: str, rows: Mapping[str, Found], bare: Mapping[str, float]) -> dict[str, Any]:
+    """Return what is known of a method, by head; ``bare`` are seconds per byte of bare copies."""
+    row, none, host = (rows.get(each, {}) for each in (name, NONE, HOST))
     if not row["seconds"]:
-        yield from [*[None] * (len(COLUMNS) - 3), row.get("failure", "not timed")]
-        return
-    peak, most, copies = max(row["peaks"].values()), max(base["peaks"].values()), row["copies"]
-    yield from (peak / 2**30, peak / most if most else None) if peak else (None, None)
-    ratios = [spent / base["seconds"][when] for when, spent in row["seconds"].items()]
-    yield 1e3 * median(row["seconds"].values())
-    yield f"{median(ratios):.3f}" + (f" ± {uncertainty(ratios):.3f}" if len(ratios) > 1 else "")
-    yield copies["DtoH"]["nbytes"] / 2**30 if copies else None
-    hidden = {way: copies[way]["beside"] for way in WAYS if copies and copies[way]["seconds"]}
-    for way in WAYS:
-        if way in hidden:
-            spent = copies[way]["seconds"]
-            yield f"{1e3 * spent:.0f}, {spent / (bare[way] * copies[way]['nbytes']):.3f}"
-            yield hidden[way] / spent
-        else:
-            yield from (None, None)
-    yield 1e3 * copies["waited"]["seconds"] if "waited" in copies else None
-    yield 1e3 * sum(hidden.values()) if hidden else None
-    is_ours = name == OURS and bool(rows.get(HOST, {}).get("seconds")) and bool(hidden)
-    pairs = rows[HOST]["seconds"].items() if is_ours else ()
-    sooner = [spent - row["seconds"][when] for when, spent in pairs if when in row["seconds"]]
-    yield 1e3 * median(sooner) if sooner else None
-    payload = row["stats"].get("peak_bytes") or (copies["DtoH"]["nbytes"] if copies else 0)
-    pinned = row["pinned_nbytes"]
-    yield f"{pinned / 2**30:.3f}, {pinned / payload:.3f}" if pinned and payload else None
-    yield row["gradients"]
-    yield bars(median(ratios), copies, median(sooner) - sum(hidden.values())) if sooner else None
-
-
-def uncertainty(values: list[float]) -> float:
-    """Return the standard error of a median of values that are spread like a normal distribution.
-
-    Args:
-        values: at least two.
-
-    >>> round(uncertainty([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]), 2)
-    0.14
-    """
-    first, _, third = quantiles(values)
-    # 1.2533 of the mean's error; the quartiles are 1.349 standard deviations apart.
-    return 1.2533 / 1.349 * (third - first) / math.sqrt(len(values))
-
-
-def bars(of_none: float, copies: Mapping[str, Mapping[str, float]], sooner: float) -> str:
-    """Say which of the aims are missed, or that all are met.
-
-    Args:
-        of_none: a step of no policy's.
-        copies: of a step.
-        sooner: by how many seconds more than were hidden.
-
-    >>> copies = {way: {"seconds": 2.0, "beside": 1.9} for way in WAYS}
-    >>> bars(1.03, copies, 0.0), bars(1.031, copies, -0.1)
-    ('met', 'missed: step, sooner')
-    """
-    hidden = {way: copies[way]["beside"] >= LEAST_HIDDEN * copies[way]["seconds"] for way in WAYS}
-    is_met = {"step": of_none <= MOST_OF_NONE, "out": hidden["DtoH"], "back": hidden["HtoD"], "sooner": sooner >= 0}
-    missed = [name for name, met in is_met.items() if not met]
-    return f"missed: {', '.join(missed)}" if missed else "met"
+        return {"method": name, "bars": row.get("failure", "not timed")}
+    ratios = [spent / none["seconds"][when] for when, spent in row["seconds"].items()]
+    error = 1.2533 * stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0  # of a median of normal values
+    found = {
+        "method": name,
+        "step ms": 1e3 * median(row["seconds"].values()),
+        "of none's": f"{median(ratios):.3f}" + (f" ± {error:.3f}" if error else ""),
+        "gradients": row["gradients"],
+    }
+    peak, most = (max(each["peaks"].values()) for each in (row, none))
+    found |= {"peak GiB": peak / 2**30, "of none": peak / most} if peak else {}
+    copies: Copies = {way: row["copies"][way] for way in WAYS if row["copies"] and row["copies"][way]["seconds"]}
+    for way, copy in copies.items():
+        of_bare = copy["seconds"] / (bare[way] * copy["nbytes"])
+        found[f"{WAYS[way]} ms, of bare"] = f"{1e3 * copy['seconds']:.0f}, {of_bare:.3f}"
+        found[f"hidden {WAYS[way]}"] = copy["beside"] / copy["seconds"]
+    nbytes = row["copies"]["DtoH"]["nbytes"] if row["copies"] else None
+    found["GiB out"] = None if nbytes is None else nbytes / 2**30
+    found["waited ms"] = 1e3 * row["copies"]["waited"]["seconds"] if "waited" in row["copies"] else None
+    payload, pinned = row["stats"].get("peak_bytes") or nbytes, row["pinned_nbytes"]
+    if pinned and payload:
+        found["page-locked GiB, of payload"] = f"{pinned / 2**30:.3f}, {pinned / payload:.3f}"
+    if copies:
+        hidden = sum(copy["beside"] for copy in copies.values())
+        found["hidden ms"] = 1e3 * hidden
+        others = host.get("seconds", {}) if name == OURS else {}
+        sooner = [others[when] - spent for when, spent in row["seconds"].items() if when in others]
+        if sooner:
+            found["sooner than save_on_cpu ms"] = 1e3 * median(sooner)
+            missed = ["step"] * (median(ratios) > MOST_OF_NONE) + ["sooner"] * (median(sooner) < hidden)
+            missed += [to for to in WAYS.values() if found[f"hidden {to}"] < LEAST_HIDDEN]
+            found["bars"] = verdict(missed)
+    return found
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -358,17 +272,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", type=float, help="of the simulated device, in GB/s; 0: as the processor")
     parser.add_argument("--budget", type=float, default=540, help="seconds after which nothing new is measured")
     parser.add_argument("--directory", default=tempfile.gettempdir())
-    parser.add_argument("--every", type=int, help=f"turns between two of {HOST}, which may take long")
-    for name in ("width", "depth", "batch", "rounds"):
-        parser.add_argument(f"--{name}", type=int)
-    for name, size in {"heads": 32, "vocabulary": 32_000, "steps": 3}.items():
+    sizes = {"width": None, "depth": None, "batch": None, "rounds": None, "heads": 32, "vocabulary": 32_000, "steps": 3}
+    for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of deterministic algorithms
     for name, size in SIZES[options.network].items():
-        setattr(options, name, size if getattr(options, name) is None else getattr(options, name))
+        setattr(options, name, size if getattr(options, name, None) is None else getattr(options, name))
     accelerator = accelerator_named(options.device, bandwidth=options.gigabytes * 1e9, memory=options.memory * 1e9)
     deadline = perf_counter() + options.budget
     is_real = accelerator.module is not None and accelerator.log is None
@@ -379,11 +291,11 @@ def main(options: argparse.Namespace, report: Report) -> None:
     for case in shares or options.length or (4096, 8192, 16_384):
         bench = Bench(options, 1 if shares else case, accelerator)
         if shares:
-            bench.set_share(case, Method(OURS, bench.model.blocks, options.directory, "sim"))
+            bench.set_share(case, Method(OURS, bench.blocks, options.directory, "sim"))
         bare = bare_seconds(accelerator, (256 if is_real else 1) << 20)
         rows = measure(options, bench, deadline)
         for name, row in rows.items():
-            report.row(str(case), *cells(name, rows, bare))
+            report.row({"length, or share": str(case)} | cells(name, rows, bare))
             times = {key: list(row[key].values()) for key in ("seconds", "peaks")}
             report.measured["found"].setdefault(str(case), {})[name] = row | times
         bench.clear()

@@ -24,8 +24,8 @@ from typing import Any
 import tensorstash as ts
 from tensorstash.cli.comparison import NO_POLICY, markdown
 from tensorstash.cli.turns import Job, run
+from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
-from tests.engine.labs import lab_of
 
 FRAMEWORKS = ("reference", "torch", "paddle")
 POLICIES = (NO_POLICY, "disk_spill", "compress | disk_spill")

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.labs import codecs_of, dense_bits, kernel_of, lab_of
+from benchmarks.codecs import codecs_of, dense_bits, kernel_of
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.contents import contents, dense_spec, float_bits, float_values
+from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import special_values
 
 CODECS = codecs_of("""

@@ -25,9 +25,9 @@ from benchmarks import quality, steps
 from benchmarks.__main__ import NAMES, main
 from benchmarks.budget_sweep import KEEP, RIVALS, Sweep, budget, rows
 from benchmarks.harness.torch_accelerator import beside
-from benchmarks.main_job import advice, measure
+from benchmarks.main_job import RESNET, advice, measure
 from benchmarks.models import build
-from benchmarks.models.data import Digits
+from benchmarks.models.data import Batches
 from benchmarks.steps import CHECKPOINT, NONE
 from tensorstash.cli.bench_worker import scope_of
 from tensorstash.cli.comparison import HALF, Training, Variant
@@ -63,8 +63,8 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 IMPORTED = {
-    "torch": ("torch", "torch._dynamo", "tensorstash.backends.torch", "benchmarks.harness.training"),
-    "paddle": ("paddle", "tensorstash.backends.paddle", "benchmarks.harness.training"),
+    "torch": ("torch", "torch._dynamo", "tensorstash.backends.torch", "benchmarks.models.training"),
+    "paddle": ("paddle", "tensorstash.backends.paddle", "benchmarks.models.training"),
 }
 """What processes that train import; optimizers of PyTorch import its compiler."""
 
@@ -198,8 +198,8 @@ def test_a_training_that_fails_is_reported_with_its_own_words(
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
-    theirs, ours = load_digits(), Digits(scale=2)
-    images, labels = ours.batch(len(theirs.images), seed=0)
+    theirs = load_digits()
+    images, labels = Batches(replace(RESNET, batch=len(theirs.images), scale=2))(seed=0)
     chosen = np.random.default_rng(0).integers(0, len(theirs.images), len(theirs.images))
     assert np.array_equal(labels, theirs.target[chosen])
     enlarged = theirs.images[chosen].repeat(2, axis=1).repeat(2, axis=2)

@@ -89,7 +89,7 @@ INTERRUPTED = """
 import signal, sys, time
 import numpy as np
 import tensorstash as ts
-from labs import lab_of
+from tensorstash.testing.labs import lab_of
 
 lab, stash = lab_of(sys.argv[1]), ts.stash(ts.Quantize(8), framework=sys.argv[1], min_bytes=0)
 signals = 0

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
+from tensorstash.testing.labs import BACKENDS, lab_of
 from tests import test_house as house
-from tests.engine.labs import BACKENDS, lab_of
 from tests.walk import Step, climbs, walks
 
 

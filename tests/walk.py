@@ -21,7 +21,7 @@ import tensorstash
 import tests.test_house as house
 from tensorstash import api
 from tensorstash.testing.lab import Lab
-from tests.engine.labs import lab_of
+from tensorstash.testing.labs import lab_of
 
 MODULE_AT = {str(path): module for module, path in house.MODULES.items()}
 OUTSIDE = ""

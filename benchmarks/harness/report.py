@@ -4,9 +4,10 @@ import datetime
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -30,38 +31,31 @@ def columns(text: str) -> Columns:
     return found
 
 
+def verdict(missed: Iterable[str]) -> str:
+    """Return the cell about bars.
+
+    >>> verdict([]), verdict(["step > 1.05", "memory > 0.28"])
+    ('met', 'missed: step > 1.05, memory > 0.28')
+    """
+    return "missed: " + ", ".join(missed) if (missed := list(missed)) else "met"
+
+
 def machine(*packages: str) -> str:
     """Return one line that says where and when this was measured."""
-    versions = [f"{package} {_version(package)}" for package in packages]
+    known = {each.name.lower(): each.version for each in distributions()}
+    versions = [f"{package} {known.get(package, 'missing')}" for package in packages]
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    processors = [line.split(": ")[1] for line in lines if line.startswith("model name")]
+    processors = re.findall(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
     load = [f"load {os.getloadavg()[0]:.1f}"] if hasattr(os, "getloadavg") else []
     system = [f"Python {platform.python_version()}", f"{platform.system()} {platform.machine()}", *processors[:1]]
     return ", ".join([*versions, *system, f"{os.cpu_count()} cores", *load, datetime.date.today().isoformat()])
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"
-
-
 class Report:
-    """Rows as they come: each is told on standard error at once, and the files are kept up to date.
+    """Rows as they come: each is told on standard error at once, and the files, if any, are kept up to date.
 
-    Args:
-        title: first line of the Markdown file.
-        command: what was asked for.
-        markdown: the file of tables, with title, command and conditions.
-        json: the file of all rows, and of what else was measured.
-
-    Attributes:
-        conditions: one line: versions, machine, date, and what else a benchmark adds.
-        legend: what the columns mean.
-        verdict: the last sentence.
-        measured: more than the tables show, in plain values.
+    A benchmark sets ``conditions``, one line with versions, machine and date; ``legend``, what the columns mean;
+    ``verdict``, the last sentence; and ``measured``, more than the tables show, in plain values.
     """
 
     def __init__(
@@ -72,15 +66,16 @@ class Report:
         self.measured: dict[str, Any] = {}
         self._title, self._command = title, command
         self._markdown, self._json = markdown, json
-        self._tables: list[tuple[str, Columns, list[tuple[Any, ...]]]] = []
+        self._tables: list[tuple[str, Columns, list[list[Any]]]] = []
 
     def begin(self, columns: Columns, before: str = "") -> None:
         """Begin a table, below a text."""
         self._tables.append((before, columns, []))
 
-    def row(self, *values: Any) -> None:
-        """Add a row to the last table: a value for each column."""
+    def row(self, found: Iterable[Any] | Mapping[str, Any]) -> None:
+        """Add a row to the last table: a value for each column, or values by head."""
         _, columns, rows = self._tables[-1]
+        values = [found.get(head) for head in columns] if isinstance(found, Mapping) else list(found)
         rows.append(values)
         print(" | ".join(_cells(columns, values)), file=sys.stderr, flush=True)
         self.save()

@@ -1,13 +1,18 @@
-"""Jobs of benchmarks and their environment; calls that take turns in this process."""
+"""What benchmarks are told; their jobs, and calls that take turns in this process."""
 
+import argparse
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tensorstash.cli.turns import Job, run
+from tensorstash.config import parse
+from tensorstash.errors import TensorStashError
 from tensorstash.host.allocator import MMAP_THRESHOLD_BYTES, advised_environment
 
 K = TypeVar("K")
@@ -19,13 +24,21 @@ ALLOCATORS = ("default", "advised", "threshold")
 _ALLOCATOR_VARIABLES = ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")
 
 
+def policy_line(line: str) -> str:
+    """Return a policy as one line of the command line; refuse what is none."""
+    try:
+        parse(line)
+    except TensorStashError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return line
+
+
 def environment(*, threads: int, allocator: str = "default") -> dict[str, str]:
-    """Return an environment for a process.
+    """Return an environment with so many threads for computing.
 
     Args:
         threads: for computing.
-        allocator: the C library's as it is; what ``python -m tensorstash`` chooses, which leaves alone what is set
-            already; or glibc's with a threshold.
+        allocator: the C library's as it is; what ``python -m tensorstash`` chooses; or glibc's with a threshold.
     """
     threaded = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if allocator == "advised":
@@ -36,24 +49,27 @@ def environment(*, threads: int, allocator: str = "default") -> dict[str, str]:
     return plain
 
 
+def advice() -> dict[str, str]:
+    """Return what the environment that ``python -m tensorstash`` gives a program has, and ours has not."""
+    return {name: value for name, value in advised_environment(os.environ).items() if os.environ.get(name) != value}
+
+
 def alone(function: str, title: str, on_value: Callable[[Any], object], **arguments: Any) -> Any:
-    """Run a function of a benchmark in a fresh process with one thread for computing, and return its result.
+    """Run a function of a benchmark in a fresh process with one thread for computing; see :func:`run`.
 
     Args:
-        function: ``"module:name"`` of a generator function; see :class:`~tensorstash.cli.turns.Job`.
+        function: ``"module:name"`` of a generator function.
         title: names it in errors.
         on_value: called with everything that it yields once it is ready.
         arguments: of the function.
-
-    Raises:
-        WorkerError: the process failed.
     """
     return run(Job(title, f"benchmarks.{function}", arguments, environment(threads=1), ROOT), on_value)
 
 
-def dot(_: object) -> None:
-    """Say on standard error that a turn is over."""
-    print(".", end="", file=sys.stderr, flush=True)
+def distance(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
+    """Return how far an array is from another, relative to the norm of that."""
+    norm = float(np.linalg.norm(theirs.ravel()))
+    return float(np.linalg.norm((ours - theirs).ravel())) / max(norm, 1e-30)
 
 
 def interleave(calls: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
@@ -67,6 +83,11 @@ def interleave(calls: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[
 
 def seconds(call: Callable[[], object]) -> float:
     """Return how long a call takes."""
-    started = perf_counter()
+    return spent(call)[0]
+
+
+def spent(call: Callable[[], object]) -> tuple[float, float]:
+    """Return how long a call takes, and the processor time of all threads meanwhile, in seconds."""
+    started, cpu_started = perf_counter(), process_time()
     call()
-    return perf_counter() - started
+    return perf_counter() - started, process_time() - cpu_started

@@ -6,27 +6,24 @@ The simulated device of the tests is one: ``sim``. It is built where a C++ compi
 import json
 import platform
 import tempfile
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.harness.runner import interleave, seconds
 
-WAYS = ("DtoH", "HtoD")
+WAYS = {"DtoH": "out", "HtoD": "back"}
 COMPUTED, WAITED = 2, 3
 
 Copies = dict[str, dict[str, float]]
 """For each direction: bytes, seconds, and how many of those seconds the device was computing, too. A simulated device
 also tells under ``"waited"`` for how many seconds the streams that compute waited for others."""
-
-Span = tuple[float, float]
-"""When something began and when it ended, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +34,13 @@ class Accelerator:
         device: which.
         name: what it is called.
         module: what PyTorch offers for its type; None for the host.
-        log: of a simulated device: what takes its records, and what lets it have computations; None elsewhere.
+        log: records of a simulated device; None elsewhere.
     """
 
     device: torch.device
     name: str
     module: Any = None
     log: Any = None
-
-    @property
-    def has_pinned_memory(self) -> bool:
-        """Whether it copies page-locked memory on its own."""
-        return self.module is not None
 
     def synchronize(self) -> None:
         """Wait for the end of its work."""
@@ -60,38 +52,36 @@ class Accelerator:
         if hasattr(self.module, "empty_cache"):
             self.module.empty_cache()
 
-    def reset_peak(self) -> int:
-        """Begin to measure the peak anew; return the bytes in use, 0 where they cannot be had."""
-        if not hasattr(self.module, "max_memory_allocated"):
-            return 0
-        self.module.reset_peak_memory_stats()
-        return int(self.module.memory_allocated())
-
-    def peak(self) -> int:
-        """Return the most bytes in use since :meth:`reset_peak`, 0 where they cannot be had."""
-        return int(self.module.max_memory_allocated()) if hasattr(self.module, "max_memory_allocated") else 0
-
-    def reset_pinned(self) -> None:
-        """Begin anew with the peak of PyTorch's own page-locked memory."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_host_memory_stats()
+    def timed(self, call: Callable[[], object]) -> tuple[float, int]:
+        """Return the seconds that a call takes, and the most bytes in use above those before; 0 where none counts."""
+        self.synchronize()
+        is_counted = hasattr(self.module, "max_memory_allocated")
+        if is_counted:
+            self.module.reset_peak_memory_stats()
+        before = int(self.module.memory_allocated()) if is_counted else 0
+        spent = seconds(lambda: (call(), self.synchronize()))
+        return spent, int(self.module.max_memory_allocated()) - before if is_counted else 0
 
     def pinned_peak(self) -> int:
-        """Return the most page-locked bytes of PyTorch's own pool, 0 where they cannot be had."""
-        return int(torch.cuda.host_memory_stats()["active_bytes.peak"]) if self.device.type == "cuda" else 0
+        """Return the most page-locked bytes of PyTorch's own pool since the last call, 0 where they cannot be had."""
+        if self.device.type != "cuda":
+            return 0
+        peak = int(torch.cuda.host_memory_stats()["active_bytes.peak"])
+        torch.cuda.reset_peak_host_memory_stats()
+        return peak
 
     def copies(self, run: Callable[[], object]) -> Copies:
         """Return what a run copies in each direction, from a profile or the device's log if there is one."""
         if self.log is not None:
-            return _logged(run, self.synchronize, self.log)
-        return _profiled(run, self.synchronize) if self.device.type == "cuda" else {}
+            return _logged(lambda: (run(), self.synchronize()), self.log)
+        return _profiled(lambda: (run(), self.synchronize())) if self.device.type == "cuda" else {}
 
 
-def beside(spans: Iterable[Span], others: Iterable[Span]) -> float:
+def beside(spans: Iterable[Sequence[float]], others: Iterable[Sequence[float]]) -> float:
     """Return for how many seconds of the spans there was one of the others, too.
 
     Args:
-        spans: each counts on its own.
+        spans: when each began and ended; it counts on its own.
         others: which may overlap.
 
     >>> beside([(0, 4), (3, 5)], [(1, 2), (1.5, 3.5)])
@@ -103,75 +93,55 @@ def beside(spans: Iterable[Span], others: Iterable[Span]) -> float:
             merged[-1][1] = max(merged[-1][1], ended)
         else:
             merged.append([begun, ended])
-    ends = [ended for _, ended in merged]
-    total = 0.0
-    for begun, ended in spans:
-        for start, stop in merged[bisect_right(ends, begun) :]:
-            if start >= ended:
-                break
-            total += min(stop, ended) - max(start, begun)
-    return total
+    edges = np.array(merged or [(0.0, 0.0)]).ravel()
+    lengths = np.diff(edges, prepend=edges[0])
+    lengths[::2] = 0.0  # from the end of one to the beginning of the next
+    return sum(float(np.diff(np.interp(span, edges, lengths.cumsum()))[0]) for span in spans)
 
 
-def _totals(copies: dict[str, list[tuple[Span, int]]], work: list[Span]) -> Copies:
-    return {
-        way: {
-            "nbytes": float(sum(nbytes for _, nbytes in found)),
-            "seconds": sum(ended - begun for (begun, ended), _ in found),
-            "beside": beside((span for span, _ in found), work),
-        }
-        for way, found in copies.items()
-    }
-
-
-def _logged(run: Callable[[], object], synchronize: Callable[[], None], log: Any) -> Copies:
+def _logged(run: Callable[[], object], log: Any) -> Copies:
     log.records()
     with log.computations():
         run()
-        synchronize()
-    copies: dict[str, list[tuple[Span, int]]] = {way: [] for way in WAYS}
-    work: list[Span] = []
-    waits: list[tuple[int, float]] = []
-    computing: set[int] = set()
-    for record in log.records():
-        span = record.begun, record.ended
-        if record.direction == COMPUTED:
-            work.append(span)
-            computing.add(record.stream)
-        elif record.direction == WAITED:
-            waits.append((record.stream, record.ended - record.begun))
-        else:
-            copies[WAYS[record.direction]].append((span, record.nbytes))
-    waited = sum(spent for stream, spent in waits if stream in computing)
-    return {**_totals(copies, work), "waited": {"seconds": waited}}
+    records = log.records()
+    copies = {way: [record for record in records if record.direction == kind] for kind, way in enumerate(WAYS)}
+    work = [record for record in records if record.direction == COMPUTED]
+    computing = {record.stream for record in work}
+    waits = (record for record in records if record.direction == WAITED and record.stream in computing)
+    found = {way: [(record.begun, record.ended, record.nbytes) for record in some] for way, some in copies.items()}
+    totals = _totals(found, [(record.begun, record.ended) for record in work])
+    return {**totals, "waited": {"seconds": sum(record.ended - record.begun for record in waits)}}
 
 
-def _profiled(run: Callable[[], object], synchronize: Callable[[], None]) -> Copies:
+def _profiled(run: Callable[[], object]) -> Copies:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
-        synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    copies: dict[str, list[tuple[Span, int]]] = {way: [] for way in WAYS}
-    work: list[Span] = []
-    for event in events:
-        way = next((way for way in WAYS if way in event.get("name", "")), None)
-        if event.get("cat") == "gpu_memcpy" and way:
-            copies[way].append((_span(event), event["args"]["bytes"]))
-        elif event.get("cat") == "kernel":
-            work.append(_span(event))
-    return _totals(copies, work)
+
+    def found(category: str, name: str = "") -> list[tuple[float, float, int]]:
+        some = (event for event in events if event.get("cat") == category and name in event["name"])
+        return [(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"].get("bytes", 0)) for e in some]
+
+    return _totals({way: found("gpu_memcpy", way) for way in WAYS}, [span for *span, _ in found("kernel")])
 
 
-def _span(event: dict[str, Any]) -> Span:
-    return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+def _totals(copies: Mapping[str, Sequence[tuple[float, float, int]]], work: Iterable[Sequence[float]]) -> Copies:
+    return {
+        way: {
+            "nbytes": float(sum(nbytes for *_, nbytes in some)),
+            "seconds": sum(ended - begun for begun, ended, _ in some),
+            "beside": beside([span for *span, _ in some], work),
+        }
+        for way, some in copies.items()
+    }
 
 
 def bare_seconds(accelerator: Accelerator, nbytes: int) -> dict[str, float]:
     """Return seconds per byte of the best of five copies between page-locked memory and the device."""
-    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=accelerator.has_pinned_memory)
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=accelerator.module is not None)
     there = torch.empty(nbytes, dtype=torch.uint8, device=accelerator.device)
 
     def copy(target: Tensor, source: Tensor) -> float:
@@ -182,15 +152,12 @@ def bare_seconds(accelerator: Accelerator, nbytes: int) -> dict[str, float]:
 
 
 def accelerator_named(name: str, *, bandwidth: float = 0.0, memory: float = 0.0) -> Accelerator:
-    """Return a device.
+    """Return a device by PyTorch's name, or end the program; ``sim`` registers the simulated one.
 
     Args:
-        name: as PyTorch writes it; ``sim`` registers the simulated one.
+        name: of the device.
         bandwidth: of the links of the simulated one, in bytes per second; 0 for no limit.
         memory: the same of its memory; with 0 its operations take as long as the processor needs.
-
-    Raises:
-        SystemExit: there is none of that name.
     """
     if name.partition(":")[0] == "sim":
         from tests.device.simulated import simulated

@@ -19,13 +19,13 @@ class Model:
         rate: of learning.
         optimizer: ``"adam"`` or ``"adamw"``; in Paddle also ``"momentum"``.
         depth: blocks; of a residual network, in each stage.
-        width: of the GPT, or channels of the residual network's first stage.
+        width: of the GPT, or channels of the residual network.
         heads: of attention; ``width`` is divisible by it.
         context: bytes of text in an example.
         vocabulary: tokens that there are; one for each byte of text.
-        dropout: of the GPT in PyTorch, as a fraction.
-        eager: whether its attention is written out and keeps its probabilities for backward.
-        stages: of the residual network; each halves height and width, and in Paddle doubles the channels.
+        dropout: of the GPT, as a fraction.
+        eager: whether its attention is written out, as it is in Paddle, and keeps its probabilities for backward.
+        stages: of the residual network; each but the first halves height and width.
         scale: side of the square that a pixel becomes.
         recompute: whether the activations of blocks are computed again in backward.
         dtype: of weights and activations.
@@ -57,6 +57,5 @@ class Model:
 
 def build(model: Model) -> "Training":
     """Return the training; imports its framework, and no other."""
-    module = import_module(f"benchmarks.models.{model.framework}_training")
-    training: Training = getattr(module, f"{model.framework.title()}Training")(model)
+    training: Training = import_module(f"benchmarks.models.{model.framework}").Training(model)
     return training

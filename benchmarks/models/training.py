@@ -1,14 +1,22 @@
-"""A network that learns, as the measuring code sees it; what is spelled alike in both frameworks."""
+"""A network that learns, what is spelled alike in both frameworks; and the job of all that trains to be measured."""
 
+import os
 from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from benchmarks.models import Model
+import tensorstash as ts
+from benchmarks.harness.runner import ROOT
+from benchmarks.models import Model, build
 from benchmarks.models.data import Batches
 from tensorstash.cli import bench_worker
+from tensorstash.cli.bench_worker import Steps, measure, scope_of
+from tensorstash.cli.turns import Job
+from tensorstash.host.allocator import advised_environment
 
 
 class Training(bench_worker.Training):
@@ -50,3 +58,38 @@ class Training(bench_worker.Training):
     def _logits(self, batches: Batches, seed: int, *, small: bool = False) -> tuple[Any, Any]:
         inputs, targets = map(self._tensor, batches(seed, small=small))
         return self._network(inputs).flatten(0, -2), targets.flatten()
+
+
+def train(
+    model: Mapping[str, Any],
+    steps: int,
+    policy: str,
+    *,
+    limits: Mapping[str, Any],
+    min_bytes: int | str = "64KiB",
+    **compared: Any,
+) -> Steps:
+    """Train, a step for each turn; see :func:`~tensorstash.cli.bench_worker.measure`.
+
+    Args:
+        model: fields of a :class:`~benchmarks.models.Model`.
+        steps: how many.
+        policy: one line, or ``"none"``.
+        limits: of the session, by name.
+        min_bytes: smaller tensors are kept.
+        compared: which gradients are compared, and where they are written.
+    """
+    scope = scope_of(policy, model["framework"], min_bytes, **limits)
+    found = yield from measure(build(Model(**model)), scope, steps, **compared)
+    stashed = found["stats"]["stashed"]["nbytes"] / steps if found["stats"] else 0.0
+    is_planned = policy.startswith("budget") and isinstance(scope, ts.Stash)
+    return {**found, "stashed_bytes": stashed, "native_bytes": scope.plan().native if is_planned else None}
+
+
+def job(
+    title: str, model: Model, steps: int, policy: str, environment: Mapping[str, str] | None = None, **options: Any
+) -> Job:
+    """Return the process that does :func:`train`, whose other arguments are the options, in the advised environment."""
+    arguments = {"model": asdict(model), "steps": steps, "policy": policy, **options}
+    chosen = advised_environment(os.environ) if environment is None else environment
+    return Job(title, "benchmarks.models.training:train", arguments, chosen, ROOT)

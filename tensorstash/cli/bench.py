@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import sys
-from itertools import count
 from typing import Any
 
 from tensorstash.backends.features import FRAMEWORKS, installed
@@ -29,7 +28,7 @@ from tensorstash.cli.comparison import (
     variants,
     verdict,
 )
-from tensorstash.cli.turns import Job, WorkerError
+from tensorstash.cli.turns import Job, WorkerError, counted
 from tensorstash.config import parse
 from tensorstash.errors import BackendError
 from tensorstash.host.allocator import advised_environment
@@ -82,7 +81,6 @@ def measure(framework: str, compared: list[Variant], options: argparse.Namespace
         BackendError: a process failed; the message ends with what it wrote.
     """
     rounds = max(1, options.rounds)
-    total, done = steps_of(compared, rounds), count(1)
 
     def job(variant: Variant, half_bytes: int) -> Job:
         told: dict[str, Any] = {
@@ -95,12 +93,8 @@ def measure(framework: str, compared: list[Variant], options: argparse.Namespace
         }
         return Job(str(variant), "tensorstash.cli.bench_worker:train", told, advised_environment(os.environ))
 
-    def on_turn(variant: Variant) -> None:
-        text = f"\r{next(done)} of {total} steps: {variant}"
-        print(f"{text:60}", end="", file=sys.stderr, flush=True)
-
     try:
-        measured = compare(compared, job, rounds, on_turn)
+        measured = compare(compared, job, rounds, counted(steps_of(compared, rounds)))
     except WorkerError as error:
         raise BackendError(str(error)) from error
     finally:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Generic, Self, TypeVar
 
 K = TypeVar("K")
@@ -112,6 +113,17 @@ def run(job: Job, on_value: Callable[[Any], object] = bool) -> Any:
     """
     with Worker(job) as worker:
         return worker.finish(on_value)
+
+
+def counted(total: int) -> Callable[[object], None]:
+    """Return what says on standard error, after each turn, how many of all are over, and whose the last was."""
+    turns = count(1)
+
+    def tell(key: object) -> None:
+        text = f"{next(turns)} of {total} steps: {key}"
+        print(f"\r{text:60}", end="", file=sys.stderr, flush=True)
+
+    return tell
 
 
 class Turns(Generic[K]):

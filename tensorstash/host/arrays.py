@@ -34,7 +34,7 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     if nbytes >= SMALLEST:
         return POOL.take(nbytes + alignment)[alignment:]
     raw = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
-    start = (alignment - raw.__array_interface__["data"][0]) % ALIGNMENT
+    start = (alignment - address(raw)) % ALIGNMENT
     return raw[start : start + nbytes]
 
 

@@ -8,7 +8,6 @@ from itertools import product
 from typing import Any, Literal, NamedTuple, get_args
 
 from failing_process import killed, no_descriptor, no_directory, no_new_thread, no_permission, shut_down
-from labs import BACKENDS
 from planted_faults import (
     Faulty,
     Plant,
@@ -34,6 +33,7 @@ from tensorstash.policies import Encode, StoreIn
 from tensorstash.protocols import StoreConfig
 from tensorstash.stores import Disk, Memory, Tiered
 from tensorstash.testing.faults import CodecFault, FaultyCodec
+from tensorstash.testing.labs import BACKENDS
 
 SHAPE = (48, 64)
 """Of every payload: three blocks of a disk in float32, so that there is a middle."""

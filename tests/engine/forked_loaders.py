@@ -11,11 +11,11 @@ import os
 import sys
 
 import numpy as np
-from labs import lab_of
 
 import tensorstash as ts
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
+from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 
 POLICIES = {

@@ -14,13 +14,13 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from labs import lab_of
 
 import tensorstash as ts
 from tensorstash.host.arrays import Array
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.lab import Lab
+from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 
 SHAPE = (64, 256)

@@ -9,7 +9,6 @@ from typing import Any
 from weakref import WeakSet
 
 import numpy as np
-from labs import BACKENDS
 from planted_faults import Faulty
 
 import tensorstash as ts
@@ -23,6 +22,7 @@ from tensorstash.stores import Disk, Memory, Tiered
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.memory import MemoryStore
 from tensorstash.testing.lab import Lab
+from tensorstash.testing.labs import BACKENDS
 from tensorstash.testing.layouts import floats
 
 WIDTH = 32

@@ -4,11 +4,11 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from labs import BACKENDS, lab_of
 
 import tensorstash as ts
 from tensorstash import reference as ref
 from tensorstash.codecs import Lossless, TwoValued
+from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import assert_same_bits, floats
 
 SHAPE = (64, 512)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from gates import Gated
-from labs import BACKENDS, lab_of
 from timeouts import set_timeout, settle
 
 import tensorstash as ts
@@ -16,6 +15,7 @@ from tensorstash.engine.payloads.payload import Payload
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
+from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import assert_same_bits, floats
 
 

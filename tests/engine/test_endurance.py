@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from labs import BACKENDS, lab_of
 from planted_faults import Faulty
 from schedules import WIDTH, TellingBudget, gradient, run, schedule
 
@@ -20,6 +19,7 @@ import tensorstash as ts
 from tensorstash.host.arrays import Array
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Disk, Memory
+from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fault_matrix import FAULTS, LIMITS, SHAPE, STORES, Cell, cells, impossible
-from labs import BACKENDS, lab_of
 from planted_faults import Faulty, Site
 from timeouts import set_timeout, settle
 
@@ -27,6 +26,7 @@ from tensorstash.errors import StashError, StoreError
 from tensorstash.host.arrays import Array
 from tensorstash.testing.harness import scratch_directory
 from tensorstash.testing.lab import Lab
+from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the faults are those of POSIX")

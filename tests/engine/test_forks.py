@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gates import Gated
-from labs import BACKENDS, lab_of
 
 import tensorstash as ts
 from tensorstash.errors import StoreError
 from tensorstash.host import forks
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
+from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
 from tests.forked_workers import PROGRAMS
 

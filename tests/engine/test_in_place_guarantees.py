@@ -12,13 +12,13 @@ from itertools import product
 import numpy as np
 import pytest
 from gates import Gated
-from labs import lab_of
 from submissions import Submissions
 
 import tensorstash as ts
 from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies import StoreIn
 from tensorstash.testing.lab import Lab
+from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 
 BACKENDS = ("reference", "torch", "paddle")

@@ -17,10 +17,10 @@ import pytest
 import torch
 from architectures import ARCHITECTURES
 from delays import Bag, Dice, delays, limits, policy
-from labs import BACKENDS, lab_of
 from torch import nn
 
 import tensorstash as ts
+from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.programs import attention, training
 
 pytestmark = pytest.mark.filterwarnings("ignore::tensorstash.TensorStashWarning")  # a random policy may have no effect

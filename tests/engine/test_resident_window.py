@@ -5,13 +5,13 @@ import threading
 import numpy as np
 import pytest
 from gates import Gated
-from labs import BACKENDS, lab_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine.payloads.capture import ResidentWindow
 from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies import StoreIn
+from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import assert_same_bits, floats
 
 NBYTES = 400

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from gates import Gated
-from labs import BACKENDS, lab_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine.limits import Limits
 from tensorstash.host.budget import MOST_SHARE, Shares, share_of
+from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import assert_same_bits, floats
 
 ELEMENTS = 2**17  # half a MiB

@@ -85,8 +85,12 @@ def asked(kind: str, module: Any) -> Accelerator | str:
             locked_pages(1)
         except OSError as refusal:
             return f"it has no page-locked memory ({refusal.strerror})"
-    is_capturing = getattr(module, "is_current_stream_capturing", bool)  # which says no
+    is_capturing = getattr(module, "is_current_stream_capturing", _captures_nothing)
     return Accelerator(kind, current, new_stream, new_event, inside, is_capturing, locked_pages)
+
+
+def _captures_nothing() -> bool:
+    return False
 
 
 def _on_device(stream: Callable[..., Any], device: torch.device) -> Any:

@@ -81,7 +81,6 @@ class Payload:
         "alias",
         "index",
         "interleaved",
-        "is_counted",
         "is_private",
         "loses",
         "nbytes",
@@ -134,7 +133,7 @@ class Payload:
         self._data: Any = None
         self._rebuilt: _Rebuilt | None = None
         self._lease: Lease | None = None  # of the bytes that are held decoded
-        self._uses, self.is_counted = 0, False  # the latter: what was handed out last, among what was read ahead
+        self._uses = 0
 
     # Into the store
 
@@ -287,9 +286,13 @@ class Payload:
             SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
         """
+        return self.bring_back(spec)[0]
+
+    def bring_back(self, spec: TensorSpec) -> tuple[Any, bool]:
+        """Return what :meth:`restore` does, and whether it is counted among what was read ahead."""
         route, backend = self.route, self.route.backend
         self.raise_failure()
-        rebuilt = None if self._rebuilt is None else self._reuse()
+        rebuilt, is_counted = (None, False) if self._rebuilt is None else self._reuse()
         if rebuilt is None:
             data, lease = self._load()
             tensor = route.rebuild(data, spec, self.interleaved)
@@ -300,29 +303,27 @@ class Payload:
                         rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor), memory)
                         self._rebuilt = rebuilt
             if rebuilt is None:
-                self.is_counted = lease is not None
                 if lease is not None:  # it is in the hands of backward
                     lease.follow(memory_of(data, self.interleaved), self.nbytes)
-                return tensor
+                return tensor, lease is not None
         if rebuilt.spec == spec and not route.may_write():
-            return backend.detached(rebuilt.tensor)
-        return route.copy(rebuilt.tensor, rebuilt.spec, spec)
+            return backend.detached(rebuilt.tensor), is_counted
+        return route.copy(rebuilt.tensor, rebuilt.spec, spec), is_counted
 
-    def _reuse(self) -> _Rebuilt | None:
-        """Return what was rebuilt before, if it is still as it was."""
+    def _reuse(self) -> tuple[_Rebuilt | None, bool]:
+        """Return what was rebuilt before, if it is still as it was, and whether it was read ahead and goes now."""
         with self._lock:
             rebuilt, self._rebuilt = self._rebuilt, None
             if rebuilt is None or self.route.backend.version(rebuilt.tensor) != rebuilt.version:
-                return None
+                return None, False
             self._uses += 1
             if self._uses % self.users:
                 self._rebuilt = rebuilt
-                return rebuilt
+                return rebuilt, False
         lease = self._release()
-        self.is_counted = lease is not None
         if lease is not None:
             lease.follow(rebuilt.memory, self.nbytes)
-        return rebuilt
+        return rebuilt, lease is not None
 
     def load(self) -> Any:
         """Return what the route rebuilds tensors from; writable only if nobody else needs it; see :meth:`restore`."""

@@ -125,7 +125,7 @@ class StreamPayload(Payload):
 
     # Back
 
-    def restore(self, spec: TensorSpec) -> Any:
+    def bring_back(self, spec: TensorSpec) -> tuple[Any, bool]:
         """Return a fresh tensor of the given layout, in the order of the current stream; the host waits for no copy.
 
         Raises:
@@ -143,7 +143,7 @@ class StreamPayload(Payload):
             raise failure.again()  # as it is, it would refer to this frame, and this frame to it
         here = None if route.shares_source else self._on_device
         if here is not None:
-            return route.assemble(transfers.used_here(here, device), spec, adopt=False)
+            return route.assemble(transfers.used_here(here, device), spec, adopt=False), False
         encoded = None if arrival is None else transfers.arrived(arrival, device)
         if arrival is None or encoded is None:
             arrival = (None if is_last else self._bring(is_prefetch=True)) or self._bring(is_prefetch=False)
@@ -154,7 +154,7 @@ class StreamPayload(Payload):
             self._hold(arrival)
         else:
             arrival.drop()
-        return route.assemble(encoded, spec, adopt=not is_shared)
+        return route.assemble(encoded, spec, adopt=not is_shared), False
 
     def prefetch_to_device(self) -> bool:
         """Start bringing it back, if it is not on its device; return False to look no further ahead for now."""

@@ -33,7 +33,7 @@ class Observer(Protocol):
         """Leave room for what is brought back, if need be where something was read ahead, and return it."""
         ...
 
-    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen, /, *, is_fresh: bool) -> None:
+    def watch_back(self, tensor: Any, content: object, nbytes: int, seen: Seen, /, *, is_fresh: bool) -> None:
         """Count so many bytes of a tensor that was brought back."""
         ...
 
@@ -91,10 +91,14 @@ class TrackedStashed(Stashed):
         return tracker.bring(nbytes, self.state.prefetcher.drop, self._brought)
 
     def _brought(self) -> Any:
-        tensor, payload = super()._restore(), self.payload
+        payload = self.payload
+        if payload.source is not None:
+            tensor, is_counted = super()._restore(), False
+        else:
+            tensor, is_counted = payload.bring_back(self._spec)
         if not payload.is_prefetched and self.tracker is not None:  # or another will get the same
-            nbytes = 0 if payload.is_counted else payload.nbytes
-            self.tracker.watch_rebuilt(tensor, payload, nbytes, self.seen, is_fresh=True)
+            nbytes = 0 if is_counted else payload.nbytes
+            self.tracker.watch_back(tensor, payload, nbytes, self.seen, is_fresh=True)
         return tensor
 
 
@@ -125,7 +129,7 @@ class TrackedRecomputed(RecomputedHandle):
     def _brought(self) -> Any:
         tensor, content = super().__call__(), self.content
         if not content.is_prefetched:
-            self._tracker.watch_rebuilt(tensor, content, self.spec.nbytes, self.seen, is_fresh=False)
+            self._tracker.watch_back(tensor, content, self.spec.nbytes, self.seen, is_fresh=False)
         if content.seconds is not None:
             self.seen.remade_s = content.seconds + _LOOKING_S
         return tensor

@@ -136,6 +136,7 @@ class Tracker:
         self._chooser = chooser
         self._backend = backend = parts.backend
         self._meter = Meter(parts.ledger, backend.memory if isinstance(backend, SupportsMemory) else lambda it: it)
+        self.watch_back = self._meter.watch_back
         self.prefetch_budget = GatedBudget(parts.limits.ahead_bytes, self._meter)
         """What may be read ahead of backward."""
         self._wait_for_stores = parts.wait_for_stores
@@ -328,10 +329,6 @@ class Tracker:
             return make()
         finally:
             meter.due, meter.making = before, making
-
-    def watch_rebuilt(self, tensor: Any, content: object, nbytes: int, seen: Seen, *, is_fresh: bool) -> None:
-        """Count a tensor that was brought back; see :meth:`Meter.watch_back`."""
-        self._meter.watch_back(tensor, content, nbytes, seen, is_fresh=is_fresh)
 
     # Steps
 

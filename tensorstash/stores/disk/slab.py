@@ -114,8 +114,8 @@ class Slab:
         Whole blocks of the first go from where they are; what is left is copied.
 
         Args:
-            parts: the first starts at a multiple of :attr:`address_unit`, and
-                the others are shorter than that.
+            parts: the first starts at a multiple of :attr:`address_unit`, and the others are shorter than that.
+            extent: where they go.
 
         Raises:
             StoreFullError: the device is full.

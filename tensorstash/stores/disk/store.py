@@ -21,14 +21,13 @@ from tensorstash.stores.disk.parallel import for_each
 from tensorstash.stores.disk.records import Piece, Record, Space, corrupt
 from tensorstash.stores.disk.slab import PIECE, Extent, Slab
 from tensorstash.stores.disk.syscalls import Syscalls
-from tensorstash.stores.disk.turn import turn_of
+from tensorstash.stores.disk.turn import is_long, turn_of
 
 _WORTH_A_THREAD = 2 * 2**20
 """Bytes from which on writing to several devices at once saves more time than waking a thread takes."""
 
 _SCATTERED = 64 * 2**10
 """Bytes from which on, up to a huge page, a buffer is of so many pages that the device would feel it."""
-
 
 _JOINED = 4
 """Pieces that are one where there is one device only: each call puts the thread to sleep, and waking it costs."""
@@ -185,14 +184,14 @@ class DiskStore:
             StoreError: a device refused, or this process is a fork of the one that opened the store.
             SlotGoneError: the store is closed.
         """
-        is_long = data.size >= HUGE_PAGE
-        if is_long and address(data) % ALIGNMENT:
+        is_in_place = is_long(data)
+        if is_in_place and address(data) % ALIGNMENT:
             data = copied(data)
         record = self._begin_put(data)
 
         def write(piece: Piece) -> None:
             slab, start, stop = piece.slab, piece.start, piece.stop
-            if is_long or not slab.direct:
+            if is_in_place or not slab.direct:
                 piece.digests = slab.write(record.turn.parts(data, start, stop), piece.extent)
             else:
                 piece.digests = slab.write_copy(data[start:stop], piece.extent)

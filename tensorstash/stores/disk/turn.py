@@ -12,6 +12,11 @@ from tensorstash.host.arrays import Array, address
 from tensorstash.host.pages import HUGE_PAGE
 
 
+def is_long(data: Array) -> bool:
+    """Return whether a record goes to disk from where it is."""
+    return data.size >= HUGE_PAGE
+
+
 class Turn(NamedTuple):
     """How a record is turned on disk.
 
@@ -44,5 +49,5 @@ def turn_of(data: Array, unit: int) -> Turn:
         data: the record.
         unit: of addresses that the device takes, in bytes; 0 if it takes any.
     """
-    shift = -address(data) % unit if unit and data.size >= HUGE_PAGE else 0
+    shift = -address(data) % unit if unit and is_long(data) else 0
     return Turn(shift, unit if shift else 0)
