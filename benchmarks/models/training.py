@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import tensorstash as ts
+from benchmarks.harness.bare_disk import BARE_DISK, BareDisk
 from benchmarks.harness.runner import ROOT
 from benchmarks.models import Model, build
 from benchmarks.models.data import Batches
@@ -74,12 +75,13 @@ def train(
     Args:
         model: fields of a :class:`~benchmarks.models.Model`.
         steps: how many.
-        policy: one line, or ``"none"``.
+        policy: one line; ``"none"``; or the arguments of a :class:`BareDisk`, after its name.
         limits: of the session, by name.
         min_bytes: smaller tensors are kept.
         compared: which gradients are compared, and where they are written.
     """
-    scope = scope_of(policy, model["framework"], min_bytes, **limits)
+    name, *told = policy.split()
+    scope: Any = BareDisk(*told) if name == BARE_DISK else scope_of(policy, model["framework"], min_bytes, **limits)
     found = yield from measure(build(Model(**model)), scope, steps, **compared)
     stashed = found["stats"]["stashed"]["nbytes"] / steps if found["stats"] else 0.0
     is_planned = policy.startswith("budget") and isinstance(scope, ts.Stash)
