@@ -9,7 +9,7 @@ the store does. Shows the median bandwidth and processor time of each and their 
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -17,42 +17,17 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.harness.bare_disk import Bare
 from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import spent
-from tensorstash.host.arrays import Array, aligned_empty
-from tensorstash.host.checksum import checksum
+from tensorstash.host.arrays import aligned_empty
 from tensorstash.host.pages import mapped_pages
 from tensorstash.stores.disk.store import Disk
-
-CALL = 4 << 20
 
 COLUMNS = columns("""
     record KiB:d | at once:d | :> | bare GB/s:.2f | store GB/s:.2f | ratio:.2f | bare CPU ms/GiB:.0f |
     store CPU ms/GiB:.0f | CPU ratio:.2f
 """)
-
-
-class Bare:
-    """Records in one unlinked file, by as few calls as can be."""
-
-    def __init__(self, directory: str, source: Array, records: int) -> None:
-        self.fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600)
-        self.source = source
-        os.posix_fallocate(self.fd, 0, source.nbytes * records)
-
-    def write(self, record: int) -> None:
-        for piece, at in self._pieces(record):
-            checksum(piece)
-            os.pwrite(self.fd, piece, at)
-
-    def read(self, record: int) -> None:
-        for piece, at in self._pieces(record):
-            os.preadv(self.fd, [piece], at)
-            checksum(piece)
-
-    def _pieces(self, record: int) -> Iterator[tuple[Array, int]]:
-        for start in range(0, self.source.nbytes, CALL):
-            yield self.source[start : start + CALL], record * self.source.nbytes + start
 
 
 def measure(directory: str, nbytes: int, rounds: int, at_once: int) -> dict[tuple[str, str], tuple[float, float]]:

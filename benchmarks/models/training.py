@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import tensorstash as ts
+from benchmarks.harness.bare_disk import BARE_DISK, BareDisk
 from benchmarks.harness.runner import ROOT
 from benchmarks.models import Model, build
 from benchmarks.models.data import Batches
@@ -61,8 +62,12 @@ class Training(bench_worker.Training):
 
 
 def train(model: Mapping[str, Any], steps: int, policy: str, *, scope: Mapping[str, Any], **compared: Any) -> Steps:
-    """Train a model, given by its fields, a step for each turn; see :func:`scope_of` and :func:`measure`."""
-    stash = scope_of(policy, model["framework"], **scope)
+    """Train a model, given by its fields, a step for each turn; see :func:`scope_of` and :func:`measure`.
+
+    The policy may be the name of the bare loop, too, and what a :class:`BareDisk` is told.
+    """
+    name, *told = policy.split()
+    stash: Any = BareDisk(*told) if name == BARE_DISK else scope_of(policy, model["framework"], **scope)
     found = yield from measure(build(Model(**model)), stash, steps, **compared)
     stashed = found["stats"]["stashed"]["nbytes"] / steps if found["stats"] else 0.0
     is_planned = policy.startswith("budget") and isinstance(stash, ts.Stash)

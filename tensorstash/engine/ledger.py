@@ -129,7 +129,8 @@ class Ledger:
         self._recomputed: dict[str, Runs] = {}
         self._refused: dict[str, Tally] = {}
         self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
-        self._saved = 0
+        self.saved_bytes = 0
+        """By which payloads are smaller than their tensors, or which are elsewhere, of all so far."""
         self.movable = Movable()
         self._live: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._live_bytes = 0
@@ -197,7 +198,7 @@ class Ledger:
                 self._settle()
             self._entries.add(entry)
             is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
-            self._saved += spec.nbytes - payload_bytes if is_same_memory else spec.nbytes
+            self.saved_bytes += spec.nbytes - payload_bytes if is_same_memory else spec.nbytes
             stored, live = self._stored[tier], self._live[tier]
             stored.tensors += 1
             stored.nbytes += payload_bytes
@@ -253,7 +254,7 @@ class Ledger:
                 without_recipe=MappingProxyType(self._tallies(self.without_recipe)),
                 stages=stages,
                 stored=_tallies(self._stored),
-                saved_bytes=self._saved,
+                saved_bytes=self.saved_bytes,
                 movable=self.movable.tally,
                 modules=MappingProxyType(self._tallies(self.modules)),
                 live=Tally(len(self._entries), self._live_bytes),

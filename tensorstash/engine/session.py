@@ -116,7 +116,7 @@ class Session(Generic[T]):
         """Return what installs the hooks for this thread until a block ends."""
         self.adviser.entries += 1
         self._encoding.look()
-        self._sender.entry_began(is_a_step=self._state.was_asked)
+        self._sender.entry_began(self._state.ledger.saved_bytes, is_a_step=self._state.was_asked)
         with self._lock:
             self._requests.saved.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
@@ -125,7 +125,7 @@ class Session(Generic[T]):
 
     def _entry_ended(self) -> None:
         self._start_all_freed()
-        self._sender.entry_ended()
+        self._sender.entry_ended(self._state.ledger.saved_bytes)
         self._movable.step_ended()
         is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
         if is_recording and self.adviser.entry_ended():

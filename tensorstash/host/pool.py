@@ -94,6 +94,11 @@ class PagePool:
         """Keep at most so many bytes for later from now on."""
         self._free_list.keep(idle_limit_bytes)
 
+    def worth(self, nbytes: int) -> None:
+        """Keep no more idle than so many bytes from now on, whatever else allows it: what the user saves by buffers."""
+        self._free_list.worth = most_bytes = nbytes + nbytes // _CLASSES  # as buffers of so many bytes take
+        self.give_back(most_bytes)
+
     def give_back(self, most_bytes: int) -> None:
         """Give idle memory to the system, that of the longest unused first, until no more than ``most_bytes`` are."""
         if self._free_list.idle_bytes > most_bytes:
@@ -128,7 +133,7 @@ class _FreeList:
 
     def __init__(self, limit: int) -> None:
         self.idle_bytes = 0
-        self.limit = limit
+        self.limit = self.worth = limit
         self._used = self._most_lately = 0
         self._most_together = _FEW  # in use and idle
         self._idle: dict[int, list[Pages]] = {}
@@ -167,8 +172,7 @@ class _FreeList:
             if self._used > self._most_lately:
                 self._most_lately = self._used
                 self._most_together = max(self._most_together, self._used - self._used // _SPARE_PART + _FEW)
-            if self.idle_bytes > (room := self._most_together - self._used):
-                self._trim(room)
+            self._fit()
             self._is_counted = True
             return lent
 
@@ -178,8 +182,7 @@ class _FreeList:
             # Not tried and released by hand: an interrupt may come between.
             with self._lock:
                 self._settle()
-                if self.idle_bytes > (room := min(self.limit, self._most_together - self._used)):
-                    self._trim(room)
+                self._fit()
                 self._is_counted = True
 
     def take_stock(self) -> tuple[int, int]:
@@ -236,6 +239,11 @@ class _FreeList:
                 if size - nbytes >= HUGE_PAGE:
                     self._put(source[nbytes:])
         return True
+
+    def _fit(self) -> None:
+        """Give memory that was idle longest to the system, until as much is as may be."""
+        if self.idle_bytes > (room := min(self.limit, self.worth, self._most_together - self._used)):
+            self._trim(room)
 
     def _trim(self, most_bytes: int) -> None:
         """Give memory that was idle longest to the system, until no more than ``most_bytes`` are."""

@@ -74,7 +74,7 @@ MUTANTS = [
     (
         "engine/session.py",
         "dropped call",
-        "self._sender.entry_began(is_a_step=self._state.was_asked)",
+        "self._sender.entry_began(self._state.ledger.saved_bytes, is_a_step=self._state.was_asked)",
         "pass",
         PREFETCH,
     ),
@@ -510,6 +510,7 @@ MUTANTS = [
         "other.nbytes, entry.nbytes = entry.nbytes, 0",
         (*BUDGET, *INTERLEAVED),
     ),
+    ("engine/payloads/capture.py", "dropped call", "        POOL.worth(max(", "        int(max(", INTERLEAVED),
     (
         "engine/payloads/capture.py",
         "dropped call",
@@ -520,8 +521,8 @@ MUTANTS = [
     (
         "engine/payloads/capture.py",
         "dropped call",
-        "        _, self._saving_bytes = POOL.take_stock()\n",
-        "",
+        "        used, self._saving_bytes = POOL.take_stock()\n",
+        "        used, _ = POOL.take_stock()\n",
         INTERLEAVED,
     ),
     (

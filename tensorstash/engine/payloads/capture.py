@@ -19,7 +19,7 @@ from tensorstash.engine.timeouts import Timeouts
 from tensorstash.errors import StoreError
 from tensorstash.host.budget import ByteBudget, Shares
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.host.pool import POOL
+from tensorstash.host.pool import IDLE_BYTES, POOL
 from tensorstash.host.workers import Workers
 
 _nbytes = itemgetter(1)
@@ -206,21 +206,31 @@ class Sender:
         self.in_flight = self.shares.budget(limits.in_flight_bytes, is_share=limits.in_flight == AUTO)
         """Bytes that are on their way."""
         self._resident = ResidentWindow(limits.resident_bytes)
-        self._saving_bytes = 0
+        self._saving_bytes = self._saved_bytes = 0
+        self._worth_bytes = IDLE_BYTES
 
-    def entry_began(self, *, is_a_step: bool) -> None:
+    def entry_began(self, saved_bytes: int, *, is_a_step: bool) -> None:
         """Leave no more host memory idle than saving has last used: what backward has read back is needed no more.
 
         Args:
+            saved_bytes: by which payloads were smaller than their tensors, or elsewhere, so far.
             is_a_step: whether backward has asked for something since the last entry.
         """
         used, _ = POOL.take_stock()
         if is_a_step:
+            self._worth_bytes, self._saved_bytes = saved_bytes - self._saved_bytes, saved_bytes
             POOL.give_back(max(self._saving_bytes - used, 0))
 
-    def entry_ended(self) -> None:
-        """Note how much host memory saving has used."""
-        _, self._saving_bytes = POOL.take_stock()
+    def entry_ended(self, saved_bytes: int) -> None:
+        """Note how much host memory saving has used; leave no more idle from now on than a step saves or payloads take.
+
+        Else a policy that finds little to save would have a higher peak than none. What is on its way may be saved yet.
+
+        Args:
+            saved_bytes: as when the entry began.
+        """
+        used, self._saving_bytes = POOL.take_stock()
+        POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
 
     def ahead(self, limits: Limits) -> ByteBudget:
         """Return a budget of what may be read back early, which is a share as this one's is."""
