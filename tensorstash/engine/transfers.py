@@ -78,7 +78,7 @@ class Transfer:
         try:
             launch()
         finally:
-            self.end  # noqa: B018  # is now
+            self._end = self._side_stream.record()
 
     @property
     def is_counted(self) -> bool:
@@ -121,6 +121,10 @@ class Transfers:
         """Of tensors that are brought back early."""
         self._side_streams: dict[tuple[str, str], _SideStream] = {}
         self._saved: set[int] = set()
+        self.save = self._saved.add
+        """Note that there is a payload, of which there may be copies: by its identity, until :meth:`leave`."""
+        self.compute: Callable[[str], Any] = streams.current_stream
+        """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
         self._left: deque[Transfer] = deque()
         self._is_child = False
         self._lock = threading.Lock()
@@ -143,8 +147,10 @@ class Transfers:
         streams = self._streams
         with self._lock:
             for known in self._side_streams.values():  # those of copies back hold host memory of the last step
-                known.forget_ended()
-            self._drop_left()  # whose host memory they hold, too
+                if known.transfers:
+                    known.forget_ended()
+            if self._left:  # whose host memory they hold, too
+                self._drop_left()
         array = self._pinned.take(spec.nbytes)
         with self._lock:
             side = self._side_stream(spec.device, "out")
@@ -173,8 +179,10 @@ class Transfers:
         compute = self.compute(spec.device)
         with self._lock:
             side = self._side_stream(spec.device, "back")
-            side.forget_ended()
-            self._drop_left()
+            if side.transfers:
+                side.forget_ended()
+            if self._left:
+                self._drop_left()
             target = streams.empty(spec)
             side.stream.wait(compute.record())
             if after is not None:
@@ -182,14 +190,6 @@ class Transfers:
             transfer = Transfer(data, target, compute, side.stream, lease)
             transfer.start(partial(streams.copy_in, data, target, side.stream), side.transfers)
         return transfer
-
-    def save(self, payload: int) -> None:
-        """Note that a payload is there, of which there may be copies.
-
-        Args:
-            payload: its identity, until :meth:`leave`.
-        """
-        self._saved.add(payload)
 
     def leave(self, payload: int, flight: Transfer | None, arrival: Transfer | None) -> None:
         """Note that nobody asks for a payload any more; takes no lock and never blocks, safe in a finalizer.
@@ -208,7 +208,8 @@ class Transfers:
             arrival.release()
         if flight is not None and flight.held is not None:
             self._left.append(flight)
-        self._release_left_if_last()
+        if self._left:
+            self._release_left_if_last()
 
     def has_streams(self, device: str) -> bool:
         """Whether a device works behind the program."""
@@ -259,17 +260,11 @@ class Transfers:
         Returns:
             The stream of the computation, as it is now.
         """
-        compute = self.compute(device)
+        compute: Stream = self.compute(device)
         if compute != stream:
             compute.wait(stream.record())
             self._streams.use_in(tensor, compute)
         return compute
-
-    def compute(self, device: str) -> Stream:
-        """Return the stream of the computation, as it is now."""
-        stream = self._streams.current_stream(device)
-        assert stream is not None, f"{device} has no streams"
-        return stream
 
     def end_step(self) -> None:
         """Give up host memory that the last steps have not needed."""
@@ -371,7 +366,8 @@ class _SideStream:
 
     def forget_ended(self) -> None:
         """Forget the copies that have ended."""
-        while self.transfers and self.transfers[0].end.query():
+        # Each has been started: its end is there, and asked for without a frame.
+        while self.transfers and (self.transfers[0]._end or self.transfers[0].end).query():
             transfer = self.transfers.popleft()
             if self._is_out:
                 transfer.drop()

@@ -32,7 +32,8 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     (16, 1048576)
     """
     if nbytes >= SMALLEST:
-        return POOL.take(nbytes + alignment)[alignment:]
+        pages = POOL.take(nbytes + alignment)
+        return pages[alignment:] if alignment else pages
     raw = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
     start = (alignment - address(raw)) % ALIGNMENT
     return raw[start : start + nbytes]

@@ -112,7 +112,8 @@ class ByteBudget:
         entry = lease._entry
         try:
             with self._lock:
-                self._settle()
+                if self._gone:
+                    self._settle()
                 used = self._used + nbytes
                 if used > self.limit:
                     return None

@@ -105,7 +105,8 @@ class PinnedMemory:
         unit = ALIGNMENT if nbytes < _SHARED_BELOW else BLOCK
         size = max(-(-nbytes // unit), 1) * unit
         with self._lock:
-            self._settle()
+            if self._returned:
+                self._settle()
             idle = self._idle.get(size)
             block = idle.pop() if idle else self._carve(size)
             if block is None:
@@ -123,7 +124,7 @@ class PinnedMemory:
         """Give up the pages that the last steps have not needed."""
         with self._lock:
             # Found out here, whatever an interrupt has kept from being noted.
-            self._returned.extend(loan for loan in list(self._loans) if loan() is None)
+            self._returned.extend([loan for loan in list(self._loans) if loan() is None])
             self._settle()
             self._step += 1
             self._drop([slab for slab in self._slabs if slab.last_step < self._step - _STEPS_UNUSED])
@@ -179,7 +180,7 @@ class PinnedMemory:
 
     def _drop(self, slabs: list["_Slab"]) -> None:
         """Give up those of the slabs that nobody uses."""
-        unused = set(slabs).difference(loan.block.slab for loan in self._loans)
+        unused = set(slabs).difference([loan.block.slab for loan in self._loans])
         if unused:
             self._idle = {
                 size: kept

@@ -172,7 +172,8 @@ class _FreeList:
             if self._used > self._most_lately:
                 self._most_lately = self._used
                 self._most_together = max(self._most_together, self._used - self._used // _SPARE_PART + _FEW)
-            self._fit()
+            if self.idle_bytes > (room := self._most_together - self._used):
+                self._trim(room)
             self._is_counted = True
             return lent
 
@@ -182,7 +183,8 @@ class _FreeList:
             # Not tried and released by hand: an interrupt may come between.
             with self._lock:
                 self._settle()
-                self._fit()
+                if self.idle_bytes > (room := min(self.limit, self.worth, self._most_together - self._used)):
+                    self._trim(room)
                 self._is_counted = True
 
     def take_stock(self) -> tuple[int, int]:
@@ -239,11 +241,6 @@ class _FreeList:
                 if size - nbytes >= HUGE_PAGE:
                     self._put(source[nbytes:])
         return True
-
-    def _fit(self) -> None:
-        """Give memory that was idle longest to the system, until as much is as may be."""
-        if self.idle_bytes > (room := min(self.limit, self.worth, self._most_together - self._used)):
-            self._trim(room)
 
     def _trim(self, most_bytes: int) -> None:
         """Give memory that was idle longest to the system, until no more than ``most_bytes`` are."""

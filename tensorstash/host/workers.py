@@ -84,6 +84,10 @@ class Workers:
         self._pool = _ThreadPool(self, self._name, self._threads, self._timeout_s)
 
 
+class _Life:
+    """There as long as a thread is at work."""
+
+
 class _Thread(threading.Thread):
     """A thread, and what it is at.
 
@@ -93,6 +97,8 @@ class _Thread(threading.Thread):
     def __init__(self, pool: "_ThreadPool", name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.pool: _ThreadPool | None = pool
+        self.is_running: Callable[[], object] = self.is_alive
+        """Whether it is alive, without a frame once it works: a weak reference of what its frame holds."""
         self.job: Future[Any] | None = None
         self.since = 0.0
         self.is_abandoned = False
@@ -100,6 +106,8 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         pool, self.pool = self.pool, None
         assert pool is not None
+        life = _Life()
+        self.is_running = weakref.ref(life)
         try:
             while pool.serve(self):
                 pass
@@ -149,9 +157,12 @@ class _ThreadPool:
 
     def abandon(self) -> None:
         """Leave to themselves the threads whose work takes too long, and those that have died without a word."""
-        now = monotonic()
+        earliest = monotonic() - self._timeout_s
+        lost: list[tuple[_Thread, Future[Any] | None]] = []
         with self._lock:
-            lost = [(thread, thread.job) for thread in self.threads if self._is_lost(thread, now)]
+            for thread in self.threads:  # without a frame: for each job
+                if not thread.is_running() or (thread.job is not None and thread.since < earliest):
+                    lost.append((thread, thread.job))
         if not lost:
             return
         for _, job in lost:
@@ -192,9 +203,6 @@ class _ThreadPool:
         self._is_stopped = True
         self._calls.put(None)
 
-    def _is_lost(self, thread: _Thread, now: float) -> bool:
-        return (thread.job is not None and now - thread.since > self._timeout_s) or not thread.is_alive()
-
     def _remove(self, thread: _Thread) -> None:
         self.threads.remove(thread)
         self._calls.put(None)  # it may have taken one with it, or the one that ends all
@@ -202,8 +210,10 @@ class _ThreadPool:
 
     def _has_hands(self) -> bool:
         """Start a thread if there is more to do than idle ones; return False if none can be started."""
+        if len(self.threads) >= self._limit:
+            return True
         idle = [thread.job for thread in self.threads].count(None)
-        if len(self._todo) <= idle or len(self.threads) >= self._limit:
+        if len(self._todo) <= idle:
             return True
         self._started += 1
         thread = _Thread(self, f"{self._name}-{self._started}")

@@ -180,9 +180,11 @@ class TensorHandedToAnotherStream(Transfers):
 class StaleComputeStream(Transfers):
     """The current stream is asked for at each use."""
 
-    def compute(self, device: str) -> Any:
-        known: dict[str, Any] = self.__dict__.setdefault("known", {})
-        return known.setdefault(device, super().compute(device))
+    def __init__(self, *parts: Any, **budgets: Any) -> None:
+        super().__init__(*parts, **budgets)
+        known: dict[str, Any] = {}
+        ask = self.compute
+        self.compute = lambda device: known.setdefault(device, ask(device))
 
 
 class HostMemoryReusedBeforeItsCopyEnded(Transfers):

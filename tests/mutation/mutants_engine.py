@@ -345,8 +345,8 @@ MUTANTS = [
     (
         "engine/payloads/route.py",
         "wrong value",
-        "self.is_lossless = self.plan.is_lossless",
-        "self.is_lossless = True",
+        "self.has_codecs = self.plan.is_lossless, bool(self.plan.codecs)",
+        "self.has_codecs = True, bool(self.plan.codecs)",
         CONTRACT,
     ),
     ("engine/ledger.py", "dropped call", "            self._looks[id(counters), nbytes] += 1\n", "", CONTRACT),
@@ -628,7 +628,7 @@ MUTANTS = [
     (
         "engine/payloads/route.py",
         "dropped check",
-        'if self._runs_kernels or spec.device == "cpu":',
+        'if self.runs_kernels or spec.device == "cpu":',
         "if True:",
         PADDLE_DEVICE,
     ),

@@ -31,7 +31,7 @@ MUTANTS = [
         "",
         WORKERS,
     ),
-    ("host/workers.py", "boundary", "if len(self._todo) <= idle or", "if len(self._todo) < idle or", WORKERS),
+    ("host/workers.py", "boundary", "if len(self._todo) <= idle:", "if len(self._todo) < idle:", WORKERS),
     ("host/workers.py", "boundary", "len(self.threads) >= self._limit", "len(self.threads) > self._limit", WORKERS),
     ("host/workers.py", "negation", "return not thread.is_abandoned", "return True", WORKERS),
     (
@@ -41,7 +41,13 @@ MUTANTS = [
         "                pass\n            self",
         PAGES,
     ),
-    ("host/pool.py", "wrong value", "min(self.limit, self._most_together - self._used)", "self.limit", PAGES),
+    (
+        "host/pool.py",
+        "wrong value",
+        "min(self.limit, self.worth, self._most_together - self._used)",
+        "self.limit",
+        PAGES,
+    ),
     ("host/pool.py", "wrong value", "self._used - self._used // _SPARE_PART + _FEW", "self._used + _FEW", PAGES),
     ("host/pool.py", "dropped call", "        renew_after_fork(self)\n", "", PAGES),
     (
@@ -56,8 +62,8 @@ MUTANTS = [
     (
         "host/arrays.py",
         "wrong value",
-        "POOL.take(nbytes + alignment)[alignment:]",
-        "POOL.take(nbytes + alignment)[:nbytes]",
+        "pages[alignment:] if alignment else pages",
+        "pages[:nbytes]",
         BUFFERS,
     ),
     ("host/arrays.py", "dropped call", "    view.flags.writeable = False\n", "", BUFFERS),

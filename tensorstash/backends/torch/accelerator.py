@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from tensorstash.protocols import Undo
 
 _PORTABLE = 1
 """Page-locked for all devices of the process, not for the current one alone."""
+
+_RECORD: Callable[[Any], Any] = methodcaller("record_event")
+"""Of PyTorch's generic streams, without a frame of Python."""
 
 _OWN = ("Event", "Stream", "current_stream", "stream")
 
@@ -33,8 +37,8 @@ class Accelerator:
         kind: the type's name.
         current_stream: returns the stream that this thread submits a device's work to.
         new_stream: returns a stream of a device.
-        new_event: returns an event of a device; a thread that waits for it sleeps where that can be had.
-        inside: returns what lets a block submit to a stream.
+        record: returns the event after all work of a stream; a thread that waits for it sleeps where that can be had.
+        inside: returns what lets a block submit to a stream; None where that is the stream itself.
         is_capturing: whether work is being recorded, to be replayed later.
         locked_pages: returns so many bytes of page-locked host memory; raises OSError where it is refused.
     """
@@ -42,8 +46,8 @@ class Accelerator:
     kind: str
     current_stream: Callable[[torch.device], Any]
     new_stream: Callable[[torch.device], Any]
-    new_event: Callable[[torch.device], Any]
-    inside: Callable[[Any], AbstractContextManager[Any]]
+    record: Callable[[Any], Any]
+    inside: Callable[[Any], AbstractContextManager[Any]] | None
     is_capturing: Callable[[], bool]
     locked_pages: Callable[[int], Array]
 
@@ -66,14 +70,14 @@ def asked(kind: str, module: Any) -> Accelerator | str:
         kind: the type's name.
         module: the device module of it, such as ``torch.cuda``; None if it has none.
     """
+    current: Callable[[torch.device], Any] = _generic_stream
+    stream, record, inside = torch.Stream, _RECORD, None
     if all(hasattr(module, name) for name in _OWN):
-        current, stream, event, inside = module.current_stream, module.Stream, module.Event, module.stream
-    else:
-        current, stream, event, inside = torch.accelerator.current_stream, torch.Stream, torch.Event, _generic_block
-    new_stream, new_event = partial(_on_device, stream), _event_maker(event)
+        current, stream, record, inside = module.current_stream, module.Stream, _recorder(module.Event), module.stream
+    new_stream = partial(_on_device, stream)
     here = torch.device(kind, 0)
     try:
-        new_stream(here).record_event(new_event(here))
+        record(new_stream(here))
         current(here)
     except (RuntimeError, ValueError) as refusal:  # which is how PyTorch says that a device has none
         return f"it has no streams ({_first_line(refusal)})"
@@ -86,7 +90,7 @@ def asked(kind: str, module: Any) -> Accelerator | str:
         except OSError as refusal:
             return f"it has no page-locked memory ({refusal.strerror})"
     is_capturing = getattr(module, "is_current_stream_capturing", _captures_nothing)
-    return Accelerator(kind, current, new_stream, new_event, inside, is_capturing, locked_pages)
+    return Accelerator(kind, current, new_stream, record, inside, is_capturing, locked_pages)
 
 
 def _captures_nothing() -> bool:
@@ -97,16 +101,19 @@ def _on_device(stream: Callable[..., Any], device: torch.device) -> Any:
     return stream(device=device)
 
 
-def _generic_block(stream: torch.Stream) -> AbstractContextManager[Any]:
-    block: AbstractContextManager[Any] = stream
-    return block
+def _generic_stream(device: torch.device) -> Any:
+    return torch._C._accelerator_getStream(device.index)
 
 
-def _event_maker(event: Any) -> Callable[[torch.device], Any]:
-    if event is torch.Event:  # of the device that it is told
-        return partial(_on_device, event)
+def _recorder(event: Any) -> Callable[[Any], Any]:
     blocking = {"blocking": True} if "blocking" in inspect.signature(event).parameters else {}
-    return lambda device: event(**blocking)
+
+    def record(stream: Any) -> Any:
+        made = event(device=stream.device) if event is torch.Event else event(**blocking)
+        stream.record_event(made)
+        return made
+
+    return record
 
 
 def _pinned_pages(nbytes: int) -> Array:

@@ -150,7 +150,8 @@ def dense(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """
     order = spec.order
     with DisableTorchFunction(), _DisableTorchDispatch():
-        run = _plain(tensor, spec).as_strided(order.shape, order.strides)
+        plain = _plain(tensor, spec) if spec.conj or spec.neg else tensor.detach()
+        run = plain.as_strided(order.shape, order.strides)
         if order.is_dense:
             return run
         # By way of bits: PyTorch warns of every tensor that is made as complex32.

@@ -13,7 +13,6 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.abilities import Event
 from tensorstash.backends.torch.accelerator import Accelerator, found_accelerator
-from tensorstash.backends.torch.layout import Unrecorded
 from tensorstash.errors import BackendError, graph_is_captured
 from tensorstash.host.arrays import Array, adopted
 from tensorstash.spec import TensorSpec
@@ -30,8 +29,7 @@ class DeviceStream:
 
     def record(self) -> Event:
         """Return the point after all work that was submitted so far."""
-        event: Event = self._accelerator.new_event(self.raw.device)
-        self.raw.record_event(event)
+        event: Event = self._accelerator.record(self.raw)
         return event
 
     def wait(self, event: Any, /) -> None:
@@ -40,7 +38,8 @@ class DeviceStream:
 
     def block(self) -> AbstractContextManager[Any]:
         """Return what lets a block of this thread submit to the stream."""
-        return self._accelerator.inside(self.raw)
+        inside = self._accelerator.inside
+        return self.raw if inside is None else inside(self.raw)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DeviceStream) and bool(self.raw == other.raw)
@@ -91,7 +90,7 @@ class DeviceStreams:
 
     def empty(self, spec: TensorSpec, /) -> Tensor:
         """Return an uninitialised, contiguous tensor for work of the device's current stream."""
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+        with DisableTorchFunction(), _DisableTorchDispatch():
             # By way of bytes: PyTorch warns of every tensor that is made as complex32.
             raw = torch.empty(spec.nbytes, dtype=torch.uint8, device=spec.device)
             return raw.view(getattr(torch, spec.dtype)).view(spec.shape)
@@ -138,7 +137,7 @@ class DeviceStreams:
         return found
 
     def _copy(self, tensor: Tensor, array: Array, stream: DeviceStream, *, is_out: bool) -> None:
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+        with DisableTorchFunction(), _DisableTorchDispatch():  # nothing here requires a gradient
             there = tensor.detach().reshape(-1).view(torch.uint8)
             # PyTorch warns of arrays that it could write to.
             here = torch.from_numpy(array if array.flags.writeable else adopted(array))

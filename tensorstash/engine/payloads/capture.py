@@ -257,7 +257,7 @@ class Sender:
     def is_now(self, route: PayloadRoute, nbytes: int) -> bool:
         """Whether to encode in the hook: as the machine is, or since a tensor of so many bytes finds no room behind."""
         encoding, in_flight = self._encoding, self.in_flight
-        if nbytes > in_flight.limit or route.is_now:
+        if nbytes > in_flight.limit or (route.may_be_now and route.is_now):
             return True
         may_help = route.may_be_now and encoding.is_auto and encoding.team.helps
         return may_help and in_flight.used + nbytes > in_flight.limit
@@ -303,7 +303,7 @@ class Sender:
                 payload.run(self.timeouts.ask)
             return
         timeout_s = self.timeouts.timeout_s
-        lease = self.in_flight.acquire(nbytes, timeout_s=timeout_s)
+        lease = self.in_flight.try_acquire(nbytes) or self.in_flight.acquire(nbytes, timeout_s=timeout_s)
         if lease is None:
             used = self.in_flight.used
             self.writers.abandon()

@@ -241,8 +241,22 @@ class Pipeline:
                 return None
         if self._waits and ask is not call:
             stored = self._ask_store(ask, self._put, payload, "storing")
-        else:
-            stored = self._answer(self._put, payload)
+            _count_in(self._runs, payload.nbytes, payload.nbytes, started)
+            return stored
+        return self.put(payload, started)
+
+    def put(self, payload: Array, started: float | None = None) -> Stored:
+        """Put bytes into the store on this thread, however long it takes.
+
+        Args:
+            payload: one-dimensional ``uint8``.
+            started: when that began, if not now.
+
+        Raises:
+            StoreError: the store could not take the payload.
+        """
+        started = started or perf_counter()
+        stored = self._answer(self._put, payload)
         _count_in(self._runs, payload.nbytes, payload.nbytes, started)
         return stored
 
@@ -270,7 +284,7 @@ class Pipeline:
         return decoded
 
     def _put(self, payload: Array) -> Stored:
-        if self.store.retains and not is_private(payload):
+        if self.store.retains and not payload.flags.writeable and not is_private(payload):
             payload = copied(payload)
         digest = None if self._trusts_store else checksum(payload)
         return Stored(self.store, self.store.put(payload), payload.nbytes, digest)

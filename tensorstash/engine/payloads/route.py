@@ -70,8 +70,8 @@ class PayloadRoute(ABC):
         """Of the tensors, as their policy was asked about them."""
         self.spec = spec.dense()
         """Of their elements."""
-        self.is_lossless = self.plan.is_lossless
-        self.has_codecs = bool(self.plan.codecs)
+        self.is_lossless, self.has_codecs = self.plan.is_lossless, bool(self.plan.codecs)
+        self.runs_kernels = bool(self.kernels)
         self.kind = hash(self.spec)
         """Names what is saved, in the sequence of what a step saves."""
         self._layouts: Layouts[Any] | None = self.backend.layouts
@@ -154,7 +154,8 @@ class PayloadRoute(ABC):
             CodecError: a kernel raised, or returned something its codec's ``encoded_spec`` does not announce.
         """
         assert self._layouts is not None, "a backend without layouts"
-        return self.kernels.encode(self._layouts.dense(source, spec))
+        dense = self._layouts.dense(source, spec)
+        return self.kernels.encode(dense) if self.runs_kernels else dense
 
     def assemble(self, launched: Any, spec: TensorSpec, *, adopt: bool) -> Any:
         """Return a fresh, detached tensor in private memory with the exact layout of ``spec``.
@@ -168,7 +169,8 @@ class PayloadRoute(ABC):
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
         assert self._layouts is not None, "a backend without layouts"
-        return self._layouts.restored(self.kernels.decode(launched), spec, adopt=adopt or bool(self.kernels))
+        dense = self.kernels.decode(launched) if self.runs_kernels else launched
+        return self._layouts.restored(dense, spec, adopt=adopt or self.runs_kernels)
 
     def round_trip(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return what will come back of a tensor of ``spec`` that is not stored yet, with the layout of ``wanted``.
@@ -212,9 +214,7 @@ class HostRoute(PayloadRoute):
     def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
         super().__init__(parts)
         self._pipeline = pipeline
-        self._runs_kernels = bool(self.kernels)
-        self.tier = pipeline.tier
-        self.is_costly = pipeline.is_costly
+        self.tier, self.is_costly = pipeline.tier, pipeline.is_costly
         is_computed, codecs = bool(pipeline.stages) and self.tier == "memory", self.plan.codecs[len(self.kernels) :]
         on_all_cores = is_computed and all(getattr(codec, "on_all_cores", False) for codec in codecs)
         self.may_be_now = self.encoding.may_be_now(is_computed=is_computed, on_all_cores=on_all_cores)
@@ -226,7 +226,7 @@ class HostRoute(PayloadRoute):
 
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
         """Return the elements in host memory where the program waits for a copy from a device, else a private copy."""
-        if self._runs_kernels or spec.device == "cpu":
+        if self.runs_kernels or spec.device == "cpu":
             return super().private_source(tensor, spec)
         data = self.backend.to_host(tensor, spec)
         return data, checksum(as_bytes(data))
@@ -245,7 +245,7 @@ class HostRoute(PayloadRoute):
         self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False, always: bool = False
     ) -> Stored | None:
         """Run the codecs on a tensor, or its elements, and store the result; see :meth:`PayloadRoute.encode`."""
-        if self._runs_kernels:
+        if self.runs_kernels:
             source = self.launch(source, spec)
             spec, is_mine = self.backend.spec(source), True  # on the CPU it is the payload's own memory
         else:
@@ -265,7 +265,7 @@ class HostRoute(PayloadRoute):
         """Return a fresh tensor; see :meth:`PayloadRoute.rebuild`."""
         if interleaved is not None:
             return interleaved.rebuild(data, spec)
-        if not self._runs_kernels:
+        if not self.runs_kernels:
             return self.backend.from_host(data.reshape(spec.order.shape), spec)
         kernels = self.backend.kernels
         assert kernels is not None, "a backend without kernels"
@@ -333,7 +333,7 @@ class TransferRoute(HostRoute):
     def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
         """Return the place of a payload whose bytes may still be arriving."""
         assert flight is not None, "what is not under way"
-        return self.store(flight.array)
+        return self._pipeline.put(flight.array)
 
     def store(self, transferred: Array, ask: Ask = call) -> Stored:
         """Run the codecs of the host and store the result.
