@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Any
 
 from tensorstash.host.arrays import Array
@@ -47,15 +48,13 @@ class BareDisk:
     """
 
     def __init__(self, share: str, directory: str) -> None:
-        from torch.autograd.graph import saved_tensors_hooks
-
         pages = mapped_pages(CALL)
         pages[:] = 1  # faulted in
         self._share, self._records = float(share), 256
         self._disk, self._thread = Bare(directory, pages, self._records), ThreadPoolExecutor(1)
         self._moved = {"write": 0.0, "read": 0.0}
         self._saved: set[int] = set()
-        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
+        self._hooks = import_module("torch.autograd.graph").saved_tensors_hooks(self._pack, self._unpack)
 
     def __enter__(self) -> None:
         self._saved.clear()
