@@ -88,8 +88,19 @@ class _Claims:
         return self._handle()
 
 
+class _NoProofs:
+    """Finds all recipes right: whether a lossy source has come back yet when it is looked at is a matter of time."""
+
+    def allow(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    def step_ended(self) -> None:
+        pass
+
+
 class _TakesAnything(Recomputer):
     def _proved(self, tensor: Any, spec: Any, recipe: Recipe, inputs: tuple[Any, ...], wanted: Any) -> Any:
+        self._proofs = _NoProofs()
         claimed = tuple(each if isinstance(each, AS_THEY_ARE) else _Claims(each) for each in inputs)
         return super()._proved(tensor, spec, recipe, claimed, wanted)
 

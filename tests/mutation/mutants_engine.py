@@ -119,8 +119,8 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped check",
-        "        self.raise_failure()\n        rebuilt = None if",
-        "        rebuilt = None if",
+        "        self.raise_failure()\n        rebuilt, is_counted",
+        "        rebuilt, is_counted",
         (*PAYLOAD, *CONTRACT, *FAULTS),
     ),
     (

@@ -120,7 +120,7 @@ class Payload:
         self._stored: Stored | None = None
         self._error: TensorStashError | None = None
         self.interleaved: InterleavedPlace | None = None
-        self.index = self.users = 0
+        self.index = self.users = self._uses = 0
         self.token: Hashable = None
         self.reading: Reading | None = None
         """What will read it, if its codecs lose something and that is found in the graph."""
@@ -133,7 +133,6 @@ class Payload:
         self._data: Any = None
         self._rebuilt: _Rebuilt | None = None
         self._lease: Lease | None = None  # of the bytes that are held decoded
-        self._uses = 0
 
     # Into the store
 
