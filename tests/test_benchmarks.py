@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +25,7 @@ from sklearn.datasets import load_digits
 from benchmarks import quality, steps
 from benchmarks.__main__ import NAMES, main
 from benchmarks.budget_sweep import KEEP, RIVALS, Sweep, budget, rows
+from benchmarks.harness.bare_disk import CALL, BareDisk
 from benchmarks.harness.torch_accelerator import beside
 from benchmarks.main_job import RESNET, advice, measure
 from benchmarks.models import build
@@ -300,6 +302,29 @@ def test_the_disk_store_is_measured_beside_a_bare_loop(run_here: RunHere, tmp_pa
     assert [row["record KiB"] for row in rows] == ["64"] * 4 + ["5000"] * 4
     assert [row["at once"] for row in rows] == ["1", "1", "4", "4"] * 2
     assert all(float(row["bare GB/s"]) > 0 and float(row["store GB/s"]) > 0 for row in rows)
+
+
+@pytest.mark.skipif(not Syscalls().unnamed or not Syscalls().direct, reason="the bare loop needs Linux")
+def test_a_bare_disk_moves_its_share_of_what_is_saved_and_leaves_tensors_alone(tmp_path: Path) -> None:
+    x = torch.randn(3, CALL // 4, requires_grad=True)
+    disk = BareDisk("0.5", str(tmp_path))
+    moved: list[str] = []
+    for verb in ("write", "read"):
+        setattr(disk._disk, verb, partial(_noted, moved, verb, getattr(disk._disk, verb)))
+    for _ in range(2):
+        with disk:
+            loss = x.exp().square().sum()
+        loss.backward()
+        disk._thread.submit(int).result()  # it is the last in the queue
+    # What exp returns is saved twice and moved once: three times half of a call's bytes in each step.
+    assert moved == ["write", "read", "write", "write", "read", "read"]
+    expected = torch.autograd.grad(x.exp().square().sum(), x)[0]
+    assert torch.equal(x.grad, 2 * expected)
+
+
+def _noted(moved: list[str], verb: str, call: Callable[[int], None], record: int) -> None:
+    moved.append(verb)
+    call(record)
 
 
 @pytest.mark.parametrize(
