@@ -130,7 +130,7 @@ class Ledger:
         self._refused: dict[str, Tally] = {}
         self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
         self.saved_bytes = 0
-        """By which payloads are smaller than their tensors, or which are elsewhere, of all so far."""
+        """Bytes by which payloads so far were smaller than their tensors; all of a tensor's where one is elsewhere."""
         self.movable = Movable()
         self._live: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._live_bytes = 0

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from tensorstash.reference.dispatch import call
-from tensorstash.reference.storage.dtypes import Array
+from tensorstash.reference.storage.dtypes import Array, DTypeLike
+from tensorstash.reference.storage.layout import Layout
 
 T = TypeVar("T")
-Operation = Callable[..., T]
-
-
-def _runs(name: str, *first: Any) -> Callable[..., Any]:
-    """Return the method that runs an operation on the tensor, on what comes first, and on its arguments."""
-
-    def method(self: Any, *operands: Any, **attributes: Any) -> Any:
-        return call(name, self, *first, *operands, **attributes)
-
-    return method
-
-
-def _runs_swapped(name: str) -> Callable[..., Any]:
-    return lambda self, other: call(name, other, self)
 
 
 class Operators(Generic[T]):
@@ -36,57 +23,110 @@ class Operators(Generic[T]):
         result: T = call(name, *operands, **attributes)
         return result
 
-    __add__: Operation[T] = _runs("add")
-    __radd__: Operation[T] = _runs("add")
-    __sub__: Operation[T] = _runs("sub")
-    __rsub__: Operation[T] = _runs_swapped("sub")
-    __mul__: Operation[T] = _runs("mul")
-    __rmul__: Operation[T] = _runs("mul")
-    __truediv__: Operation[T] = _runs("div")
-    __rtruediv__: Operation[T] = _runs_swapped("div")
-    __pow__: Operation[T] = _runs("power")
-    __rpow__: Operation[T] = _runs_swapped("power")
-    __matmul__: Operation[T] = _runs("matmul")
-    __neg__: Operation[T] = _runs("neg")
-    __abs__: Operation[T] = _runs("absolute")
-    __lt__: Operation[T] = _runs("lt")
-    __le__: Operation[T] = _runs("le")
-    __gt__: Operation[T] = _runs("gt")
-    __ge__: Operation[T] = _runs("ge")
-    __getitem__: Operation[T] = _runs("getitem")
-    eq: Operation[T] = _runs("eq")
-    pow: Operation[T] = _runs("power")
-    exp: Operation[T] = _runs("exp")
-    log: Operation[T] = _runs("log")
-    sqrt: Operation[T] = _runs("sqrt")
-    tanh: Operation[T] = _runs("tanh")
-    sigmoid: Operation[T] = _runs("sigmoid")
-    relu: Operation[T] = _runs("relu")
-    abs: Operation[T] = _runs("absolute")
-    sign: Operation[T] = _runs("sign")
-    conj: Operation[T] = _runs("conj")
-    real: Operation[T] = _runs("real")
-    imag: Operation[T] = _runs("imag")
-    astype: Operation[T] = _runs("astype")
-    clone: Operation[T] = _runs("clone")
-    contiguous: Operation[T] = _runs("contiguous")
-    to: Operation[T] = _runs("to")
-    matmul: Operation[T] = _runs("matmul")
-    transpose: Operation[T] = _runs("transpose")
-    squeeze: Operation[T] = _runs("squeeze")
-    unsqueeze: Operation[T] = _runs("unsqueeze")
-    as_strided: Operation[T] = _runs("as_strided")
-    as_layout: Operation[T] = _runs("as_layout")
-    copy_: Operation[T] = _runs("copy_")
-    fill_: Operation[T] = _runs("copy_")
-    add_: Operation[T] = _runs("update", "add")
-    sub_: Operation[T] = _runs("update", "sub")
-    mul_: Operation[T] = _runs("update", "mul")
-    div_: Operation[T] = _runs("update", "div")
-    exp_: Operation[T] = _runs("update", "exp")
-    relu_: Operation[T] = _runs("update", "relu")
-    zero_: Operation[T] = _runs("copy_", 0)
-    __iadd__, __isub__, __imul__, __itruediv__ = add_, sub_, mul_, div_
+    def __add__(self, other: T | complex) -> T:
+        return self._call("add", self, other)
+
+    def __radd__(self, other: complex) -> T:
+        return self._call("add", self, other)
+
+    def __sub__(self, other: T | complex) -> T:
+        return self._call("sub", self, other)
+
+    def __rsub__(self, other: complex) -> T:
+        return self._call("sub", other, self)
+
+    def __mul__(self, other: T | complex) -> T:
+        return self._call("mul", self, other)
+
+    def __rmul__(self, other: complex) -> T:
+        return self._call("mul", self, other)
+
+    def __truediv__(self, other: T | complex) -> T:
+        return self._call("div", self, other)
+
+    def __rtruediv__(self, other: complex) -> T:
+        return self._call("div", other, self)
+
+    def __pow__(self, other: T | complex) -> T:
+        return self._call("power", self, other)
+
+    def __rpow__(self, other: complex) -> T:
+        return self._call("power", other, self)
+
+    def __matmul__(self, other: T) -> T:
+        return self._call("matmul", self, other)
+
+    def __neg__(self) -> T:
+        return self._call("neg", self)
+
+    def __abs__(self) -> T:
+        return self._call("absolute", self)
+
+    def __lt__(self, other: T | complex) -> T:
+        return self._call("lt", self, other)
+
+    def __le__(self, other: T | complex) -> T:
+        return self._call("le", self, other)
+
+    def __gt__(self, other: T | complex) -> T:
+        return self._call("gt", self, other)
+
+    def __ge__(self, other: T | complex) -> T:
+        return self._call("ge", self, other)
+
+    def eq(self, other: T | complex) -> T:
+        return self._call("eq", self, other)
+
+    def pow(self, exponent: T | complex) -> T:
+        return self._call("power", self, exponent)
+
+    def exp(self) -> T:
+        return self._call("exp", self)
+
+    def log(self) -> T:
+        return self._call("log", self)
+
+    def sqrt(self) -> T:
+        return self._call("sqrt", self)
+
+    def tanh(self) -> T:
+        return self._call("tanh", self)
+
+    def sigmoid(self) -> T:
+        return self._call("sigmoid", self)
+
+    def relu(self) -> T:
+        return self._call("relu", self)
+
+    def abs(self) -> T:
+        return self._call("absolute", self)
+
+    def sign(self) -> T:
+        return self._call("sign", self)
+
+    def conj(self) -> T:
+        return self._call("conj", self)
+
+    def real(self) -> T:
+        return self._call("real", self)
+
+    def imag(self) -> T:
+        return self._call("imag", self)
+
+    def astype(self, dtype: DTypeLike) -> T:
+        return self._call("astype", self, dtype)
+
+    def clone(self) -> T:
+        """Copy, keeping a dense permuted layout."""
+        return self._call("clone", self)
+
+    def contiguous(self) -> T:
+        """Give self where it is dense and row-major, else such a copy."""
+        return self._call("contiguous", self)
+
+    def to(self, device: str, *, copy: bool = False) -> T:
+        """Move to a device; self where it is there already, unless `copy`."""
+        return self._call("to", self, device, copy=copy)
 
     def sum(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> T:
         return self._call("sum", self, axis=axis, keepdims=keepdims)
@@ -101,6 +141,9 @@ class Operators(Generic[T]):
         """Sum over the dimensions that broadcasting from `shape` has repeated."""
         return self._call("sum_to", self, tuple(shape))
 
+    def matmul(self, other: T) -> T:
+        return self._call("matmul", self, other)
+
     def softmax(self, axis: int = -1) -> T:
         return self._call("softmax", self, axis=axis)
 
@@ -109,6 +152,9 @@ class Operators(Generic[T]):
 
     def permute(self, *axes: int) -> T:
         return self._call("permute", self, axes)
+
+    def transpose(self, first: int, second: int) -> T:
+        return self._call("transpose", self, first, second)
 
     def swap_last(self) -> T:
         """Transpose the last two dimensions."""
@@ -125,10 +171,59 @@ class Operators(Generic[T]):
         """Give a view of that shape; raises ValueError where only a copy could have it."""
         return self._call("view", self, shape)
 
+    def squeeze(self, axis: int) -> T:
+        return self._call("squeeze", self, axis)
+
+    def unsqueeze(self, axis: int) -> T:
+        return self._call("unsqueeze", self, axis)
+
     def split(self, size: int, axis: int = 0) -> tuple[T, ...]:
         """Give views of `size` along `axis`; the last may be smaller."""
         parts: tuple[T, ...] = call("split", self, size, axis)
         return parts
 
+    def as_strided(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> T:
+        """Give any layout over the storage; `offset` is absolute and in bytes, by default that of self."""
+        return self._call("as_strided", self, shape, strides, offset)
+
+    def as_layout(self, layout: Layout) -> T:
+        return self._call("as_layout", self, layout)
+
+    def __getitem__(self, key: Any) -> T:
+        return self._call("getitem", self, key)
+
     def __setitem__(self, key: Any, value: T | complex | Array) -> None:
         call("setitem", self, key, value)
+
+    def add_(self, other: T | complex) -> T:
+        return self._call("update", self, "add", other)
+
+    def sub_(self, other: T | complex) -> T:
+        return self._call("update", self, "sub", other)
+
+    def mul_(self, other: T | complex) -> T:
+        return self._call("update", self, "mul", other)
+
+    def div_(self, other: T | complex) -> T:
+        return self._call("update", self, "div", other)
+
+    def exp_(self) -> T:
+        return self._call("update", self, "exp")
+
+    def relu_(self) -> T:
+        return self._call("update", self, "relu")
+
+    def copy_(self, source: T | complex) -> T:
+        """Overwrite with `source`, broadcast and cast to this shape and type, from any device."""
+        return self._call("copy_", self, source)
+
+    def fill_(self, value: complex) -> T:
+        return self._call("copy_", self, value)
+
+    def zero_(self) -> T:
+        return self._call("copy_", self, 0)
+
+    __iadd__ = add_
+    __isub__ = sub_
+    __imul__ = mul_
+    __itruediv__ = div_

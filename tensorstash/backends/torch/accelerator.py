@@ -102,6 +102,7 @@ def _on_device(stream: Callable[..., Any], device: torch.device) -> Any:
 
 
 def _generic_stream(device: torch.device) -> Any:
+    # What torch.accelerator.current_stream calls, since PyTorch 2.6, without its frames: every copy asks.
     return torch._C._accelerator_getStream(device.index)
 
 

@@ -270,7 +270,7 @@ class Tracker:
             The bytes that are left beside them; less than none if there is no room.
         """
         meter = self._meter
-        spare = meter.limit - (held or self.held) - nbytes
+        spare = meter.limit - (self.held if held is None else held) - nbytes
         while spare < 0:
             if not (meter.has_news or self._wait_for_stores(-spare) or meter.has_news):  # the last may just arrive
                 if not drop(-spare):
