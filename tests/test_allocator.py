@@ -41,6 +41,23 @@ print((full - resident()) / (39 * SIZE))
 """
 
 
+PLACES = """
+import mmap, sys
+with open(sys.argv[1], "rb") as library:
+    mapped = mmap.mmap(library.fileno(), 0, access=mmap.ACCESS_READ)
+from tensorstash.host.arrays import aligned_empty, payload_empty, whole_pages
+from tensorstash.host.pool import POOL
+
+MIB = 2**20
+payload = payload_empty(4 * MIB)
+tensors = [aligned_empty(4 * MIB), whole_pages(4 * MIB)]
+print(POOL.take_stock()[0] // MIB)
+del payload
+tensors.append(aligned_empty(4 * MIB))
+print(POOL.take_stock()[0] // MIB)
+"""
+
+
 def run(code, *arguments, **environment):
     env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")}
     done = subprocess.run(
@@ -113,6 +130,13 @@ def test_the_list_of_the_system_holds_absolute_paths_whatever_the_environment_sa
     assert allocator._listed_libraries() == before
     assert before
     assert all(os.path.isabs(path) for path in before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no list of what is mapped elsewhere")
+def test_under_an_allocator_that_keeps_pages_tensors_are_its_own_and_payloads_the_pools(tmp_path):
+    library = tmp_path / "libtcmalloc_minimal.so.4"
+    library.write_bytes(bytes(4096))
+    assert run(PLACES, str(library)) == "4\n4\n"  # the payload alone; then the tensor that has taken its idle place
 
 
 @pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to see elsewhere")

@@ -21,7 +21,7 @@ from tensorstash.codecs.wire.format import (
     open_payload,
     plain_payload,
 )
-from tensorstash.host.arrays import Array, aligned_empty
+from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.dither import seed_word
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.kernels.groups import Groups
@@ -128,7 +128,7 @@ class Affine:
         layout = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
         if layout.nbytes >= spec.nbytes:
             return plain_payload(Header(MAGIC, PLAIN, self.bits, spec.numel), data)
-        payload = aligned_empty(HEADER_NBYTES + layout.nbytes)
+        payload = payload_empty(HEADER_NBYTES + layout.nbytes)
         payload[:HEADER_NBYTES] = layout.header
         body = payload[HEADER_NBYTES:]
         seed = seed_word(self.seed) if self.rounding == "stochastic" else None

@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorstash import kernels
 from tensorstash.codecs.wire.format import check_choice, check_data, check_shape, empty_array
-from tensorstash.host.arrays import Array
+from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.kernels.groups import BLOCK
 from tensorstash.protocols import CodecKind
@@ -63,7 +63,8 @@ class AsType:
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the carrier bits of the rounded elements in fresh memory."""
         check_data(self, data, spec)
-        encoded = empty_array(self, spec.numel, self.encoded_spec(spec))
+        target = self.encoded_spec(spec)
+        encoded = payload_empty(target.nbytes).view(target.carrier).reshape(target.shape)
         kernels.active.convert(data.reshape(-1), spec.dtype, encoded.reshape(-1), self.dtype)
         return encoded
 

@@ -30,7 +30,7 @@ from tensorstash.codecs.wire.format import (
     plain_payload,
     split_sections,
 )
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes
+from tensorstash.host.arrays import Array, as_bytes, payload_empty
 from tensorstash.kernels.float_fields import field_widths, float_bits
 from tensorstash.kernels.groups import BLOCK
 from tensorstash.protocols import CodecKind
@@ -100,7 +100,7 @@ class FloatSplit:
         ]
         if 8 * len(lengths) + sum(lengths) >= data.nbytes:
             return plain_payload(Header(MAGIC, PLAIN, 0, spec.numel), data)
-        payload = aligned_empty(HEADER_NBYTES + 8 * len(lengths) + sum(lengths))
+        payload = payload_empty(HEADER_NBYTES + 8 * len(lengths) + sum(lengths))
         Header(MAGIC, CODED, 0, spec.numel).write(payload)
         table, *sections = split_sections(self, payload[HEADER_NBYTES:], 8 * len(lengths), *lengths)
         table.view("<u8")[:] = lengths

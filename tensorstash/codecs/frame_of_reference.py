@@ -13,7 +13,7 @@ from tensorstash.codecs.wire.format import (
     plain_payload,
     split_sections,
 )
-from tensorstash.host.arrays import Array, aligned_empty
+from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
@@ -60,7 +60,7 @@ class FrameOfReference:
         header = Header(MAGIC, width, 0, flat.size)
         if width == spec.itemsize:
             return plain_payload(header, data)
-        payload = aligned_empty(HEADER_NBYTES + spec.itemsize + width * flat.size)
+        payload = payload_empty(HEADER_NBYTES + spec.itemsize + width * flat.size)
         header.write(payload)
         base = payload[HEADER_NBYTES : HEADER_NBYTES + spec.itemsize].view(data.dtype)
         base[0] = least

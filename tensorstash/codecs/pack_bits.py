@@ -15,7 +15,7 @@ from tensorstash.codecs.wire.format import (
     plain_payload,
     split_sections,
 )
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes
+from tensorstash.host.arrays import Array, as_bytes, payload_empty
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
@@ -73,7 +73,7 @@ class PackBits:
         """
         check_data(self, data, spec)
         flags = as_bytes(data)
-        payload = aligned_empty(HEADER_NBYTES + packed_nbytes(flags.size, 1))
+        payload = payload_empty(HEADER_NBYTES + packed_nbytes(flags.size, 1))
         Header(MAGIC, CODED, 0, flags.size).write(payload)
         if not kernels.active.pack_booleans(flags, payload[HEADER_NBYTES:]):
             return None

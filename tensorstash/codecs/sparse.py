@@ -20,7 +20,7 @@ from tensorstash.codecs.wire.format import (
     split_sections,
 )
 from tensorstash.errors import CodecError
-from tensorstash.host.arrays import Array, aligned_empty
+from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind
@@ -89,7 +89,7 @@ class Sparse:
         length = inner.nbytes if coded is None else coded.size
         if _TABLE_NBYTES + length + mask_length >= data.nbytes:
             return plain_payload(Header(MAGIC, _PLAIN, 0, bits.size), data)
-        payload = aligned_empty(HEADER_NBYTES + _TABLE_NBYTES + length + mask_length)
+        payload = payload_empty(HEADER_NBYTES + _TABLE_NBYTES + length + mask_length)
         Header(MAGIC, _VALUES if coded is None else _CODED, 0, bits.size).write(payload)
         table, values, end = split_sections(self, payload[HEADER_NBYTES:], _TABLE_NBYTES, length, mask_length)
         table.view("<u8")[:] = total, length, mask_length

@@ -16,7 +16,7 @@ from tensorstash.codecs.wire.format import (
     passed_on,
     split_sections,
 )
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes
+from tensorstash.host.arrays import Array, as_bytes, payload_empty
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.kernels.integers import unsigned
 from tensorstash.protocols import CodecKind
@@ -82,7 +82,7 @@ class TwoValued:
             few, np.empty(2, bits.dtype), np.empty(packed_nbytes(few.size, 1), np.uint8)
         ):
             return None  # most tensors show it at once: before memory for all of them is asked for
-        payload = aligned_empty(nbytes)
+        payload = payload_empty(nbytes)
         Header(MAGIC, CODED, 0, bits.size).write(payload)
         pair = payload[HEADER_NBYTES : HEADER_NBYTES + 2 * spec.itemsize].view(bits.dtype)
         return payload if pack(bits, pair, payload[HEADER_NBYTES + 2 * spec.itemsize :]) else None

@@ -20,7 +20,7 @@ from tensorstash.codecs.wire.format import (
     plain_payload,
     split_sections,
 )
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes
+from tensorstash.host.arrays import Array, as_bytes, payload_empty
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
@@ -81,7 +81,7 @@ class Zstd:
         lengths = np.array([sum(frame.size for frame in frames) for frames in stored], "<u8")
         if lengths.nbytes + int(lengths.sum()) >= raw.size:
             return plain_payload(Header(MAGIC, PLAIN, count, raw.size), data)
-        payload = aligned_empty(HEADER_NBYTES + lengths.nbytes + int(lengths.sum()))
+        payload = payload_empty(HEADER_NBYTES + lengths.nbytes + int(lengths.sum()))
         Header(MAGIC, CODED, count, raw.size).write(payload)
         parts = [lengths.view(np.uint8), *(frame for frames in stored for frame in frames)]
         np.concatenate(parts, out=payload[HEADER_NBYTES:])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tensorstash.host.pages import HUGE_PAGE, allocator_keeps_pages, page_aligned
 from tensorstash.host.pool import POOL, SMALLEST
 from tensorstash.spec import ALIGNMENT
 
@@ -14,12 +15,20 @@ Array = NDArray[Any]
 """A C-contiguous NumPy array; a run of bytes is a one-dimensional ``uint8`` array."""
 
 
+def _idle_or_allocated(nbytes: int) -> Array:
+    """Return whole pages, of the pool as far as it has idle ones."""
+    return POOL.take(nbytes) if HUGE_PAGE <= nbytes <= POOL.idle_bytes else page_aligned(nbytes)
+
+
+_take = _idle_or_allocated if allocator_keeps_pages() else POOL.take
+
+
 def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     """Return uninitialised, writable bytes whose address modulo 64 is ``alignment``.
 
-    Large buffers come in whole pages from a pool, and go back to it when the last view of them goes: fresh pages cost
-    more than copying into them, and the C allocator may never give them back. With ``alignment`` 0 they start with a
-    page.
+    Large buffers come in whole pages, with ``alignment`` 0 from the first byte on: those of a pool, to which they go
+    back with the last view of them, since fresh pages cost more than copying into them, and the C allocator may never
+    give them back. One that keeps what is freed, and gives it out before fresh pages, needs no pool beside it.
 
     Args:
         nbytes: length in bytes.
@@ -32,7 +41,7 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     (16, 1048576)
     """
     if nbytes >= SMALLEST:
-        pages = POOL.take(nbytes + alignment)
+        pages = _take(nbytes + alignment)
         return pages[alignment:] if alignment else pages
     raw = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
     start = (alignment - address(raw)) % ALIGNMENT
@@ -42,12 +51,24 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
 def whole_pages(nbytes: int) -> Array:
     """Return uninitialised, writable bytes that start with a page, as direct I/O wants them.
 
-    Large buffers come from the pool, as those of :func:`aligned_empty`.
+    Large ones come from where those of :func:`aligned_empty` do.
 
     >>> whole_pages(10).ctypes.data % 4096
     0
     """
-    return POOL.take(nbytes)
+    return _take(nbytes)
+
+
+def payload_empty(nbytes: int) -> Array:
+    """Return uninitialised, writable bytes for a payload, which stays from forward to backward.
+
+    Large ones are the pool's under any allocator: among a step's tensors, which come and go and are larger, they would
+    leave gaps that no tensor fits.
+
+    >>> payload_empty(2**20).ctypes.data % 4096
+    0
+    """
+    return POOL.take(nbytes) if nbytes >= SMALLEST else aligned_empty(nbytes)
 
 
 def address(array: Array) -> int:

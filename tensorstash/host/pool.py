@@ -13,7 +13,6 @@ from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import (
     BLOCK,
     HUGE_PAGE,
-    allocator_keeps_pages,
     mapped_pages,
     move_pages,
     never_unmap,
@@ -59,7 +58,6 @@ class PagePool:
     Args:
         idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
             the system at once.
-        is_allocators: whether buffers are the C allocator's, which does all of this; idle ones are not counted then.
 
     >>> pool = PagePool(2**20)
     >>> array = pool.take(2**20)
@@ -72,8 +70,7 @@ class PagePool:
     1048576
     """
 
-    def __init__(self, idle_limit_bytes: int, *, is_allocators: bool = False) -> None:
-        self._is_allocators = is_allocators
+    def __init__(self, idle_limit_bytes: int) -> None:
         self._free_list = _FreeList(idle_limit_bytes)
         renew_after_fork(self)
 
@@ -106,7 +103,7 @@ class PagePool:
 
     def take(self, nbytes: int) -> Pages:
         """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
-        if nbytes < SMALLEST or self._is_allocators:
+        if nbytes < SMALLEST:
             return page_aligned(nbytes)
         try:
             return self._free_list.lend(size_class(nbytes))[:nbytes]
@@ -267,5 +264,5 @@ class _FreeList:
 IDLE_BYTES = 256 * 2**20
 """Most bytes of host memory that the process keeps for the next large buffers, unless told otherwise."""
 
-POOL = PagePool(IDLE_BYTES, is_allocators=allocator_keeps_pages())
+POOL = PagePool(IDLE_BYTES)
 """Of the process, as the C allocator is, which it stands in for: buffers outlive the sessions they were made in."""

@@ -10,7 +10,7 @@ from struct import Struct
 import numpy as np
 
 from tensorstash.errors import CodecError, ConfigError
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 
@@ -102,7 +102,7 @@ def open_payload(
 
 def plain_payload(header: Header, data: Array) -> Array:
     """Return a header and, behind it, the bytes of ``data`` as they are."""
-    payload = aligned_empty(HEADER_NBYTES + data.nbytes)
+    payload = payload_empty(HEADER_NBYTES + data.nbytes)
     header.write(payload)
     payload[HEADER_NBYTES:] = as_bytes(data)
     return payload
