@@ -261,6 +261,8 @@ class Session(Generic[T]):
     ) -> Handle:
         if self._demand is not None and not isinstance(route, str) and not route.is_lossless:
             route = self._way(spec, self._demand(), seen).route
+            if isinstance(route, str) and seen is not None:
+                seen.leaves(nbytes)
         if isinstance(route, str):
             return self._keep(tensor, route, nbytes)
         if spec.nbytes < self._min_bytes:

@@ -15,12 +15,13 @@ Array = NDArray[Any]
 """A C-contiguous NumPy array; a run of bytes is a one-dimensional ``uint8`` array."""
 
 
-def _idle_or_allocated(nbytes: int) -> Array:
-    """Return whole pages, of the pool as far as it has idle ones."""
-    return POOL.take(nbytes) if HUGE_PAGE <= nbytes <= POOL.idle_bytes else page_aligned(nbytes)
+_KEEPS_PAGES = allocator_keeps_pages()
 
 
-_take = _idle_or_allocated if allocator_keeps_pages() else POOL.take
+def _take(nbytes: int) -> Array:
+    """Return whole pages: the pool's, or beside an allocator that serves as one those that are idle there."""
+    is_pools = not _KEEPS_PAGES or HUGE_PAGE <= nbytes <= POOL.idle_bytes
+    return POOL.take(nbytes) if is_pools else page_aligned(nbytes)
 
 
 def aligned_empty(nbytes: int, alignment: int = 0) -> Array:

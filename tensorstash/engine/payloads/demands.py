@@ -65,6 +65,10 @@ class Demands:
         """Return what is needed of a content by readers that are known, and by others as it was in steps before."""
         return strictest((reading.demand, self._learned.get(reading.kind, "exact"))) or reading.demand
 
+    def is_new(self, reading: Reading) -> bool:
+        """Whether no reader of this kind of content has asked for any, as far as that is known."""
+        return reading.kind not in self._learned
+
     def learn(self, kind: Hashable, demand: Demand) -> None:
         """Remember what a reader needs of a kind of content."""
         if len(self._learned) >= _REMEMBERED_KINDS:

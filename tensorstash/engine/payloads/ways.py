@@ -98,7 +98,10 @@ class Ways:
         return self._remember(kind, Way(plan.rebuilding, self._route(rest, spec)))
 
     def suits(self, payload: Payload, reading: Reading, demands: Demands) -> bool:
-        """Choose what of a payload's plan suits its readers; return False if nothing is left of it."""
+        """Choose what of a payload's plan suits its readers; return False if nothing is left of it.
+
+        A plan learns of it then, unless nobody could tell what a reader needs: in the next step that is known.
+        """
         demand, is_guess = reading.demand, reading.known < payload.users
         if is_guess:
             demand = demands.guess(reading)
@@ -106,6 +109,8 @@ class Ways:
         route = payload.route if demand == "any" else self._within(payload.route, demand)
         if isinstance(route, str):
             self._ledger.declined(payload.spec.nbytes)
+            if payload.seen is not None and not (is_guess and demands.is_new(reading)):
+                payload.seen.leaves(payload.spec.nbytes)
             return False
         payload.route = route
         payload.loses = not route.is_lossless  # last: who asks meanwhile, on another thread, gets the source
