@@ -118,6 +118,14 @@ class Decision:
                 return replace(self, problem=less, solution=solution, choices=choices, shrinks=self.shrinks + 1)
         return None
 
+    def unheld(self, peak: int) -> Self:
+        """Return the decision as one that does not hold the budget, with what it takes as the least.
+
+        Args:
+            peak: bytes that were held, background included.
+        """
+        return replace(self, solution=replace(self.solution, status="impossible", least=max(self.solution.least, peak)))
+
     def without(self, name: str, peak: int) -> Self:
         """Return the decision without a plan that was tried and held too much; in place of the planner's, one for less.
 

@@ -134,6 +134,7 @@ class Budgeted:
             step.count_on(seen, left * seen.nbytes)
 
     def _tier(self, seen: Seen, planned: str | None, spec: TensorSpec, step: Step, spare: int) -> str:
+        wanted = planned
         if planned is None:
             step.surprises += 1
         elif planned not in _AWAY and (spare < 0 or step.counts_on_codecs):
@@ -150,6 +151,8 @@ class Budgeted:
         order = _FLOORS[1:] if spec.device == "cpu" else _FLOORS
         usable = (tier for tier in order if tier in self._tiers and self._has_room(tier, spec, step))
         floor = next(usable, KEEP)
+        if wanted and floor == KEEP != wanted and self._control.left(seen.key) is not None:
+            return wanted  # codecs that lose something are all there is
         return f"recompute | {floor}" if self._remaking and floor not in self._remaking else floor
 
     def _has_room(self, tier: str, spec: TensorSpec, step: Step) -> bool:

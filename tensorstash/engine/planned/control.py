@@ -224,9 +224,10 @@ class Control:
                 share = share_of_stores(held.decision, held.candidates)
                 self._decide(signature, held, held.decision.settled(fastest(held.candidates), share))
         elif is_over and held.plan.status == "planned":
-            decision = held.decision.tighter(peak + room[1])
-            if decision is not None:
-                self._decide(signature, held, decision)
+            decision = held.decision.tighter(peak + room[1]) or held.decision.unheld(peak + room[1])
+            self._decide(signature, held, decision)
+        elif is_over and held.plan.status == "impossible" and peak + room[1] > _OVER * held.plan.least:
+            self._decide(signature, held, held.decision.unheld(peak + room[1]))
 
     def _add(self, signature: Hashable, held: Held, step: Step, room: tuple[int, int]) -> None:
         """Plan for a step that began like others and went on otherwise, which the next of either kind may do again."""
