@@ -61,7 +61,7 @@ MUTANTS = [
     (
         "engine/recompute/recomputer.py",
         "dropped call",
-        "            inputs, marks = self._apart(inputs, marks)\n",
+        "                inputs, marks = self._apart(inputs, marks)\n",
         "",
         CHANGES,
     ),

@@ -346,7 +346,7 @@ class Payload:
     def _decode(self) -> Any:
         assert self._stored is not None, "asked to decode what was never stored"
         route = self.route
-        if not route.has_codecs:
+        if not (route.has_codecs and route.encoding.shares_out):
             return route.decode(self._stored, self._timeouts.ask)
         with route.encoding.team:
             return route.decode(self._stored, self._timeouts.ask)

@@ -175,7 +175,8 @@ class Recomputer:
         if others and not all(each.is_exact for each in others):
             state.ledger.refused(f"{recipe.rule}: made of what comes back with a loss", spec.nbytes)
             return None
-        if not producers.are_there(_present(inputs)):
+        present = _present(inputs)
+        if not producers.are_there(present):
             state.ledger.refused(f"{recipe.rule}: made of a parameter that is freed meanwhile", spec.nbytes)
             return None
         module = self._thread.module
@@ -196,11 +197,13 @@ class Recomputer:
         shared = self._contents.get(name)
         content = None if shared is None else shared()
         if content is None or not content.gives(saved, sample):
-            inputs, marks = self._apart(inputs, marks)
+            if is_summed:  # or there is none that others may write to unseen
+                inputs, marks = self._apart(inputs, marks)
+                present = _present(inputs)
             for each in others:
                 each.add_user()
             content = Recomputed(
-                state, producers, recipe, inputs, marks, _present(inputs), saved, sample, depth, is_summed=is_summed
+                state, producers, recipe, inputs, marks, present, saved, sample, depth, is_summed=is_summed
             )
             if len(self._contents) >= _REMEMBERED:
                 self._contents.clear()

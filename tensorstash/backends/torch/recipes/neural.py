@@ -1,6 +1,8 @@
 """Rules for activation functions, normalization and what else networks are made of."""
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,24 +35,22 @@ def _glu(dim: int, x: Tensor) -> Tensor:
 _FEW_ROWS = 64
 """Rows that tell nearly all values of eps apart."""
 
-_EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
+_EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
+"""The usual values, the most usual first."""
 
 
 def _layer_norm(
     shape: tuple[int, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
 ) -> Tensor:
-    before = x.dim() - len(shape)
-    few, factors = x, rstd
-    if before:
-        few, factors = (each[(0,) * (before - 1)][:_FEW_ROWS] for each in (x, rstd))
-
     def suits_few(eps: float) -> bool:
+        before = x.dim() - len(shape)
+        few, factors = (each[(0,) * (before - 1)][:_FEW_ROWS] if before else each for each in (x, rstd))
         return torch.equal(torch.native_layer_norm(few, shape, weight, bias, eps)[2], factors)
 
     def run(eps: float) -> tuple[Tensor, Tensor, Tensor]:
         return torch.native_layer_norm(x, shape, weight, bias, eps)
 
-    return _with_usual_eps(run, few[0] if before else x, mean, rstd, suits_few)
+    return _with_usual_eps(run, mean, rstd, _found(shape), suits_few)
 
 
 def _group_norm(
@@ -68,29 +68,35 @@ def _group_norm(
     def run(eps: float) -> tuple[Tensor, Tensor, Tensor]:
         return torch.native_group_norm(x, weight, bias, n, c, hxw, groups, eps)
 
-    return run(eps)[0] if eps is not None else _with_usual_eps(run, x[0, : c // groups], mean, rstd)
+    return run(eps)[0] if eps is not None else _with_usual_eps(run, mean, rstd, _found((c, groups)))
+
+
+@lru_cache(1024)
+def _found(shape: tuple[int, ...]) -> list[float]:
+    """Return which value was right last for what is normalized over a shape, to be set: a hint, tried before others."""
+    return [_EPSILONS[0]]
 
 
 def _with_usual_eps(
     run: Callable[[float], tuple[Tensor, Tensor, Tensor]],
-    first: Tensor,
     mean: Tensor,
     rstd: Tensor,
+    found: list[float],
     may_be: Callable[[float], bool] = lambda _: True,
 ) -> Tensor:
     """Normalize where the graph does not tell what was added to the variance: the statistics do.
 
     Args:
         run: normalizes with a value for eps; returns the result and the statistics.
-        first: what the first of the statistics are of: the usual values that come closest to them are tried first.
         mean: as it was saved.
         rstd: as it was saved.
-        may_be: tells at little cost that a value is none.
+        found: the value to begin with; filled with the right one.
+        may_be: tells at little cost that one of the others is none.
     """
-    guess = float(rstd.reshape(-1)[0]) ** -2 - float(first.double().var(correction=0))
-    for eps in filter(may_be, sorted(_EPSILONS, key=lambda eps: abs(eps - guess))):
+    for eps in chain(found, filter(may_be, _EPSILONS)):
         y, again, factor = run(eps)
         if torch.equal(factor, rstd) and torch.equal(again, mean):
+            found[0] = eps
             return y
     raise ValueError(f"none of the usual values of eps makes the statistics that were saved: {_EPSILONS}")
 
