@@ -163,9 +163,10 @@ def scopes(kind: str) -> Mapping[str, Mapping[str, Scope]]:
 def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generator[list[Any] | None, None, None]:
     """Yield the rows of a framework, or of the simulated device."""
     framework, device = KINDS[kind]
-    calls = Calls()
+    calls, measured = Calls(), scopes(kind)
+    gc.freeze()  # what is imported, which each pass would look through
     yield None
-    for saved, chosen in scopes(kind).items():
+    for saved, chosen in measured.items():
         program = Program(framework, device, saved, nbytes // 4 if saved == LARGE else 64)
         passes = {
             name: partial(program.passes, scope, saves) for name, scope in {"none": nullcontext, **chosen}.items()
