@@ -55,17 +55,11 @@ round; steps in which a budget measures and tries plans do not count for time.""
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What was measured of one workload.
+    """What was measured of one workload."""
 
-    Args:
-        native: the most bytes that autograd holds without hooks.
-        measured: what each process has reported.
-        moments: of a step that keeps everything.
-    """
-
-    native: int
-    measured: Mapping[Variant, Mapping[str, Any]]
-    moments: Sequence[Moment]
+    native: int  # the most bytes that autograd holds without hooks
+    measured: Mapping[Variant, Mapping[str, Any]]  # what each process has reported
+    moments: Sequence[Moment]  # of a step that keeps everything
 
     def resident(self, variant: Variant) -> int:
         return int(self.measured[variant]["activation_bytes"])

@@ -47,7 +47,6 @@ Deviations are distances from training without a policy, in its spreads; bars: a
 4 bits. Bytes are those stored for each byte of the saved activations. Gradient errors are relative, of each
 parameter, at the weights that training without a policy ends with."""
 
-
 COLUMNS = columns("""
     task | policy | bytes:.3f | held-out loss:> | deviation:.2f | accuracy, %:> | deviation:.2f |
     gradient error, median:.1e | worst:.1e | cosine, worst:.4f | bar

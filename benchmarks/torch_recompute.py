@@ -170,10 +170,9 @@ def main(options: argparse.Namespace, report: Report) -> None:
     report.begin(COLUMNS)
     for name in options.only or ARCHITECTURES:
         *widths, build = ARCHITECTURES[name]
-        width = widths[options.size == "wide"]
         for autocast in (False, True):
             torch.manual_seed(0)
-            bench = Bench(*build((width, *REST[options.size])), autocast)
+            bench = Bench(*build((widths[options.size == "wide"], *REST[options.size])), autocast)
             bench.model.train()
             plain = saved_tensors_hooks(lambda tensor: tensor if tensor.is_leaf else tensor.detach(), lambda kept: kept)
             native, _ = bench.saves(plain)

@@ -25,7 +25,7 @@ class Training(bench_worker.Training):
     """Network, batches and optimizer of one framework, which subclasses make.
 
     They also say how a tensor is made of an array (``_tensor``), what the cross entropy is (``_loss``), and what
-    records no graph (``_no_grad``).
+    records no graph (``_no_grad``). Their ``update`` may be told another rate of learning.
     """
 
     def __init__(self, model: Model, network: Any, optimizer: Any) -> None:
@@ -48,10 +48,6 @@ class Training(bench_worker.Training):
                 hits.append(np.mean((logits.argmax(-1) == targets).numpy()))
         self._network.train()
         return mean(losses), float(np.mean(hits))
-
-    @abstractmethod
-    def update(self, rate: float | None = None) -> None:
-        """Step the optimizer, at another rate where one is given, and :meth:`clear`."""
 
     @abstractmethod
     def clear(self) -> None:

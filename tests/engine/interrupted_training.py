@@ -2,7 +2,8 @@
 
     python tests/engine/interrupted_training.py FRAMEWORK POLICY DIRECTORY
 
-Prints the number of its process when it may be interrupted, and then "whole" or what is not. The process ends when its input does.
+Prints the number of its process when it may be interrupted, and then "whole" or what is not. It ends when its input
+does.
 """
 
 import gc
