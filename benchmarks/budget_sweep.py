@@ -8,12 +8,12 @@ if gradients are not bitwise those without hooks.
 """
 
 import argparse
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.harness import moments
-from benchmarks.harness.moments import Moment
+from benchmarks.harness.moments import MOMENTS, Moment
 from benchmarks.harness.report import Report, columns, verdict
 from benchmarks.harness.runner import advice
 from benchmarks.models import Model, tiny, training
@@ -55,17 +55,11 @@ round; steps in which a budget measures and tries plans do not count for time.""
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What was measured of one workload.
+    """What was measured of one workload."""
 
-    Args:
-        native: the most bytes that autograd holds without hooks.
-        measured: what each process has reported.
-        moments: of a step that keeps everything.
-    """
-
-    native: int
-    measured: Mapping[Variant, Mapping[str, Any]]
-    moments: Sequence[Moment]
+    native: int  # the most bytes that autograd holds without hooks
+    measured: Mapping[Variant, Mapping[str, Any]]  # what each process has reported
+    moments: Sequence[Moment]  # of a step that keeps everything
 
     def resident(self, variant: Variant) -> int:
         return int(self.measured[variant]["activation_bytes"])
@@ -110,6 +104,13 @@ def job(model: Model, variant: Variant, *, steps: int, compared: int, tiny: bool
     )
 
 
+def watch(model: Model) -> Job:
+    """Return the process of a step that keeps everything; blocks leave it as they are freed: what is left is in use."""
+    plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    environment = plain | {"MALLOC_MMAP_THRESHOLD_": str(64 << 10)}
+    return training.job(MOMENTS, model, 3, f"{MOMENTS} {model.framework}", environment, scope={})
+
+
 def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> Sweep:
     """Measure a workload under budgets of these parts of the native peak; ``rounds`` steps of each process count."""
     native = run(job(model, budget(2**50, 1), steps=2, compared=0, tiny=tiny))["native_bytes"]
@@ -120,7 +121,7 @@ def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> S
 
     measured = compare(variants, process, rounds, counted(steps_of(variants, rounds)))
     # Where peaks of resident memory cannot begin anew, nothing is known of other moments than that of the peak.
-    seen = run(moments.job(model))["moments"] if memory.RESETS else [(native, measured[NONE]["activation_bytes"])]
+    seen = run(watch(model))[MOMENTS] if memory.RESETS else [(native, measured[NONE]["activation_bytes"])]
     return Sweep(native, measured, seen)
 
 

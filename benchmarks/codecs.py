@@ -26,11 +26,9 @@ import tensorstash as ts
 from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import alone, interleave, seconds
 from benchmarks.models import Model, build
-from tensorstash.abilities import Kernel
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.kernels.floats import narrow
 from tensorstash.protocols import Codec
-from tensorstash.spec import TensorSpec
 from tensorstash.testing.contents import dense_spec, float_values
 from tensorstash.testing.labs import lab_of
 
@@ -47,11 +45,6 @@ def dense_bits(backend: Any, tensor: Any) -> Array:
     """Return the elements of a tensor as codecs get them: carrier bits in the order of memory, private."""
     spec = backend.spec(tensor)
     return np.array(backend.to_host(tensor, spec)).reshape(spec.dense().shape)
-
-
-def kernel_of(backend: Any, codec: Codec, spec: TensorSpec) -> Kernel[Any] | None:
-    """Return the backend's own way to run a codec, if it has one."""
-    return None if backend.kernels is None else backend.kernels.kernel(codec, spec)
 
 
 EAGER = {"heads": 6, "context": 256, "dropout": 0.1, "eager": True}
@@ -168,7 +161,8 @@ class Memory:
         if self._device is not None:
             tensor = tensor.to(self._device.device)
             copy, spec = tensor.clone, self._lab.backend.spec(tensor)
-        kernel = kernel_of(self._lab.backend, codec, spec)
+        kernels: Any = self._lab.backend.kernels
+        kernel = None if kernels is None else kernels.kernel(codec, spec)
         if kernel is None and self._device is not None:
             return None
         worker, source, *told = (codec, borrowed(data), spec) if kernel is None else (kernel, tensor)
@@ -209,7 +203,6 @@ def whole(workload: str, tensors: list[Saved]) -> tuple[Any, ...]:
     """Return what the chosen codecs make of a whole step, and the limit: a row."""
     nbytes = sum(data.nbytes for data, _ in tensors)
     dtype = "bfloat16" if any(dtype == "bfloat16" for _, dtype in tensors) else "float32"
-
     given = [(borrowed(data), dense_spec(data.shape, dtype)) for data, dtype in tensors]
     stored = [sum(codec.encode(*each).nbytes for each in given) for codec in LOSSLESS]
     return workload, dtype, nbytes / 2**20, limit(tensors), *(nbytes / each for each in stored)
@@ -250,8 +243,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace, report: Report) -> None:
     above = "Encode and decode are fractions of the speed of a copy; x zstd is encoding against Zstandard 1."
     report.begin(COLUMNS, before=above)
-    names = ("steps", "scale", "rounds", "most", "elements", "device")
-    told = {name: getattr(options, name) for name in names}
+    told = {name: getattr(options, name) for name in ("steps", "scale", "rounds", "most", "elements", "device")}
     workloads = options.workload or WORKLOADS
     steps = [alone("codecs:work", workload, report.row, workload=workload, **told) for workload in workloads]
     report.begin(WHOLE, before="Whole steps: how many times smaller, and the limit of a coder of single bytes.")

@@ -74,11 +74,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, report: Report) -> None:
     report.begin(COLUMNS)
-    for kib in options.kib:
-        for at_once in options.at_once:
-            found = measure(options.directory, kib << 10, options.rounds, at_once)
-            for verb in ("write", "read"):
-                (bare, bare_cpu), (store, store_cpu) = found[verb, "bare"], found[verb, "store"]
-                rates = ((kib << 10) / each / 1e9 for each in (bare, store))
-                cpu = (1e3 * each / kib * 2**20 for each in (bare_cpu, store_cpu))
-                report.row([kib, at_once, verb, *rates, bare / store, *cpu, store_cpu / bare_cpu])
+    for kib, at_once in product(options.kib, options.at_once):
+        found = measure(options.directory, kib << 10, options.rounds, at_once)
+        for verb in ("write", "read"):
+            (bare, bare_cpu), (store, store_cpu) = found[verb, "bare"], found[verb, "store"]
+            rates = ((kib << 10) / each / 1e9 for each in (bare, store))
+            cpu = (1e3 * each / kib * 2**20 for each in (bare_cpu, store_cpu))
+            report.row([kib, at_once, verb, *rates, bare / store, *cpu, store_cpu / bare_cpu])

@@ -64,16 +64,13 @@ class Program:
 
             self._synchronize = accelerator_named(device).synchronize
             self._start = lab.tensor(floats(elements)).to(device).requires_grad_()
+        self._saves = 2 if saved == PARAMETERS else 1  # tensors, by each link
         if saved != PARAMETERS:
             self._link: Callable[[Any], Any] = methodcaller("sin")
             return
         parameter = lab.parameter(floats(elements), trainable=framework == "paddle")
         view = parameter.view(elements) if framework == "torch" else None
         self._link = lambda x: x * parameter if view is None else x * parameter * view
-        self._saves = 2
-
-    _saves = 1
-    """How many tensors a link saves."""
 
     def passes(self, scope: Scope, saves: int, clock: Callable[[], float] | None = None) -> Times:
         """Return the seconds of a forward and of its backward, or what else a clock counts."""
@@ -163,13 +160,13 @@ def scopes(kind: str) -> Mapping[str, Mapping[str, Scope]]:
 def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generator[list[Any] | None, None, None]:
     """Yield the rows of a framework, or of the simulated device."""
     framework, device = KINDS[kind]
-    calls = Calls()
+    calls, measured = Calls(), scopes(kind)
+    gc.freeze()  # what is imported, which each pass would look through
     yield None
-    for saved, chosen in scopes(kind).items():
+    for saved, chosen in measured.items():
         program = Program(framework, device, saved, nbytes // 4 if saved == LARGE else 64)
-        passes = {
-            name: partial(program.passes, scope, saves) for name, scope in {"none": nullcontext, **chosen}.items()
-        }
+        every = {"none": nullcontext, **chosen}
+        passes = {name: partial(program.passes, scope, saves) for name, scope in every.items()}
         found = interleave(passes, rounds if saved == LARGE else 10 * rounds)  # what is kept takes a tenth of the time
         copy = median(seconds(partial(program.copy, saves)) for _ in range(rounds)) if saved == LARGE else 0.0
         plain = [median(times) for times in zip(*found.pop("none"), strict=True)]

@@ -27,15 +27,8 @@ from benchmarks.models import Model, build
 from tensorstash.cli.bench_worker import scope_of
 from tensorstash.cli.comparison import NO_POLICY
 
-POLICIES = (
-    "quantize:bits=8",
-    "quantize:bits=4",
-    "quantize:bits=4,rounding=nearest",
-    "quantize:bits=2",
-    "quantize:bits=2,rounding=nearest",
-    "cast:dtype=bfloat16",
-    "cast:dtype=float16",
-)
+POLICIES = ("quantize:bits=8", "quantize:bits=4", "quantize:bits=4,rounding=nearest", "quantize:bits=2")
+POLICIES += ("quantize:bits=2,rounding=nearest", "cast:dtype=bfloat16", "cast:dtype=float16")
 
 ALLOWED = {"quantize:bits=8": 1.0, "quantize:bits=4": 2.0}
 """Spreads that a policy's mean may be away from that of training without one."""
@@ -53,7 +46,6 @@ Loss and accuracy are means over the seeds; ± is the spread, the largest distan
 Deviations are distances from training without a policy, in its spreads; bars: at most 1 with 8 bits, 2 with
 4 bits. Bytes are those stored for each byte of the saved activations. Gradient errors are relative, of each
 parameter, at the weights that training without a policy ends with."""
-
 
 COLUMNS = columns("""
     task | policy | bytes:.3f | held-out loss:> | deviation:.2f | accuracy, %:> | deviation:.2f |

@@ -60,7 +60,6 @@ COLUMNS = columns("""
 EVERY = ("keep", "compress", SPILL, "compress | disk_spill", "quantize:bits=8", "quantize:bits=4", "quantize:bits=2")
 EVERY += ("quantize:bits=4 | disk_spill", "cast:dtype=bfloat16")
 
-
 BARS: Mapping[tuple[Any, ...], Mapping[str, float]] = {
     ("gpt", "quantize:bits=8"): {"step": 1.10, "memory": 0.42},
     ("gpt", "quantize:bits=4"): {"step": 1.12, "memory": 0.31},

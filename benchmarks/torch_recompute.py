@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import tensorstash as ts
 from benchmarks.harness.report import Report, columns
+from benchmarks.harness.runner import spent
 from benchmarks.models.torch import checkpoint, forwards
 
 Built = tuple[nn.Module, Callable[[nn.Module], Tensor]]
@@ -122,9 +123,8 @@ class Bench:
         """Run two training steps, and return the processor seconds of the second."""
         for _ in range(2):
             self.model.zero_grad(set_to_none=True)
-            started = process_time()
-            self.forward(around).backward()  # type: ignore[no-untyped-call]
-        return process_time() - started
+            _, cpu = spent(lambda: self.forward(around).backward())  # type: ignore[no-untyped-call]
+        return cpu
 
     def saves(self, around: Any) -> tuple[int, float]:
         """Return the bytes that live after a forward, parameters aside, and the mean seconds of a ``pack``."""
@@ -170,10 +170,9 @@ def main(options: argparse.Namespace, report: Report) -> None:
     report.begin(COLUMNS)
     for name in options.only or ARCHITECTURES:
         *widths, build = ARCHITECTURES[name]
-        width = widths[options.size == "wide"]
         for autocast in (False, True):
             torch.manual_seed(0)
-            bench = Bench(*build((width, *REST[options.size])), autocast)
+            bench = Bench(*build((widths[options.size == "wide"], *REST[options.size])), autocast)
             bench.model.train()
             plain = saved_tensors_hooks(lambda tensor: tensor if tensor.is_leaf else tensor.detach(), lambda kept: kept)
             native, _ = bench.saves(plain)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.codecs import codecs_of, dense_bits, kernel_of
+from benchmarks.codecs import codecs_of, dense_bits
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
@@ -80,7 +80,7 @@ def _choice(codecs: list[Codec], rng: np.random.Generator) -> Codec:
 def there_and_back(backend: Any, tensor: Any, spec: TensorSpec, chain: list[Codec]) -> tuple[Array, Array, int]:
     """Return the elements as they were and as they come back, as carrier bits, and the bytes of the payload."""
     dense, data = spec.dense(), dense_bits(backend, tensor)
-    kernel = kernel_of(backend, chain[0], dense)
+    kernel = None if backend.kernels is None else backend.kernels.kernel(chain[0], dense)
     payload = chain[0].encode(borrowed(data), dense)
     if kernel is not None:
         encoded = kernel.encode(backend.layouts.dense(tensor, spec))

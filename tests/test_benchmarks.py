@@ -270,7 +270,10 @@ def kind_of(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("workload", ["torch:resnet", "paddle:gpt"])
-def test_every_codec_is_measured_on_what_a_model_saves(workload: str, run_here: RunHere, tmp_path: Path) -> None:
+def test_every_codec_is_measured_on_what_a_model_saves(
+    workload: str, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", warm(*IMPORTED[workload.partition(":")[0]]))
     report = tmp_path / "table.json"
     small = ("--steps", "1", "--scale", "1", "--rounds", "1", "--most", "1")
     run_here("codecs", "--workload", workload, *small, "--json", str(report))
@@ -414,7 +417,10 @@ def test_training_quality_is_found_out_in_torch_too(network: str) -> None:
 
 
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
-def test_the_cost_of_a_saved_tensor_is_measured(framework: str, run_here: RunHere) -> None:
+def test_the_cost_of_a_saved_tensor_is_measured(
+    framework: str, run_here: RunHere, monkeypatch: pytest.MonkeyPatch, warm: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", warm(*IMPORTED[framework]))
     few = ("--rounds", "2", "--saves", "10", "--kib", "16", "--many", "40")
     rows = table(run_here("hooks", "--framework", framework, *few))
     kept = {row["under"]: row for row in rows if row["saved"] != "large tensors"}

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,19 +28,12 @@ also tells under ``"waited"`` for how many seconds the streams that compute wait
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A device of PyTorch, or the host, which has nothing to ask.
-
-    Args:
-        device: which.
-        name: what it is called.
-        module: what PyTorch offers for its type; None for the host.
-        log: records of a simulated device; None elsewhere.
-    """
+    """A device of PyTorch, or the host, which has nothing to ask."""
 
     device: torch.device
     name: str
-    module: Any = None
-    log: Any = None
+    module: Any = None  # what PyTorch offers for its type; None for the host
+    log: Any = None  # records of a simulated device; None elsewhere
 
     def synchronize(self) -> None:
         """Wait for the end of its work."""
@@ -91,10 +83,8 @@ def beside(spans: Iterable[Sequence[float]], others: Iterable[Sequence[float]]) 
             merged[-1][1] = max(merged[-1][1], ended)
         else:
             merged.append([begun, ended])
-    edges = np.array(merged or [(0.0, 0.0)]).ravel()
-    lengths = np.diff(edges, prepend=edges[0])
-    lengths[::2] = 0.0  # from the end of one to the beginning of the next
-    return sum(float(np.diff(np.interp(span, edges, lengths.cumsum()))[0]) for span in spans)
+    both = ((max(begun, first), min(ended, last)) for begun, ended in spans for first, last in merged)
+    return sum((max(ended - begun, 0.0) for begun, ended in both), 0.0)
 
 
 def _logged(run: Callable[[], object], log: Any) -> Copies:

@@ -7,49 +7,27 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One training: network, data and optimizer. Each network uses the sizes that concern it.
+    """One training: network, data and optimizer. Each network uses the sizes that concern it."""
 
-    Args:
-        framework: ``"torch"`` or ``"paddle"``.
-        network: ``"gpt"``, which learns bytes of text, or ``"resnet"``, which learns handwritten digits.
-        batch: examples of a step.
-        rate: of learning.
-        optimizer: ``"adam"`` or ``"adamw"``; in Paddle also ``"momentum"``.
-        depth: blocks; of a residual network, in each stage.
-        width: of the GPT, or channels of the residual network.
-        heads: of attention; ``width`` is divisible by it.
-        context: bytes of text in an example.
-        vocabulary: tokens that there are; one for each byte of text.
-        dropout: of the GPT, as a fraction.
-        eager: whether its attention is written out, as it is in Paddle, and keeps its probabilities for backward.
-        stages: of the residual network; each but the first halves height and width.
-        scale: side of the square that a pixel becomes.
-        recompute: whether the activations of blocks are computed again in backward.
-        dtype: of weights and activations.
-        held_out: fraction of the data, the last of it, that is evaluated on and not learnt.
-        seed: of the weights.
-        threads: for computing; None for what the framework chooses.
-    """
-
-    framework: str
-    network: str
-    batch: int
-    rate: float
-    optimizer: str = "adamw"
-    depth: int
-    width: int
-    heads: int = 1
-    context: int = 0
-    vocabulary: int = 256
-    dropout: float = 0.0
-    eager: bool = False
-    stages: int = 1
-    scale: int = 4
-    recompute: bool = False
-    dtype: str = "float32"
-    held_out: float = 0.0
-    seed: int = 0
-    threads: int | None = None
+    framework: str  # "torch" or "paddle"
+    network: str  # "gpt", which learns bytes of text, or "resnet", which learns handwritten digits
+    batch: int  # examples of a step
+    rate: float  # of learning
+    optimizer: str = "adamw"  # or "adam"; in Paddle also "momentum"
+    depth: int  # blocks; of a residual network, in each stage
+    width: int  # of the GPT, or channels of the residual network
+    heads: int = 1  # of attention; width is divisible by it
+    context: int = 0  # bytes of text in an example
+    vocabulary: int = 256  # tokens that there are; one for each byte of text
+    dropout: float = 0.0  # of the GPT, as a fraction
+    eager: bool = False  # attention is written out, as it is in Paddle, and keeps its probabilities for backward
+    stages: int = 1  # of the residual network; each but the first halves height and width
+    scale: int = 4  # side of the square that a pixel becomes
+    recompute: bool = False  # the activations of blocks are computed again in backward
+    dtype: str = "float32"  # of weights and activations
+    held_out: float = 0.0  # fraction of the data, the last of it, that is evaluated on and not learnt
+    seed: int = 0  # of the weights
+    threads: int | None = None  # for computing; None for what the framework chooses
 
 
 def tiny(model: Model) -> Model:

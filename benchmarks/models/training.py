@@ -2,7 +2,7 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from statistics import mean
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 import tensorstash as ts
 from benchmarks.harness.bare_disk import BARE_DISK, BareDisk
+from benchmarks.harness.moments import MOMENTS, Moments
 from benchmarks.harness.runner import ROOT
 from benchmarks.models import Model, build
 from benchmarks.models.data import Batches
@@ -24,7 +25,7 @@ class Training(bench_worker.Training):
     """Network, batches and optimizer of one framework, which subclasses make.
 
     They also say how a tensor is made of an array (``_tensor``), what the cross entropy is (``_loss``), and what
-    records no graph (``_no_grad``).
+    records no graph (``_no_grad``). Their ``update`` may be told another rate of learning.
     """
 
     def __init__(self, model: Model, network: Any, optimizer: Any) -> None:
@@ -49,10 +50,6 @@ class Training(bench_worker.Training):
         return mean(losses), float(np.mean(hits))
 
     @abstractmethod
-    def update(self, rate: float | None = None) -> None:
-        """Step the optimizer, at another rate where one is given, and :meth:`clear`."""
-
-    @abstractmethod
     def clear(self) -> None:
         """Set the gradients to zero, keeping their memory."""
 
@@ -61,16 +58,18 @@ class Training(bench_worker.Training):
         return self._network(inputs).flatten(0, -2), targets.flatten()
 
 
-def train(model: Mapping[str, Any], steps: int, policy: str, *, scope: Mapping[str, Any], **compared: Any) -> Steps:
-    """Train a model, given by its fields, a step for each turn; see :func:`scope_of` and :func:`measure`.
+SCOPES: Mapping[str, Callable[..., Any]] = {BARE_DISK: BareDisk, MOMENTS: Moments}
+"""What forwards may run under in place of a policy, by name; each is told what follows in its line."""
 
-    The policy may be the name of the bare loop, too, and what a :class:`BareDisk` is told.
-    """
+
+def train(model: Mapping[str, Any], steps: int, policy: str, *, scope: Mapping[str, Any], **compared: Any) -> Steps:
+    """Train a model, given by its fields, a step for each turn; see :func:`scope_of` and :func:`measure`."""
     name, *told = policy.split()
-    stash: Any = BareDisk(*told) if name == BARE_DISK else scope_of(policy, model["framework"], **scope)
+    stash: Any = SCOPES[name](*told) if name in SCOPES else scope_of(policy, model["framework"], **scope)
     found = yield from measure(build(Model(**model)), stash, steps, **compared)
     stashed = found["stats"]["stashed"]["nbytes"] / steps if found["stats"] else 0.0
     is_planned = policy.startswith("budget") and isinstance(stash, ts.Stash)
+    found |= {MOMENTS: stash.found} if isinstance(stash, Moments) else {}
     return {**found, "stashed_bytes": stashed, "native_bytes": stash.plan().native if is_planned else None}
 
 

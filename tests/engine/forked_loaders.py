@@ -3,12 +3,14 @@
     python tests/engine/forked_loaders.py FRAMEWORK METHOD DIRECTORY
 
 METHOD is "fork", "spawn" or "process" (spawned by hand). Each policy has a process of its own, forked from one that has
-imported the framework and done nothing else; it prints the policy when everything is right.
+imported the framework and done nothing else, if workers are forked and inherit its block. Those that are spawned
+inherit nothing, and start inside the blocks of all policies. Prints a policy when everything is right.
 """
 
 import multiprocessing
 import os
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -73,33 +75,34 @@ def loaded(framework, method):
     return [(batch[0] if isinstance(batch, list) else batch).numpy().reshape(64, 64) for batch in loader]
 
 
-def train(framework, policy, method, directory):
+def train(framework, policies, method, directory):
     """Compare with what the same program computes in this process."""
-    stash = ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0)
-    with stash:
-        expected = [gradient(framework, seed) for seed in range(LENGTH)]
     plain = [gradient(framework, seed) for seed in range(LENGTH)]
-    lab = lab_of(framework)
+    lab, losses = lab_of(framework), {}
     leaf = lab.tensor(floats(64, 64), device=lab.devices[0], requires_grad=True)
-    with stash:
-        loss = lab.sum(lab.tanh(lab.tanh(leaf)))
+    with ExitStack() as blocks:
+        for policy in policies:
+            blocks.enter_context(ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0))
+            expected = [gradient(framework, seed) for seed in range(LENGTH)]
+            losses[policy] = lab.sum(lab.tanh(lab.tanh(leaf)))
         got = loaded(framework, method)
-    lab.backward(loss)
     known = expected if method == "fork" else plain
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(got, known, strict=True))
-    print(policy)
+    for policy, loss in losses.items():
+        lab.backward(loss)
+        print(policy)
 
 
 def main(framework, method, directory):
     """Train under each policy."""
     lab_of(framework)
-    for policy in POLICIES:
+    for policies in [[policy] for policy in POLICIES] if method == "fork" else [list(POLICIES)]:
         child = os.fork()
         if not child:
-            train(framework, policy, method, directory)
+            train(framework, policies, method, directory)
             return
         if os.waitpid(child, 0)[1]:
-            sys.exit(f"{policy} is wrong")
+            sys.exit(f"{policies} is wrong")
 
 
 if __name__ == "__main__":

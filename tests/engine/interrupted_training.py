@@ -2,10 +2,12 @@
 
     python tests/engine/interrupted_training.py FRAMEWORK POLICY DIRECTORY
 
-Prints "go" when it may be interrupted, and then "whole" or what is not. The process ends when its input does.
+Prints the number of its process when it may be interrupted, and then "whole" or what is not. It ends when its input
+does.
 """
 
 import gc
+import os
 import signal
 import sys
 import threading
@@ -127,7 +129,7 @@ def main(framework: str, policy: str, directory: str) -> None:
             under_test = stash()  # whose threads have yet to start
         before, wrong = signals.count, 0
         try:
-            print("go", flush=True)
+            print(os.getpid(), flush=True)
             while signals.count == before:
                 wrong += not is_right(step(lab, leaf, under_test), expected)
         except KeyboardInterrupt:

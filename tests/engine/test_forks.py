@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gates import Gated
 
 import tensorstash as ts
@@ -35,6 +36,15 @@ POLICIES = {
     "compressed disk": lambda directory: ts.Compress(min_ratio=1) | ts.DiskSpill(directory),
     "quantize": lambda directory: ts.Quantize(8),
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread_computes():
+    """OpenMP's threads are not in a child, which would wait for them."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
 
 
 def forked(child):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_workers import PROGRAMS as PROCESSES
+
 HERE = Path(__file__).parent
 INTERRUPTS = int(os.environ.get("TENSORSTASH_INTERRUPTS", "12"))
 PROGRAMS = [
@@ -30,8 +32,10 @@ PROGRAMS = [
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.timeout(60 + 4 * INTERRUPTS)
 @pytest.mark.parametrize(("framework", "policy"), PROGRAMS)
-def test_after_an_interrupt_at_any_moment_the_budgets_are_whole_and_the_next_step_is_right(framework, policy, tmp_path):
-    program = [sys.executable, str(HERE / "interrupted_training.py"), framework, policy, str(tmp_path)]
+def test_after_an_interrupt_at_any_moment_the_budgets_are_whole_and_the_next_step_is_right(
+    framework, policy, warm, tmp_path
+):
+    program = [warm(*PROCESSES[framework]), str(HERE / "interrupted_training.py"), framework, policy, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)])}
     moments, outcomes, pause = random.Random(f"{framework} {policy}"), Counter(), threading.Event()
     pipe = subprocess.PIPE
@@ -41,10 +45,10 @@ def test_after_an_interrupt_at_any_moment_the_budgets_are_whole_and_the_next_ste
                 process.stdin.write("\n")
                 process.stdin.flush()
                 said = process.stdout.readline()
-                if said != "go\n":
+                if not said.strip().isdigit():
                     break
                 pause.wait(moments.uniform(0, 0.06))
-                process.send_signal(signal.SIGINT)
+                os.kill(int(said), signal.SIGINT)
                 outcomes[process.stdout.readline().strip()] += 1
             process.stdin.close()
             errors = process.stderr.read()
