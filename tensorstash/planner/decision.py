@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorstash.planner.model import STORES, Option, Pressure, Problem, Record, SavedClass, pressure
 from tensorstash.planner.plan import BudgetPlan, planned
-from tensorstash.planner.solve import Solution, solve, trivial
+from tensorstash.planner.solve import Solution, Status, solve, trivial
 
 PLAN, BEFORE = "plan", "before"
 
@@ -118,13 +118,16 @@ class Decision:
                 return replace(self, problem=less, solution=solution, choices=choices, shrinks=self.shrinks + 1)
         return None
 
-    def unheld(self, peak: int) -> Self:
-        """Return the decision as one that does not hold the budget, with what it takes as the least.
+    def as_held(self, peak: int, *, is_over: bool) -> Self:
+        """Return the decision with what was seen of it: whether it holds the budget, whatever was predicted.
 
         Args:
             peak: bytes that were held, background included.
+            is_over: whether that is too much.
         """
-        return replace(self, solution=replace(self.solution, status="impossible", least=max(self.solution.least, peak)))
+        least = max(self.solution.least, peak) if is_over else min(self.solution.least, self.asked)
+        status: Status = "impossible" if is_over else "planned"
+        return replace(self, solution=replace(self.solution, status=status, least=least))
 
     def without(self, name: str, peak: int) -> Self:
         """Return the decision without a plan that was tried and held too much; in place of the planner's, one for less.

@@ -150,8 +150,8 @@ MUTANTS = [
     (
         "engine/planned/control.py",
         "dropped call",
-        "            decision = held.decision.tighter(peak + room[1]) or held.decision.unheld(peak + room[1])\n",
-        "            decision = held.decision.unheld(peak + room[1])\n",
+        "        decision = held.decision.tighter(peak) if is_over and is_planned else None\n",
+        "        decision = None\n",
         RANKS,
     ),
     (

@@ -24,6 +24,9 @@ _KINDS = 8
 
 _OVER = 1.01
 
+_SURE = 4
+"""Steps of a plan after which what it holds says whether it holds the budget."""
+
 
 class Held:
     """What is known of the steps of one signature.
@@ -223,11 +226,18 @@ class Control:
             if held.steps >= ROUNDS * len(held.candidates):
                 share = share_of_stores(held.decision, held.candidates)
                 self._decide(signature, held, held.decision.settled(fastest(held.candidates), share))
-        elif is_over and held.plan.status == "planned":
-            decision = held.decision.tighter(peak + room[1]) or held.decision.unheld(peak + room[1])
+        elif held.plan.status != "declined":
+            self._learn_peak(signature, held, peak + room[1], is_over=is_over)
+
+    def _learn_peak(self, signature: Hashable, held: Held, peak: int, *, is_over: bool) -> None:
+        """Hold less where too much was held; where nothing does or something does after all, let the plan say so."""
+        is_planned = held.plan.status == "planned"
+        decision = held.decision.tighter(peak) if is_over and is_planned else None
+        is_news = is_planned == is_over or (is_over and peak > _OVER * held.plan.least)
+        if decision is None and is_news and held.steps >= _SURE:
+            decision = held.decision.as_held(peak, is_over=is_over)
+        if decision is not None:
             self._decide(signature, held, decision)
-        elif is_over and held.plan.status == "impossible" and peak + room[1] > _OVER * held.plan.least:
-            self._decide(signature, held, held.decision.unheld(peak + room[1]))
 
     def _add(self, signature: Hashable, held: Held, step: Step, room: tuple[int, int]) -> None:
         """Plan for a step that began like others and went on otherwise, which the next of either kind may do again."""
