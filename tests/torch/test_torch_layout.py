@@ -1,5 +1,7 @@
 """Every layout of every element type goes to the host and comes back as it was."""
 
+import os
+import sys
 import threading
 from dataclasses import replace
 
@@ -226,6 +228,27 @@ def test_nothing_is_seen_by_modes_default_devices_or_grad_recording(backend):
     assert back.device.type == "cpu"
     assert back.grad_fn is None
     assert torch.equal(back, tensor)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process lists its threads nowhere else")
+def test_a_thread_that_copies_gaps_away_starts_no_thread_of_the_framework(backend):
+    tensor = torch.randn(1024, 1024)[:, ::2]
+    spec, counts = backend.spec(tensor), []
+
+    def copy():
+        for _ in range(2):
+            counts.append(len(os.listdir("/proc/self/task")) - threading.active_count())
+            backend.to_host(tensor, spec)
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        worker = threading.Thread(target=copy)
+        worker.start()
+        worker.join()
+    finally:
+        torch.set_num_threads(threads)
+    assert len(set(counts)) == 1
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

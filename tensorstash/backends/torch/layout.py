@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from ctypes import addressof, c_uint8
 from functools import lru_cache
-from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -50,11 +49,14 @@ def elements(tensor: Tensor, spec: TensorSpec) -> Array:
     if spec.device == "cpu" and order.is_dense:
         return borrowed(_live(tensor, spec))
     with DisableTorchFunction(), _DisableTorchDispatch():  # unseen by dispatch modes and default devices
-        run = _plain(tensor, spec).view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
         if spec.device == "cpu":
-            array: Array = aligned_empty(prod(order.shape) * spec.itemsize).view(spec.carrier).reshape(order.shape)
-            torch.from_numpy(array).copy_(run)
+            # PyTorch would start threads of OpenMP for a worker that copies. From then on there are more of them than
+            # cores, and the program's no longer spin while they wait for one another: libgomp's throttled spin count.
+            live = _live(tensor, spec)
+            array: Array = aligned_empty(live.nbytes).view(live.dtype).reshape(order.shape)
+            array[...] = live
             return array
+        run = _plain(tensor, spec).view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
         if not order.is_dense:
             run = run.clone(memory_format=torch.contiguous_format)
         copy: Array = run.cpu().numpy()
@@ -62,7 +64,7 @@ def elements(tensor: Tensor, spec: TensorSpec) -> Array:
 
 
 def _live(tensor: Tensor, spec: TensorSpec) -> Array:
-    """Return the one run of host memory of a tensor's elements.
+    """Return a tensor's elements where they are in host memory, in memory order.
 
     ``Tensor.numpy`` would make the storage one that can never be resized again.
 
@@ -76,7 +78,8 @@ def _live(tensor: Tensor, spec: TensorSpec) -> Array:
         raise RuntimeError(f"the elements are out of bounds for storage of size {nbytes}")
     memory = _run(span).from_address(tensor.data_ptr() - order.lead * itemsize)
     memory.tensor = tensor  # which lives as long as the array
-    return np.ndarray(order.shape, _TYPES[spec.dtype], memory)
+    strides = None if order.is_dense else _steps(order.strides, itemsize)
+    return np.ndarray(order.shape, _TYPES[spec.dtype], memory, 0, strides)
 
 
 @lru_cache(1024)
