@@ -151,7 +151,7 @@ class Budgeted:
         order = _FLOORS[1:] if spec.device == "cpu" else _FLOORS
         usable = (tier for tier in order if tier in self._tiers and self._has_room(tier, spec, step))
         floor = next(usable, KEEP)
-        if wanted and floor == KEEP != wanted and self._control.left(seen.key) is not None:
+        if wanted is not None and floor == KEEP and self._control.left(seen.key) is not None:
             return wanted  # codecs that lose something are all there is
         return f"recompute | {floor}" if self._remaking and floor not in self._remaking else floor
 
