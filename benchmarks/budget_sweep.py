@@ -32,7 +32,7 @@ PARTS: Sequence[float] = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 NONE, KEEP = Variant(), Variant("keep")
 LINES = ("recompute", "disk_spill", "recompute | disk_spill", "compress | disk_spill")
 RIVALS = (KEEP, *map(Variant, LINES), Variant(is_checkpointed=True))
-LIMIT = "16 MiB"
+LIMIT = "48 MiB"
 
 HELD, RESIDENT, TIME, DECLINED, MONOTONE = 1.02, 1.05, 1.03, 1.01, 1.03
 

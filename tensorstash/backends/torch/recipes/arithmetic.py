@@ -28,6 +28,8 @@ def _clone(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+CAST = Rule("cast", "ToCopyBackward0", saved(""), _cast, made_dtype)
+
 ARITHMETIC = (
     Rule("mul", "MulBackward0", saved("self", "other"), torch.mul),
     Rule("div", "DivBackward0", saved("self", "other"), torch.div),
@@ -36,6 +38,6 @@ ARITHMETIC = (
     Rule("neg", "NegBackward0", saved(""), torch.neg),
     Rule("pow", "PowBackward0", saved("self"), _pow, attributes("exponent"), weight=4),
     Rule("rsqrt", "RsqrtBackward0", saved(""), torch.rsqrt),
-    Rule("cast", "ToCopyBackward0", saved(""), _cast, made_dtype),
+    CAST,
     Rule("clone", "CloneBackward0", saved(""), _clone),
 )

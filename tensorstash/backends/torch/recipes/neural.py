@@ -1,7 +1,7 @@
 """Rules for activation functions, normalization and what else networks are made of."""
 
 from collections.abc import Callable, Hashable
-from functools import lru_cache
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -39,8 +39,18 @@ _EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 """The usual values, the most usual first."""
 
 
+Found = dict[Hashable, float]
+"""By what is normalized over, the value of eps that was right last: a hint of one session, tried before others."""
+
+
 def _layer_norm(
-    shape: tuple[int, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor
+    found: Found,
+    shape: tuple[int, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
 ) -> Tensor:
     def suits_few(eps: float) -> bool:
         before = x.dim() - len(shape)
@@ -50,10 +60,11 @@ def _layer_norm(
     def run(eps: float) -> tuple[Tensor, Tensor, Tensor]:
         return torch.native_layer_norm(x, shape, weight, bias, eps)
 
-    return _with_usual_eps(run, mean, rstd, _found(shape), suits_few)
+    return _with_usual_eps(run, mean, rstd, found, shape, suits_few)
 
 
 def _group_norm(
+    found: Found,
     n: int,
     c: int,
     hxw: int,
@@ -68,20 +79,15 @@ def _group_norm(
     def run(eps: float) -> tuple[Tensor, Tensor, Tensor]:
         return torch.native_group_norm(x, weight, bias, n, c, hxw, groups, eps)
 
-    return run(eps)[0] if eps is not None else _with_usual_eps(run, mean, rstd, _found((c, groups)))
-
-
-@lru_cache(1024)
-def _found(shape: tuple[int, ...]) -> list[float]:
-    """Return which value was right last for what is normalized over a shape, to be set: a hint, tried before others."""
-    return [_EPSILONS[0]]
+    return run(eps)[0] if eps is not None else _with_usual_eps(run, mean, rstd, found, (c, groups))
 
 
 def _with_usual_eps(
     run: Callable[[float], tuple[Tensor, Tensor, Tensor]],
     mean: Tensor,
     rstd: Tensor,
-    found: list[float],
+    found: Found,
+    over: Hashable,
     may_be: Callable[[float], bool] = lambda _: True,
 ) -> Tensor:
     """Normalize where the graph does not tell what was added to the variance: the statistics do.
@@ -90,13 +96,14 @@ def _with_usual_eps(
         run: normalizes with a value for eps; returns the result and the statistics.
         mean: as it was saved.
         rstd: as it was saved.
-        found: the value to begin with; filled with the right one.
+        found: what it begins with; told the right value.
+        over: names what is normalized over.
         may_be: tells at little cost that one of the others is none.
     """
-    for eps in chain(found, filter(may_be, _EPSILONS)):
+    for eps in chain((found.get(over, _EPSILONS[0]),), filter(may_be, _EPSILONS)):
         y, again, factor = run(eps)
         if torch.equal(factor, rstd) and torch.equal(again, mean):
-            found[0] = eps
+            found[over] = eps
             return y
     raise ValueError(f"none of the usual values of eps makes the statistics that were saved: {_EPSILONS}")
 
@@ -161,20 +168,6 @@ NEURAL = (
     Rule("elu", "EluBackward0", saved("self"), _elu, attributes("alpha", "scale", "input_scale")),
     Rule("glu", "GluBackward0", saved("self"), _glu, indices("dim")),
     Rule(
-        "layer_norm",
-        "NativeLayerNormBackward0",
-        (Input("input"), Input("weight", True), Input("bias", True), Input("result1"), Input("result2")),
-        _layer_norm,
-        attributes("normalized_shape"),
-    ),
-    Rule(
-        "group_norm",
-        "NativeGroupNormBackward0",
-        (Input("input"), Input("weight", True), Input("", True), Input("result1"), Input("result2")),
-        _group_norm,
-        _biased("N", "C", "HxW", "group", eps=None),
-    ),
-    Rule(
         "batch_norm",
         "NativeBatchNormBackward0",
         (
@@ -193,3 +186,24 @@ NEURAL = (
     Rule("dropout", "NativeDropoutBackward0", saved("", "result1"), _dropout, attributes("p")),
     Rule("embedding", "EmbeddingBackward0", saved("", "indices"), _embedding),
 )
+
+
+def normalizations() -> tuple[Rule, ...]:
+    """Return the rules for what is normalized by an eps that the graph does not tell, for one session."""
+    found: Found = {}
+    return (
+        Rule(
+            "layer_norm",
+            "NativeLayerNormBackward0",
+            (Input("input"), Input("weight", True), Input("bias", True), Input("result1"), Input("result2")),
+            partial(_layer_norm, found),
+            attributes("normalized_shape"),
+        ),
+        Rule(
+            "group_norm",
+            "NativeGroupNormBackward0",
+            (Input("input"), Input("weight", True), Input("", True), Input("result1"), Input("result2")),
+            partial(_group_norm, found),
+            _biased("N", "C", "HxW", "group", eps=None),
+        ),
+    )

@@ -21,9 +21,10 @@ from tensorstash.abilities.recipes import Recipe
 from tensorstash.abilities.search import NoRecipe, run_again
 from tensorstash.backends.torch.graph import CAN_TELL
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, elements, restored
-from tensorstash.backends.torch.recipes import RULES
+from tensorstash.backends.torch.recipes import rules as built_in
+from tensorstash.backends.torch.recipes.arithmetic import CAST
 from tensorstash.backends.torch.recipes.rule import Rule
-from tensorstash.backends.torch.recipes.search import CAST, Note, Search, cast_to, narrow_source
+from tensorstash.backends.torch.recipes.search import Note, Search, cast_to, narrow_source
 from tensorstash.host.arrays import Array, few_bytes
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
@@ -65,7 +66,7 @@ class Producers:
     ) -> None:
         self._is_ours = is_ours
         self._spec = spec
-        self._rules = {**RULES, **{rule.node: rule for rule in rules}}
+        self._rules = {**built_in(), **{rule.node: rule for rule in rules}}
         self._key = object()
         self._bare: dict[Hashable, Tensor] = {}
         self._place = self._step = 0
@@ -136,7 +137,7 @@ class Producers:
         """Return what a wide floating-point tensor was before it was cast, and the cast."""
         base = tensor._base
         made = tensor if base is None else base
-        if type(made.grad_fn).__name__ != CAST:  # as nearly all
+        if type(made.grad_fn).__name__ != CAST.node:  # as nearly all
             return None
         source = narrow_source(made.grad_fn, made.dtype)
         if source is None or not _is_whole(tensor, spec, base):

@@ -19,10 +19,8 @@ from torch.nn import Parameter
 from tensorstash.abilities.recipes import Leaf
 from tensorstash.abilities.search import Call, NoRecipe, Number
 from tensorstash.abilities.search import Search as AnySearch
-from tensorstash.backends.torch.recipes import RULES
+from tensorstash.backends.torch.recipes.arithmetic import CAST
 from tensorstash.backends.torch.recipes.rule import Rule, saved
-
-CAST = "ToCopyBackward0"
 
 
 def _as_laid_out(shape: tuple[int, ...], strides: tuple[int, ...], tensor: Tensor) -> Tensor:
@@ -145,4 +143,4 @@ def narrow_source(node: Any, dtype: torch.dtype) -> torch.dtype | None:
 
 def cast_to(dtype: torch.dtype) -> Hashable:
     """Return the operation that casts the only input of a recipe."""
-    return Call(RULES[CAST], (dtype,), (0,))
+    return Call(CAST, (dtype,), (0,))
