@@ -32,14 +32,32 @@ def set_up(extra: str) -> None:
     if is_set_up(extra):
         return
     print(f"Installing what {extra} needs in {VENV}; this happens once.", file=sys.stderr, flush=True)
-    package = f"tensorstash[{extra}]"
+    packages = []
     if not any(is_set_up(each) for each in EXTRAS):
         # The pip that comes with Python may be years old, and take twice as long.
         venv.create(VENV, with_pip=True, clear=True, upgrade_deps=True)
-        package = f"-e{ROOT}[{extra}]"
-    # Its report goes to standard error: standard output is for the table.
-    run("pip", "install", "--no-compile", package, output=sys.stderr.fileno())
+        packages.append(start_pip("--no-deps", f"-e{ROOT}"))  # one core compiles while another unpacks
+    packages.append(start_pip(*sorted(requirements(extra))))
+    for package in reversed(packages):
+        leave_unless_done(package)
     stamp(extra).write_text(fingerprint())
+
+
+def start_pip(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start to install something; the report goes to standard error: standard output is for the table."""
+    return start("pip", "install", "--no-compile", *arguments, output=sys.stderr.fileno())
+
+
+def requirements(extra: str) -> set[str]:
+    """Return what the package needs with an extra, and with those that this one names."""
+    import tomllib  # which an older Python lacks, that is to be told so
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = set(project["dependencies"])
+    for line in project["optional-dependencies"][extra]:
+        name, _, others = line.partition("[")
+        needed |= set().union(*map(requirements, others.rstrip("]").split(","))) if name == "tensorstash" else {line}
+    return needed
 
 
 def is_set_up(extra: str) -> bool:

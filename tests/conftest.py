@@ -42,6 +42,11 @@ def pytest_collection() -> Iterator[object]:
         gc.enable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with those that take long."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_collection_finish() -> None:
     """Leave alone what importing frameworks has made: to look through it takes longer than most tests."""
     set_aside()

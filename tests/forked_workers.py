@@ -28,6 +28,8 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Have the processes forked."""
     config.stash[STACK] = ExitStack()
     config.add_cleanup(config.stash[STACK].close)
+    # It compiles Paddle while the other one still compiles PyTorch.
+    config.stash[SHARED] = {"paddle": config.stash[STACK].enter_context(python(*PROGRAMS["paddle"]))}
     # What Paddle says while it is imported is no business of a test.
     environment = {**os.environ, "GLOG_minloglevel": "3"}
     path = config.stash[STACK].enter_context(python(*IMPORTED, environment=environment))
@@ -37,10 +39,10 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a process which Python it is, and which are shared: they start now that all is compiled."""
+    """Tell a process which Python it is, and which are shared: that of PyTorch starts now that it is compiled."""
     stash = node.config.stash
-    if SHARED not in stash:
-        stash[SHARED] = {name: stash[STACK].enter_context(python(*modules)) for name, modules in PROGRAMS.items()}
+    if "torch" not in stash[SHARED]:
+        stash[SHARED]["torch"] = stash[STACK].enter_context(python(*PROGRAMS["torch"]))
     node.workerinput.update(python=sys.executable, warm=stash[SHARED])
 
 

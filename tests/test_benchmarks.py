@@ -208,8 +208,11 @@ def test_digits_are_those_of_scikit_learn() -> None:
     assert np.allclose(images[:, 0], (enlarged - theirs.images.mean()) / theirs.images.std(), atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_steps_on_a_device_are_measured_for_every_method(device: str, run_here: RunHere, tmp_path: Path) -> None:
+def test_steps_on_a_device_are_measured_for_every_method(
+    device: str, run_here: RunHere, tmp_path: Path, warm: Callable[..., str]
+) -> None:
     if device == "sim" and compiler() is None:
         pytest.skip("no C++ compiler")
     sizes = "--width=64 --depth=3 --heads=2 --vocabulary=64 --batch=4 --length=64 --rounds=1 --steps=1"
@@ -219,7 +222,8 @@ def test_steps_on_a_device_are_measured_for_every_method(device: str, run_here: 
         run_here(*command)
     else:  # in a process of its own: a process has one accelerator
         methods = ("save_on_cpu pinned", "cpu_offload", "quantize:bits=4 | cpu_offload", "some: cpu_offload")
-        script("-m", "benchmarks", *command, *(f"--method={name}" for name in methods))
+        options = (f"--method={name}" for name in methods)
+        script("-m", "benchmarks", *command, *options, python=warm(*IMPORTED["torch"]))
     found = json.loads((tmp_path / "rows").read_text())["found"]["64"]
     assert [name for name, row in found.items() if "failure" in row] in ([], ["trl", "checkpoint, trl"])
     for name, row in found.items():
@@ -241,10 +245,12 @@ def test_what_of_copies_is_beside_computation_is_counted_once_for_each() -> None
     assert beside([(0, 1), (6, 7)], [(2, 3)]) == beside([(0, 1)], []) == 0.0
 
 
+@pytest.mark.long
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-def test_hidden_copies_are_read_from_the_log_of_the_device(tmp_path: Path) -> None:
+def test_hidden_copies_are_read_from_the_log_of_the_device(tmp_path: Path, warm: Callable[..., str]) -> None:
     sizes = "--device=sim --network=feed_forward --width=64 --batch=256 --rounds=1 --steps=1 --share=0.5"
-    done = script("-m", "benchmarks", "torch_device", *sizes.split(), "--json", str(tmp_path / "rows"))
+    command = ("-m", "benchmarks", "torch_device", *sizes.split(), "--json", str(tmp_path / "rows"))
+    done = script(*command, python=warm(*IMPORTED["torch"]))
     found = {name: row["copies"] for name, row in json.loads((tmp_path / "rows").read_text())["found"]["0.5"].items()}
     assert not found["none"]["DtoH"]["nbytes"]
     for way in ("DtoH", "HtoD"):
@@ -256,9 +262,10 @@ def test_hidden_copies_are_read_from_the_log_of_the_device(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-def test_kernels_of_devices_are_measured(tmp_path: Path) -> None:
+def test_kernels_of_devices_are_measured(tmp_path: Path, warm: Callable[..., str]) -> None:
     sizes = "--workload=random --device=sim --elements=20480 --rounds=1"
-    script("-m", "benchmarks", "codecs", *sizes.split(), "--json", str(tmp_path / "rows"))
+    command = ("-m", "benchmarks", "codecs", *sizes.split(), "--json", str(tmp_path / "rows"))
+    script(*command, python=warm(*IMPORTED["torch"]))
     rows = [row for row in json.loads((tmp_path / "rows").read_text())["rows"] if "codec" in row]
     assert {kind_of(row) for row in rows} == {"Affine", "AsType", "PackBits", "TwoValued"}
     assert all(row["encode"] > 0 and row["decode"] > 0 for row in rows)

@@ -1,5 +1,6 @@
 """A Python that has imported things before it is started cannot be told from another by what it does."""
 
+import importlib
 import json
 import os
 import selectors
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm import _end
+from tests.forked_workers import PROGRAMS
+from tests.warm import AT_START, _end
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system cannot wait for processes as for streams"),
@@ -75,6 +77,18 @@ def test_what_a_program_starts_is_forked_too(warm: Warm) -> None:
     program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}], check=True)"
     done = subprocess.run([warm("numpy"), "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize("framework", PROGRAMS)
+def test_programs_are_forked_whatever_libraries_have_set_in_the_process_that_runs_tests(
+    warm: Warm, framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = warm(*PROGRAMS[framework])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp")  # as PyTorch's compiler does
+    importlib.import_module("sklearn")
+    program = f"import sys; print({framework!r} in sys.modules)"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n", [name for name in os.environ if name.startswith(AT_START)]
 
 
 @pytest.mark.parametrize("options", [[], ["-u"]], ids=["as always", "unbuffered"])

@@ -35,6 +35,9 @@ ROOT = Path(__file__).resolve().parent.parent
 AT_START = ("FLAGS_", "GLIBC_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "TORCH")
 """What variables begin with that a process, or a framework, reads once."""
 
+NOT_AT_START = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR")
+"""Those that are read later, and what scikit-learn and PyTorch's compiler set for all that their process starts."""
+
 CLIENT = """\
 #!{python} -IS
 import json, os, socket, sys
@@ -44,7 +47,7 @@ if words[:1] == ["-u"]:
 while words[:1] == ["-W"]:
     words = words[2:]
 known = words and (words[0] in ("-c", "-m") or not words[0].startswith("-"))
-begun = {{name: os.environ[name] for name in os.environ if name.startswith({at_start}) and name != "PYTHONPATH"}}
+begun = {{name: os.environ[name] for name in os.environ if name.startswith({at_start}) and name not in {later}}}
 if not known or begun != {begun}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 with socket.socket(socket.AF_UNIX) as server:
@@ -72,11 +75,11 @@ def python(*modules: str, environment: Mapping[str, str] | None = None) -> Itera
     if not hasattr(os, "pidfd_open") or variables.get("OMP_NUM_THREADS") != "1":
         yield sys.executable
         return
-    begun = {name: value for name, value in variables.items() if name.startswith(AT_START) and name != "PYTHONPATH"}
+    begun = {name: variables[name] for name in variables if name.startswith(AT_START) and name not in NOT_AT_START}
     with tempfile.TemporaryDirectory() as folder:
         path, address = Path(folder, "python"), str(Path(folder, "socket"))
-        client = {"python": sys.executable, "at_start": AT_START, "begun": begun, "address": address}
-        path.write_text(CLIENT.format(**client))
+        client = {"python": sys.executable, "at_start": AT_START, "later": NOT_AT_START, "begun": begun}
+        path.write_text(CLIENT.format(**client, address=address))
         path.chmod(0o700)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.main_job import advice
 from tensorstash.cli import main
 from tests.forked_workers import PROGRAMS
 
@@ -15,7 +16,7 @@ SMALL = ["--rounds", "1", "--depth", "1", "--batch", "2", "--length", "32", "--w
 def test_policies_are_compared_with_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, warm: Callable[..., str]
 ) -> None:
-    monkeypatch.setattr(sys, "executable", warm(*PROGRAMS["torch"]))
+    monkeypatch.setattr(sys, "executable", warm(*PROGRAMS["torch"], **advice()))
     assert main(["bench", "--framework", "torch", "--policy", "compress:min_ratio=1", *SMALL]) == 0
     plain, checkpointed, compressed = json.loads(capsys.readouterr().out)
     assert [row["policy"] for row in (plain, checkpointed, compressed)] == [

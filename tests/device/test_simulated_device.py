@@ -3,13 +3,29 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.device.simulated import compiler, library
+from tests.forked_workers import PROGRAMS
 
 ON_DEVICE = Path(__file__).resolve().with_name("on_device")
+ROOT = ON_DEVICE.parents[2]
+
+LEAVES_WITH_COPIES_UNDER_WAY = """
+from tests.device.simulated import simulated
+device = simulated()
+import tensorstash as ts
+from tests.device.models import made
+model, x = made("language")
+device.link(bandwidth=1e5)
+stash = ts.stash(ts.CpuOffload(), framework="torch", min_bytes=0)
+with stash:
+    loss = model(x)
+assert stash.stats().stashed.tensors
+"""
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
@@ -20,9 +36,16 @@ def built() -> None:
     library()
 
 
-def test_on_the_device() -> None:
+@pytest.mark.long
+def test_on_the_device(warm: Callable[..., str]) -> None:
     """All of them in one process: to start it takes longer than most of its files."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(ON_DEVICE)]
+    command = [warm(*PROGRAMS["torch"]), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(ON_DEVICE)]
     environment = os.environ | {"TENSORSTASH_TEST_DEVICE": "sim", "OMP_NUM_THREADS": "1"}
     inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert inner.returncode == 0, inner.stdout[-6000:] + inner.stderr[-3000:]
+
+
+def test_a_program_may_end_with_copies_under_way() -> None:
+    command = [sys.executable, "-W", "error", "-c", LEAVES_WITH_COPIES_UNDER_WAY]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

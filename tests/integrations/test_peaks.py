@@ -62,6 +62,7 @@ def measured(warm: Callable[..., str]) -> Measure:
     return measure
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("cell", CELLS, ids=str)

@@ -30,6 +30,7 @@ def skip_without_sanitizers(directory: Path) -> None:
         pytest.skip("this gcc has no sanitizers")
 
 
+@pytest.mark.long
 def test_sanitizers_find_nothing_in_random_and_hostile_calls(tmp_path: Path) -> None:
     skip_without_sanitizers(tmp_path)
     (extension,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]

@@ -35,6 +35,7 @@ def test_the_table_has_more_than_400_operators_and_all_layouts():
     assert len({ROWS[row].name for row in tried}) > 500
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0)
 def test_lossless_policies_change_no_bit_of_any_operator():
     cases = [case for case in sampled(every_case(), SEED) if case not in exclusions()]

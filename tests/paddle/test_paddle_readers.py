@@ -201,6 +201,7 @@ def test_readers_are_nodes_of_the_graph():
     assert not strangers
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0)
 def test_what_readers_need_is_what_losses_do_to_their_gradients():
     errors = Errors()
@@ -222,6 +223,7 @@ def test_what_readers_need_is_what_losses_do_to_their_gradients():
     assert not {node: need for node, need in of_inputs.items() if is_stricter(need, INPUT_NEEDS[node])}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0)
 def test_gradients_under_lossy_policies_stay_within_the_stated_error():
     cases = [case for case in sampled(cases_of_readers(), 1) if case.row not in AMPLIFIED]

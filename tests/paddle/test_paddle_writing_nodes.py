@@ -14,6 +14,7 @@ WHOLE = os.environ.get("TENSORSTASH_OPERATORS") == "all"
 KNOWN = ("F.cross_entropy", "F.softmax_with_cross_entropy")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(0)
 def test_no_other_kernel_than_those_listed_writes_into_what_it_unpacks():
     known = [Case(row, "contiguous", "float32") for row in ROWS if row.startswith(KNOWN)]
