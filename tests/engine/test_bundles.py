@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+from weakref import ref as ref_to
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def test_they_come_back_in_any_order_any_number_of_times(ahead):
     assert stash._session._state.prefetcher.budget.peak <= int(ahead[:-3]) * KIB
 
 
-def test_backward_reads_each_record_once_and_ahead():
+def test_backward_reads_each_record_once():
     gate, stash = stash_of(framework="torch")
     with stash:
         _, loss = sines(40)
@@ -116,7 +117,33 @@ def test_backward_reads_each_record_once_and_ahead():
     assert store.put_count == 5
     loss.backward()
     assert store.get_count == 5
-    assert any(name.startswith("tensorstash-reader") for name in store.got_on)
+
+
+def test_in_each_round_of_requests_the_next_record_is_read_ahead():
+    gate, stash = stash_of()
+    handles, values = packed(stash, 16)
+    stash.drain()
+    store, readers = gate.opened[0], stash._session._state.prefetcher._readers
+    for rounds in (1, 2):
+        before = len(store.got_on)
+        handles[15]()
+        readers.submit(lambda: None).result(60)
+        assert any(name.startswith("tensorstash-reader") for name in store.got_on[before:])
+        for handle, value in zip(handles[14::-1], values[14::-1], strict=True):
+            assert_same_bits(handle().numpy(), value, "what was saved")
+        assert store.get_count == 2 * rounds
+
+
+def test_where_no_thread_can_be_started_all_is_done_in_the_hooks():
+    gate, stash = stash_of()
+    session = stash._session
+    session._sender.writers.close()
+    session._state.prefetcher._readers.close()
+    handles, values = packed(stash, 16)
+    stash.drain()
+    for handle, value in zip(handles[::-1], values[::-1], strict=True):
+        assert_same_bits(handle().numpy(), value, "what was saved")
+    assert (gate.opened[0].put_count, gate.opened[0].get_count) == (2, 2)
 
 
 def test_gradients_are_the_same_bits_also_for_a_second_backward():
@@ -183,6 +210,21 @@ def test_what_is_on_its_way_stays_within_its_limit():
     assert all(np.array_equal(handle().numpy(), value) for handle, value in zip(handles, values, strict=True))
 
 
+def test_what_is_read_back_is_held_as_far_as_the_budget_goes():
+    gate, stash = stash_of()
+    handles, values = packed(stash, 40)
+    stash.drain()
+    records = list(dict.fromkeys(handle.payload.bundle for handle in handles))
+    for handle, value in zip(handles, values, strict=True):
+        if handle.payload.bundle in records:
+            records.remove(handle.payload.bundle)
+            assert_same_bits(handle().numpy(), value, "what was saved")
+    held = {handle.payload.bundle for handle in handles if handle.payload.bundle.is_read_ahead}
+    assert len(held) <= 2
+    assert gate.opened[0].get_count >= 5
+    assert sum(handle.payload.bundle._held is not None for handle in handles) <= 16
+
+
 def test_a_record_that_was_not_stored_is_an_error_for_each_who_asks_that_names_its_tensor():
     gate, stash = stash_of()
     store, put = gate.opened[0], gate.opened[0].put
@@ -228,6 +270,21 @@ def test_a_record_that_cannot_be_read_is_an_error_for_each_who_asks_and_may_come
     store.get = get
     for handle, value in zip(handles, values, strict=True):
         assert_same_bits(handle().numpy(), value, "what was saved")
+
+
+def test_what_could_not_be_read_ahead_goes_with_its_payloads(no_gc):
+    gate, stash = stash_of()
+    handles, _ = packed(stash, 4)
+    stash.drain()
+    store, get = gate.opened[0], gate.opened[0].get
+    store.get = lambda slot: get(slot)[:-1]
+    bundle = ref_to(handles[0].payload.bundle)
+    assert handles[0].payload.prefetch(stash._session._state.prefetcher._readers.submit)
+    settle(stash._session)
+    assert store.get_count == 1
+    handles.clear()
+    assert bundle() is None
+    assert stash._session._state.prefetcher.budget.used == 0
 
 
 def test_a_store_that_hangs_while_storing_is_named_and_the_bytes_are_there_still():
@@ -302,6 +359,7 @@ def test_a_forked_child_finds_what_was_not_written_and_fills_bundles_of_its_own(
                 is_same = all(
                     np.array_equal(handle().numpy(), value) for handle, value in zip(after, values, strict=True)
                 )
+                is_same = is_same and in_flight(stash).used == 0
                 code = 0 if is_same and [handle().numpy()[0] for handle in before] == [0, 1, 2] else 2
             finally:
                 os._exit(code)

@@ -6,6 +6,7 @@ program waits. So small payloads are copied where they are saved, side by side, 
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -17,7 +18,7 @@ from tensorstash.abilities import Backend
 from tensorstash.engine.payloads.pipeline import Stored
 from tensorstash.engine.payloads.route import HostRoute
 from tensorstash.engine.timeouts import Timeouts
-from tensorstash.errors import SlotGoneError, StashError, StoreError, TensorStashError
+from tensorstash.errors import StashError, StoreError, TensorStashError
 from tensorstash.host.arrays import Array, address, as_bytes, borrowed, payload_empty
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.forks import renew_after_fork
@@ -104,7 +105,7 @@ class Bundle:
             held = self._held
             if data.size > self.room or held is None:
                 return None
-            held[start:stop] = data
+            held.data[start:stop] = data.data  # NumPy would let go of the interpreter's lock, and wait for it again
             stored = Stored(self, (start, stop), data.size)
             fill = -(-stop // ALIGNMENT) * ALIGNMENT
             room = held.size - fill
@@ -140,7 +141,8 @@ class Bundle:
     @property
     def wants_reading(self) -> bool:
         """Whether reading ahead would save time."""
-        return self._whole is not None and self._held is None and self._loading is None
+        loading = self._loading
+        return self._whole is not None and self._held is None and (loading is None or loading.done())
 
     @property
     def is_read_ahead(self) -> bool:
@@ -148,16 +150,15 @@ class Bundle:
         return self._read_lease is not None
 
     def prefetch(self, submit: Submit) -> bool:
-        """Start reading on another thread; return False if the budget has no room for it."""
-        if self._ahead.used + self._fill > self._ahead.limit:
-            return False
-        with self._lock:
-            if self.wants_reading:
-                lease = self._ahead.try_acquire(self._fill)
-                if lease is None:
-                    return False
-                self._read_lease = lease
-                self._loading = submit(partial(_read, ref(self)))
+        """Start reading on another thread; return False if the budget has no room for it. Not thread-safe."""
+        if self.wants_reading:
+            if self._ahead.used + self._fill > self._ahead.limit:
+                return False
+            lease = self._ahead.try_acquire(self._fill)
+            if lease is None:
+                return False
+            self._read_lease = lease
+            self._loading = submit(partial(_read, ref(self)))  # without the lock, which it takes, perhaps at once
         return True
 
     def get(self, slot: Any, /) -> Array:
@@ -172,7 +173,7 @@ class Bundle:
             held = self._bring_back()
         data = np.empty(stop - start + ALIGNMENT, np.uint8)  # soon gone, and small: no pool's
         data = data[-address(data) % ALIGNMENT :][: stop - start]
-        data[:] = held[start:stop]
+        data.data[:] = held.data[start:stop]  # as in :meth:`add`
         self.delete(slot)
         return data
 
@@ -180,7 +181,7 @@ class Bundle:
         """Await no request for a payload any more. Takes no lock: it is called from finalizers."""
         awaited = self._awaited
         awaited.discard(slot)
-        if not awaited and self._whole is not None:
+        if not awaited and self._whole is not None and self._held is not None:
             self._held = self._read_lease = None
 
     def drop(self) -> int:
@@ -209,10 +210,6 @@ class Bundle:
             loading, self._loading = self._loading, None
         if loading is not None and not loading.cancel():
             self._wait(loading)
-            failure = loading.exception()
-            if isinstance(failure, TensorStashError):
-                self._read_lease = None
-                raise failure.again()  # as it is, it would refer to this frame, which refers to it
             held = self._held
             if held is not None:
                 return held
@@ -220,10 +217,11 @@ class Bundle:
         assert whole is not None, "asked to read what was never stored"
         try:
             data: Array = self._timeouts.ask(partial(self._pipeline.fetch, whole))
-        except StashError:
+        except BaseException as error:
+            self._read_lease = None
+            if isinstance(error, TimeoutError | RuntimeError) and not isinstance(error, StashError):
+                raise StoreError(f"reading {self._fill} bytes {error}") from error
             raise
-        except (TimeoutError, RuntimeError) as error:
-            raise StoreError(f"reading {self._fill} bytes {error}") from error
         self._hold(data)
         return data
 
@@ -250,6 +248,7 @@ def write(bundle: ref[Bundle]) -> None:
 
 
 def _read(bundle: ref[Bundle]) -> None:
-    if (wanted := bundle()) is None:
-        raise SlotGoneError("the graph that needed these payloads was dropped before they were read")
-    wanted.read()
+    """Read a bundle ahead, if one of its payloads is still needed."""
+    if (wanted := bundle()) is not None:
+        with suppress(Exception):  # who asks reads it again, and is told; kept for that, it would be a cycle
+            wanted.read()

@@ -341,14 +341,28 @@ class Sender:
         return lease
 
     def _gather(self, payload: Payload) -> bool:
-        """Copy a small payload into a bundle, which is sent once another such has no room; return False if it is not
-        small in there."""
-        route, ahead, nbytes = payload.route, payload.prefetch_budget, payload.nbytes
+        """Copy a small payload into a bundle, which is sent once it is full; return False if it has to go alone."""
+        route, nbytes = payload.route, payload.nbytes
+        assert isinstance(route, HostRoute), "what is not stored by the host"
+        if not nbytes or payload.seen is not None:
+            return False
+        bundle = self._bundles.get(id(route.pipeline.store), _nothing)()
+        if bundle is None or bundle.room < nbytes:
+            bundle = self._bundle_for(route, nbytes, payload.prefetch_budget)
+        if bundle is None:
+            return False
+        payload.bundle = bundle
+        payload.run(self.timeouts.ask)
+        if bundle.room < nbytes:  # of the next there is most likely as much
+            self._send(bundle)
+        return True
+
+    def _bundle_for(self, route: HostRoute, nbytes: int, ahead: ByteBudget) -> Bundle | None:
+        """Return a bundle with room for so many bytes; None if few as large would fit into any."""
         # Half of what may be under way: one is filled, or used, while another is written, or read.
         size = min(BUNDLE_BYTES, self.in_flight.limit // 2, ahead.limit // 2)
-        if not 0 < nbytes <= size // LEAST_PARTS or payload.seen is not None:
-            return False
-        assert isinstance(route, HostRoute), "what is not stored by the host"
+        if nbytes > size // LEAST_PARTS:
+            return None
         store = id(route.pipeline.store)
         bundle = self._bundles.get(store, _nothing)()
         while bundle is None or bundle.room < nbytes:
@@ -359,11 +373,7 @@ class Sender:
                 if self._bundles.get(store, _nothing)() is None:  # else another thread has come first
                     self._bundles[store] = ref(fresh)
             bundle = self._bundles.get(store, _nothing)()
-        payload.bundle = bundle
-        payload.run(self.timeouts.ask)
-        if bundle.room < nbytes:
-            self._send(bundle)
-        return True
+        return bundle
 
     def _send_bundles(self) -> None:
         """Have bundles written that others could be added to."""
