@@ -344,8 +344,8 @@ class Sender:
         """Copy a small payload into a bundle, which is sent once it is full; return False if it has to go alone."""
         route, nbytes = payload.route, payload.nbytes
         assert isinstance(route, HostRoute), "what is not stored by the host"
-        if not nbytes or payload.seen is not None:
-            return False
+        if not nbytes or payload.seen is not None or payload.interleaved is not None:
+            return False  # a plan, or a memory that is shared, counts what it holds by itself
         bundle = self._bundles.get(id(route.pipeline.store), _nothing)()
         if bundle is None or bundle.room < nbytes:
             bundle = self._bundle_for(route, nbytes, payload.prefetch_budget)
