@@ -269,6 +269,7 @@ def test_a_record_that_cannot_be_read_is_an_error_for_each_who_asks_and_may_come
     for handle in handles[:2]:
         with pytest.raises(CorruptDataError, match=r"stage 1 of 1 .*Gated.*tensor float32\(1024,\).*gave back"):
             handle()
+        assert stash._session._state.prefetcher.budget.used == 0
     store.get = get
     for handle, value in zip(handles, values, strict=True):
         assert_same_bits(handle().numpy(), value, "what was saved")
