@@ -95,7 +95,9 @@ class Store(Protocol):
 
     A store that proves on its own that ``get`` returns the bytes that were put says so by ``verifies = True``; for all
     others the engine keeps a checksum of each payload. One that verifies, retains, and looks at no byte may say so by
-    ``takes_pending = True``: it may then be given arrays that a device is still writing to.
+    ``takes_pending = True``: it may then be given arrays that a device is still writing to. One that does not retain,
+    and takes a few large payloads faster than many small ones, may say by ``small_bytes`` up to how many bytes the
+    engine may put several of them together into one array.
     """
 
     retains: ClassVar[bool]

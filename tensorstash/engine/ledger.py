@@ -5,6 +5,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from itertools import count
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import ref
@@ -41,6 +42,22 @@ class Runs:
     def after_fork(self) -> None:
         """Make the lock anew."""
         self.lock = threading.Lock()
+
+    def count_in(self, bytes_in: int, bytes_out: int, started: float, tensors: int = 1) -> None:
+        """Count what was done since a moment of :func:`time.perf_counter`."""
+        seconds = perf_counter() - started
+        with self.lock:
+            self.tensors += tensors
+            self.bytes_in += bytes_in
+            self.bytes_out += bytes_out
+            self.seconds_in += seconds
+
+    def count_back(self, started: float, loads: int = 1) -> None:
+        """Count what was brought back since a moment of :func:`time.perf_counter`."""
+        seconds = perf_counter() - started
+        with self.lock:
+            self.loads += loads
+            self.seconds_back += seconds
 
     def stats(self) -> StageStats:
         """Return the numbers as they stand."""

@@ -16,6 +16,7 @@ MOST_SHARE = 256 * 2**20
 """Bytes that such a share never exceeds: with so many under way, no step goes faster with more."""
 
 _LEAST_SHARE = 2**20
+_FEW = 2 * 2**20
 _PARTS = 16
 _LARGEST = 2
 _MOST_OF_STEP = 4
@@ -184,7 +185,8 @@ def share_of(step_bytes: int, largest: int) -> int:
     """Return how many bytes may be under way in one direction, of a step that saves so many.
 
     A sixteenth, and room for two of the largest tensors, so that one is on its way while the next arrives; but never
-    more than a quarter: at least half of what the policy takes away is always gone.
+    more than a quarter: at least half of what the policy takes away is always gone. Of a small step it may be an
+    eighth, up to 2 MiB: with less, handing over what is under way takes most of the time.
 
     Args:
         step_bytes: what the step saves.
@@ -193,7 +195,9 @@ def share_of(step_bytes: int, largest: int) -> int:
     >>> [share_of(n * 2**20, 2**20) // 2**20 for n in (0, 8, 40, 320, 8000)]
     [1, 2, 2, 20, 256]
     """
-    share = max(step_bytes // _PARTS, min(_LARGEST * largest, step_bytes // _MOST_OF_STEP))
+    share = max(
+        step_bytes // _PARTS, min(_LARGEST * largest, step_bytes // _MOST_OF_STEP), min(_FEW, 2 * step_bytes // _PARTS)
+    )
     return min(max(share, _LEAST_SHARE), MOST_SHARE)
 
 

@@ -71,6 +71,7 @@ class DelayedStore:
     def __init__(self, inner: Store, dice: Dice) -> None:
         self._inner, self._dice = inner, dice
         self.retains = inner.retains
+        self.small_bytes = getattr(inner, "small_bytes", 0)
 
     def put(self, data: Array, /) -> Slot:
         self._dice.wait()

@@ -30,9 +30,14 @@ NBYTES = 4 * SHAPE[0] * SHAPE[1]
 LIMITS = ts.Limits(in_flight=3 * NBYTES, ahead=4 * NBYTES, timeout_s=30)
 """Tight, so that forward waits for bytes, and backward reads ahead as far as it may."""
 
+SHARED = "disk, shared records"
+ROOMY = ts.Limits(in_flight=16 * NBYTES, ahead=16 * NBYTES, timeout_s=30)
+"""So that payloads share records."""
+
 POLICIES: dict[str, Callable[[str], ts.HookPolicy]] = {
     "memory": lambda directory: StoreIn(Memory(budget=64 * NBYTES)),
     "disk": lambda directory: ts.DiskSpill(directory, budget=64 * NBYTES),
+    SHARED: lambda directory: ts.DiskSpill(directory, budget=64 * NBYTES),
     "quantize": lambda directory: ts.Quantize(8),
     "compressed disk": lambda directory: ts.Compress(min_ratio=1) | ts.DiskSpill(directory),
 }
@@ -119,7 +124,8 @@ def main(framework: str, policy: str, directory: str) -> None:
     gc.freeze()
 
     def stash() -> ts.Stash:
-        return ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0, limits=LIMITS)
+        limits = ROOMY if policy == SHARED else LIMITS
+        return ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0, limits=limits)
 
     PLAIN = step(lab, leaf, None)
     under_test = stash()

@@ -97,6 +97,7 @@ class Schedule:
         steps: for each thread the rows of its steps.
         nested: whether the forward differentiates, and so unpacks while it packs.
         stalls: which put of a writer is held back; 0 for none.
+        small_bytes: up to where payloads share records.
     """
 
     framework: str
@@ -106,6 +107,7 @@ class Schedule:
     steps: tuple[tuple[int, ...], ...]
     nested: bool
     stalls: int
+    small_bytes: int
 
 
 def schedule(seed: int, directory: str) -> Schedule:
@@ -131,6 +133,7 @@ def schedule(seed: int, directory: str) -> Schedule:
         steps=tuple(tuple(choose.choice([1, 8, 33, 64]) for _ in range(3)) for _ in range(threads)),
         nested=nested,
         stalls=choose.choice([0, 1, 2, 3]),
+        small_bytes=choose.choice([0, 10**6]),
     )
 
 
@@ -173,7 +176,7 @@ class Run:
 
 def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
     """Run a schedule on its threads, check budgets all the way, and return what came of it."""
-    store = Faulty(plan.store)
+    store = Faulty(plan.store, small_bytes=plan.small_bytes)
     auditor = Auditor(store.opened, plan.stalls)
     store.board.plant("put", auditor.put, 1)
     policy = ts.Compress(min_ratio=1) | StoreIn(store) if plan.compresses else StoreIn(store)

@@ -21,10 +21,12 @@ INTERRUPTS = int(os.environ.get("TENSORSTASH_INTERRUPTS", "12"))
 PROGRAMS = [
     ("torch", "memory"),
     ("torch", "disk"),
+    ("torch", "disk, shared records"),
     ("torch", "quantize"),
     ("torch", "compressed disk"),
     ("paddle", "memory"),
     ("paddle", "disk"),
+    ("paddle", "disk, shared records"),
     ("paddle", "quantize"),
 ]
 

@@ -3,6 +3,7 @@
 BUDGET = ("tests/engine/test_budget.py", "tests/engine/test_interrupts.py")
 PREFETCH = ("tests/engine/test_prefetch.py", "tests/engine/test_endurance.py")
 PAYLOAD = ("tests/engine/test_payload.py",)
+BUNDLES = ("tests/engine/test_bundles.py",)
 RESIDENT = ("tests/engine/test_resident_window.py",)
 DEFERRED = ("tests/engine/test_deferred.py", "tests/conformance/test_reference.py")
 CONTRACT = ("tests/conformance/test_reference.py", "tests/engine/test_deferred.py", "tests/engine/test_prefetch.py")
@@ -279,6 +280,36 @@ MUTANTS = [
         (*PAYLOAD, "tests/engine/test_endurance.py", *CONTRACT),
     ),
     (
+        "engine/payloads/bundles.py",
+        "dropped copy",
+        "        data.data[:] = held.data[start:stop]  # as in :meth:`add`\n",
+        "        data = held[start:stop]\n",
+        BUNDLES,
+    ),
+    (
+        "engine/payloads/bundles.py",
+        "wrong value",
+        "            room = held.size - fill\n",
+        "            room = held.size\n",
+        BUNDLES,
+    ),
+    ("engine/payloads/bundles.py", "dropped check", " or loading.done())", ")", BUNDLES),
+    (
+        "engine/payloads/bundles.py",
+        "dropped release",
+        "            self._held = self._read_lease = None\n\n    def drop",
+        "            pass\n\n    def drop",
+        BUNDLES,
+    ),
+    ("engine/payloads/capture.py", "dropped release", "ended=bundle.lease.release", "ended=None", BUNDLES),
+    (
+        "engine/payloads/capture.py",
+        "boundary",
+        "        if bundle.room < nbytes:  # of",
+        "        if False:  # of",
+        BUNDLES,
+    ),
+    (
         "engine/payloads/pipeline.py",
         "dropped check",
         "if stored.digest is not None and checksum(data) != stored.digest:",
@@ -288,7 +319,7 @@ MUTANTS = [
     (
         "engine/payloads/pipeline.py",
         "dropped release",
-        "            self._store.delete(self.slot)\n",
+        "            self.store.delete(self.slot)\n",
         "            pass\n",
         CONTRACT,
     ),
@@ -308,21 +339,21 @@ MUTANTS = [
         (*PAYLOAD, *FAULTS),
     ),
     (
-        "engine/payloads/pipeline.py",
+        "engine/payloads/stages.py",
         "swapped order",
         "for stage in reversed(self._stages):",
         "for stage in self._stages:",
         CONTRACT,
     ),
     (
-        "engine/payloads/pipeline.py",
+        "engine/payloads/stages.py",
         "dropped check",
         'stage.run("decode", stage.decode, data, stage.before)',
         "stage.decode(data, *stage.given)",
         (*FAULTS, *CONTRACT),
     ),
     (
-        "engine/payloads/pipeline.py",
+        "engine/payloads/stages.py",
         "dropped check",
         "        if fault is not None:\n",
         "        if fault is not None and verb != 'encode':\n",

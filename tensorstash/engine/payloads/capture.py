@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from itertools import islice
 from operator import call, itemgetter
@@ -11,13 +11,14 @@ from weakref import ref
 
 from tensorstash.abilities import Backend, SupportsHolders, SupportsStorageRelease
 from tensorstash.engine.limits import AUTO, Limits
+from tensorstash.engine.payloads.bundles import BUNDLE_BYTES, LEAST_PARTS, Bundle, write
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload, capture
-from tensorstash.engine.payloads.route import PayloadRoute
+from tensorstash.engine.payloads.route import HostRoute, PayloadRoute
 from tensorstash.engine.stats import Tally
 from tensorstash.engine.timeouts import Timeouts
 from tensorstash.errors import StoreError
-from tensorstash.host.budget import ByteBudget, Shares
+from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pool import IDLE_BYTES, POOL
 from tensorstash.host.workers import Workers
@@ -208,6 +209,13 @@ class Sender:
         self._resident = ResidentWindow(limits.resident_bytes)
         self._saving_bytes = self._saved_bytes = 0
         self._worth_bytes = IDLE_BYTES
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew, and leave to the parent what it was filling."""
+        self._lock = threading.Lock()
+        self._bundles: dict[int, Callable[[], Bundle | None]] = {}  # which are filled, weakly, by their store
 
     def entry_began(self, saved_bytes: int, *, is_a_step: bool) -> None:
         """Leave no more host memory idle than saving has last used: what backward has read back is needed no more.
@@ -229,6 +237,7 @@ class Sender:
         Args:
             saved_bytes: as when the entry began.
         """
+        self._send_bundles()
         used, self._saving_bytes = POOL.take_stock()
         POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
 
@@ -268,6 +277,7 @@ class Sender:
         Args:
             nbytes: more than none.
         """
+        self._send_bundles()
         used = self.in_flight.used
         if not used:
             return False
@@ -284,6 +294,7 @@ class Sender:
         """
         for payload in self._resident.clear():
             self._begin(payload)
+        self._send_bundles()
         timeout_s = self.timeouts.timeout_s
         if not self.in_flight.wait_until_unused(timeout_s=timeout_s):
             used = self.in_flight.used
@@ -293,6 +304,8 @@ class Sender:
     def _begin(self, payload: Payload) -> None:
         """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
         route, nbytes = payload.route, payload.nbytes
+        if nbytes <= route.small_bytes and self._gather(payload):
+            return
         if self.is_now(route, nbytes):
             if payload.is_streamed:
                 payload.launch()
@@ -302,15 +315,7 @@ class Sender:
             else:
                 payload.run(self.timeouts.ask)
             return
-        timeout_s = self.timeouts.timeout_s
-        lease = self.in_flight.try_acquire(nbytes) or self.in_flight.acquire(nbytes, timeout_s=timeout_s)
-        if lease is None:
-            used = self.in_flight.used
-            self.writers.abandon()
-            raise StoreError(
-                f"{route.store_place}: {used} bytes have been on their way into the store for "
-                f"{timeout_s} seconds; the device hangs, or timeout_s is too short for it"
-            )
+        lease = self._room_for(nbytes, route)
         try:
             payload.launch()
             # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
@@ -319,3 +324,70 @@ class Sender:
         except BaseException:
             lease.release()
             raise
+
+    def _room_for(self, nbytes: int, route: PayloadRoute) -> Lease:
+        lease = self.in_flight.try_acquire(nbytes)
+        if lease is None:
+            self._send_bundles()
+            timeout_s = self.timeouts.timeout_s
+            lease = self.in_flight.acquire(nbytes, timeout_s=timeout_s)
+        if lease is None:
+            used = self.in_flight.used
+            self.writers.abandon()
+            raise StoreError(
+                f"{route.store_place}: {used} bytes have been on their way into the store for "
+                f"{timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+            )
+        return lease
+
+    def _gather(self, payload: Payload) -> bool:
+        """Copy a small payload into a bundle, which is sent once it is full; return False if it has to go alone."""
+        route, nbytes = payload.route, payload.nbytes
+        assert isinstance(route, HostRoute), "what is not stored by the host"
+        if not nbytes or payload.seen is not None or payload.interleaved is not None:
+            return False  # a plan, or a memory that is shared, counts what it holds by itself
+        bundle = self._bundles.get(id(route.pipeline.store), _nothing)()
+        if bundle is None or bundle.room < nbytes:
+            bundle = self._bundle_for(route, nbytes, payload.prefetch_budget)
+        if bundle is None:
+            return False
+        payload.bundle = bundle
+        payload.run(self.timeouts.ask)
+        if bundle.room < nbytes:  # of the next there is most likely as much
+            self._send(bundle)
+        return True
+
+    def _bundle_for(self, route: HostRoute, nbytes: int, ahead: ByteBudget) -> Bundle | None:
+        """Return a bundle with room for so many bytes; None if few as large would fit into any."""
+        # Half of what may be under way: one is filled, or used, while another is written, or read.
+        size = min(BUNDLE_BYTES, self.in_flight.limit // 2, ahead.limit // 2)
+        if nbytes > size // LEAST_PARTS:
+            return None
+        store = id(route.pipeline.store)
+        bundle = self._bundles.get(store, _nothing)()
+        while bundle is None or bundle.room < nbytes:
+            if bundle is not None:
+                self._send(bundle)
+            fresh = Bundle(route, size, self._room_for(size, route), ahead, self.timeouts)
+            with self._lock:
+                if self._bundles.get(store, _nothing)() is None:  # else another thread has come first
+                    self._bundles[store] = ref(fresh)
+            bundle = self._bundles.get(store, _nothing)()
+        return bundle
+
+    def _send_bundles(self) -> None:
+        """Have bundles written that others could be added to."""
+        for known in list(self._bundles.values()):
+            bundle = known()
+            if bundle is not None:
+                self._send(bundle)
+
+    def _send(self, bundle: Bundle) -> None:
+        # Weakly, as above. First: what an interrupt leaves among those that are filled is sent again, and written once.
+        self.writers.submit(partial(write, ref(bundle)), ended=bundle.lease.release)
+        with self._lock:
+            self._bundles = {store: known for store, known in self._bundles.items() if known() not in (None, bundle)}
+
+
+def _nothing() -> None:
+    return None

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 from tensorstash.abilities import SupportsSharedMemory
@@ -178,6 +178,22 @@ class InterleavedGroup:
         if len(live) < len(self._places):
             self._places = [ref(place) for place in live]
         return live
+
+
+class Rebuilt(NamedTuple):
+    """A tensor that was handed out and may be again, as long as nobody has written into it.
+
+    Args:
+        tensor: shares memory and version with what was handed out.
+        spec: its layout.
+        version: of the tensor when it was handed out.
+        memory: that it lies in, unless it was copied.
+    """
+
+    tensor: Any
+    spec: TensorSpec
+    version: int
+    memory: Array
 
 
 def memory_of(data: Array, place: InterleavedPlace | None) -> Array:

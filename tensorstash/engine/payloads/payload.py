@@ -1,43 +1,26 @@
 """A saved content on its way into a store, what is stored of it, and its way back."""
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from operator import call
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from weakref import ref
 
+from tensorstash.engine.payloads.bundles import Bundle, Submit
 from tensorstash.engine.payloads.demands import Reading
-from tensorstash.engine.payloads.interleaved import InterleavedPlace, memory_of
+from tensorstash.engine.payloads.interleaved import InterleavedPlace, Rebuilt, memory_of
 from tensorstash.engine.payloads.pipeline import Stored
 from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.timeouts import Ask, Timeouts
 from tensorstash.errors import CodecError, SlotGoneError, StashError, StoreError, TensorStashError, modified
-from tensorstash.host.arrays import Array, borrowed
+from tensorstash.host.arrays import borrowed
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
 from tensorstash.spec import TensorSpec
 
 FEW = 4
 """A payload that is so many times smaller than its tensor is read in about the time that decoding it takes."""
-
-Submit = Callable[[Callable[[], Any]], Future[Any]]
-
-
-class _Rebuilt(NamedTuple):
-    """A tensor that was handed out and may be again, as long as nobody has written into it.
-
-    Args:
-        tensor: shares memory and version with what was handed out.
-        spec: its layout.
-        version: of the tensor when it was handed out.
-        memory: that it lies in, unless it was copied.
-    """
-
-    tensor: Any
-    spec: TensorSpec
-    version: int
-    memory: Array
 
 
 class Payload:
@@ -71,7 +54,6 @@ class Payload:
         "_lease",
         "_loading",
         "_lock",
-        "_prefetch_budget",
         "_probe",
         "_rebuilt",
         "_stored",
@@ -79,11 +61,13 @@ class Payload:
         "_uses",
         "_version",
         "alias",
+        "bundle",
         "index",
         "interleaved",
         "is_private",
         "loses",
         "nbytes",
+        "prefetch_budget",
         "reading",
         "route",
         "seen",
@@ -118,6 +102,8 @@ class Payload:
         self.loses = self.is_private and not route.is_lossless
         """Whether what comes back has a loss. Until its readers have decided that, its source comes back as it is."""
         self._stored: Stored | None = None
+        self.bundle: Bundle | None = None
+        """The record that it shares with others, if that has room; None if it has one of its own."""
         self._error: TensorStashError | None = None
         self.interleaved: InterleavedPlace | None = None
         self.index = self.users = self._uses = 0
@@ -126,12 +112,12 @@ class Payload:
         """What will read it, if its codecs lose something and that is found in the graph."""
         self.seen: Any = None
         """What a tracker knows of the tensor; None without one."""
-        self._prefetch_budget = prefetch_budget
+        self.prefetch_budget = prefetch_budget
         self._timeouts = timeouts
         self._lock = threading.Lock()
         self._loading: Future[Any] | None = None
         self._data: Any = None
-        self._rebuilt: _Rebuilt | None = None
+        self._rebuilt: Rebuilt | None = None
         self._lease: Lease | None = None  # of the bytes that are held decoded
 
     # Into the store
@@ -146,8 +132,11 @@ class Payload:
         source, route = self.alias, self.route
         try:
             probe = self._probe if self.is_private else route.backend.version_probe(source)
-            # A plan counts on what was measured of this class.
-            stored = route.encode(source, self.spec, ask, private=self.is_private, always=self.seen is not None)
+            stored = None if self.bundle is None else self.bundle.add(source, self.spec, route.backend)
+            if stored is None:
+                self.bundle = None
+                # A plan counts on what was measured of this class.
+                stored = route.encode(source, self.spec, ask, private=self.is_private, always=self.seen is not None)
             if stored is None:
                 route.ledger.declined(self.spec.nbytes)
                 if self.seen is not None:
@@ -171,7 +160,8 @@ class Payload:
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
-        self.route.ledger.stored(stored, self.route.tier, stored.nbytes, self.spec)
+        if self.bundle is None:  # which counts what is stored when it is
+            self.route.ledger.stored(stored, self.route.tier, stored.nbytes, self.spec)
 
     @property
     def source(self) -> Any:
@@ -229,12 +219,14 @@ class Payload:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
         route = self.route
         is_stored = self._stored is not None and self._lease is None
+        if self.bundle is not None:
+            return is_stored and self.bundle.wants_reading
         return is_stored and route.is_costly and not route.is_now
 
     @property
     def is_prefetched(self) -> bool:
         """Whether its tensor is counted among what is read ahead."""
-        return self._lease is not None
+        return self._lease is not None or (self.bundle is not None and self.bundle.is_read_ahead)
 
     @property
     def is_quick(self) -> bool:
@@ -249,6 +241,8 @@ class Payload:
 
     def prefetch(self, submit: Submit) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
+        if self.bundle is not None:
+            return self.bundle.prefetch(submit)
         with self._lock:
             if self._lease is None:
                 assert self._stored is not None, "asked to read what was never stored"
@@ -261,18 +255,18 @@ class Payload:
 
     def _take_bytes(self) -> Lease | None:
         # What has a place of its own in shared memory is copied there, and takes twice as much until then.
-        return self._prefetch_budget.try_acquire(self.nbytes if self.interleaved is None else 2 * self.nbytes)
+        return self.prefetch_budget.try_acquire(self.nbytes if self.interleaved is None else 2 * self.nbytes)
 
     def drop(self) -> int:
         """Drop what is held decoded, to be read again for whoever asks; return its bytes, 0 if there were none."""
-        loading = self._loading
+        loading, dropped = self._loading, 0 if self.bundle is None else self.bundle.drop()
         if loading is not None and not loading.cancel():
             self._wait(loading)
         with self._lock:
             if self._lease is None or self._loading is not loading:
-                return 0
+                return dropped
             self._loading = self._data = self._rebuilt = self._lease = None
-        return self.nbytes
+        return self.nbytes + dropped
 
     def prefetch_to_device(self) -> bool:
         """Start bringing it back to its device; return False to look no further ahead for now."""
@@ -299,7 +293,7 @@ class Payload:
                 with self._lock:
                     if self._lease is not None and self._data is None:
                         memory = memory_of(data, self.interleaved)
-                        rebuilt = _Rebuilt(backend.detached(tensor), spec, backend.version(tensor), memory)
+                        rebuilt = Rebuilt(backend.detached(tensor), spec, backend.version(tensor), memory)
                         self._rebuilt = rebuilt
             if rebuilt is None:
                 if lease is not None:  # it is in the hands of backward
@@ -309,7 +303,7 @@ class Payload:
             return backend.detached(rebuilt.tensor), is_counted
         return route.copy(rebuilt.tensor, rebuilt.spec, spec), is_counted
 
-    def _reuse(self) -> tuple[_Rebuilt | None, bool]:
+    def _reuse(self) -> tuple[Rebuilt | None, bool]:
         """Return what was rebuilt before, if it is still as it was, and whether it was read ahead and goes now."""
         with self._lock:
             rebuilt, self._rebuilt = self._rebuilt, None

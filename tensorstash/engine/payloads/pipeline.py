@@ -1,120 +1,40 @@
-"""What a plan does, stage by stage and back: codecs, on arrays or by kernels on tensors, and the store behind them."""
+"""What of a plan is done on the host and back: its codecs there, and the store behind them."""
 
 import errno
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from operator import call
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from tensorstash.abilities import Backend
 from tensorstash.engine.ledger import Runs
+from tensorstash.engine.payloads.stages import Stages
 from tensorstash.engine.timeouts import Ask
-from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
+from tensorstash.errors import CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
 from tensorstash.host.checksum import checksum
 from tensorstash.protocols import Slot, Store, StoreConfig
-from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
 D = TypeVar("D", Array, "Stored")
 R = TypeVar("R")
-Run = Callable[..., Any]
 
 _PASSING = frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})
 _MORE_ATTEMPTS = 2
 _SURE = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One codec for one kind of buffer.
+class Slots(Protocol):
+    """What has given a slot: a store, or a record of one that holds several payloads."""
 
-    Args:
-        place: what messages call it.
-        before: what goes in.
-        after: what comes out.
-        encode: makes one of the other.
-        decode: makes it back.
-        runs: where it is counted.
-        fault: says what is wrong with a buffer that is to be of a spec, and what was expected; None if nothing is.
-        given: what both take besides.
-    """
+    def get(self, slot: Any, /) -> Array:
+        """Return the bytes; see :meth:`tensorstash.protocols.Store.get`."""
+        ...
 
-    place: str
-    before: TensorSpec
-    after: TensorSpec
-    encode: Run
-    decode: Run
-    runs: Runs
-    fault: Callable[[Any, TensorSpec], str | None]
-    given: tuple[TensorSpec, ...] = ()
-
-    def run(self, verb: str, method: Run, data: Any, expected: TensorSpec) -> Any:
-        """Return what a method makes of a buffer, which is to be of a spec; an error of it says where it was."""
-        try:
-            made = method(data, *self.given)
-        except StashError as error:
-            raise error.at(self.place) from error
-        except Exception as error:
-            raise CodecError(f"{self.place}: {verb} raised {type(error).__name__}: {error}") from error
-        fault = self.fault(made, expected)
-        if fault is not None:
-            raise CodecError(f"{self.place}: {verb} returned {fault}")
-        return made
-
-
-class Stages:
-    """Successive codecs of a plan that run in one place. Thread-safe, holds no payload.
-
-    Args:
-        stages: in the order of encoding.
-        spec: what goes into the first.
-        nbytes: says how large a buffer is.
-    """
-
-    __slots__ = ("_nbytes", "_stages", "result")
-
-    def __init__(self, stages: Sequence[Stage], spec: TensorSpec, nbytes: Callable[[Any], int]) -> None:
-        self._stages = tuple(stages)
-        self._nbytes = nbytes
-        self.result = stages[-1].after if stages else spec
-        """What comes out of the last; what goes in if there is none."""
-
-    def __len__(self) -> int:
-        return len(self._stages)
-
-    @property
-    def may_pass_on(self) -> bool:
-        """Whether they may return what they are given as it is: unless it has another length then, which is known."""
-        after = self.result
-        return after.shape == (-1,) or any(after.nbytes == stage.before.nbytes for stage in self._stages[:1])
-
-    def encode(self, data: Any) -> Any:
-        """Return what the last codec makes of a buffer.
-
-        Raises:
-            CodecError: one raised, or returned something its ``encoded_spec`` does not announce.
-        """
-        for stage in self._stages:
-            before, started = self._nbytes(data), perf_counter()
-            data = stage.run("encode", stage.encode, data, stage.after)
-            _count_in(stage.runs, before, self._nbytes(data), started)
-        return data
-
-    def decode(self, data: Any) -> Any:
-        """Return what the first codec was given.
-
-        Raises:
-            CodecError: one raised, or returned something of another shape or dtype than went in.
-        """
-        for stage in reversed(self._stages):
-            started = perf_counter()
-            data = stage.run("decode", stage.decode, data, stage.before)
-            _count_back(stage.runs, started)
-        return data
+    def delete(self, slot: Any, /) -> None:
+        """Free the slot; see :meth:`tensorstash.protocols.Store.delete`."""
+        ...
 
 
 class Stored:
@@ -127,17 +47,17 @@ class Stored:
         digest: checksum of them, where the store does not verify what it gives back.
     """
 
-    __slots__ = ("__weakref__", "_store", "digest", "nbytes", "slot")
+    __slots__ = ("__weakref__", "digest", "nbytes", "slot", "store")
 
-    def __init__(self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
-        self._store = store
+    def __init__(self, store: Slots | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
+        self.store = store
         self.slot = slot
         self.nbytes = nbytes
         self.digest = digest
 
     def __del__(self) -> None:
-        if self._store is not None:
-            self._store.delete(self.slot)
+        if self.store is not None:
+            self.store.delete(self.slot)
 
 
 class Declines:
@@ -183,11 +103,12 @@ class Pipeline:
 
     __slots__ = (
         "_has_stages",
-        "_runs",
         "_trusts_store",
         "_waits",
         "declines",
         "is_costly",
+        "runs",
+        "small_bytes",
         "stages",
         "store",
         "store_place",
@@ -204,7 +125,10 @@ class Pipeline:
         self._waits = config.tier != "memory"
         self.is_costly = bool(stages) or self._waits
         """Whether it takes longer to decode than a copy does."""
-        self._runs = runs
+        gathers = self._waits and not stages and not store.retains
+        self.small_bytes: int = getattr(store, "small_bytes", 0) if gathers else 0
+        """Payloads of up to so many bytes are put together with others."""
+        self.runs = runs
         self.declines = Declines() if stages and stages.may_pass_on and store.retains else None
 
     @property
@@ -241,7 +165,7 @@ class Pipeline:
                 return None
         if self._waits and ask is not call:
             stored = self._ask_store(ask, self._put, payload, "storing")
-            _count_in(self._runs, payload.nbytes, payload.nbytes, started)
+            self.runs.count_in(payload.nbytes, payload.nbytes, started)
             return stored
         return self.put(payload, started)
 
@@ -257,7 +181,7 @@ class Pipeline:
         """
         started = started or perf_counter()
         stored = self._answer(self._put, payload)
-        _count_in(self._runs, payload.nbytes, payload.nbytes, started)
+        self.runs.count_in(payload.nbytes, payload.nbytes, started)
         return stored
 
     def decode(self, stored: Stored, ask: Ask = call) -> Array:
@@ -272,14 +196,16 @@ class Pipeline:
             StoreError: the store could not give the payload back.
         """
         started = perf_counter()
-        if self._waits and ask is not call:
+        if stored.store is not self.store:
+            data = self._part(stored)
+        elif self._waits and ask is not call:
             data = self._ask_store(ask, self._get, stored, "reading")
         else:
             data = self._answer(self._get, stored)
         result = self.stages.result
         if result.shape != (-1,):
             data = data.view(result.carrier).reshape(result.shape)
-        _count_back(self._runs, started)
+        self.runs.count_back(started)
         decoded: Array = self.stages.decode(data) if self._has_stages else data
         return decoded
 
@@ -289,6 +215,14 @@ class Pipeline:
         digest = None if self._trusts_store else checksum(payload)
         return Stored(self.store, self.store.put(payload), payload.nbytes, digest)
 
+    def persist(self, payload: Array) -> Stored:
+        """Do as :meth:`put` does, for nobody's tensor: it is not counted, and an error does not say where."""
+        return _answered(self._put, payload)
+
+    def fetch(self, stored: Stored) -> Array:
+        """Return what :meth:`persist` has put."""
+        return _answered(self._get, stored)
+
     def _get(self, stored: Stored) -> Array:
         data: object = self.store.get(stored.slot)
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (stored.nbytes,):
@@ -297,6 +231,15 @@ class Pipeline:
         if stored.digest is not None and checksum(data) != stored.digest:
             raise CorruptDataError(f"{stored.nbytes} bytes came back altered")
         return data
+
+    def _part(self, stored: Stored) -> Array:
+        assert stored.store is not None, "asked to read what never left its device"
+        try:
+            return stored.store.get(stored.slot)  # it asks its own store, and as long as it has to
+        except StashError as error:
+            raise error.at(self.store_place) from error
+        except Exception as error:
+            raise StoreError(f"{self.store_place}: {type(error).__name__}: {error}") from error
 
     def _ask_store(self, ask: Ask, question: Callable[[D], R], given: D, doing: str) -> R:
         try:
@@ -308,69 +251,26 @@ class Pipeline:
             raise StoreError(f"{self.store_place}: {doing} {given.nbytes} bytes {error}") from error
 
     def _answer(self, question: Callable[[D], R], given: D) -> R:
-        """Return the answer of the store, asked again if it may have been a passing error; else one that says where."""
+        """Return the answer of the store; an error says where."""
         try:
-            for _ in range(_MORE_ATTEMPTS):
-                try:
-                    return question(given)
-                except (OSError, StoreError) as error:
-                    if not _may_pass(error):
-                        raise
-            return question(given)
+            return _answered(question, given)
         except StashError as error:
             raise error.at(self.store_place) from error
         except Exception as error:
             raise StoreError(f"{self.store_place}: {type(error).__name__}: {error}") from error
 
 
+def _answered(question: Callable[[D], R], given: D) -> R:
+    """Return the answer of a store, which is asked again if its error may have been a passing one."""
+    for _ in range(_MORE_ATTEMPTS):
+        try:
+            return question(given)
+        except (OSError, StoreError) as error:
+            if not _may_pass(error):
+                raise
+    return question(given)
+
+
 def _may_pass(error: BaseException) -> bool:
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in _PASSING
-
-
-def _count_in(runs: Runs, bytes_in: int, bytes_out: int, started: float) -> None:
-    seconds = perf_counter() - started
-    with runs.lock:
-        runs.tensors += 1
-        runs.bytes_in += bytes_in
-        runs.bytes_out += bytes_out
-        runs.seconds_in += seconds
-
-
-def _count_back(runs: Runs, started: float) -> None:
-    seconds = perf_counter() - started
-    with runs.lock:
-        runs.loads += 1
-        runs.seconds_back += seconds
-
-
-def array_fault(data: Any, spec: TensorSpec) -> str | None:
-    """Return what a stage gave back and what was expected, if that is no array of a spec; else None."""
-    if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
-        return f"{type(data).__name__}, expected a C-contiguous NumPy array"
-    # NumPy works out a name each time it is asked for one.
-    if data.dtype == _dtype(spec.dtype) and (data.shape == spec.shape or _fits(data.shape, spec)):
-        return None
-    expected = "1-d" if spec.shape == (-1,) else str(spec.shape)
-    return f"{data.dtype.name}{data.shape}, expected {spec.carrier} of shape {expected}"
-
-
-@cache
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(DTYPES[name].carrier)
-
-
-def tensor_fault(backend: Backend[Any], data: Any, spec: TensorSpec) -> str | None:
-    """Return what a kernel gave back and what was expected, if that is no dense tensor of a spec; else None."""
-    if not backend.owns(data):
-        return f"{type(data).__name__}, expected a tensor"
-    got = backend.spec(data)
-    is_contiguous = got.strides == contiguous_strides(got.shape)
-    if _fits(got.shape, spec) and got.dtype == spec.dtype and got.device == spec.device and is_contiguous:
-        return None
-    shape = "one dimension" if spec.shape == (-1,) else f"shape {spec.shape}"
-    return f"{got} with strides {got.strides}, expected {spec.dtype} of {shape} on {spec.device}, contiguous"
-
-
-def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
-    return len(shape) == 1 if spec.shape == (-1,) else shape == spec.shape

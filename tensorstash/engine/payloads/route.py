@@ -6,7 +6,6 @@ thread and stored on the host, what stays on its device, and what is transferred
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
 from operator import call
 from typing import Any, NamedTuple
@@ -17,8 +16,8 @@ from tensorstash.abilities import Backend, Layouts, Stream, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
-from tensorstash.engine.payloads.pipeline import Pipeline, Stages, Stored
-from tensorstash.engine.payloads.stages import device_stages, host_stages, stage_places
+from tensorstash.engine.payloads.pipeline import Pipeline, Stored
+from tensorstash.engine.payloads.stages import Stages, device_stages, host_stages, stage_places
 from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
@@ -57,6 +56,8 @@ class PayloadRoute(ABC):
     """Whether there is work behind what is launched, or all of it."""
     may_wait = False
     """Whether nothing is lost if the tensor stays where it is for a while."""
+    small_bytes = 0
+    """Payloads of up to so many bytes are put together with others, and copied for that where they are saved."""
     is_at_hand = False
     """Whether each rebuilt tensor is made of the payload as it is, so that nothing decoded is worth holding."""
     shared_memory: SupportsSharedMemory[Any] | None = None
@@ -75,7 +76,7 @@ class PayloadRoute(ABC):
         self.kind = hash(self.spec)
         """Names what is saved, in the sequence of what a step saves."""
         self._layouts: Layouts[Any] | None = self.backend.layouts
-        self.may_write = _may_write(self.backend)
+        self.may_write = self.backend.may_write if isinstance(self.backend, SupportsWriters) else bool
         self._twin: PayloadRoute | None = None
 
     @property
@@ -213,16 +214,17 @@ class HostRoute(PayloadRoute):
 
     def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
         super().__init__(parts)
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self.tier, self.is_costly = pipeline.tier, pipeline.is_costly
         is_computed, codecs = bool(pipeline.stages) and self.tier == "memory", self.plan.codecs[len(self.kernels) :]
         on_all_cores = is_computed and all(getattr(codec, "on_all_cores", False) for codec in codecs)
         self.may_be_now = self.encoding.may_be_now(is_computed=is_computed, on_all_cores=on_all_cores)
         self.is_short = self.encoding.is_short(codecs, self.spec.nbytes)
         self.may_wait = self.is_lossless
-        is_shared = not self.kernels and self.spec.device == "cpu" and not self.backend.backward_writes
-        if is_shared and isinstance(self.backend, SupportsSharedMemory):
+        is_plain = not self.kernels and self.spec.device == "cpu"
+        if is_plain and not self.backend.backward_writes and isinstance(self.backend, SupportsSharedMemory):
             self.shared_memory = self.backend
+        self.small_bytes = pipeline.small_bytes if is_plain else 0
 
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
         """Return the elements in host memory where the program waits for a copy from a device, else a private copy."""
@@ -251,15 +253,15 @@ class HostRoute(PayloadRoute):
         else:
             # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
             is_mine = private and not self.plan.codecs
-            declines = self._pipeline.declines
+            declines = self.pipeline.declines
             if declines is not None and not (is_mine or always) and declines.skips():
                 return None  # before what is not dense is copied
         data = source if isinstance(source, np.ndarray) else self.backend.to_host(source, spec)
-        return self._pipeline.encode(adopted(data) if is_mine else data, ask, may_decline=not is_mine)
+        return self.pipeline.encode(adopted(data) if is_mine else data, ask, may_decline=not is_mine)
 
     def decode(self, stored: Stored, ask: Ask = call) -> Array:
         """Return an array; see :meth:`PayloadRoute.decode`."""
-        return self._pipeline.decode(stored, ask)
+        return self.pipeline.decode(stored, ask)
 
     def rebuild(self, data: Any, spec: TensorSpec, interleaved: InterleavedPlace | None = None) -> Any:
         """Return a fresh tensor; see :meth:`PayloadRoute.rebuild`."""
@@ -333,7 +335,7 @@ class TransferRoute(HostRoute):
     def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
         """Return the place of a payload whose bytes may still be arriving."""
         assert flight is not None, "what is not under way"
-        return self._pipeline.put(flight.array)
+        return self.pipeline.put(flight.array)
 
     def store(self, transferred: Array, ask: Ask = call) -> Stored:
         """Run the codecs of the host and store the result.
@@ -347,13 +349,13 @@ class TransferRoute(HostRoute):
             StoreError: the store could not take the payload.
         """
         spec = self.launched_spec(transferred.nbytes)
-        stored = self._pipeline.encode(transferred.view(spec.carrier).reshape(spec.shape), ask)
+        stored = self.pipeline.encode(transferred.view(spec.carrier).reshape(spec.shape), ask)
         assert stored is not None, "memory that was handed over is never declined"
         return stored
 
     def decode(self, stored: Stored, ask: Ask = call) -> Array:
         """Return what was transferred, in memory that a device reads on its own if there is any left."""
-        data = self._pipeline.decode(stored, ask)
+        data = self.pipeline.decode(stored, ask)
         return self.transfers.staged(data) if self.needs_worker else data
 
     def on_device(self, stored: Stored | None, flight: Transfer | None) -> Any:
@@ -393,8 +395,3 @@ def route_for(
     stages = host_stages(plan.codecs[ran:], kernels.result, places[ran:-1], ledger)
     pipeline = Pipeline(stages, config, store, ledger.stage(config.tier), places[-1])
     return HostRoute(parts, pipeline) if streams is None else TransferRoute(parts, pipeline)
-
-
-def _may_write(backend: Backend[Any]) -> Callable[[], bool]:
-    """Return what tells whether whoever asks may write into what it gets; never where the framework does not tell."""
-    return backend.may_write if isinstance(backend, SupportsWriters) else bool
