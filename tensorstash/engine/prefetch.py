@@ -7,7 +7,7 @@ from weakref import ref
 
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.payload import Payload
-from tensorstash.host.budget import ByteBudget
+from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pool import POOL
 from tensorstash.host.workers import Workers
@@ -31,7 +31,8 @@ _TO_HOST, _TO_DEVICE = 0, 1
 class Requests:
     """What backward asks for of one stretch of saves: what it has asked for, and what it is expected to.
 
-    What is asked for more often than it has users is asked for by another backward, which begins anew.
+    Another backward begins where the last one did, with what it has asked for first. Others are no sign of one: what is
+    made again may be made several times, and asks each time.
 
     Not thread-safe; the prefetcher locks.
 
@@ -72,11 +73,13 @@ class Requests:
         is_first = self._expected != self.saved.count
         if is_first:
             self._expect(order)
-        times, payload = self._asked.get(index, 0), self.saved.known[index]()
-        if payload is not None and times >= max(payload.users, 1):  # each of them has: this is another backward
-            self._asked.clear()
-            self._cursors = [0, 0]
-            times = 0
+        times = self._asked.get(index, 0)
+        if times and index == next(iter(self._asked)):
+            payload = self.saved.known[index]()
+            if payload is not None and times >= max(payload.users, 1):  # each of them has: this is another backward
+                self._asked.clear()
+                self._cursors = [0, 0]
+                times = 0
         self._asked[index] = times + 1
         place, cursors = self._places[index] + 1, self._cursors
         for reader in (_TO_HOST, _TO_DEVICE):
@@ -126,6 +129,7 @@ class Prefetcher:
         "_quick",
         "_quick_bytes",
         "_readers",
+        "_reserved",
         "_room",
         "_waiting",
         "budget",
@@ -137,6 +141,7 @@ class Prefetcher:
         self._quick_bytes = quick_bytes
         self._prefetched: list[ref[Payload]] = []
         self._room = _FEW
+        self._reserved = 0
         self._quick: list[ref[Payload]] = []
         self._waiting = 0  # bytes of those, some of which may have been asked for
         self._pause = 0  # requests until they are looked through again
@@ -170,6 +175,8 @@ class Prefetcher:
                     continue
                 if payload.is_quick and self._enough_waits(index):
                     break
+                if self._reserved and self.budget.used + payload.nbytes > self.budget.limit - self._reserved:
+                    break
                 if not payload.prefetch(self._readers.submit):
                     break
                 self._prefetched.append(ref(payload))
@@ -193,6 +200,17 @@ class Prefetcher:
         is_enough = self._waiting >= self._quick_bytes
         self._pause = len(quick) // _PART if is_enough else 0
         return is_enough
+
+    def hold(self, nbytes: int) -> Lease | None:
+        """Take bytes for what was made again and will be asked for once more; None if there is no room.
+
+        From then on so much more is left to these, up to half of the budget: to be made once more, a tensor needs all
+        that it is made of once more, too.
+        """
+        lease = self.budget.try_acquire(nbytes)
+        if lease is None:
+            self._reserved = min(self._reserved + nbytes, self.budget.limit // 2)
+        return lease
 
     def drop(self, nbytes: int) -> int:
         """Drop what was read ahead, the part that is expected last first; it is read again when it is asked for.

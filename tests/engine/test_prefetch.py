@@ -234,6 +234,43 @@ def test_who_shares_a_content_with_others_begins_no_backward_anew():
     assert read == 2 * [4, 3, 2, 1, 0]
 
 
+def test_what_is_made_of_it_several_times_begins_no_backward_anew():
+    prefetcher = Prefetcher(ByteBudget(10), Workers("test", 1))
+    requests, payloads, read = saved("abcdef")
+    for index in (5, 4, 4, 3, 2, 3, 3, 1, 0):
+        prefetcher.asked(requests, index, tuple)
+    assert len(payloads) == 6  # alive until now
+    assert requests.asked == (5, 4, 3, 2, 1, 0)
+    assert read == [4, 3, 2, 1, 0]
+
+
+class Leased(Known):
+    """Takes a byte of a budget when it is read."""
+
+    def prefetch(self, submit):
+        self.lease = self.budget.try_acquire(1)
+        return self.lease is not None and super().prefetch(submit)
+
+
+def test_what_was_made_again_finds_room_once_it_has_found_none(monkeypatch):
+    prefetcher = Prefetcher(ByteBudget(4), Workers("test", 1))
+    monkeypatch.setattr(Leased, "budget", prefetcher.budget, raising=False)
+    requests, read = Requests(DedupIndex()), []
+    payloads = [Leased("spec", read) for _ in range(9)]
+    for place, payload in enumerate(payloads):
+        requests.saved.add(place, payload)
+    prefetcher.asked(requests, 8, tuple)
+    assert read == [7, 6, 5, 4]
+    assert prefetcher.hold(1) is None
+    payloads[7].lease = None
+    prefetcher.asked(requests, 7, tuple)
+    assert read == [7, 6, 5, 4], "it is left to what is made again"
+    assert prefetcher.hold(1) is not None
+    payloads[6].lease = None
+    prefetcher.asked(requests, 6, tuple)
+    assert read == [7, 6, 5, 4, 3]
+
+
 class Waiting(Known):
     """Waits decoded until it is asked for; counts how often that is looked at."""
 

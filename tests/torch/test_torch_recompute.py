@@ -775,3 +775,26 @@ def test_memory_that_is_rewritten_unseen_and_let_go_before_what_is_made_of_it_is
     assert "mul(gelu)" in around.stats().recomputed
     with pytest.raises(StashError, match=r"rule mul.*came out different from what was saved"):
         with_a_buffer(around, rewrites=True, lets_go=True)
+
+
+def test_what_several_need_is_made_and_read_once_in_each_step_however_little_is_read_ahead():
+    convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(8))
+    norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(8))
+    images = torch.randn(4, 8, 64, 64)  # too large to share a record with others
+    limits = ts.Limits(ahead=5 * images.nbytes)
+    around = stash(ts.Recompute() | ts.DiskSpill(), min_bytes=2**10, limits=limits)
+    made, read = [], []
+    for _ in range(6):
+        before = around.stats()
+        x = images
+        with around as session:
+            for convolution, norm in zip(convolutions, norms, strict=True):
+                x = F.relu(norm(convolution(x)))
+            loss = x.square().mean()
+        session.drain()
+        loss.backward()
+        step = around.stats() - before
+        made.append(sum(runs.loads for runs in step.recomputed.values()))
+        read.append((step.stages["disk"].loads, step.stages["disk"].tensors))
+    assert made[2:] == [len(norms)] * 4
+    assert all(loads == tensors for loads, tensors in read[2:]), read

@@ -238,7 +238,7 @@ class Recomputed:
             if may_write or self._uses % self.users == 0:
                 return
             if self._lease is None:
-                self._lease = self._state.prefetcher.budget.try_acquire(self._saved.spec.nbytes)
+                self._lease = self._state.prefetcher.hold(self._saved.spec.nbytes)
             if self._lease is not None:
                 self._made = whole, self._state.version(whole)
 
