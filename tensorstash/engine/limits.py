@@ -27,9 +27,9 @@ class Limits:
             cost no work at all. A tensor starts on its way when more than this have been saved after it. On the CPU
             only, and for policies that lose nothing. With 0, the default, everything leaves: least memory.
         ahead: bytes that may be read back before backward asks for them, together with those that it has in its hands.
-            Small ones that are one record on a disk count until each was asked for. With 0 nothing is. Payloads in
-            memory, and those much smaller than their tensors, are not read further ahead than saves time. ``"auto"``
-            as for ``in_flight``.
+            Small ones that are one record on a disk come besides: as many bytes, but no more than 2 MiB. With 0
+            nothing is. Payloads in memory, and those much smaller than their tensors, are not read further ahead
+            than saves time. ``"auto"`` as for ``in_flight``.
         writers: threads that encode and store.
         readers: threads that load and decode.
         encode: where codecs of the host run: ``"now"``, in the hook that saves a tensor or asks for it; ``"behind"``,
