@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
@@ -88,6 +88,18 @@ class SupportsErrorBound(Protocol):
 
 Slot = Hashable
 """One payload in one store; only the store that gave it knows what it holds."""
+
+
+class Slots(Protocol):
+    """What has given a slot: a store, or a record of one that holds several payloads."""
+
+    def get(self, slot: Any, /) -> Array:
+        """Return the bytes; see :meth:`Store.get`."""
+        ...
+
+    def delete(self, slot: Any, /) -> None:
+        """Free the slot; see :meth:`Store.delete`."""
+        ...
 
 
 class Store(Protocol):

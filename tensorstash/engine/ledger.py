@@ -52,13 +52,6 @@ class Runs:
             self.bytes_out += bytes_out
             self.seconds_in += seconds
 
-    def count_back(self, started: float, loads: int = 1) -> None:
-        """Count what was brought back since a moment of :func:`time.perf_counter`."""
-        seconds = perf_counter() - started
-        with self.lock:
-            self.loads += loads
-            self.seconds_back += seconds
-
     def stats(self) -> StageStats:
         """Return the numbers as they stand."""
         with self.lock:

@@ -136,7 +136,7 @@ def test_backward_reads_each_record_once():
     assert store.get_count == 5
 
 
-def test_in_each_round_of_requests_the_next_record_is_read_ahead():
+def test_in_each_round_of_requests_the_next_record_is_prefetched():
     gate, stash = stash_of()
     handles, values = packed(stash, 16)
     stash.drain()
@@ -236,7 +236,7 @@ def test_what_is_read_back_is_held_as_far_as_the_budget_goes():
         if handle.payload.bundle in records:
             records.remove(handle.payload.bundle)
             assert_same_bits(handle().numpy(), value, "what was saved")
-    held = {handle.payload.bundle for handle in handles if handle.payload.bundle.is_read_ahead}
+    held = {handle.payload.bundle for handle in handles if handle.payload.bundle.is_prefetched}
     assert len(held) <= 2
     assert gate.opened[0].get_count >= 5
     assert sum(handle.payload.bundle._held is not None for handle in handles) <= 16

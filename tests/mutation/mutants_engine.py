@@ -281,7 +281,7 @@ MUTANTS = [
     ),
     (
         "engine/payloads/bundles.py",
-        "dropped copy",
+        "wrong value",
         "        data.data[:] = held.data[start:stop]  # as in :meth:`add`\n",
         "        data = held[start:stop]\n",
         BUNDLES,
@@ -339,21 +339,21 @@ MUTANTS = [
         (*PAYLOAD, *FAULTS),
     ),
     (
-        "engine/payloads/stages.py",
+        "engine/payloads/pipeline.py",
         "swapped order",
         "for stage in reversed(self._stages):",
         "for stage in self._stages:",
         CONTRACT,
     ),
     (
-        "engine/payloads/stages.py",
+        "engine/payloads/pipeline.py",
         "dropped check",
         'stage.run("decode", stage.decode, data, stage.before)',
         "stage.decode(data, *stage.given)",
         (*FAULTS, *CONTRACT),
     ),
     (
-        "engine/payloads/stages.py",
+        "engine/payloads/pipeline.py",
         "dropped check",
         "        if fault is not None:\n",
         "        if fault is not None and verb != 'encode':\n",

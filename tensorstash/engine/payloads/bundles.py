@@ -15,7 +15,7 @@ from weakref import ref
 import numpy as np
 
 from tensorstash.abilities import Backend
-from tensorstash.engine.payloads.pipeline import Stored
+from tensorstash.engine.payloads.pipeline import Stored, count_back
 from tensorstash.engine.payloads.route import HostRoute
 from tensorstash.engine.timeouts import Timeouts
 from tensorstash.errors import StashError, StoreError, TensorStashError
@@ -49,13 +49,12 @@ class Bundle:
         route: of the first payload; the others' may differ in what they are taken from, not in their store.
         nbytes: most bytes that it may hold.
         lease: of as many, which are on their way until they are written; whoever has them written releases it.
-        ahead: bytes that may be read before they are asked for.
+        prefetch_budget: bytes that may be read before they are asked for.
         timeouts: how long to wait for the store.
     """
 
     __slots__ = (
         "__weakref__",
-        "_ahead",
         "_awaited",
         "_error",
         "_fill",
@@ -66,6 +65,7 @@ class Bundle:
         "_lock",
         "_parts",
         "_pipeline",
+        "_prefetch_budget",
         "_read_lease",
         "_timeouts",
         "_whole",
@@ -73,9 +73,11 @@ class Bundle:
         "room",
     )
 
-    def __init__(self, route: HostRoute, nbytes: int, lease: Lease, ahead: ByteBudget, timeouts: Timeouts) -> None:
+    def __init__(
+        self, route: HostRoute, nbytes: int, lease: Lease, prefetch_budget: ByteBudget, timeouts: Timeouts
+    ) -> None:
         self._pipeline, self._ledger = route.pipeline, route.ledger
-        self._ahead, self._timeouts = ahead, timeouts
+        self._prefetch_budget, self._timeouts = prefetch_budget, timeouts
         self.lease = lease
         self._held: Array | None = payload_empty(nbytes)
         self._fill = 0
@@ -145,16 +147,16 @@ class Bundle:
         return self._whole is not None and self._held is None and (loading is None or loading.done())
 
     @property
-    def is_read_ahead(self) -> bool:
+    def is_prefetched(self) -> bool:
         """Whether its bytes are counted among what is read ahead."""
         return self._read_lease is not None
 
     def prefetch(self, submit: Submit) -> bool:
         """Start reading on another thread; return False if the budget has no room for it. Not thread-safe."""
         if self.wants_reading:
-            if self._ahead.used + self._fill > self._ahead.limit:
+            if self._prefetch_budget.used + self._fill > self._prefetch_budget.limit:
                 return False
-            lease = self._ahead.try_acquire(self._fill)
+            lease = self._prefetch_budget.try_acquire(self._fill)
             if lease is None:
                 return False
             self._read_lease = lease
@@ -200,7 +202,7 @@ class Bundle:
         assert self._whole is not None, "asked to read what was never stored"
         started = perf_counter()
         self._hold(self._pipeline.fetch(self._whole))
-        self._pipeline.runs.count_back(started, loads=0)  # each payload is one when it is asked for
+        count_back(self._pipeline.runs, started, loads=0)  # each payload is one when it is asked for
 
     def _bring_back(self) -> Array:
         """Return its bytes from the store, and hold them if the budget has room."""
@@ -235,7 +237,7 @@ class Bundle:
     def _hold(self, data: Array) -> None:
         with self._lock:
             if self._read_lease is None:
-                self._read_lease = self._ahead.try_acquire(self._fill)
+                self._read_lease = self._prefetch_budget.try_acquire(self._fill)
             if self._read_lease is not None:
                 self._awaited = {part.slot for known, _ in self._parts if (part := known()) is not None}
                 self._held = data

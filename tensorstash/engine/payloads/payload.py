@@ -226,7 +226,7 @@ class Payload:
     @property
     def is_prefetched(self) -> bool:
         """Whether its tensor is counted among what is read ahead."""
-        return self._lease is not None or (self.bundle is not None and self.bundle.is_read_ahead)
+        return self._lease is not None or (self.bundle is not None and self.bundle.is_prefetched)
 
     @property
     def is_quick(self) -> bool:

@@ -1,40 +1,120 @@
-"""What of a plan is done on the host and back: its codecs there, and the store behind them."""
+"""What a plan does, stage by stage and back: codecs, on arrays or by kernels on tensors, and the store behind them."""
 
 import errno
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from operator import call
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from tensorstash.abilities import Backend
 from tensorstash.engine.ledger import Runs
-from tensorstash.engine.payloads.stages import Stages
 from tensorstash.engine.timeouts import Ask
-from tensorstash.errors import CorruptDataError, StashError, StoreError
+from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
 from tensorstash.host.checksum import checksum
-from tensorstash.protocols import Slot, Store, StoreConfig
+from tensorstash.protocols import Slot, Slots, Store, StoreConfig
+from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
 D = TypeVar("D", Array, "Stored")
 R = TypeVar("R")
+Run = Callable[..., Any]
 
 _PASSING = frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})
 _MORE_ATTEMPTS = 2
 _SURE = 16
 
 
-class Slots(Protocol):
-    """What has given a slot: a store, or a record of one that holds several payloads."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One codec for one kind of buffer.
 
-    def get(self, slot: Any, /) -> Array:
-        """Return the bytes; see :meth:`tensorstash.protocols.Store.get`."""
-        ...
+    Args:
+        place: what messages call it.
+        before: what goes in.
+        after: what comes out.
+        encode: makes one of the other.
+        decode: makes it back.
+        runs: where it is counted.
+        fault: says what is wrong with a buffer that is to be of a spec, and what was expected; None if nothing is.
+        given: what both take besides.
+    """
 
-    def delete(self, slot: Any, /) -> None:
-        """Free the slot; see :meth:`tensorstash.protocols.Store.delete`."""
-        ...
+    place: str
+    before: TensorSpec
+    after: TensorSpec
+    encode: Run
+    decode: Run
+    runs: Runs
+    fault: Callable[[Any, TensorSpec], str | None]
+    given: tuple[TensorSpec, ...] = ()
+
+    def run(self, verb: str, method: Run, data: Any, expected: TensorSpec) -> Any:
+        """Return what a method makes of a buffer, which is to be of a spec; an error of it says where it was."""
+        try:
+            made = method(data, *self.given)
+        except StashError as error:
+            raise error.at(self.place) from error
+        except Exception as error:
+            raise CodecError(f"{self.place}: {verb} raised {type(error).__name__}: {error}") from error
+        fault = self.fault(made, expected)
+        if fault is not None:
+            raise CodecError(f"{self.place}: {verb} returned {fault}")
+        return made
+
+
+class Stages:
+    """Successive codecs of a plan that run in one place. Thread-safe, holds no payload.
+
+    Args:
+        stages: in the order of encoding.
+        spec: what goes into the first.
+        nbytes: says how large a buffer is.
+    """
+
+    __slots__ = ("_nbytes", "_stages", "result")
+
+    def __init__(self, stages: Sequence[Stage], spec: TensorSpec, nbytes: Callable[[Any], int]) -> None:
+        self._stages = tuple(stages)
+        self._nbytes = nbytes
+        self.result = stages[-1].after if stages else spec
+        """What comes out of the last; what goes in if there is none."""
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    @property
+    def may_pass_on(self) -> bool:
+        """Whether they may return what they are given as it is: unless it has another length then, which is known."""
+        after = self.result
+        return after.shape == (-1,) or any(after.nbytes == stage.before.nbytes for stage in self._stages[:1])
+
+    def encode(self, data: Any) -> Any:
+        """Return what the last codec makes of a buffer.
+
+        Raises:
+            CodecError: one raised, or returned something its ``encoded_spec`` does not announce.
+        """
+        for stage in self._stages:
+            before, started = self._nbytes(data), perf_counter()
+            data = stage.run("encode", stage.encode, data, stage.after)
+            stage.runs.count_in(before, self._nbytes(data), started)
+        return data
+
+    def decode(self, data: Any) -> Any:
+        """Return what the first codec was given.
+
+        Raises:
+            CodecError: one raised, or returned something of another shape or dtype than went in.
+        """
+        for stage in reversed(self._stages):
+            started = perf_counter()
+            data = stage.run("decode", stage.decode, data, stage.before)
+            count_back(stage.runs, started)
+        return data
 
 
 class Stored:
@@ -205,7 +285,7 @@ class Pipeline:
         result = self.stages.result
         if result.shape != (-1,):
             data = data.view(result.carrier).reshape(result.shape)
-        self.runs.count_back(started)
+        count_back(self.runs, started)
         decoded: Array = self.stages.decode(data) if self._has_stages else data
         return decoded
 
@@ -274,3 +354,43 @@ def _answered(question: Callable[[D], R], given: D) -> R:
 def _may_pass(error: BaseException) -> bool:
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in _PASSING
+
+
+def count_back(runs: Runs, started: float, loads: int = 1) -> None:
+    """Count what was brought back since a moment of :func:`time.perf_counter`."""
+    seconds = perf_counter() - started
+    with runs.lock:
+        runs.loads += loads
+        runs.seconds_back += seconds
+
+
+def array_fault(data: Any, spec: TensorSpec) -> str | None:
+    """Return what a stage gave back and what was expected, if that is no array of a spec; else None."""
+    if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
+        return f"{type(data).__name__}, expected a C-contiguous NumPy array"
+    # NumPy works out a name each time it is asked for one.
+    if data.dtype == _dtype(spec.dtype) and (data.shape == spec.shape or _fits(data.shape, spec)):
+        return None
+    expected = "1-d" if spec.shape == (-1,) else str(spec.shape)
+    return f"{data.dtype.name}{data.shape}, expected {spec.carrier} of shape {expected}"
+
+
+@cache
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(DTYPES[name].carrier)
+
+
+def tensor_fault(backend: Backend[Any], data: Any, spec: TensorSpec) -> str | None:
+    """Return what a kernel gave back and what was expected, if that is no dense tensor of a spec; else None."""
+    if not backend.owns(data):
+        return f"{type(data).__name__}, expected a tensor"
+    got = backend.spec(data)
+    is_contiguous = got.strides == contiguous_strides(got.shape)
+    if _fits(got.shape, spec) and got.dtype == spec.dtype and got.device == spec.device and is_contiguous:
+        return None
+    shape = "one dimension" if spec.shape == (-1,) else f"shape {spec.shape}"
+    return f"{got} with strides {got.strides}, expected {spec.dtype} of {shape} on {spec.device}, contiguous"
+
+
+def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
+    return len(shape) == 1 if spec.shape == (-1,) else shape == spec.shape
