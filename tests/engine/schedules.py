@@ -215,7 +215,7 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
     peaks = {
         "in flight": (session._sender.in_flight, plan.limits.in_flight_bytes),
         "ahead": (session._state.prefetcher.budget, plan.limits.ahead_bytes),
-        "records that are shared, ahead": (session._sender.bundles_ahead, min(2 * 2**20, plan.limits.ahead_bytes)),
+        "records that are shared, ahead": (session._sender.bundles_prefetched, min(2 * 2**20, plan.limits.ahead_bytes)),
     }
     for name, (budget, limit) in peaks.items():
         if budget.peak > limit or budget.used:

@@ -107,7 +107,7 @@ def test_they_come_back_in_any_order_any_number_of_times(ahead):
         tensor = handles[number]()
         assert_same_bits(tensor.numpy(), values[number], "what was saved")
         tensor.fill_(-1.0)  # it is the receiver's own
-    assert stash._session._sender.bundles_ahead.peak <= 64 * KIB, "two of the largest that there are"
+    assert stash._session._sender.bundles_prefetched.peak <= 64 * KIB, "two of the largest that there are"
 
 
 def test_they_take_no_room_from_two_large_ones_that_are_read_ahead():
@@ -117,7 +117,7 @@ def test_they_take_no_room_from_two_large_ones_that_are_read_ahead():
     with stash:
         handles = [stash._session.pack(torch.full((nbytes // 4,), 1.0 * nbytes) * 1.0) for nbytes in sizes]
     stash.drain()
-    budget, shared = stash._session._state.prefetcher.budget, stash._session._sender.bundles_ahead
+    budget, shared = stash._session._state.prefetcher.budget, stash._session._sender.bundles_prefetched
     handles[-1]()
     assert (budget.used, shared.used > 0) == (2 * large, True)
     for handle, nbytes in zip(reversed(handles), reversed(sizes), strict=True):

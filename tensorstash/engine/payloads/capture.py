@@ -206,7 +206,7 @@ class Sender:
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         self.in_flight = self.shares.budget(limits.in_flight_bytes, is_share=limits.in_flight == AUTO)
         """Bytes that are on their way."""
-        self.bundles_ahead = ByteBudget(0)
+        self.bundles_prefetched = ByteBudget(0)
         """Bytes of bundles that are read: few, and besides what else is, which may be two tensors to the byte."""
         self._resident = ResidentWindow(limits.resident_bytes)
         self._saving_bytes = self._saved_bytes = 0
@@ -370,8 +370,8 @@ class Sender:
         while bundle is None or bundle.room < nbytes:
             if bundle is not None:
                 self._send(bundle)
-            self.bundles_ahead.limit = max(self.bundles_ahead.limit, 2 * size)
-            fresh = Bundle(route, size, self._room_for(size, route), self.bundles_ahead, self.timeouts)
+            self.bundles_prefetched.limit = max(self.bundles_prefetched.limit, 2 * size)
+            fresh = Bundle(route, size, self._room_for(size, route), self.bundles_prefetched, self.timeouts)
             with self._lock:
                 if self._bundles.get(store, _nothing)() is None:  # else another thread has come first
                     self._bundles[store] = ref(fresh)
