@@ -16,8 +16,8 @@ from tensorstash.abilities import Backend, Layouts, Stream, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
-from tensorstash.engine.payloads.pipeline import Pipeline, Stored
-from tensorstash.engine.payloads.stages import Stages, device_stages, host_stages, stage_places
+from tensorstash.engine.payloads.pipeline import Pipeline, Stages, Stored
+from tensorstash.engine.payloads.stages import device_stages, host_stages, stage_places
 from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
