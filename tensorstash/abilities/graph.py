@@ -176,6 +176,13 @@ class SupportsSharedMemory(Protocol[T_co]):
         """
         ...
 
+    def relaid(self, tensor: Any, spec: TensorSpec, wanted: TensorSpec, /) -> T_co:
+        """Return a detached tensor of ``wanted`` in the memory of a tensor of ``spec``, with its in-place version.
+
+        Both are layouts of the same block of memory, with the same lazy flags.
+        """
+        ...
+
 
 @runtime_checkable
 class SupportsStorageRelease(Protocol):

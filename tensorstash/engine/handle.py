@@ -160,17 +160,19 @@ class Stashed(Asking):
         return self.payload.restore(self._spec)
 
     def _gives_source(self) -> bool:
-        """Whether who asks gets the source itself, and no copy of it."""
+        """Whether who asks gets the source's own memory, and no copy of it."""
         payload, held = self.payload, self.state.held
-        is_it = not payload.loses and self._spec == payload.spec
-        return is_it and held is not None and held.may_give(payload)
+        if payload.loses or held is None:
+            return False
+        may_give = self._spec == payload.spec and held.may_give(payload)
+        return may_give or payload.route.shares(payload.spec, self._spec)
 
     def _forward(self, source: Any) -> Any:
         payload = self.payload
         if payload.loses:
             tensor = payload.route.round_trip(source, payload.spec, self._spec)
         elif self._gives_source():
-            return source
+            return source if self._spec == payload.spec else payload.route.relaid(source, payload.spec, self._spec)
         else:
             tensor = payload.route.copy(source, payload.spec, self._spec)
         payload.raise_failure()

@@ -34,6 +34,7 @@ from tensorstash.backends.torch.layout import (
     elements,
     placed,
     rebuilt,
+    relaid,
 )
 from tensorstash.backends.torch.readers import demand
 from tensorstash.backends.torch.recipes.producers import Producers
@@ -233,6 +234,7 @@ class TorchBackend:
     """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
 
     place: Callable[[Array, TensorSpec, Array, int], Tensor] = staticmethod(placed)
+    relaid: Callable[[Tensor, TensorSpec, TensorSpec], Tensor] = staticmethod(relaid)
     """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
 
     def memory_use(self, device: str, /) -> tuple[int, int]:

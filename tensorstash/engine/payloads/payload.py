@@ -7,6 +7,8 @@ from operator import call
 from typing import Any, ClassVar
 from weakref import ref
 
+import numpy as np
+
 from tensorstash.engine.payloads.bundles import Bundle, Submit
 from tensorstash.engine.payloads.demands import Reading
 from tensorstash.engine.payloads.interleaved import InterleavedPlace, Rebuilt, memory_of
@@ -155,7 +157,8 @@ class Payload:
         self.alias = None
 
     def _unreadable(self, source: Any, error: Exception) -> StashError:
-        described = self.route.described(source)
+        is_array = isinstance(source, np.ndarray)  # copied to the host where it was saved
+        described = f"elements of {self.route.spec}" if is_array else self.route.backend.describe(source)
         return StashError(f"reading {described} raised {type(error).__name__}: {error}")
 
     def _keep(self, stored: Stored) -> None:
@@ -299,9 +302,7 @@ class Payload:
                 if lease is not None:  # it is in the hands of backward
                     lease.follow(memory_of(data, self.interleaved), self.nbytes)
                 return tensor, lease is not None
-        if rebuilt.spec == spec and not route.may_write():
-            return backend.detached(rebuilt.tensor), is_counted
-        return route.copy(rebuilt.tensor, rebuilt.spec, spec), is_counted
+        return route.relaid(rebuilt.tensor, rebuilt.spec, spec), is_counted
 
     def _reuse(self) -> tuple[Rebuilt | None, bool]:
         """Return what was rebuilt before, if it is still as it was, and whether it was read ahead and goes now."""

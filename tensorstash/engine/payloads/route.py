@@ -98,8 +98,7 @@ class PayloadRoute(ABC):
             always: whether codecs are to look at it, however many before it did not shrink.
 
         Returns:
-            Where the payload is; None if the codecs have passed on borrowed memory as it is and a copy of it
-            would only take more memory.
+            Where the payload is; None if the codecs have passed on borrowed memory as it is, which stays there.
 
         Raises:
             CodecError: a codec or a kernel raised, or returned something its ``encoded_spec`` does not announce.
@@ -138,10 +137,6 @@ class PayloadRoute(ABC):
             return self.copy_here(tensor, spec), None
         source = self.copy(tensor, spec, spec)
         return source, checksum(as_bytes(self.backend.to_host(source, spec)))
-
-    def described(self, source: Any) -> str:
-        """Return what a source is, for messages."""
-        return self.backend.describe(source)
 
     def copy_here(self, tensor: Any, spec: TensorSpec) -> Any:
         """Return a copy of a tensor on a device with streams, in the order of the current one."""
@@ -199,6 +194,18 @@ class PayloadRoute(ABC):
         data = borrowed(self.backend.to_host(source, spec))
         return self.backend.from_host(data.reshape(wanted.dense().shape), wanted)
 
+    def shares(self, spec: TensorSpec, wanted: TensorSpec) -> bool:
+        """Whether who asks now writes into nothing, and ``wanted`` may lie in the memory of a tensor of ``spec``."""
+        is_layout = self.shared_memory is not None and (spec.conj, spec.neg) == (wanted.conj, wanted.neg)
+        return (spec == wanted or is_layout) and not (self.backend.backward_writes or self.may_write())
+
+    def relaid(self, tensor: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
+        """Return a tensor of ``wanted`` that shares the memory of one of ``spec``, or else is a copy of it."""
+        if not self.shares(spec, wanted):
+            return self.copy(tensor, spec, wanted)
+        memory = self.shared_memory
+        return self.backend.detached(tensor) if memory is None else memory.relaid(tensor, spec, wanted)
+
     def launched_spec(self, nbytes: int) -> TensorSpec:
         """Return the spec of what :meth:`launch` has returned, which has so many bytes."""
         spec = self.kernels.result
@@ -238,10 +245,6 @@ class HostRoute(PayloadRoute):
         if not isinstance(source, np.ndarray):
             return super().copy(source, spec, wanted)
         return self.backend.from_host(borrowed(source).reshape(wanted.dense().shape), wanted)
-
-    def described(self, source: Any) -> str:
-        """Return what a source is, for messages."""
-        return f"elements of {self.spec}" if isinstance(source, np.ndarray) else super().described(source)
 
     def encode(
         self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False, always: bool = False
