@@ -8,7 +8,7 @@ from weakref import ref
 
 from tensorstash.host.forks import renew_after_fork
 
-_LOOK_AGAIN_S = 0.02
+LOOK_AGAIN_S = 0.02
 """How long who waits for bytes may not notice that some came back by themselves, in seconds."""
 
 
@@ -140,7 +140,7 @@ class ByteBudget:
             lease = self.try_acquire(nbytes)
             left = deadline - monotonic()
             if lease is None and left > 0:
-                bell.acquire(timeout=min(left, _LOOK_AGAIN_S))
+                bell.acquire(timeout=min(left, LOOK_AGAIN_S))
             self._waiting.discard(bell)
             if lease is not None or left <= 0:
                 return lease

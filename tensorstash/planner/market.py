@@ -65,12 +65,15 @@ class Market:
         self._weight = self._left * (1 + _TILT * np.linspace(1, 0, len(rows)))[:, None]
         self._seconds = table.seconds[rows]
         self._linked = table.link[rows] >= 0
-        self._link = table.link[rows]
-        self._out, self._back = table.out_s[rows], table.back_s[rows]
-        self._freed, self._wanted = table.freed[rows], table.wanted[rows]
-        self._span = float(np.ptp(self._freed)) if len(rows) else 0.0
-        self._progress = (self._freed - self._freed.min(initial=np.inf)) / (self._span or 1.0)
-        self._moves = self._out + self._back
+        self._frees_as_well = self._left[:, None, :] <= self._left[:, :, None]
+        freed = table.freed[rows]
+        self._span = float(np.ptp(freed)) if len(rows) else 0.0
+        self._progress = (freed - freed.min(initial=np.inf)) / (self._span or 1.0)
+        self._moves = table.out_s[rows] + table.back_s[rows]
+        # Worked out once, as lists, which a loop of Python goes through on all terms.
+        self._carried = at = row, place = np.nonzero(self._linked)
+        what = table.link[rows][at], table.out_s[rows][at], table.back_s[rows][at], freed[row], table.wanted[rows][row]
+        self._queued = list(zip(row.tolist(), place.tolist(), *(each.tolist() for each in what), strict=True))
 
     def search(self) -> None:
         """Look for the cheapest choice among all prices."""
@@ -114,26 +117,16 @@ class Market:
         Those that something else frees as well, for less, are not in a queue.
         """
         elsewhere = np.where(self._linked, np.inf, offers)[:, None, :]
-        frees_as_well = self._left[:, None, :] <= self._left[:, :, None]
-        wanted = self._linked & (offers < np.where(frees_as_well, elsewhere, np.inf).min(axis=2))
-        row, place = np.nonzero(wanted)
-        order = np.lexsort((offers[row, place], row))
-        at = row, place = row[order], place[order]
-        may_wait = (terms.first + (terms.last - terms.first) * self._progress[row]) * self._span
-        queued = (
-            row,
-            place,
-            self._link[at],
-            self._out[at],
-            self._back[at],
-            self._freed[row],
-            self._wanted[row],
-            may_wait,
-        )
+        wanted = self._linked & (offers < np.where(self._frees_as_well, elsewhere, np.inf).min(axis=2))
+        row, _ = self._carried
+        queue = np.flatnonzero(wanted[self._carried])
+        queue = queue[np.lexsort((offers[self._carried][queue], row[queue]))]
+        may_wait = (terms.first + (terms.last - terms.first) * self._progress[row[queue]]) * self._span
         sent, fetched = [-np.inf] * len(self._table.links), [np.inf] * len(self._table.links)
         admitted = np.zeros(offers.shape, bool)
         last = -1
-        for one, option, link, out, back, freed, asked, most in zip(*(each.tolist() for each in queued), strict=True):
+        for number, most in zip(queue.tolist(), may_wait.tolist(), strict=True):
+            one, option, link, out, back, freed, asked = self._queued[number]
             leaves, returns = max(sent[link], freed) + out, min(fetched[link], asked) - back
             if one != last and leaves - freed <= most and asked - returns <= most:
                 sent[link], fetched[link] = leaves, returns

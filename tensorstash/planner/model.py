@@ -315,11 +315,11 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
         out = table.on_freed.order[mine[table.on_freed.order]]
         if out.size:
             took = out_s[out]
-            total = np.cumsum(took)
+            total = took.cumsum()
             sent[out] = np.maximum.accumulate(table.freed[out] - (total - took)) + total
             back = table.on_wanted.order[mine[table.on_wanted.order]]
             took_back = back_s[back]
-            later = np.cumsum(took_back[::-1])[::-1]
+            later = took_back[::-1].cumsum()[::-1]
             fetched[back] = np.minimum.accumulate((table.wanted[back] + (later - took_back))[::-1])[::-1] - later
             link_s += float(total[-1] + later[0])
     on_link = np.flatnonzero(carried)
@@ -331,14 +331,17 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
     out_order, out_total = _ordered(sent, nbytes)
     back_order, back_total = _ordered(fetched, nbytes)
     gone, begun = _at(points, out_order, out_total), _at(points, back_order, back_total)
-    moved = np.where(carried & ~stays, table.nbytes, 0.0)
-    departed = _at(points, *_ordered(sent[~in_vain], nbytes[~in_vain]))
-    returned = _at(points, *_ordered(fetched[~in_vain], nbytes[~in_vain]))
+    departed, returned, moved = gone, begun, np.where(carried, table.nbytes, 0.0)
+    there: Floats | float = 0.0
+    if in_vain.any():
+        departed = _at(points, *_ordered(sent[~in_vain], nbytes[~in_vain]))
+        returned = _at(points, *_ordered(fetched[~in_vain], nbytes[~in_vain]))
+        moved[stays] = 0.0
+        kept = np.where(stays, table.nbytes, 0.0)
+        there = table.on_freed.until(kept) - table.on_wanted.until(kept)
     held += returned - departed
     under_way = np.maximum(table.on_freed.until(moved) - departed, 0.0)
     early = np.maximum(returned - table.on_wanted.until(moved), 0.0)
-    kept = np.where(stays, table.nbytes, 0.0)
-    there = table.on_freed.until(kept) - table.on_wanted.until(kept)
     over = np.maximum(held - room, 0.0)
     waits = np.minimum(over, under_way)
     delays = np.minimum(over - waits, early)
@@ -358,12 +361,14 @@ def pressure(table: Table, choice: Ints, room: float) -> Pressure:
 
 
 def _ordered(times: Floats, nbytes: Floats) -> tuple[Floats, Floats]:
-    order = np.argsort(times, kind="stable")
-    return times[order], np.concatenate([[0.0], np.cumsum(nbytes[order])])
+    order = times.argsort(kind="stable")
+    total = np.zeros(order.size + 1)
+    nbytes[order].cumsum(out=total[1:])
+    return times[order], total
 
 
 def _at(points: Floats, times: Floats, total: Floats) -> Floats:
-    result: Floats = total[np.searchsorted(times, points, side="right")]
+    result: Floats = total[times.searchsorted(points, side="right")]
     return result
 
 

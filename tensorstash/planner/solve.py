@@ -18,14 +18,15 @@ _FEW = 10
 """Records that are so few that every pair of decisions is tried."""
 
 _SMALL = 256
+"""Records that are few enough to take time over each."""
+
 _EXCHANGES, _EXCHANGES_EACH = 2000, 20
 _HEAT = 0.01
-"""Up to how many records random changes are tried where the program waits for links, how many in all and for each
-record, and what part of the price the first of them may add."""
+"""How many random changes are tried where records are few and the program waits for links, in all and for each record,
+and what part of the price the first of them may add."""
 
-_LARGE = 2000
 _TRIES, _TRIES_LARGE = 90, 40
-"""Changes that are tried in the end, for few records and for more than :data:`_LARGE`."""
+"""Changes that are tried in the end, for few records and for more than :data:`_SMALL`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def price_of_memory(problem: Problem, solution: Solution) -> float:
 
 def _improved(table: Table, room: float, choice: Ints) -> Ints:
     """Change single decisions for cheaper options, the dearest first, as long as the rest holds the memory."""
-    tries = _TRIES if table.count <= _LARGE else _TRIES_LARGE
+    tries = _TRIES if table.count <= _SMALL else _TRIES_LARGE
     found = pressure(table, choice, room)
     price = found.price
     if found.in_vain.any():

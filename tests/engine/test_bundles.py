@@ -13,6 +13,7 @@ from timeouts import set_timeout, settle
 
 import tensorstash as ts
 import tensorstash.reference as ref
+from tensorstash.engine.payloads.bundles import Bundle
 from tensorstash.errors import CorruptDataError, SavedTensorModifiedError, StoreError
 from tensorstash.policies import StoreIn
 from tensorstash.testing.layouts import assert_same_bits
@@ -359,6 +360,51 @@ def test_many_threads_may_save_in_one_block():
     assert in_flight(stash).used == 0
     for number, handles in found:
         assert all((handle().numpy() == number).all() for handle in handles)
+
+
+def test_a_bundle_that_comes_second_gives_its_room_back_before_another_is_waited_for():
+    gate, stash = stash_of(closed=["puts"])
+    handles, values = [], [np.full(KIB * size // 4, size, np.float32) for size in (*[4] * 7, 6)]
+    with stash:
+        sender, pack = stash._session._sender, stash._session.pack
+        room_for = sender._room_for
+
+        def another_first(nbytes, route):
+            lease = room_for(nbytes, route)
+            sender._room_for = room_for
+            handles.extend(pack(ref.tensor(value) * 1.0) for value in values[:7])  # as another thread may
+            return lease
+
+        sender._room_for = another_first
+        handles.append(pack(ref.tensor(values[7]) * 1.0))  # for which the other's bundle has no room any more
+    gate.puts.set()
+    for handle, value in zip(handles, values, strict=True):
+        assert_same_bits(handle().numpy(), value, "what was saved")
+
+
+def test_a_bundle_that_another_thread_leaves_unfilled_is_written_for_who_waits():
+    _, stash = stash_of()
+    with stash:
+        sender, pack = stash._session._sender, stash._session.pack
+        mine = pack(ref.tensor(np.full(KIB, 1, np.float32)) * 1.0)
+        stash.drain()
+        route, budget = mine.payload.route, sender.in_flight
+        rest, room = budget.acquire(32 * KIB, timeout_s=0), budget.acquire(32 * KIB, timeout_s=0)
+        theirs = Bundle(route, 32 * KIB, room, sender.bundles_prefetched, sender.timeouts)
+        stored = theirs.add(np.full(KIB, 2, np.float32), mine.payload.spec, route.backend)
+        send = sender._send_bundles
+
+        def another_begins():
+            send()
+            sender._send_bundles = send
+            sender._bundles[0] = ref_to(theirs)
+
+        sender._send_bundles = another_begins
+        handle = pack(ref.tensor(np.full(KIB, 3, np.float32)) * 1.0)
+    rest.release()
+    stash.drain()
+    assert (theirs.get(stored.slot).view(np.float32) == 2).all()
+    assert (handle().numpy() == 3).all()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")

@@ -175,11 +175,18 @@ MUTANTS = [
         CONTRACT,
     ),
     (
-        "engine/payloads/payload.py",
+        "engine/payloads/route.py",
         "dropped check",
-        "if rebuilt.spec == spec and not route.may_write():",
-        "if rebuilt.spec == spec:",
+        "if spec == wanted and not self.may_write():",
+        "if spec == wanted:",
         HELD,
+    ),
+    (
+        "engine/payloads/route.py",
+        "dropped check",
+        "return is_layout and not self.may_write()",
+        "return is_layout",
+        ("tests/engine/test_shared_sources.py",),
     ),
     (
         "engine/payloads/payload.py",

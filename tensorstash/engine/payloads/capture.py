@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from itertools import islice
-from operator import call, itemgetter
+from operator import call
+from time import monotonic
 from typing import Any
 from weakref import ref
 
@@ -18,12 +19,10 @@ from tensorstash.engine.payloads.route import HostRoute, PayloadRoute
 from tensorstash.engine.stats import Tally
 from tensorstash.engine.timeouts import Timeouts
 from tensorstash.errors import StoreError
-from tensorstash.host.budget import ByteBudget, Lease, Shares
+from tensorstash.host.budget import LOOK_AGAIN_S, ByteBudget, Lease, Shares
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pool import IDLE_BYTES, POOL
 from tensorstash.host.workers import Workers
-
-_nbytes = itemgetter(1)
 
 _LOOKS = 8
 """Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,
@@ -178,7 +177,7 @@ class ResidentWindow:
 
     def _due(self, most_bytes: int) -> list[Payload]:
         due: list[Payload] = []
-        used = sum(map(_nbytes, self._waiting))  # counted anew: an interrupt may have come between two steps
+        used = sum(nbytes for _, nbytes in self._waiting)  # counted anew: an interrupt may have come between two steps
         while used > most_bytes:
             known, nbytes = self._waiting.popleft()
             used -= nbytes
@@ -329,16 +328,16 @@ class Sender:
 
     def _room_for(self, nbytes: int, route: PayloadRoute) -> Lease:
         lease = self.in_flight.try_acquire(nbytes)
-        if lease is None:
-            self._send_bundles()
-            timeout_s = self.timeouts.timeout_s
-            lease = self.in_flight.acquire(nbytes, timeout_s=timeout_s)
+        deadline = monotonic() + self.timeouts.timeout_s
+        while lease is None and monotonic() < deadline:
+            self._send_bundles()  # each time: another thread may have begun one meanwhile, and be done with it
+            lease = self.in_flight.acquire(nbytes, timeout_s=LOOK_AGAIN_S)
         if lease is None:
             used = self.in_flight.used
             self.writers.abandon()
             raise StoreError(
                 f"{route.store_place}: {used} bytes have been on their way into the store for "
-                f"{timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+                f"{self.timeouts.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         return lease
 
@@ -373,9 +372,11 @@ class Sender:
             self.bundles_prefetched.limit = max(self.bundles_prefetched.limit, 2 * size)
             fresh = Bundle(route, size, self._room_for(size, route), self.bundles_prefetched, self.timeouts)
             with self._lock:
-                if self._bundles.get(store, _nothing)() is None:  # else another thread has come first
+                known = self._bundles.get(store, _nothing)()
+                if known is None:  # else another thread has come first
                     self._bundles[store] = ref(fresh)
-            bundle = self._bundles.get(store, _nothing)()
+            bundle = known or fresh
+            del fresh  # or it would keep its room while another is waited for
         return bundle
 
     def _send_bundles(self) -> None:

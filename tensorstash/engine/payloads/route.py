@@ -197,14 +197,14 @@ class PayloadRoute(ABC):
     def shares(self, spec: TensorSpec, wanted: TensorSpec) -> bool:
         """Whether who asks now writes into nothing, and ``wanted`` may lie in the memory of a tensor of ``spec``."""
         is_layout = self.shared_memory is not None and (spec.conj, spec.neg) == (wanted.conj, wanted.neg)
-        return (spec == wanted or is_layout) and not (self.backend.backward_writes or self.may_write())
+        return is_layout and not self.may_write()
 
     def relaid(self, tensor: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
-        """Return a tensor of ``wanted`` that shares the memory of one of ``spec``, or else is a copy of it."""
-        if not self.shares(spec, wanted):
-            return self.copy(tensor, spec, wanted)
-        memory = self.shared_memory
-        return self.backend.detached(tensor) if memory is None else memory.relaid(tensor, spec, wanted)
+        """Return a tensor of ``wanted`` in the memory of a rebuilt one of ``spec``, or else a copy of it."""
+        if spec == wanted and not self.may_write():
+            return self.backend.detached(tensor)
+        shared = self.shared_memory if self.shares(spec, wanted) else None
+        return self.copy(tensor, spec, wanted) if shared is None else shared.relaid(tensor, spec, wanted)
 
     def launched_spec(self, nbytes: int) -> TensorSpec:
         """Return the spec of what :meth:`launch` has returned, which has so many bytes."""
