@@ -35,6 +35,10 @@ _ROUNDS = 5
 _FACTOR, _NEARER = 3.0, 0.5
 """How often terms near the best are tried, by which factor one of them changes, and how much nearer each time."""
 
+_LARGE, _LOOKS = 256, 2
+"""With more records than that, no more than so many choices are looked at on each of the terms: one decision matters
+less among many, and those that follow are hardly ever better."""
+
 _TILT = 0.01
 """How much more the bytes of the first record count, so that equal records change their minds one by one."""
 
@@ -95,7 +99,9 @@ class Market:
         room = self._room - self._fixed
         low, high = stairs.enough(room), stairs.count
         best, at = np.inf, low
-        while low <= at <= high and stairs.seconds(low) < self.price:
+        looks = _LOOKS if self._table.count > _LARGE else stairs.count + 1
+        while looks and low <= at <= high and stairs.seconds(low) < self.price:
+            looks -= 1
             price, excess = self._tried(stairs, at)
             best = min(best, price)
             if excess <= 0:
