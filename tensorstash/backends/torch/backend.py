@@ -234,8 +234,10 @@ class TorchBackend:
     """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
 
     place: Callable[[Array, TensorSpec, Array, int], Tensor] = staticmethod(placed)
-    relaid: Callable[[Tensor, TensorSpec, TensorSpec], Tensor] = staticmethod(relaid)
     """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
+
+    relaid: Callable[[Tensor, TensorSpec, TensorSpec], Tensor] = staticmethod(relaid)
+    """Return another layout of the same block of memory as a tensor of its own, with the in-place version of both."""
 
     def memory_use(self, device: str, /) -> tuple[int, int]:
         """Return the bytes that tensors take on a device now, and those that are free."""
