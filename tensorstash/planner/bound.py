@@ -4,7 +4,8 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from tensorstash.planner.model import Floats, Ints, Problem, pressure
+from tensorstash.planner.model import Floats, Ints, Problem
+from tensorstash.planner.pressure import pressure
 
 _POINTS = 60
 """Points in time from which links are constrained: fewer only make the bound lower."""

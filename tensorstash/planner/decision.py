@@ -11,8 +11,9 @@ from zlib import compress, decompress
 
 import numpy as np
 
-from tensorstash.planner.model import STORES, Option, Pressure, Problem, Record, SavedClass, pressure
+from tensorstash.planner.model import STORES, Option, Problem, Record, SavedClass
 from tensorstash.planner.plan import BudgetPlan, planned
+from tensorstash.planner.pressure import Pressure, pressure
 from tensorstash.planner.solve import Solution, Status, solve, trivial
 
 PLAN, BEFORE = "plan", "before"

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorstash.planner.model import MOVING, Floats, Ints, Table, pressure
+from tensorstash.planner.model import Floats, Ints, Table
+from tensorstash.planner.pressure import MOVING, pressure
 
 
 class Terms(NamedTuple):
@@ -69,7 +70,8 @@ class Market:
         self._weight = self._left * (1 + _TILT * np.linspace(1, 0, len(rows)))[:, None]
         self._seconds = table.seconds[rows]
         self._linked = table.link[rows] >= 0
-        self._frees_as_well = self._left[:, None, :] <= self._left[:, :, None]
+        # Records come last: the shortest loop of an array is the slowest to be inside.
+        self._frees_as_well = self._left.T[:, None, :] <= self._left.T[None, :, :]
         freed = table.freed[rows]
         self._span = float(np.ptp(freed)) if len(rows) else 0.0
         self._progress = (freed - freed.min(initial=np.inf)) / (self._span or 1.0)
@@ -122,8 +124,8 @@ class Market:
 
         Those that something else frees as well, for less, are not in a queue.
         """
-        elsewhere = np.where(self._linked, np.inf, offers)[:, None, :]
-        wanted = self._linked & (offers < np.where(self._frees_as_well, elsewhere, np.inf).min(axis=2))
+        elsewhere = np.where(self._linked, np.inf, offers).T[:, None, :]
+        wanted = self._linked & (offers < np.where(self._frees_as_well, elsewhere, np.inf).min(axis=0).T)
         row, _ = self._carried
         queue = np.flatnonzero(wanted[self._carried])
         queue = queue[np.lexsort((offers[self._carried][queue], row[queue]))]
@@ -133,7 +135,8 @@ class Market:
         last = -1
         for number, most in zip(queue.tolist(), may_wait.tolist(), strict=True):
             one, option, link, out, back, freed, asked = self._queued[number]
-            leaves, returns = max(sent[link], freed) + out, min(fetched[link], asked) - back
+            queued, due = sent[link], fetched[link]
+            leaves, returns = (freed if freed > queued else queued) + out, (asked if asked < due else due) - back
             if one != last and leaves - freed <= most and asked - returns <= most:
                 sent[link], fetched[link] = leaves, returns
                 admitted[one, option] = True
@@ -144,7 +147,7 @@ class Market:
         """Return the cost of the choices at a step, and the bytes that do not fit unless the program waits."""
         choice = np.zeros(self._table.count, np.int64)
         choice[self._rows] = stairs.at(step)
-        found = pressure(self._table, choice, self._room)
+        found = pressure(self._table, choice, self._room, self.price)
         if found.price < self.price:
             self.price, self.best = found.price, choice
         return found.price, float(found.held.max() - self._room)

@@ -129,8 +129,9 @@ class Moments:
     def until(self, nbytes: Floats) -> Floats:
         """Return the bytes of all records to which it has happened by each point."""
         total = np.zeros(len(self.order) + 1)
-        np.cumsum(nbytes[self.order], out=total[1:])
-        return total[self._places]
+        nbytes[self.order].cumsum(out=total[1:])
+        found: Floats = total[self._places]
+        return found
 
 
 class Needs:
@@ -209,24 +210,28 @@ class Table:
         self.link: Ints = np.full(shape, -1, np.int64)
         self.is_made: NDArray[np.bool_] = np.zeros(shape, bool)
         """Whether other records come back for it."""
-        for row, record in enumerate(records):
-            for place, option in enumerate(record.options):
-                self.resident[row, place] = option.resident
-                self.seconds[row, place] = option.seconds
-                self.out_s[row, place] = option.out_s
-                self.back_s[row, place] = option.back_s
-                self.link[row, place] = links.index(option.link) if option.link else -1
-                self.is_made[row, place] = bool(option.needs)
+        places = {link: number for number, link in enumerate(links)} | {"": -1}
+        cells = [
+            (row, place, one.resident, one.seconds, one.out_s, one.back_s, places[one.link], len(one.needs))
+            for row, record in enumerate(records)
+            for place, one in enumerate(record.options)
+        ]
+        of_each = np.array(cells, np.float64).reshape(-1, 8).T
+        at = of_each[0].astype(np.int64), of_each[1].astype(np.int64)
+        arrays = self.resident, self.seconds, self.out_s, self.back_s, self.link, self.is_made
+        for array, values in zip(arrays, of_each[2:], strict=True):
+            array[at] = values
         self.rows = np.arange(self.count)
-        self.points = np.unique(np.concatenate([self.saved, self.wanted]))
-        """When memory is looked at: just after each tensor was saved, and just after each came back."""
+        used = [record.released if record.used is None else record.used for record in records]
+        self.used: Floats = np.array(used, np.float64)
+        """When what came back went; what is kept does not go before it is released."""
+        goes = np.unique(np.concatenate([self.used, self.released]))
+        self.points = np.unique(np.concatenate([self.saved, np.nextafter(goes, -np.inf)]))
+        """When memory is looked at: just after each tensor was saved, and just before each went."""
         self.on_freed = Moments(self.freed, self.points)
         self.on_wanted = Moments(self.wanted, self.points)
         self.on_released = Moments(self.released, self.points)
         self.on_saved = Moments(self.saved, self.points)
-        used = [record.released if record.used is None else record.used for record in records]
-        self.used: Floats = np.array(used, np.float64)
-        """When what came back went; what is kept does not go before it is released."""
         self.on_used = Moments(self.used, self.points) if (self.used < self.released).any() else None
         self.so_far = self.on_saved.until(self.nbytes)
         """Bytes that were saved by each point."""
@@ -239,150 +244,3 @@ class Table:
     def priced(self, choice: Ints) -> float:
         """Return the seconds that the options of a choice add by themselves."""
         return float(self.seconds[self.rows, choice].sum())
-
-
-class Pressure(NamedTuple):
-    """What a choice of options does to memory and time.
-
-    Args:
-        held: bytes of the records at each point, without any waiting.
-        excess: bytes beyond the room that no waiting for links removes, at most; 0 or less if the plan can be held.
-        least: bytes at the worst point if everything waits for the links.
-        stall_s: seconds for which the program waits for links.
-        seconds: that the options add by themselves.
-        link_s: seconds of all links together.
-        in_vain: whether a record would have to come back before it has left.
-    """
-
-    held: Floats
-    excess: float
-    least: float
-    stall_s: float
-    seconds: float
-    link_s: float
-    in_vain: NDArray[np.bool_]
-
-    @property
-    def cost(self) -> float:
-        """Seconds that the step takes longer; infinite if the memory does not suffice."""
-        return self.seconds + self.stall_s if self.excess <= 0 else float("inf")
-
-    @property
-    def price(self) -> float:
-        """:attr:`cost`, and a little for each second of a link: of equal plans, the one that moves less."""
-        return self.cost + MOVING * self.link_s
-
-
-MOVING = 1e-3
-
-
-def pressure(table: Table, choice: Ints, room: float) -> Pressure:
-    """Return what becomes of memory and time.
-
-    A link carries one record after the other, in the order in which forward lets go of them, and back in the order in
-    which backward asks. A record is in memory until it has been carried out, from when its way back begins, and what is
-    left of it in between. Where that is more than there is room for, the program waits for what is on its way out, and
-    what is to come back begins its way later, so that it comes late.
-
-    Args:
-        table: of the records.
-        choice: an option for each record.
-        room: bytes for the records.
-    """
-    if not table.count:
-        return Pressure(np.zeros(0), -room, 0.0, 0.0, 0.0, 0.0, np.zeros(0, bool))
-    here = table.rows, choice
-    link, nbytes = table.link[here], table.nbytes
-    away, carried = choice > 0, link >= 0
-    left = np.where(away, table.resident[here], 0.0)
-    at_once = np.where(away & ~carried, nbytes, 0.0)
-    held = table.so_far - table.on_released.until(left + nbytes)
-    held += table.on_freed.until(left - at_once)
-    held += table.on_wanted.until(at_once)
-    held += table.needs.at(choice, table.points)
-    held -= table.used_up(np.where(away, nbytes, 0.0))
-    seconds = table.priced(choice)
-    stays = np.zeros(table.count, bool)
-    if not carried.any():
-        worst = float(held.max())
-        return Pressure(held, worst - room, worst, 0.0, seconds, 0.0, stays)
-
-    sent, fetched = table.freed.copy(), table.wanted.copy()
-    out_s, back_s = table.out_s[here], table.back_s[here]
-    link_s = 0.0
-    for number in range(len(table.links)):
-        mine = link == number
-        out = table.on_freed.order[mine[table.on_freed.order]]
-        if out.size:
-            took = out_s[out]
-            total = took.cumsum()
-            sent[out] = np.maximum.accumulate(table.freed[out] - (total - took)) + total
-            back = table.on_wanted.order[mine[table.on_wanted.order]]
-            took_back = back_s[back]
-            later = took_back[::-1].cumsum()[::-1]
-            fetched[back] = np.minimum.accumulate((table.wanted[back] + (later - took_back))[::-1])[::-1] - later
-            link_s += float(total[-1] + later[0])
-    on_link = np.flatnonzero(carried)
-    sent, fetched, nbytes = sent[on_link], fetched[on_link], nbytes[on_link]
-    # What would have to come back before it has left stays, unless the program waits for it both ways.
-    in_vain = fetched < sent
-    stays[on_link] = in_vain
-    points = table.points
-    out_order, out_total = _ordered(sent, nbytes)
-    back_order, back_total = _ordered(fetched, nbytes)
-    gone, begun = _at(points, out_order, out_total), _at(points, back_order, back_total)
-    departed, returned, moved = gone, begun, np.where(carried, table.nbytes, 0.0)
-    there: Floats | float = 0.0
-    if in_vain.any():
-        departed = _at(points, *_ordered(sent[~in_vain], nbytes[~in_vain]))
-        returned = _at(points, *_ordered(fetched[~in_vain], nbytes[~in_vain]))
-        moved[stays] = 0.0
-        kept = np.where(stays, table.nbytes, 0.0)
-        there = table.on_freed.until(kept) - table.on_wanted.until(kept)
-    held += returned - departed
-    under_way = np.maximum(table.on_freed.until(moved) - departed, 0.0)
-    early = np.maximum(returned - table.on_wanted.until(moved), 0.0)
-    over = np.maximum(held - room, 0.0)
-    waits = np.minimum(over, under_way)
-    delays = np.minimum(over - waits, early)
-    both = np.minimum(over - waits - delays, there)
-    stall = _longest_wait(points, waits + both, gone, out_order, out_total)
-    stall += _longest_delay(points, delays + both, begun, back_order, back_total)
-    least = held - under_way - early - there
-    return Pressure(
-        held,
-        float((over - waits - delays - both).max()) or float(least.max()) - room,
-        float(least.max()),
-        stall,
-        seconds,
-        link_s,
-        stays,
-    )
-
-
-def _ordered(times: Floats, nbytes: Floats) -> tuple[Floats, Floats]:
-    order = times.argsort(kind="stable")
-    total = np.zeros(order.size + 1)
-    nbytes[order].cumsum(out=total[1:])
-    return times[order], total
-
-
-def _at(points: Floats, times: Floats, total: Floats) -> Floats:
-    result: Floats = total[times.searchsorted(points, side="right")]
-    return result
-
-
-def _longest_wait(points: Floats, waits: Floats, gone: Floats, times: Floats, total: Floats) -> float:
-    wanted = waits > 0
-    if not wanted.any():
-        return 0.0
-    place = np.searchsorted(total[1:], gone[wanted] + waits[wanted] - 0.5)
-    return float(np.maximum(times[np.minimum(place, times.size - 1)] - points[wanted], 0.0).max())
-
-
-def _longest_delay(points: Floats, delays: Floats, begun: Floats, times: Floats, total: Floats) -> float:
-    wanted = delays > 0
-    if not wanted.any():
-        return 0.0
-    place = np.searchsorted(total, begun[wanted] - delays[wanted] + 0.5, side="right") - 1
-    return float(np.maximum(points[wanted] - times[np.clip(place, 0, times.size - 1)], 0.0).max())

@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from tensorstash.planner.market import Market
-from tensorstash.planner.model import KEEP, MOVING, Ints, Pressure, Problem, Table, pressure
+from tensorstash.planner.model import KEEP, Ints, Problem, Table
+from tensorstash.planner.pressure import MOVING, Pressure, pressure
 
 Status = Literal["declined", "planned", "impossible"]
 
@@ -25,7 +26,7 @@ _HEAT = 0.01
 """How many random changes are tried where records are few and the program waits for links, in all and for each record,
 and what part of the price the first of them may add."""
 
-_TRIES, _TRIES_LARGE = 90, 40
+_TRIES, _TRIES_LARGE = 90, 30
 """Changes that are tried in the end, for few records and for more than :data:`_SMALL`."""
 
 
@@ -68,9 +69,9 @@ def solve(problem: Problem) -> Solution:
     table = problem.table
     keep = np.zeros(table.count, np.int64)
     native = pressure(table, keep, problem.room)
-    floors = [smallest(table), smallest(table, links=False), smallest(table, made=False), keep]
-    floor = min(floors, key=lambda choice: pressure(table, choice, problem.room).least)
-    at_floor = pressure(table, floor, problem.room)
+    floors = [smallest(table), smallest(table, links=False), smallest(table, made=False)]
+    outcomes = [(choice, pressure(table, choice, problem.room)) for choice in floors]
+    floor, at_floor = min([*outcomes, (keep, native)], key=lambda outcome: outcome[1].least)
     least = at_floor.least
 
     def solution(choice: Ints, found: Pressure, status: Status) -> Solution:
@@ -175,7 +176,7 @@ def _improved(table: Table, room: float, choice: Ints) -> Ints:
         for row, place in _changes(table, choice, room - float(found.held.max(initial=0.0)), relieve=relieve)[:tries]:
             changed = choice.copy()
             changed[row] = place
-            outcome = pressure(table, changed, room).price
+            outcome = pressure(table, changed, room, price).price
             if outcome < price - 1e-12:
                 choice, price = changed, outcome
     return choice

@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorstash.planner.model import Ints, Option, Problem, pressure
+from tensorstash.planner.model import Ints, Option, Problem
+from tensorstash.planner.pressure import pressure
 
 _MICRO = 1e6
 _TRACKS = ("compute", "codecs", "links out", "links back", "disk out", "disk back", "stalls")

@@ -7,24 +7,38 @@ HELD = ("tests/engine/test_planned.py", "tests/torch/test_torch_budget.py")
 
 MUTANTS = [
     (
-        "planner/model.py",
+        "planner/pressure.py",
         "wrong value",
-        "    delays = np.minimum(over - waits, early)\n",
-        "    delays = np.minimum(over, early)\n",
+        "        delays = np.minimum(over - waits, early)\n",
+        "        delays = np.minimum(over, early)\n",
         SOLVER,
     ),
     (
-        "planner/model.py",
+        "planner/pressure.py",
         "dropped check",
-        "    in_vain = fetched < sent\n",
-        "    in_vain = fetched < -np.inf * sent\n",
+        "    stays = carried & (-back.through < out.through)\n",
+        "    stays = carried & False\n",
         SOLVER,
     ),
     (
-        "planner/model.py",
+        "planner/pressure.py",
         "wrong value",
         "table.on_released.until(left + nbytes)",
         "table.on_released.until(nbytes)",
+        SOLVER,
+    ),
+    (
+        "planner/pressure.py",
+        "dropped call",
+        "            moved[rows] = ready + shift\n",
+        "",
+        SOLVER,
+    ),
+    (
+        "planner/model.py",
+        "wrong value",
+        "goes = np.unique(np.concatenate([self.used, self.released]))\n",
+        "goes = self.wanted\n",
         SOLVER,
     ),
     (
@@ -38,7 +52,7 @@ MUTANTS = [
     (
         "planner/market.py",
         "wrong value",
-        "leaves, returns = max(sent[link], freed) + out,",
+        "leaves, returns = (freed if freed > queued else queued) + out,",
         "leaves, returns = freed + out,",
         SOLVER,
     ),
@@ -267,7 +281,7 @@ MUTANTS = [
         HELD,
     ),
     (
-        "planner/model.py",
+        "planner/pressure.py",
         "dropped call",
         "    held += table.needs.at(choice, table.points)\n",
         "",
@@ -344,7 +358,7 @@ MUTANTS = [
         PLANNED,
     ),
     (
-        "planner/model.py",
+        "planner/pressure.py",
         "dropped call",
         "    held -= table.used_up(np.where(away, nbytes, 0.0))\n",
         "",

@@ -1,10 +1,12 @@
 """Steps to be planned: small random ones, and ones like a language model's."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
-from tensorstash.planner.model import Option, Problem, Record, SavedClass, pressure
+from tensorstash.planner.model import Option, Problem, Record, SavedClass
+from tensorstash.planner.pressure import pressure
 
 Choice = tuple[int, ...]
 
@@ -86,12 +88,31 @@ def cheapest(problem: Problem) -> float:
     return min(pressure(table, np.array(choice), problem.room).cost for choice in all_choices(problem))
 
 
+def backwards(problem: Problem) -> Problem:
+    """Return the step as it looks from its end: what is released last is saved first."""
+    end = max(record.released for record in problem.records)
+    return replace(
+        problem,
+        records=tuple(
+            replace(
+                record,
+                saved=end - record.released,
+                freed=end - record.wanted,
+                wanted=end - record.freed,
+                released=end - record.saved,
+                options=tuple(replace(each, out_s=each.back_s, back_s=each.out_s) for each in record.options),
+            )
+            for record in problem.records
+        ),
+    )
+
+
 def replayed(problem: Problem, choice: Choice) -> tuple[float, float]:
     """Run a step as a machine would; return the seconds that the program has waited, and the most bytes held.
 
     One event after the other: the program saves and asks, a link carries one record at a time, and the program waits
     before it saves what there is no room for, as long as something is on its way out. What comes back is fetched
-    as late as the link allows.
+    as late as the link allows: the same, seen from the end of the step (:func:`backwards`).
     """
     waited = most = 0.0
     held: dict[int, float] = {}
