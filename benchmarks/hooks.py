@@ -4,7 +4,7 @@
 
 A chain of operations saves tensors of one size: small ones and parameters, which are kept, beside a pair of hooks that
 does nothing; and larger ones, which are stashed. Cost is the time of forward (a pack) and of backward (an unpack) above
-the same without hooks, less a bare copy of what is stashed by the framework, divided by the number of saved tensors.
+the same without hooks, less that of hooks that copy what is stashed each way, divided by the number of saved tensors.
 All variants of a program take turns; the median of all rounds counts. *At once* means that nothing is done behind the
 program (``Limits(in_flight=0, ahead=0)``); else what workers do is waited for. Each framework, and the simulated device
 of the tests, has a process of its own, with one thread for computing, whose time counts for what Paddle keeps.
@@ -26,7 +26,7 @@ from typing import Any
 
 import tensorstash as ts
 from benchmarks.harness.report import Report, columns
-from benchmarks.harness.runner import alone, interleave, seconds
+from benchmarks.harness.runner import alone, interleave
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
@@ -35,17 +35,19 @@ KINDS = {"torch": ("torch", "cpu"), "paddle": ("paddle", "cpu"), "sim": ("torch"
 """Framework and device of each process."""
 
 COLUMNS = columns("""
-    on | saved | under | copy:.1f | pack:.2f | unpack:.2f | calls, pack:> | calls, unpack:> |
+    on | saved | under | copy, pack:.1f | copy, unpack:.1f | pack:.2f | unpack:.2f | calls, pack:> | calls, unpack:> |
     growth, pack:.2f | growth, unpack:.2f
 """)
 LEGEND = """\
-Microseconds per saved tensor beyond a bare copy of its bytes, whose own are given; calls of Python functions per
-tensor, by the program's thread + by others; what each of many takes in multiples of each of a tenth as many."""
+Microseconds per saved tensor beyond hooks that copy it within its device, whose own are given; calls of Python
+functions per tensor, by the program's thread + by others; what each of many takes in multiples of each of a tenth as
+many."""
 
 Scope = Callable[[], AbstractContextManager[Any]]
 Times = tuple[float, float]
 
 PARAMETERS, SMALL, LARGE = "parameters", "small tensors", "large tensors"
+COPIES = "copies"
 
 
 class Program:
@@ -75,25 +77,20 @@ class Program:
     def passes(self, scope: Scope, saves: int, clock: Callable[[], float] | None = None) -> Times:
         """Return the seconds of a forward and of its backward, or what else a clock counts."""
         clock = clock or self._clock
-        gc.collect()
-        started, x = clock(), self._start
-        with scope():
-            for _ in range(saves // self._saves):
-                x = self._link(x)
-        self._synchronize()
-        half, result = clock(), x.sum()
-        if (note := sys.getprofile()) is not None:
-            result.register_hook(lambda _: sys.setprofile(note))  # a device's backward has a thread that is not ours
-        result.backward()
-        self._synchronize()
-        del x, result
+        for _ in range(2):  # the second counts: the first has taken back what memory and caches held for others
+            gc.collect()
+            started, x = clock(), self._start
+            with scope():
+                for _ in range(saves // self._saves):
+                    x = self._link(x)
+            self._synchronize()
+            half, result = clock(), x.sum()
+            if (note := sys.getprofile()) is not None:
+                result.register_hook(lambda _, note=note: sys.setprofile(note))  # a device's backward is another's
+            result.backward()
+            self._synchronize()
+            del x, result
         return half - started, clock() - half
-
-    def copy(self, count: int) -> None:
-        """Copy a tensor's bytes so often within its device."""
-        for _ in range(count):
-            self._start.detach().clone()
-        self._synchronize()
 
 
 class Calls:
@@ -138,9 +135,10 @@ def scopes(kind: str) -> Mapping[str, Mapping[str, Scope]]:
         session = ts.stash(policy, framework=framework, **options)
         return lambda: session
 
+    copies = {COPIES: lambda: graph.saved_tensors_hooks(*[lambda x: x.detach().clone()] * 2)}
     if kind == "sim":
         pinned = partial(graph.save_on_cpu, pin_memory=True)
-        return {LARGE: {"save_on_cpu": pinned, "CpuOffload": under(ts.CpuOffload())}}
+        return {LARGE: {**copies, "save_on_cpu": pinned, "CpuOffload": under(ts.CpuOffload())}}
     identity = {"a pair that does nothing": lambda: graph.saved_tensors_hooks(lambda x: x, lambda x: x)}
     # In PyTorch nothing but parameters is saved: none is to be kept for its size.
     parameters = under(ts.Compress(), **({"min_bytes": 0} if framework == "torch" else {}))
@@ -150,7 +148,7 @@ def scopes(kind: str) -> Mapping[str, Mapping[str, Scope]]:
         "CpuOffload, in host memory already": under(ts.CpuOffload(), min_bytes=0),
     }
     stashed = {"host memory": ts.StoreIn(Memory()), "Quantize(8)": ts.Quantize(bits=8), "DiskSpill": ts.DiskSpill()}
-    large = {"save_on_cpu": graph.save_on_cpu} if kind == "torch" else {}
+    large = {**copies, "save_on_cpu": graph.save_on_cpu} if kind == "torch" else copies
     for name, policy in stashed.items():
         large[f"{name}, at once"] = under(policy, min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
         large[name] = under(policy, min_bytes=0)
@@ -168,15 +166,16 @@ def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generat
         every = {"none": nullcontext, **chosen}
         passes = {name: partial(program.passes, scope, saves) for name, scope in every.items()}
         found = interleave(passes, rounds if saved == LARGE else 10 * rounds)  # what is kept takes a tenth of the time
-        copy = median(seconds(partial(program.copy, saves)) for _ in range(rounds)) if saved == LARGE else 0.0
         plain = [median(times) for times in zip(*found.pop("none"), strict=True)]
+        copies = [median(times) for times in zip(*found.pop(COPIES), strict=True)] if saved == LARGE else plain
+        given = [1e6 * (copy - base) / saves or None for copy, base in zip(copies, plain, strict=True)]
         for name, times in found.items():
-            both = zip(zip(*times, strict=True), plain, strict=True)
-            beyond = [1e6 * (median(some) - base - copy) / saves for some, base in both]
+            both = zip(zip(*times, strict=True), copies, strict=True)
+            beyond = [1e6 * (median(some) - base) / saves for some, base in both]
             counted = calls.of(program, chosen[name], saves)
             is_growing = many and saved == LARGE and name != "save_on_cpu"
             growth = grown(program, chosen[name], many) if is_growing else [None, None]
-            yield [kind, saved, name, 1e6 * copy / saves or None, *beyond, *counted, *growth]
+            yield [kind, saved, name, *given, *beyond, *counted, *growth]
 
 
 def grown(program: Program, scope: Scope, many: int) -> list[float]:

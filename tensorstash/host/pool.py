@@ -106,7 +106,8 @@ class PagePool:
         if nbytes < SMALLEST:
             return page_aligned(nbytes)
         try:
-            return self._free_list.lend(size_class(nbytes))[:nbytes]
+            pages = self._free_list.lend(size_class(nbytes))
+            return pages if pages.size == nbytes else pages[:nbytes]
         except OSError:
             return page_aligned(nbytes)  # a process may have only so many mappings
 

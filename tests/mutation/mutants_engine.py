@@ -32,6 +32,20 @@ CALIBRATION = ("tests/engine/test_calibration.py",)
 
 MUTANTS = [
     (
+        "engine/payloads/payload.py",
+        "wrong value",
+        "is_bare = self.is_private or self.is_alone\n",
+        "is_bare = True\n",
+        ("tests/torch/test_torch_later_writes.py",),
+    ),
+    (
+        "engine/payloads/capture.py",
+        "wrong value",
+        "                    payload.is_alone = True\n",
+        "                    payload.is_alone = False\n",
+        ("tests/torch/test_torch_later_writes.py",),
+    ),
+    (
         "engine/prefetch.py",
         "wrong value",
         "self._expect(order)",
@@ -135,7 +149,7 @@ MUTANTS = [
     (
         "engine/payloads/payload.py",
         "dropped check",
-        "            self.check(probe)\n            self._probe = probe\n",
+        "            self.check(source if self.is_alone else probe)\n            self._probe = probe\n",
         "            self._probe = probe\n",
         (*CONTRACT, *HELD),
     ),

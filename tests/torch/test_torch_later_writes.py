@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from memory_programs import LIMITS, UNVERSIONED, Moment, differences, moments, result
 from submissions import Submissions
 
 import tensorstash as ts
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 
@@ -145,3 +149,28 @@ def test_a_backward_that_writes_into_what_it_shares_changes_it_for_itself_alone(
     for name, moment in moments(str(tmp_path), submissions):
         (difference,) = result(program, moment)
         assert not difference.any(), name
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_only_what_somebody_else_holds_is_watched_once_its_bytes_are_captured(is_drained, monkeypatch):
+    watched: list[torch.Tensor] = []
+    probe = TorchBackend.version_probe
+
+    def noted(backend: TorchBackend, tensor: torch.Tensor) -> torch.Tensor:
+        watched.append(tensor)
+        return probe(backend, tensor)
+
+    monkeypatch.setattr(TorchBackend, "version_probe", noted)
+    leaf = torch.full((6, 20), 0.5, requires_grad=True)
+    stash = ts.stash(StoreIn(Memory()), framework="torch", min_bytes=0, limits=ts.Limits(in_flight=0))
+    with stash as session:
+        held = leaf.sin()
+        out = held.sin()
+        if is_drained:
+            session.drain()
+        x = out.sin().sin()
+    assert [tensor.data_ptr() for tensor in watched] == [held.data_ptr()] * is_drained
+    with torch.no_grad():
+        held.zero_()
+    with pytest.raises(SavedTensorModifiedError) if not is_drained else nullcontext():
+        x.sum().backward()

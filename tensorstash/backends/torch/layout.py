@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch, _set_grad_enabled
 
-from tensorstash.host.arrays import Array, adopted, aligned_empty, borrowed
+from tensorstash.host.arrays import Array, adopted, aligned_empty
 from tensorstash.host.blocks import Block
 from tensorstash.spec import ALIGNMENT, DTYPES, TensorSpec
 
@@ -47,7 +47,9 @@ def elements(tensor: Tensor, spec: TensorSpec) -> Array:
     """
     order = spec.order
     if spec.device == "cpu" and order.is_dense:
-        return borrowed(_live(tensor, spec))
+        live = _live(tensor, spec)
+        live.flags.writeable = False
+        return live
     with DisableTorchFunction(), _DisableTorchDispatch():  # unseen by dispatch modes and default devices
         if spec.device == "cpu":
             # PyTorch would start threads of OpenMP for a worker that copies. From then on there are more of them than

@@ -132,6 +132,8 @@ class Held:
             if not live or (is_ready and self._holders(live[0].alias) <= len(live)):
                 del self._groups[token]
                 taken += live
+                for payload in live:
+                    payload.is_alone = True
             elif len(live) < len(group):
                 self._groups[token] = [ref(payload) for payload in live]
         return taken

@@ -66,6 +66,7 @@ class Payload:
         "bundle",
         "index",
         "interleaved",
+        "is_alone",
         "is_private",
         "loses",
         "nbytes",
@@ -101,6 +102,9 @@ class Payload:
         self._probe = probe
         self.is_private = probe is not None
         """Whether the source is the engine's own, so that nobody may get it and it may become the payload."""
+        self.is_alone = False
+        """Whether nobody else has the memory of its source: who is handed it later is the last to ask, so that nothing
+        has to be refused once the bytes are captured."""
         self.loses = self.is_private and not route.is_lossless
         """Whether what comes back has a loss. Until its readers have decided that, its source comes back as it is."""
         self._stored: Stored | None = None
@@ -133,7 +137,8 @@ class Payload:
         """Encode and store the source's bytes and drop it, if they shrink; a failure is kept for whoever asks."""
         source, route = self.alias, self.route
         try:
-            probe = self._probe if self.is_private else route.backend.version_probe(source)
+            is_bare = self.is_private or self.is_alone
+            probe = self._probe if is_bare else route.backend.version_probe(source)
             stored = None if self.bundle is None else self.bundle.add(source, self.spec, route.backend)
             if stored is None:
                 self.bundle = None
@@ -144,7 +149,7 @@ class Payload:
                 if self.seen is not None:
                     self.seen.leaves(self.spec.nbytes)
                 return
-            self.check(probe)
+            self.check(source if self.is_alone else probe)
             self._probe = probe
             self._keep(stored)
             if self.seen is not None:

@@ -290,7 +290,7 @@ class Pipeline:
         return decoded
 
     def _put(self, payload: Array) -> Stored:
-        if self.store.retains and not payload.flags.writeable and not is_private(payload):
+        if self.store.retains and not is_private(payload):
             payload = copied(payload)
         digest = None if self._trusts_store else checksum(payload)
         return Stored(self.store, self.store.put(payload), payload.nbytes, digest)

@@ -73,7 +73,7 @@ class StreamPayload(Payload):
             source, is_lent = route.copy_here(source, self.spec), False
         launched = route.launch(source, self.spec)
         self._launched_nbytes = route.backend.nbytes(launched)
-        if route.shares_source and not self.is_private:
+        if route.shares_source and not self.is_private and not self.is_alone:
             # Until it is copied, the bytes are the tensor's own.
             self._probe = route.backend.version_probe(source)
         self._flight = flight = route.send(launched, source, compute)
