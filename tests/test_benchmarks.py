@@ -437,7 +437,8 @@ def test_the_cost_of_a_saved_tensor_is_measured(
     assert {"host memory, at once", "Quantize(8)", "DiskSpill"} <= set(stashed)
     assert all(float(row["growth, pack"]) > 0 for row in stashed.values())
     copies = {(float(row["copy, pack"]), float(row["copy, unpack"])) for row in stashed.values()}
-    assert len(copies) == 1 and "copies" not in stashed  # what all are compared with is no row of its own
+    assert len(copies) == 1
+    assert "copies" not in stashed  # what all are compared with is no row of its own
     here, others = stashed["host memory, at once"]["calls, pack"].split(" + ")
     assert int(here) > int(others)
 

@@ -82,13 +82,13 @@ def pressure(table: Table, choice: Ints, room: float, enough: float = np.inf) ->
     stays = carried & (-back.through < out.through)
     points, moved = table.points, np.where(carried, table.nbytes, 0.0)
     total = moved.sum()
-    gone, begun = departed, returned = out.by(points, moved), total - back.before(-points, moved)
+    gone, begun = departed, returned = out.by(points, moved), total - back.by(-points, moved, "left")
     may_go, must_come = ready, wanted = table.on_freed.until(moved), table.on_wanted.until(moved)
     there: Floats | float = 0.0
     if stays.any():
         kept = np.where(stays, moved, 0.0)
         departed = gone - out.by(points, kept)
-        returned = begun - (kept.sum() - back.before(-points, kept))
+        returned = begun - (kept.sum() - back.by(-points, kept, "left"))
         may_go, must_come = may_go - table.on_freed.until(kept), must_come - table.on_wanted.until(kept)
         there = (ready - may_go) - (wanted - must_come)
     held += returned - departed
@@ -142,15 +142,8 @@ class _Way:
             through[rows] = np.maximum.accumulate(ready[rows] - (total - took)) + total
         return through
 
-    def by(self, points: Floats, nbytes: Floats) -> Floats:
-        """Return the bytes of all that is through by each point."""
-        return self._sum(points, nbytes, "right")
-
-    def before(self, points: Floats, nbytes: Floats) -> Floats:
-        """Return the bytes of all that is through before each point."""
-        return self._sum(points, nbytes, "left")
-
-    def _sum(self, points: Floats, nbytes: Floats, side: Literal["left", "right"]) -> Floats:
+    def by(self, points: Floats, nbytes: Floats, side: Literal["left", "right"] = "right") -> Floats:
+        """Return the bytes of all that is through by each point, or with the side ``"left"`` before it."""
         found = np.zeros(points.size)
         for rows in self._queues:
             total = np.zeros(rows.size + 1)
