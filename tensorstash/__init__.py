@@ -16,7 +16,6 @@ from tensorstash.config import (
 )
 from tensorstash.config.settings import Settings, load_settings
 from tensorstash.drop_ins import save_on_cpu, saved_tensors_hooks
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning
 from tensorstash.host import allocator
@@ -38,6 +37,7 @@ from tensorstash.policies import (
     Rule,
     StoreIn,
 )
+from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.registry import register
 

@@ -15,7 +15,6 @@ from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
-from tensorstash.engine.limits import Limits, limits_of
 from tensorstash.engine.planned.budgeted import budgeted
 from tensorstash.engine.planned.by_class import by_class
 from tensorstash.engine.planned.tracker import NewTracker
@@ -26,6 +25,7 @@ from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
 from tensorstash.planner.plan import BudgetPlan
 from tensorstash.policies import Budget
+from tensorstash.policies.limits import Limits, limits_of
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.selectors import ModuleNames, Saved

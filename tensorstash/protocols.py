@@ -5,8 +5,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from tensorstash.errors import ConfigError
-from tensorstash.host.arrays import Array
-from tensorstash.spec import TensorSpec
+from tensorstash.spec import Array, TensorSpec
 
 CodecKind = Literal["array->array", "array->bytes", "bytes->bytes"]
 Tier = Literal["memory", "disk"]

@@ -5,7 +5,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+"""A C-contiguous NumPy array; a run of bytes is a one-dimensional ``uint8`` array."""
 
 ALIGNMENT = 64
 """Bytes to which frameworks align fresh allocations; kernels choose code paths by the address modulo this."""

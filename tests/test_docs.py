@@ -17,7 +17,6 @@ import tensorstash.errors
 from benchmarks.__main__ import NAMES, parser_of
 from tests.documents import ARCHITECTURE, CONTRIBUTING, DOCUMENTS, RESULTS, ROOT, TRAINERS, Document
 from tests.forked_workers import PROGRAMS as IMPORTED
-from tests.test_house import PACKAGE, RANKS
 
 PROGRAMS = [
     (document, number)
@@ -115,7 +114,7 @@ def test_every_command_exists(document: Document) -> None:
         elif words[:2] == ["-m", "benchmarks"] and words[2:]:
             assert words[2] in NAMES, command
             parser_of(words[2]).parse_args(words[3:])
-        elif words[:2] == ["-m", "pytest"] or words[:1] == ["tests/mutation/run_mutants.py"]:
+        elif words[:2] == ["-m", "pytest"]:
             assert all((ROOT / word).exists() for word in words if word.startswith("tests/")), command
         else:
             assert words[:2] == ["-m", "tensorstash"] or Path(program).name in KNOWN, command
@@ -164,19 +163,6 @@ def test_every_benchmark_is_in_the_results() -> None:
 def test_every_table_of_results_is_linked() -> None:
     linked = {Path(link).name for link in RESULTS.links}
     assert {path.name for path in (ROOT / "benchmarks" / "results").glob("*.md")} <= linked
-
-
-def test_the_picture_of_the_house_shows_each_rank() -> None:
-    picture = ARCHITECTURE.section("The house").partition("```text\n")[2].partition("```")[0]
-    drawn = [re.split(r" {3,}", line.strip())[:2] for line in picture.splitlines()]
-    assert [int(rank) for rank, _ in drawn] == sorted(set(RANKS.values()), reverse=True)
-    assert {name: int(rank) for rank, names in drawn for name in names.split()} == RANKS
-
-
-def test_every_folder_of_the_package_has_a_line() -> None:
-    listed = {cells[0].strip("`/") for cells in ARCHITECTURE.rows("The house")}
-    folders = {path.parent.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py")} - {"tensorstash"}
-    assert {folder for folder in folders if not folder.startswith("tensorstash/reference/")} - listed == set()
 
 
 def test_the_glossary_explains_each_word_once() -> None:

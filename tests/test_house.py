@@ -1,9 +1,8 @@
-"""The rules of the house, read from the source: who may import whom, and what the package shows."""
+"""The rules of the house, read from the source: which folder imports which, and how large a file may be."""
 
 import ast
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,79 +13,43 @@ import tensorstash
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tensorstash"
-
-FRAMEWORKS = {"torch": "torch", "paddle": "paddle"}
-"""Import names, and the word a file or folder that imports them has in its name."""
-
-DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
-
-COMPANIONS = {"torch": {"triton"}, **{name: {name} for name in ("accelerate", "lightning", "transformers")}}
-"""What comes with a framework, or trains with it, and is imported only where its name stands."""
-
-OPTIONAL = {
-    "cli.comparison": {"matplotlib"},
-    "config.files": {"yaml"},
-    "integrations.paddleformers": {"paddleformers"},
-    "planner.bound": {"scipy"},
-    "planner.plot": {"matplotlib"},
-}
-"""What a module imports only where it is asked for, and what no extra has."""
+PATHS = sorted(PACKAGE.rglob("*.py"))
 
 RANKS = {
-    "errors": 0,
-    "spec": 0,
-    "sizes": 0,
-    "host": 1,
-    "kernels": 1,
-    "protocols": 1,
-    "abilities": 1,
-    "registry": 2,
-    "codecs": 2,
-    "stores": 2,
-    "backends": 2,
-    "policies": 3,
-    "config": 3,
-    "config.settings": 4,
-    "engine.limits": 4,
-    "engine": 5,
-    "planner": 5,
-    "engine.payloads": 6,
-    "engine.state": 7,
-    "engine.prefetch": 7,
-    "engine.handle": 7,
-    "engine.scope": 7,
-    "engine.session": 8,
-    "engine.planned": 8,
-    "engine.recompute": 8,
-    "api": 9,
-    "drop_ins": 9,
-    "integrations": 10,
-    "testing": 10,
-    "cli": 10,
-    "__main__": 10,
+    name: rank
+    for rank, names in enumerate(
+        (
+            "errors spec reference",
+            "sizes registry protocols",
+            "host",
+            "kernels abilities",
+            "codecs stores",
+            "policies backends",
+            "config",
+            "planner",
+            "engine",
+            "api",
+            "drop_ins",
+            "integrations testing cli",
+            "__init__ __main__",
+        )
+    )
+    for name in names.split()
 }
-"""The rank of each file, or of all in a folder; a file imports none of a higher one, and there are no cycles."""
+"""A folder of the package, or a file beside them, imports those of a lower rank only."""
 
-ROOF = 11
-"""The package itself, with the public names."""
+DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
+UNDER_ITS_NAME = ("torch", "paddle", "triton", "accelerate", "lightning", "transformers", "paddleformers")
+OPTIONAL = {
+    "cli/comparison.py": {"matplotlib"},
+    "config/files.py": {"yaml"},
+    "planner/bound.py": {"scipy"},
+    "planner/plot.py": {"matplotlib"},
+    "testing": {"pytest", "hypothesis"},
+}
 
-PLUGGABLE = {"codecs", "stores", "backends"}
-"""Folders whose files see what a plug-in sees: ranks 0 and 1, and their own folder."""
-
-KERNELS = {"backends.torch.device_kernels", "backends.torch.operators", "backends.torch.triton.language"}
-"""Files of a backend that run codecs of the package, and so have to know them: they see the codecs too."""
-
-
-def modules() -> dict[str, Path]:
-    """Return every module of the package by its name inside the package; the package itself has the empty name."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = modules()
+ASSIGNED_FROM_OUTSIDE = 109
+"""Places where an attribute of an engine's object is assigned from outside of its class. May only fall."""
 
 
 @cache
@@ -94,135 +57,65 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def imports(path: Path, *, deferred: bool) -> Iterator[str]:
-    """Yield the dotted name of everything the file imports, with what is imported from it.
-
-    Args:
-        path: a file of the package.
-        deferred: also imports inside functions; those under ``if TYPE_CHECKING`` always.
-    """
-    for node in _reached(tree(path), deferred=deferred):
+def imports(path: Path) -> set[str]:
+    """Return the dotted names of all that a file imports, also inside functions and for the type checker alone."""
+    found = set()
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            source = ".".join(filter(None, (*path.relative_to(ROOT).parts[: -node.level], node.module)))
-            yield from (f"{source if node.level else node.module}.{alias.name}" for alias in node.names)
+            above = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
+            source = ".".join((*above, *([node.module] if node.module else ())))
+            found |= {f"{source}.{alias.name}" for alias in node.names}
+    return found
 
 
-def _reached(node: ast.AST, *, deferred: bool) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if deferred or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield child
-            yield from _reached(child, deferred=deferred)
+def room(path: Path) -> str:
+    """Return the folder that a file is in, or its own name beside the folders."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def inside(name: str) -> str | None:
-    """Return the module of the package that an imported name is in, or None for a name from elsewhere."""
-    top, _, rest = name.partition(".")
-    if top != "tensorstash":
-        return None
-    while rest not in MODULES:
-        rest = rest.rpartition(".")[0]
-    return rest
+def rooms_imported(path: Path) -> set[str]:
+    """Return the rooms that a file imports, without its own."""
+    inside = {name.split(".")[1] for name in imports(path) if name.startswith("tensorstash.")}
+    return {name if name in RANKS else "__init__" for name in inside} - {room(path)}
 
 
-def reference_modules() -> set[str]:
-    return {module for module in MODULES if folder(module) == "reference"}
-
-
-def internal_imports(module: str, *, deferred: bool = True) -> set[str]:
-    """Return the modules of the package that a module imports."""
-    targets = {inside(name) for name in imports(MODULES[module], deferred=deferred)}
-    return {target for target in targets if target is not None and target != module}
-
-
-def rank(module: str) -> int:
-    """Return the rank of the module, or of the nearest package around it that has one."""
-    while module not in RANKS:
-        assert module, "a module without a rank"
-        module = module.rpartition(".")[0]
-    return RANKS[module]
-
-
-def folder(module: str) -> str:
-    return module.partition(".")[0]
-
-
-RANKED = [module for module in MODULES if module and folder(module) != "reference"]
-
-
-def test_the_house_has_few_rooms_on_each_floor() -> None:
-    in_folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
-    assert in_folders[PACKAGE] <= 9
-    assert {folder: count for folder, count in in_folders.items() if count > 12} == {}
-
-
-def test_every_module_has_a_rank_and_every_rank_a_module() -> None:
-    assert all(folder(module) in RANKS for module in RANKED)
-    assert set(RANKS) <= set(MODULES) | {"testing"}
-
-
-@pytest.mark.parametrize("module", RANKED)
-def test_imports_point_down(module: str) -> None:
-    targets = {target: rank(target) if target else ROOF for target in internal_imports(module) - reference_modules()}
-    assert not {target: above for target, above in targets.items() if above > rank(module)}
-
-
-@pytest.mark.parametrize("module", [module for module in RANKED if folder(module) in PLUGGABLE and "." in module])
-def test_built_ins_see_no_more_than_plug_ins(module: str) -> None:
-    others = {target for target in internal_imports(module) - reference_modules() if folder(target) != folder(module)}
-    assert not {
-        target for target in others if rank(target) > 1 and (folder(target) != "codecs" or module not in KERNELS)
+@pytest.mark.parametrize("name", RANKS)
+def test_a_folder_imports_only_folders_of_a_lower_rank(name: str) -> None:
+    above = {
+        f"{path.relative_to(PACKAGE)} imports {target}"
+        for path in PATHS
+        if room(path) == name
+        for target in rooms_imported(path)
+        if RANKS[target] >= RANKS[name] and not (name == "backends" and target == "reference")
     }
+    assert not above
 
 
-def test_only_files_named_after_it_import_the_reference_engine() -> None:
-    importers = {module for module in RANKED if internal_imports(module) & reference_modules()}
-    assert not {module for module in importers if "reference" not in module}
+def test_every_folder_has_a_rank() -> None:
+    assert {room(path) for path in PATHS} == set(RANKS)
 
 
-def test_the_reference_engine_stands_alone() -> None:
-    for module in MODULES:
-        if module.partition(".")[0] == "reference":
-            foreign = {target for target in internal_imports(module) if target.partition(".")[0] != "reference"}
-            assert not foreign, f"{module} imports {foreign}"
-
-
-def test_no_import_cycles() -> None:
-    edges = {module: internal_imports(module, deferred=False) for module in MODULES}
-    finished: set[str] = set()
-
-    def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, f"import cycle: {' -> '.join((*path, module))}"
-        if module not in finished:
-            for target in edges[module]:
-                visit(target, (*path, module))
-            finished.add(module)
-
-    for module in MODULES:
-        visit(module, ())
-
-
-@pytest.mark.parametrize(("framework", "word"), FRAMEWORKS.items())
-def test_frameworks_are_imported_only_where_their_name_stands(framework: str, word: str) -> None:
-    places = [*MODULES.values(), *(ROOT / "benchmarks").rglob("*.py")]
+@pytest.mark.parametrize("name", [*UNDER_ITS_NAME, "tensorstash.reference"])
+def test_a_framework_is_imported_only_under_its_name(name: str) -> None:
+    word = name.removeprefix("tensorstash.")
+    allowed = {"torch", word} if word in ("triton", "transformers") else {word}
     strays = [
-        path
-        for path in places
-        if word not in "/".join(path.relative_to(ROOT).parts)
-        and framework in {name.partition(".")[0] for name in imports(path, deferred=True)}
+        str(path)
+        for path in (*PATHS, *(ROOT / "benchmarks").rglob("*.py"))
+        if any(imported == name or imported.startswith(f"{name}.") for imported in imports(path))
+        and not any(one in path.relative_to(ROOT).as_posix() for one in allowed)
     ]
     assert not strays
 
 
 def test_every_third_party_import_is_a_declared_dependency() -> None:
-    known = {*sys.stdlib_module_names, *DEPENDENCIES, *FRAMEWORKS, "tensorstash"}
-    for module, path in MODULES.items():
-        extra = {"pytest", "hypothesis"} if module.partition(".")[0] == "testing" else set()
-        extra = extra.union(*(names for framework, names in COMPANIONS.items() if framework in module))
-        extra = extra | OPTIONAL.get(module, set())
-        tops = {name.partition(".")[0] for name in imports(path, deferred=True)}
-        assert tops <= known | extra, f"{module} imports {tops - known - extra}"
+    known = {*sys.stdlib_module_names, *DEPENDENCIES, *UNDER_ITS_NAME, "tensorstash"}
+    for path in PATHS:
+        place = path.relative_to(PACKAGE).as_posix()
+        extra = OPTIONAL.get(place, set()) | OPTIONAL.get(place.partition("/")[0], set())
+        assert {name.partition(".")[0] for name in imports(path)} <= known | extra, place
 
 
 def test_importing_the_package_imports_no_framework() -> None:
@@ -232,9 +125,8 @@ def test_importing_the_package_imports_no_framework() -> None:
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = {name for name in printed.stdout.split() if name.lstrip("_") not in sys.stdlib_module_names}
-    third_party = {name for name in loaded - sys.stdlib_module_names if not name.startswith("_")}
-    assert "tensorstash" in third_party
-    assert third_party <= {"tensorstash", *DEPENDENCIES}
+    assert "tensorstash" in loaded
+    assert {name for name in loaded if not name.startswith("_")} <= {"tensorstash", *DEPENDENCIES}
 
 
 def test_all_lists_exactly_what_is_exported() -> None:
@@ -244,35 +136,39 @@ def test_all_lists_exactly_what_is_exported() -> None:
     assert tensorstash.__all__ == sorted(set(tensorstash.__all__))
 
 
-def public_definitions() -> Iterator[tuple[str, ast.AST]]:
-    for module, path in MODULES.items():
-        yield module or "tensorstash", tree(path)
-        for node in tree(path).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                yield f"{module}.{node.name}", node
-
-
 def test_every_public_name_has_a_docstring() -> None:
-    without = [name for name, node in public_definitions() if not ast.get_docstring(node)]  # type: ignore[arg-type]
-    assert not without
+    for path in PATHS:
+        public = [
+            node
+            for node in tree(path).body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+        ]
+        assert [node for node in (tree(path), *public) if not ast.get_docstring(node)] == [], path
 
 
-def test_no_file_holds_more_than_400_lines() -> None:
-    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in MODULES.values()}
+def test_no_file_is_long_and_none_is_named_after_nothing() -> None:
+    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in PATHS}
     assert not {str(path): length for path, length in lengths.items() if length > 400}
-
-
-def test_no_module_is_named_after_nothing() -> None:
-    words = {part for module in MODULES for part in module.split(".")}
+    words = {part for path in PATHS for part in path.relative_to(PACKAGE).with_suffix("").parts}
     assert not words & {"utils", "common", "base", "misc", "helpers"}
 
 
+def assigned_from_outside(path: Path) -> Iterator[str]:
+    """Yield the places of a file where an attribute of something other than ``self`` or ``cls`` is assigned."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            owner = node.value
+            if not (isinstance(owner, ast.Name) and owner.id in ("self", "cls")):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_state_of_the_engine_changes_only_inside_the_object_that_owns_it() -> None:
+    places = [place for path in PATHS if room(path) == "engine" for place in assigned_from_outside(path)]
+    assert len(places) <= ASSIGNED_FROM_OUTSIDE, "\n".join(places)
+
+
 def test_tests_do_not_sleep() -> None:
-    sleeping = []
     for path in (ROOT / "tests").rglob("*.py"):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Attribute) and node.attr == "sleep":
-                sleeping.append(f"{path}:{node.lineno}")
-            if isinstance(node, ast.ImportFrom) and any(alias.name == "sleep" for alias in node.names):
-                sleeping.append(f"{path}:{node.lineno}")
-    assert not sleeping
+        asleep = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute) and node.attr == "sleep"]
+        assert asleep == [], path
+        assert not {name for name in imports(path) if name.rpartition(".")[2] == "sleep"}, path

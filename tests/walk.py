@@ -1,155 +1,114 @@
-"""The way of one saved tensor through the package: rooms, climbs, re-entries.
+"""How far one saved tensor goes through the package, on PyTorch: the rooms that it enters, and the calls of Python.
 
-Run as ``python -m tests.walk [--policy LINE] [--steps] [torch paddle reference]``. A tensor is packed, captured by a
-worker and unpacked as in a second step, when the plan for its kind is made; each call from one module into another is
-noted. A *room* is a module that is entered. A *climb* is a call from a module of a lower rank to one of a higher, as
-``tests/test_house.py`` ranks them. A *re-entry* is each time that a room is entered after the first.
+Run as ``python -m tests.walk [--policy LINE ...] [--rooms]``. A *room* is a module of the package with at least one
+call for every other saved tensor; the difference between a long and a short model leaves out the costs of a whole
+step. *Pack to slot* is the forward pass and lasts until nothing is under way; *back* is the backward pass. Calls are
+those of functions of the package in the fifth training step: on all threads, and without the threads of the package.
 """
 
 import argparse
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
-from functools import cache
+from pathlib import Path
 from types import FrameType
-from typing import Any
 
-import numpy as np
+import torch
 
-import tensorstash
-import tests.test_house as house
-from tensorstash import api
-from tensorstash.testing.lab import Lab
-from tensorstash.testing.labs import lab_of
+import tensorstash as ts
 
-MODULE_AT = {str(path): module for module, path in house.MODULES.items()}
-OUTSIDE = ""
-
-Step = tuple[str, str, str]
-"""Who calls, who is called, and the name of the function."""
+PACKAGE = str(Path(ts.__file__).parent) + "/"
+POLICIES = ("keep", "disk_spill", "recompute | disk_spill")
+BUDGET = "4 MiB"
+SHORT, LONG = 6, 12
 
 
-@cache
-def module_of(filename: str) -> str:
-    """Return the module of the package that a file is; the empty name for all others."""
-    return MODULE_AT.get(filename, OUTSIDE)
+OTHER_THREADS = "other threads"
+
+Calls = dict[str, float]
+"""By module; those of other threads among them once more under :data:`OTHER_THREADS`."""
 
 
-class Walk:
-    """Notes, while it is on, each call from one module of the package into another, on all threads."""
+class Trace:
+    """Counts the calls of functions of the package by module, on all threads that start after it."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.is_on = False
+        self.calls: Counter[str] = Counter()
+        self.thread = threading.get_ident()
 
     def profile(self, frame: FrameType, event: str, _: object) -> None:
         """Take an event of :func:`sys.setprofile`."""
-        if event != "call" or not self.is_on:
-            return
-        callee = module_of(frame.f_code.co_filename)
-        if callee == OUTSIDE or house.folder(callee) == "reference":
-            return
-        before = frame.f_back
-        while before is not None and (
-            module_of(before.f_code.co_filename) == OUTSIDE or before.f_code.co_name == "<module>"
-        ):
-            before = before.f_back
-        caller = OUTSIDE if before is None else module_of(before.f_code.co_filename)
-        if caller != callee:
-            self.steps.append((caller, callee, frame.f_code.co_name))
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            self.calls[frame.f_code.co_filename.removeprefix(PACKAGE)] += 1
+            self.calls[OTHER_THREADS] += threading.get_ident() != self.thread
 
-    def of(self, *actions: Callable[[], object]) -> list[Step]:
-        """Return the steps of some actions and of what they have others do."""
-        self.steps = []
-        for action in actions:
-            sys.setprofile(self.profile)
-            self.is_on = True
-            try:
-                action()
-            finally:
-                sys.setprofile(None)
-        self.is_on = False
-        return self.steps
+    def taken(self) -> Counter[str]:
+        """Return the calls since the last time."""
+        calls, self.calls = self.calls, Counter()
+        return calls
 
 
-def climbs(steps: list[Step]) -> list[Step]:
-    """Return the steps from a lower rank to a higher one."""
-    return [(caller, callee, name) for caller, callee, name in steps if caller and _rank(caller) < _rank(callee)]
+def trips(policy: ts.HookPolicy, blocks: int) -> tuple[int, Counter[str], Counter[str]]:
+    """Return the number of tensors that a step saves, and its calls by module on the way out and back.
+
+    Args:
+        policy: of the scope.
+        blocks: of the model, each of which saves the same tensors of 1 MiB.
+    """
+    torch.manual_seed(0)
+    parts = [torch.nn.Sequential(torch.nn.LayerNorm(256), torch.nn.Linear(256, 256), torch.nn.GELU())] * blocks
+    model, batch = torch.nn.Sequential(*parts), torch.randn(1024, 256)
+    trace = Trace()
+    threading.setprofile(trace.profile)
+    sys.setprofile(trace.profile)
+    try:
+        scope = ts.stash(policy, framework="torch")
+        for _ in range(5):
+            seen = scope.stats().seen.tensors
+            trace.taken()
+            with scope:
+                loss = model(batch).square().sum()
+            scope.drain()
+            out = trace.taken()
+            loss.backward()
+            back = trace.taken()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return scope.stats().seen.tensors - seen, out, back
 
 
-def _rank(module: str) -> int:
-    return 0 if house.folder(module) == "reference" else house.rank(module)
-
-
-def walks(lab: Lab, line: str) -> dict[str, list[Step]]:
-    """Return the steps of one tensor of the second training step into its slot, and back."""
-    walk = Walk()
-    threading.setprofile(walk.profile)
-    found: dict[str, list[Step]] = {}
-    with api.stash(tensorstash.parse(line), framework=lab.name, min_bytes=0) as session:
-        for _ in range(3):
-            leaf = lab.tensor(np.ones((2**9, 2**9), np.float32), requires_grad=True)
-            others = lab.mul(leaf, 3.0)
-            session._session.pack(others)  # what the first tensor of a step sets going is no part of the walk
-            walk_idle(session)
-            saved = [lab.mul(leaf, 2.0)]  # that the graph made
-            handles: list[Any] = []
-            start = session._session._start_all_freed  # what a scope does at its end
-            found["pack to slot"] = walk.of(
-                lambda saved=saved, handles=handles: handles.append(session._session.pack(saved.pop())),
-                start,
-                lambda: walk_idle(session),
-            )
-            tensors: list[Any] = []
-            found["back"] = walk.of(
-                lambda handles=handles, tensors=tensors: tensors.append(session._session.unpack(handles.pop()))
-            )
-            del leaf, others, tensors
-    threading.setprofile(None)  # type: ignore[arg-type]
-    return found
-
-
-def walk_idle(session: Any) -> None:
-    """Wait for the workers, unobserved."""
-    sys.setprofile(None)
-    session._session._sender.writers.submit(_nothing).result(60)
-
-
-def _nothing() -> None:
-    return None
-
-
-def report(name: str, steps: list[Step]) -> str:
-    """Return a row for all rooms, and one for those of the engine."""
-    engine = [step for step in steps if house.folder(step[1]) == "engine"]
-    return "\n".join(_row(label, some) for label, some in ((name, steps), (f"{name}, engine only", engine)))
-
-
-def _row(label: str, steps: list[Step]) -> str:
-    entries = Counter(callee for _, callee, _ in steps)
-    again = sum(count - 1 for count in entries.values())
-    most = ", ".join(f"{room} {count}" for room, count in entries.most_common(3))
-    return f"| {label} | {len(entries)} | {len(climbs(steps))} | {again} | {most} |"
+def per_tensor(policy: ts.HookPolicy) -> tuple[Calls, Calls]:
+    """Return the calls by module for one saved tensor, on the way out and back."""
+    (few, *before), (many, *after) = trips(policy, SHORT), trips(policy, LONG)
+    out, back = (
+        {room: (calls[room] - fewer[room]) / (many - few) for room in calls}
+        for fewer, calls in zip(before, after, strict=True)
+    )
+    return out, back
 
 
 def main() -> None:
-    """Print a table, and each step where that is asked for."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("frameworks", nargs="*", default=["torch", "paddle", "reference"])
-    parser.add_argument("--policy", default="zstd", help="one line, as in tensorstash.parse")
-    parser.add_argument("--steps", action="store_true", help="print each step, too")
+    parser.add_argument("--policy", action="append", help="one line, as in tensorstash.parse")
+    parser.add_argument("--rooms", action="store_true", help="print each room with its calls, too")
     options = parser.parse_args()
-    rows = ["| trip | rooms | climbs | re-entries | most entered |", "|---|---|---|---|---|"]
-    for framework in options.frameworks:
-        for trip, steps in walks(lab_of(framework), options.policy).items():
-            rows.append(report(f"{framework}, {trip}", steps))
-            if options.steps:
-                print(f"{framework}, {trip}:")
-                for step in steps:
-                    mark = " (climb)" if climbs([step]) else ""
-                    print(f"  {step[0] or 'outside'} -> {step[1]}: {step[2]}{mark}")
-    print("\n".join(rows))
+    policies = {line: ts.parse(line) for line in options.policy or POLICIES}
+    if not options.policy:
+        policies[f"budget of {BUDGET}"] = ts.Budget(BUDGET)
+    torch.set_num_threads(1)
+    print("| policy | rooms, pack to slot | rooms, back | calls, all threads | calls, no other thread |")
+    print("|---|---|---|---|---|")
+    for line, policy in policies.items():
+        trips_of_one = per_tensor(policy)
+        others = sum(trip.pop(OTHER_THREADS, 0) for trip in trips_of_one)
+        calls = sum(sum(trip.values()) for trip in trips_of_one)
+        out, back = ({room: calls for room, calls in trip.items() if calls >= 0.5} for trip in trips_of_one)
+        print(f"| `{line}` | {len(out)} | {len(back)} | {calls:.1f} | {calls - others:.1f} |")
+        if options.rooms:
+            for name, trip in (("to the slot", out), ("back", back)):
+                print(f"    {name}:", ", ".join(f"{room} {calls:.1f}" for room, calls in sorted(trip.items())))
 
 
 if __name__ == "__main__":

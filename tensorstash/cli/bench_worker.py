@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tensorstash.api import DEFAULT_MIN_BYTES, Stash, stash
 from tensorstash.cli.comparison import NO_POLICY
 from tensorstash.cli.worker import Meter
-from tensorstash.engine.limits import Limits
+from tensorstash.policies.limits import Limits
 
 Steps = Generator[dict[str, Any] | None, None, dict[str, Any]]
 """Steps, one for each turn: yields None when it is ready, then loss and peak so far; returns what was measured."""

@@ -19,6 +19,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from typing import BinaryIO
 
+from tensorstash.config import fields as _fields  # noqa: F401  (for what it attaches)
 from tensorstash.config.files import SETTINGS, read_table
 from tensorstash.config.reading import read_policy
 from tensorstash.config.text import written

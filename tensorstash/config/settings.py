@@ -5,8 +5,8 @@ from typing import BinaryIO, Required, TypedDict
 
 from tensorstash.config.files import SETTINGS, is_file_name, read_table
 from tensorstash.config.reading import read_fields, read_policy
-from tensorstash.engine.limits import Limits
 from tensorstash.errors import ConfigError
+from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.sizes import parse_bytes
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from weakref import finalize
 
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashWarning
 from tensorstash.host import native
 from tensorstash.host.allocator import returns_memory
+from tensorstash.policies.limits import Limits
 from tensorstash.sizes import format_bytes
 
 logger = logging.getLogger("tensorstash")

@@ -17,7 +17,6 @@ from tensorstash.abilities import (
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.demands import Reading, Trail
@@ -38,6 +37,7 @@ from tensorstash.engine.transfers import transfers_of
 from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
+from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Rebuilding
 from tensorstash.protocols import Codec, Demand
 from tensorstash.spec import TensorSpec

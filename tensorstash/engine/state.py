@@ -12,12 +12,12 @@ from tensorstash.abilities import (
 )
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.capture import Held
 from tensorstash.engine.payloads.demands import Demands
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.workers import Workers
+from tensorstash.policies.limits import Limits
 
 
 class SessionState:

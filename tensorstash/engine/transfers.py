@@ -31,11 +31,11 @@ from functools import partial
 from typing import Any
 
 from tensorstash.abilities import Backend, Event, Stream, Streams
-from tensorstash.engine.limits import AUTO, Limits
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
+from tensorstash.policies.limits import AUTO, Limits
 from tensorstash.spec import TensorSpec
 
 

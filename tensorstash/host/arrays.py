@@ -5,15 +5,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tensorstash.host.pages import HUGE_PAGE, allocator_keeps_pages, page_aligned
 from tensorstash.host.pool import POOL, SMALLEST
 from tensorstash.spec import ALIGNMENT
-
-Array = NDArray[Any]
-"""A C-contiguous NumPy array; a run of bytes is a one-dimensional ``uint8`` array."""
-
+from tensorstash.spec import Array as Array  # plug-ins find it beside the functions that make one
 
 _KEEPS_PAGES = allocator_keeps_pages()
 

@@ -17,7 +17,6 @@ import numpy as np
 from tensorstash.host.arrays import Array, aligned_empty, lender
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import BLOCK, mapped_pages, never_unmap
-from tensorstash.protocols import Undo
 from tensorstash.sizes import format_bytes
 from tensorstash.spec import ALIGNMENT
 
@@ -28,7 +27,7 @@ _SHARE_OF_ALL = 32
 _STEPS_UNUSED = 2
 
 
-def registered_pages(lock: Callable[[Array], Undo], nbytes: int) -> Array:
+def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -> Array:
     """Return pages that are locked in place, and unlocked when the last array in them goes.
 
     Args:

@@ -4,9 +4,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from tensorstash.api import DEFAULT_LIMITS, DEFAULT_MIN_BYTES, Wrapped, policy_of, wrap
-from tensorstash.engine.limits import Limits, limits_of
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import MissingDependencyError
+from tensorstash.policies.limits import Limits, limits_of
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.sizes import parse_bytes
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from tensorstash.errors import ConfigError, PlanError
 from tensorstash.policies.plan import HookPolicy, Plan
@@ -62,19 +62,6 @@ class Policy(ABC):
     def alternatives(self) -> tuple[Plan, ...]:
         """Return every plan the policy can give, without repetition, whatever its selectors answer."""
         return _alternatives(self)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: object, /) -> dict[str, Any]:
-        """Tell pydantic how fields of this type are read and written: an object, plain data, or one line of text."""
-        from tensorstash.config.reading import read_as
-        from tensorstash.config.writing import to_dict
-
-        return {
-            "type": "function-plain",
-            "function": {"type": "no-info", "function": lambda value: read_as(cls, value, cls.__name__)},
-            "serialization": {"type": "function-plain", "function": to_dict},
-            "json_schema_input_schema": {"type": "any"},
-        }
 
     def __or__(self, other: HookPolicy) -> "Chain":
         return Chain((self, other))

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from tensorstash import registry
 from tensorstash.config import from_dict, to_dict
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import CodecError, ConfigError
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.policies import Encode
+from tensorstash.policies.limits import Limits
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.contents import LARGE, LARGE_DTYPES, SHAPES, contents, dense_spec, every_spec, float_values

@@ -10,8 +10,8 @@ import pytest
 
 from tensorstash import api
 from tensorstash.api import Stash, Wrapped
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
+from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.testing.lab import Lab, Model
 from tensorstash.testing.layouts import LAYOUTS

@@ -19,11 +19,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tensorstash import registry
 from tensorstash.config import from_dict, to_dict
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array
 from tensorstash.policies import StoreIn
+from tensorstash.policies.limits import Limits
 from tensorstash.protocols import Store, StoreConfig
 from tensorstash.testing.layouts import assert_same_bits
 from tensorstash.testing.store_machine import machine_over

@@ -14,11 +14,11 @@ from tensorstash import Compress, DiskSpill, HookPolicy, Keep, reference
 from tensorstash.api import Stash, Wrapped
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.config import walk
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats, Tally
 from tensorstash.errors import StashError, StoreError, StoreFullError
 from tensorstash.policies import StoreIn
+from tensorstash.policies.limits import Limits
 from tensorstash.reference.autograd import modes, saved
 from tensorstash.reference.autograd.modes import HookPair, hook_stack
 from tensorstash.stores.memory import Memory, MemoryStore

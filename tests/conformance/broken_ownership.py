@@ -9,9 +9,9 @@ from tensorstash import CpuOffload
 from tensorstash.api import Stash
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.policies import StoreIn
+from tensorstash.policies.limits import Limits
 from tensorstash.stores.memory import Memory
 
 FAULTS: list[Fault] = []

@@ -18,11 +18,11 @@ from tensorstash.api import Stash
 from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import SavedTensorModifiedError, StoreError, TensorStashError
 from tensorstash.host.arrays import adopted
 from tensorstash.policies import Encode
+from tensorstash.policies.limits import Limits
 from tensorstash.spec import contiguous_strides
 
 FAULTS: list[Fault] = []

@@ -17,10 +17,10 @@ from tensorstash.api import Stash, Wrapped
 from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.recompute.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
+from tensorstash.policies.limits import Limits
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.paddle import PaddleLab
 from tensorstash.testing.labs.reference import ReferenceLab

@@ -1,6 +1,6 @@
 import pytest
 
-from tensorstash.engine.limits import Limits
+from tensorstash.policies.limits import Limits
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.reference import ReferenceLab
 

@@ -10,9 +10,9 @@ import pytest
 import tensorstash as ts
 from tensorstash import reference as ref
 from tensorstash.engine.advice import directories_in_memory
-from tensorstash.engine.limits import Limits
 from tensorstash.errors import TensorStashWarning
 from tensorstash.host import native
+from tensorstash.policies.limits import Limits
 from tensorstash.stores.memory import Memory
 
 AT_ONCE = Limits(in_flight=0, ahead=0)

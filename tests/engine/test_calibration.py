@@ -9,9 +9,9 @@ import pytest
 import tensorstash as ts
 from tensorstash.backends import backend_named
 from tensorstash.codecs import Affine, AutoAffine
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import ConfigError
+from tensorstash.policies.limits import Limits
 from tensorstash.testing.contents import dense_spec
 
 torch = pytest.importorskip("torch")

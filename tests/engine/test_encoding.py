@@ -9,12 +9,12 @@ import tensorstash as ts
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.errors import ConfigError
 from tensorstash.kernels.team import cores
+from tensorstash.policies.limits import Limits
 
 torch = pytest.importorskip("torch")
 

@@ -6,8 +6,8 @@ from gates import Gated
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.engine.limits import Limits
 from tensorstash.host.budget import MOST_SHARE, Shares, share_of
+from tensorstash.policies.limits import Limits
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import assert_same_bits, floats
 

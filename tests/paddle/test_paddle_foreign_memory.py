@@ -9,8 +9,8 @@ import pytest
 from paddle_cases import bits, leaf, noise
 
 import tensorstash as ts
-from tensorstash.engine.limits import Limits
 from tensorstash.errors import SavedTensorModifiedError
+from tensorstash.policies.limits import Limits
 from tensorstash.testing.harness import AT_ONCE
 from tensorstash.testing.programs import lossless_policies
 

@@ -12,11 +12,11 @@ import tensorstash.reference as ref
 from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.backends.paddle.layout import DeviceLayouts
 from tensorstash.backends.paddle.streams import GpuStream, GpuStreams, cuda_runtime
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import aligned_empty
 from tensorstash.policies import Compress, StoreIn
+from tensorstash.policies.limits import Limits
 from tensorstash.reference.storage.streams import Shuffled, asynchronous
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.labs.paddle import PaddleLab

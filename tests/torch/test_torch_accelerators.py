@@ -18,10 +18,10 @@ from tensorstash.backends.torch.streams import DeviceStreams
 from tensorstash.codecs import Affine
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.stats import Stats, Tally
 from tensorstash.errors import BackendError, TensorStashWarning
 from tensorstash.host.arrays import Array
+from tensorstash.policies.limits import Limits
 from tensorstash.spec import TensorSpec
 
 WITHOUT_TENSORS = {"mkldnn", "opengl", "opencl", "ideep"}

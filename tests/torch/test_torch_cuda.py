@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import tensorstash as ts
-from tensorstash.engine.limits import Limits
 from tensorstash.errors import BackendError, SavedTensorModifiedError
+from tensorstash.policies.limits import Limits
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.torch import TorchLab
 

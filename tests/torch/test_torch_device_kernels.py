@@ -28,10 +28,10 @@ from tensorstash.backends.torch.triton import conversion as torch_triton_convert
 from tensorstash.backends.torch.triton import flags as torch_triton_flags
 from tensorstash.backends.torch.triton import language as torch_triton_language
 from tensorstash.codecs import Affine, AsType, Lossless, PackBits, TwoValued
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.session import Session
 from tensorstash.host.arrays import Array
 from tensorstash.policies import Cast, Compress, PackMasks, Quantize
+from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec, contiguous_strides

@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from tensorstash.abilities.recipes import Leaf, Recipe
-from tensorstash.abilities.search import Call, NoRecipe, Number, run_again
-from tensorstash.abilities.search import Search as AnySearch
 from tensorstash.backends.reference.kernels import DeviceLayouts, empty
+from tensorstash.backends.search import Call, NoRecipe, Number, run_again
+from tensorstash.backends.search import Search as AnySearch
 from tensorstash.host.arrays import Array
 from tensorstash.reference import Tensor, no_grad
 from tensorstash.reference.autograd.primitive import OpNode

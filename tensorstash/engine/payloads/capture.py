@@ -11,7 +11,6 @@ from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import Backend, SupportsHolders, SupportsStorageRelease
-from tensorstash.engine.limits import AUTO, Limits
 from tensorstash.engine.payloads.bundles import BUNDLE_BYTES, LEAST_PARTS, Bundle, write
 from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload, capture
@@ -23,6 +22,7 @@ from tensorstash.host.budget import LOOK_AGAIN_S, ByteBudget, Lease, Shares
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pool import IDLE_BYTES, POOL
 from tensorstash.host.workers import Workers
+from tensorstash.policies.limits import AUTO, Limits
 
 _LOOKS = 8
 """Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tensorstash.abilities import Backend, SupportsComputeThreads
-from tensorstash.engine.limits import Limits
 from tensorstash.kernels.team import Team, cores
+from tensorstash.policies.limits import Limits
 from tensorstash.protocols import Codec
 
 _SHORT_BYTES = 8 * 2**20

@@ -9,7 +9,6 @@ from tensorstash.abilities import Backend, SupportsMemory
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.handle import Handle
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.limits import Limits
 from tensorstash.engine.planned.handles import TrackedKept, TrackedRecomputed, TrackedStashed
 from tensorstash.engine.planned.memory import is_out_of_memory
 from tensorstash.engine.planned.meter import GatedBudget, Meter
@@ -21,6 +20,7 @@ from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pool import POOL
 from tensorstash.planner.model import KEEP, SavedClass
 from tensorstash.planner.plan import BudgetPlan
+from tensorstash.policies.limits import Limits
 from tensorstash.spec import TensorSpec
 
 P = ParamSpec("P")

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tensorstash.engine.limits import Limits
 from tensorstash.errors import StoreError, StoreFullError
 from tensorstash.policies import Compress, DiskSpill, StoreIn
+from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.counting_store import Tap, Watched

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tensorstash.api import Stash, Wrapped
-from tensorstash.engine.limits import Limits
 from tensorstash.errors import ConfigError, TensorStashWarning
 from tensorstash.host.arrays import Array
 from tensorstash.policies import Compress, Keep, Route, Rule, StoreIn
+from tensorstash.policies.limits import Limits
 from tensorstash.policies.selectors import ModuleNames
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.harness import AT_ONCE, Harness

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tensorstash.engine.limits import Limits
 from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.policies import Compress, Keep, StoreIn
+from tensorstash.policies.limits import Limits
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import Gate, Gated
 from tensorstash.testing.harness import Harness

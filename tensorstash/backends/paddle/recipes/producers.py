@@ -10,7 +10,6 @@ from paddle import Tensor
 from paddle.base import core
 
 from tensorstash.abilities.recipes import Recipe
-from tensorstash.abilities.search import NoRecipe, run_again
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.layout import Layout, dense_run, dtype_name, elements, laid_out, rebuilt
 from tensorstash.backends.paddle.nodes import kind_of, node_of
@@ -20,6 +19,7 @@ from tensorstash.backends.paddle.recipes.rules import FIRST_OF_SEVERAL, OUTPUTS,
 from tensorstash.backends.paddle.recipes.search import MASK, Leaves, Note, Search
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.paddle.storage import version_probe
+from tensorstash.backends.search import NoRecipe, run_again
 from tensorstash.host.arrays import Array, borrowed, few_bytes
 from tensorstash.spec import ALIGNMENT, TensorSpec
 

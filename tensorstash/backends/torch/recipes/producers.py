@@ -18,7 +18,7 @@ from torch._C import (
 from torch.nn import Parameter
 
 from tensorstash.abilities.recipes import Recipe
-from tensorstash.abilities.search import NoRecipe, run_again
+from tensorstash.backends.search import NoRecipe, run_again
 from tensorstash.backends.torch.graph import CAN_TELL
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, elements, restored
 from tensorstash.backends.torch.recipes import rules as built_in

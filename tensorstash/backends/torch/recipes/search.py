@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tensorstash.abilities.recipes import Leaf
-from tensorstash.abilities.search import Call, NoRecipe, Number
-from tensorstash.abilities.search import Search as AnySearch
+from tensorstash.backends.search import Call, NoRecipe, Number
+from tensorstash.backends.search import Search as AnySearch
 from tensorstash.backends.torch.recipes.arithmetic import CAST
 from tensorstash.backends.torch.recipes.rule import Rule, saved
 
