@@ -69,7 +69,6 @@ _BUILT_IN = {
         "pack_bits": "codecs.pack_bits:PackBits",
         "affine": "codecs.affine:Affine",
         "astype": "codecs.astype:AsType",
-        "auto_affine": "codecs.auto_affine:AutoAffine",
         "frame_of_reference": "codecs.frame_of_reference:FrameOfReference",
         "two_valued": "codecs.two_valued:TwoValued",
         "float_split": "codecs.float_split:FloatSplit",

@@ -12,7 +12,6 @@ from tensorstash.abilities.devices import (
     Layouts,
     Stream,
     Streams,
-    SupportsComputeThreads,
 )
 from tensorstash.abilities.graph import (
     Readers,
@@ -47,7 +46,6 @@ __all__ = [
     "Stream",
     "Streams",
     "SupportsCompiledGraphs",
-    "SupportsComputeThreads",
     "SupportsDemand",
     "SupportsHolders",
     "SupportsImagining",

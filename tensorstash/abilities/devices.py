@@ -1,6 +1,6 @@
 """What devices can do: run codecs where the tensor is, and copy beside the computation."""
 
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
@@ -27,19 +27,6 @@ class Kernel(Protocol[T]):
 
     def decode(self, payload: T, /) -> T:
         """Return the distinct elements again in fresh memory, contiguous; never writes to ``payload``."""
-        ...
-
-
-@runtime_checkable
-class SupportsComputeThreads(Protocol):
-    """A backend whose operations on the host run on several threads."""
-
-    def compute_threads(self) -> int:
-        """Return how many threads an operation that this thread calls runs on."""
-        ...
-
-    def compute_library(self) -> str | None:
-        """Return the path of the library whose OpenMP runs them; None if it is not known."""
         ...
 
 

@@ -2,7 +2,6 @@
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
-from tensorstash.codecs.auto_affine import AutoAffine
 from tensorstash.codecs.float_split import FloatSplit
 from tensorstash.codecs.frame_of_reference import FrameOfReference
 from tensorstash.codecs.lossless import Lossless
@@ -15,7 +14,6 @@ from tensorstash.codecs.zstd import Zstd
 __all__ = [
     "Affine",
     "AsType",
-    "AutoAffine",
     "FloatSplit",
     "FrameOfReference",
     "Lossless",

@@ -99,7 +99,8 @@ class Affine:
     name: ClassVar[str] = "affine"
     lossless: ClassVar[bool] = False
     kind: ClassVar[CodecKind] = "array->array"
-    on_all_cores: ClassVar[bool] = True
+    is_quick: ClassVar[bool] = True
+    """Whether it takes hardly longer than a copy."""
 
     bits: Literal[2, 4, 8] = 8
     group_size: int = 128

@@ -40,7 +40,8 @@ class AsType:
     name: ClassVar[str] = "astype"
     lossless: ClassVar[bool] = False
     kind: ClassVar[CodecKind] = "array->array"
-    on_all_cores: ClassVar[bool] = True
+    is_quick: ClassVar[bool] = True
+    """Whether it takes hardly longer than a copy."""
 
     dtype: Literal["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"] = "bfloat16"
 

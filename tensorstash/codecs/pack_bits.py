@@ -44,7 +44,6 @@ class PackBits:
     name: ClassVar[str] = "pack_bits"
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
-    on_all_cores: ClassVar[bool] = True
     is_quick: ClassVar[bool] = True
     """Whether it takes hardly longer than a copy."""
 

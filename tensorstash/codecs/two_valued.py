@@ -49,7 +49,6 @@ class TwoValued:
     name: ClassVar[str] = "two_valued"
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
-    on_all_cores: ClassVar[bool] = True
     is_quick: ClassVar[bool] = True
     """Whether it takes hardly longer than a copy."""
     gives_way: ClassVar[bool] = True

@@ -20,7 +20,6 @@ from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.demands import Reading, Trail
-from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.payloads.stream_payload import StreamPayload
@@ -78,8 +77,7 @@ class Session(Generic[T]):
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
         self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
-        self._encoding = Encoding(backend, limits)
-        self._sender = Sender(limits, self._encoding, backend)
+        self._sender = Sender(limits, backend)
         alternatives = [plan.rest for plan in policy.alternatives()]
         only_keeps = all(plan.keeps for plan in alternatives)
         self._only_keeps = only_keeps and new_recomputer is None
@@ -103,8 +101,7 @@ class Session(Generic[T]):
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if only_keeps else backend.most_bytes
-        self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers, self._encoding)
-        self.calibration = self._ways.calibration
+        self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers)
         self.after_fork()
         renew_after_fork(self)
 
@@ -115,7 +112,6 @@ class Session(Generic[T]):
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
         self.adviser.entries += 1
-        self._encoding.look()
         self._sender.entry_began(self._state.ledger.saved_bytes, is_a_step=self._state.was_asked)
         with self._lock:
             self._requests.saved.close()  # what was saved before is never taken for the same
@@ -287,14 +283,6 @@ class Session(Generic[T]):
 
     def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute, seen: Seen | None) -> Stashed:
         state = self._state
-        measured = not self.calibration.is_settled and self.calibration.wants(route.plan)
-        if measured:
-            with self._lock:
-                self._current_requests()
-            if self.calibration.is_settled:  # this is the first tensor of the second step
-                now = self._way(spec, "any", seen).route
-                assert isinstance(now, PayloadRoute)
-                route, measured = now, False
         version = self.backend.version(tensor)
         token, start = self.backend.storage(tensor)
         content: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, route.number
@@ -331,10 +319,6 @@ class Session(Generic[T]):
             next(state.ledger.stashed[spec.nbytes])
             if module := self._thread.module:
                 next(state.ledger.modules[module][spec.nbytes])
-            if measured:
-                data = self.backend.to_host(tensor, spec)
-                with self._lock:
-                    self.calibration.measure(route.plan, data, route.spec)
             if held is None:
                 self._start((payload,))
         else:
@@ -376,7 +360,6 @@ class Session(Generic[T]):
             self._requests = Requests(DedupIndex())
             if self._recomputer is not None:
                 self._recomputer.begin_stretch()
-            self._ways.settle()
             if self._transfers is not None:
                 self._transfers.end_step()
         return self._requests

@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
-from tensorstash.codecs.auto_affine import AutoAffine
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
@@ -87,29 +86,23 @@ class Quantize(Policy):
     Integers, booleans and complex numbers are never quantized. Payloads stay where they were made: follow with
     ``CpuOffload()`` or ``DiskSpill()`` to move them.
 
-    With ``bits="auto"`` the first step is measured at 8 bits, and from the second step on every kind of tensor has the
-    bits that suit it, within ``budget`` bits per element on average; see
-    :class:`~tensorstash.codecs.auto_affine.AutoAffine`.
-
     Args:
-        bits: per element: 2, 4 or 8, or ``"auto"``.
-        budget: for ``"auto"``, and only there: bits per element on average, from 2 to 8; 4 if left out.
+        bits: per element: 2, 4 or 8.
         group_size: elements along the last dimension that share a scale and an offset.
         rounding: ``"nearest"``; ``"stochastic"``, which is right on average; or ``"auto"``: nearest with 8 bits, and
-            stochastic with fewer or ``bits="auto"``, since errors that all lean one way add up over the layers.
+            stochastic with fewer, since errors that all lean one way add up over the layers.
         seed: of stochastic rounding; the user's random state is never touched.
 
     Raises:
         ConfigError: a value is none of these.
 
-    >>> Quantize("auto", budget=3).plan(TensorSpec((64, 64), (64, 1), 0, "float32", "cpu")).codecs
-    (AutoAffine(budget=3, group_size=128, rounding='stochastic', seed=0),)
+    >>> Quantize(4).plan(TensorSpec((64, 64), (64, 1), 0, "float32", "cpu")).codecs
+    (Affine(bits=4, group_size=128, rounding='stochastic', seed=0),)
     """
 
     name: ClassVar[str] = "quantize"
-    bits: Literal[2, 4, 8, "auto"] = 8
+    bits: Literal[2, 4, 8] = 8
     _: KW_ONLY
-    budget: float | None = None
     group_size: int = 128
     rounding: Literal["auto", "nearest", "stochastic"] = "auto"
     seed: int = 0
@@ -120,18 +113,13 @@ class Quantize(Policy):
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
         return append(plan, spec, codecs=(self._codec(),), reason=f"{spec.dtype} is never quantized")
 
-    def _codec(self) -> Affine | AutoAffine:
+    def _codec(self) -> Affine:
         return built(self.name, self._built)
 
-    def _built(self) -> Affine | AutoAffine:
+    def _built(self) -> Affine:
         rounding = self.rounding
         if rounding == "auto":
             rounding = "nearest" if self.bits == 8 else "stochastic"
-        if self.bits == "auto":
-            budget = 4.0 if self.budget is None else self.budget
-            return AutoAffine(budget=budget, group_size=self.group_size, rounding=rounding, seed=self.seed)
-        if self.budget is not None:
-            raise ConfigError(f'quantize.budget: got {self.budget!r} with bits={self.bits!r}; it needs bits="auto"')
         return Affine(bits=self.bits, group_size=self.group_size, rounding=rounding, seed=self.seed)
 
 

@@ -2,13 +2,10 @@
 
 import os
 from dataclasses import dataclass
-from typing import Literal
 
 from tensorstash.errors import ConfigError
 from tensorstash.host.budget import MOST_SHARE
 from tensorstash.sizes import parse_budget, parse_bytes
-
-_ENCODE = ("auto", "now", "behind")
 
 AUTO = "auto"
 """For a number of bytes under way: a share of what a step saves."""
@@ -32,11 +29,6 @@ class Limits:
             than saves time. ``"auto"`` as for ``in_flight``.
         writers: threads that encode and store.
         readers: threads that load and decode.
-        encode: where codecs of the host run: ``"now"``, in the hook that saves a tensor or asks for it; ``"behind"``,
-            on other threads behind the computation; or ``"auto"``, which is now where the framework computes on every
-            core and the codec shares out its work among them, and behind where a core is to spare, as far as
-            ``in_flight`` allows. Masks of up to 8 MiB are packed now everywhere: to hand them to a thread takes as
-            long. Disks are always written behind.
         timeout_s: how long to wait for a store that does not answer before an error says so, in seconds.
         pinned: bytes of host memory that may be page-locked for copies from and to devices; by default half of the
             machine's memory. Beyond it copies work, but the program waits for each.
@@ -53,7 +45,6 @@ class Limits:
     ahead: int | str = AUTO
     writers: int = 1
     readers: int = 1
-    encode: Literal["auto", "now", "behind"] = "auto"
     timeout_s: float = 600.0
     pinned: int | str | None = None
 
@@ -68,8 +59,6 @@ class Limits:
             count = getattr(self, field)
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise ConfigError(f"limits.{field}: got {count!r}, expected a number of threads, 1 or more")
-        if self.encode not in _ENCODE:
-            raise ConfigError(f"limits.encode: got {self.encode!r}, expected one of {', '.join(map(repr, _ENCODE))}")
         if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
             raise ConfigError(f"limits.timeout_s: got {self.timeout_s!r}, expected seconds, more than 0")
 

@@ -7,7 +7,6 @@ import numpy as np
 from tensorstash.codecs import (
     Affine,
     AsType,
-    AutoAffine,
     FloatSplit,
     FrameOfReference,
     Lossless,
@@ -40,7 +39,6 @@ CODECS: tuple[Codec, ...] = (
     Affine(bits=2, group_size=5, rounding="stochastic", seed=7),
     Affine(bits=4, group_size=100_000, rounding="stochastic"),
     Affine(bits=8, group_size=1),
-    AutoAffine(budget=3, group_size=50),
     AsType(dtype="bfloat16"),
     AsType(dtype="float16"),
     AsType(dtype="float8_e4m3fn"),

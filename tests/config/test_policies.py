@@ -186,7 +186,6 @@ def test_every_codec_accepts_what_it_will_be_given(policy, spec):
         (Quantize(8), "nearest"),
         (Quantize(4), "stochastic"),
         (Quantize(2), "stochastic"),
-        (Quantize("auto"), "stochastic"),
         (Quantize(8, rounding="stochastic"), "stochastic"),
         (Quantize(4, rounding="nearest"), "nearest"),
     ],

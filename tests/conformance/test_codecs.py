@@ -10,7 +10,6 @@ from tensorstash.testing import CodecSuite, FaultyCodec
 REFUSED: Mapping[str, tuple[Mapping[str, object], ...]] = {
     "zstd": ({"level": 99}, {"level": "fast"}, {"level": True}),
     "affine": ({"bits": 3}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1}),
-    "auto_affine": ({"budget": 1.5}, {"budget": 9.0}, {"group_size": 0}, {"rounding": "up"}, {"seed": -1}),
     "astype": ({"dtype": "float64"}, {"dtype": None}),
 }
 

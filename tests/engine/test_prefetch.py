@@ -88,7 +88,9 @@ def test_bytes_read_ahead_never_exceed_their_limit(ahead):
     assert np.array_equal(grads[1], plain(5))
 
 
-@pytest.mark.parametrize("policy", [ts.Quantize(8), ts.Quantize(4) | StoreIn(Gated())], ids=["in memory", "small"])
+@pytest.mark.parametrize(
+    "policy", [ts.Quantize(8) | ts.Compress(), ts.Quantize(4) | StoreIn(Gated())], ids=["in memory", "small"]
+)
 @pytest.mark.parametrize(("quick", "most"), [(0, 0), (1, 400), (250, 600)])
 def test_what_only_has_to_be_decoded_does_not_wait_decoded_for_long(monkeypatch, quick, most, policy):
     monkeypatch.setattr(state, "QUICK_BYTES", quick)

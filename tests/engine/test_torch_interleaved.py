@@ -397,7 +397,7 @@ def test_a_step_begins_with_as_many_buffers_as_saving_has_used(pool):
 
 def test_no_more_is_idle_than_a_step_saves_or_payloads_take(pool):
     x = torch.randn(2**19, requires_grad=True)
-    limits = ts.Limits(in_flight=0, ahead=0, encode="now")
+    limits = ts.Limits(in_flight=0, ahead=0)
     with ts.stash("compress:min_ratio=1.1", framework="torch", limits=limits) as stash:
         loss = x.exp().sum()
     stats = stash.stats()

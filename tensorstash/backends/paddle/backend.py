@@ -29,7 +29,6 @@ from tensorstash.backends.paddle.storage import release_storages, token_of, vers
 from tensorstash.backends.paddle.streams import GpuStreams, cuda_runtime
 from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
-from tensorstash.kernels.team import openmp_function
 from tensorstash.protocols import Demand, Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
@@ -83,20 +82,11 @@ class PaddleBackend:
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
         self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
         self.detached: Callable[[Tensor], Tensor] = Tensor.detach
-        self._max_threads = openmp_function(libpaddle.__file__, "omp_get_max_threads")
         self.kernels = None
         runtime = cuda_runtime()
         self.streams = GpuStreams(paddle.device, runtime)
         # On other devices views may be copies: there tensors are laid out on the host.
         self.layouts = None if isinstance(runtime, str) else DeviceLayouts()
-
-    def compute_threads(self) -> int:
-        """Return how many threads an operation runs on: one, unless ``OMP_NUM_THREADS`` was set before the import."""
-        return 1 if self._max_threads is None else int(self._max_threads())
-
-    def compute_library(self) -> str | None:
-        """Return the library that PaddlePaddle's operations on the CPU are in."""
-        return str(libpaddle.__file__)
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a layer of Paddle."""

@@ -1,7 +1,5 @@
 """The adapter of PyTorch."""
 
-import os
-import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -67,14 +65,6 @@ class TorchBackend:
         self._bare: dict[tuple[torch.dtype, torch.device, bool, bool], Tensor] = {}
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
-
-    compute_threads: Callable[[], int] = staticmethod(torch.get_num_threads)
-
-    def compute_library(self) -> str | None:
-        """Return the library that PyTorch's operations on the CPU are in."""
-        names = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}
-        name = names.get(sys.platform)
-        return None if name is None else os.path.join(os.path.dirname(torch.__file__), "lib", name)
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a module of PyTorch."""

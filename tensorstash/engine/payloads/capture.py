@@ -12,7 +12,6 @@ from weakref import ref
 
 from tensorstash.abilities import Backend, SupportsHolders, SupportsStorageRelease
 from tensorstash.engine.payloads.bundles import BUNDLE_BYTES, LEAST_PARTS, Bundle, write
-from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload, capture
 from tensorstash.engine.payloads.route import HostRoute, PayloadRoute
 from tensorstash.engine.stats import Tally
@@ -193,12 +192,10 @@ class Sender:
 
     Args:
         limits: byte budgets and the timeout.
-        encoding: where codecs run.
         backend: the framework's adapter.
     """
 
-    def __init__(self, limits: Limits, encoding: Encoding, backend: Backend[Any]) -> None:
-        self._encoding = encoding
+    def __init__(self, limits: Limits, backend: Backend[Any]) -> None:
         self._release_storages = backend.release_storages if isinstance(backend, SupportsStorageRelease) else None
         self.shares = Shares()
         """How much may be on its way, where the limits do not say so."""
@@ -267,12 +264,9 @@ class Sender:
             payload.raise_store_failure()
 
     def is_now(self, route: PayloadRoute, nbytes: int) -> bool:
-        """Whether to encode in the hook: as the machine is, or since a tensor of so many bytes finds no room behind."""
-        encoding, in_flight = self._encoding, self.in_flight
-        if nbytes > in_flight.limit or (route.may_be_now and route.is_now):
-            return True
-        may_help = route.may_be_now and encoding.is_auto and encoding.team.helps
-        return may_help and in_flight.used + nbytes > in_flight.limit
+        """Whether to encode in the hook: it is quick there, or a tensor of so many bytes finds no room behind."""
+        limit = self.in_flight.limit
+        return nbytes > limit or route.is_now or (route.may_be_now and self.in_flight.used + nbytes > limit)
 
     def wait_for(self, nbytes: int) -> bool:
         """Wait until so many bytes of those that are on their way have arrived, or all; return whether any have.
@@ -312,11 +306,7 @@ class Sender:
         if self.is_now(route, nbytes):
             if payload.is_streamed:
                 payload.launch()
-            if route.has_codecs and self._encoding.shares_out:
-                with self._encoding.team:
-                    payload.run(self.timeouts.ask)
-            else:
-                payload.run(self.timeouts.ask)
+            payload.run(self.timeouts.ask)
             return
         lease = self._room_for(nbytes, route)
         try:

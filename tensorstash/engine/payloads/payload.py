@@ -142,8 +142,7 @@ class Payload:
             stored = None if self.bundle is None else self.bundle.add(source, self.spec, route.backend)
             if stored is None:
                 self.bundle = None
-                # A plan counts on what was measured of this class.
-                stored = route.encode(source, self.spec, ask, private=self.is_private, always=self.seen is not None)
+                stored = route.encode(source, self.spec, ask, private=self.is_private)
             if stored is None:
                 route.ledger.declined(self.spec.nbytes)
                 if self.seen is not None:
@@ -345,11 +344,7 @@ class Payload:
 
     def _decode(self) -> Any:
         assert self._stored is not None, "asked to decode what was never stored"
-        route = self.route
-        if not (route.has_codecs and route.encoding.shares_out):
-            return route.decode(self._stored, self._timeouts.ask)
-        with route.encoding.team:
-            return route.decode(self._stored, self._timeouts.ask)
+        return self.route.decode(self._stored, self._timeouts.ask)
 
     def _read(self, loading: Future[Any]) -> Any:
         """Return what a reader has read, or None if the reader was lost meanwhile."""

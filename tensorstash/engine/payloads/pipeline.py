@@ -25,7 +25,6 @@ Run = Callable[..., Any]
 
 _PASSING = frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})
 _MORE_ATTEMPTS = 2
-_SURE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,36 +139,6 @@ class Stored:
             self.store.delete(self.slot)
 
 
-class Declines:
-    """Remembers whether codecs pass on what they get: then they are asked about every sixteenth only.
-
-    A kind of tensors whose content does not shrink today will hardly shrink tomorrow, and looking at a sample of each
-    costs time. It is a hint, counted without a lock.
-
-    >>> declines = Declines()
-    >>> for _ in range(16):
-    ...     declines.note(is_declined=True)
-    >>> [declines.skips() for _ in range(16)].index(False)
-    15
-    """
-
-    __slots__ = ("_in_a_row",)
-
-    def __init__(self) -> None:
-        self._in_a_row = 0
-
-    def skips(self) -> bool:
-        """Whether the next one is passed on unasked."""
-        if self._in_a_row < _SURE:
-            return False
-        self._in_a_row += 1
-        return self._in_a_row % _SURE != 0
-
-    def note(self, *, is_declined: bool) -> None:
-        """Note what the codecs have made of one."""
-        self._in_a_row = self._in_a_row + 1 if is_declined else 0
-
-
 class Pipeline:
     """What of a plan runs on the host: codecs in order and into the store, and back. Thread-safe.
 
@@ -182,10 +151,10 @@ class Pipeline:
     """
 
     __slots__ = (
+        "_declines",
         "_has_stages",
         "_trusts_store",
         "_waits",
-        "declines",
         "is_costly",
         "runs",
         "small_bytes",
@@ -209,40 +178,34 @@ class Pipeline:
         self.small_bytes: int = getattr(store, "small_bytes", 0) if gathers else 0
         """Payloads of up to so many bytes are put together with others."""
         self.runs = runs
-        self.declines = Declines() if stages and stages.may_pass_on and store.retains else None
+        self._declines = bool(stages) and stages.may_pass_on and store.retains
 
     @property
     def looks_at_bytes(self) -> bool:
         """Whether a codec or the store needs the bytes themselves, and not just the memory that they arrive in."""
         return bool(self.stages) or not getattr(self.store, "takes_pending", False)
 
-    def encode(self, data: Array, ask: Ask = call, *, may_decline: bool = False) -> Stored | None:
+    def encode(self, data: Array, ask: Ask = call) -> Stored | None:
         """Run the codecs and put the result into the store.
 
         Args:
             data: elements in memory order; borrowed (read-only) or private (writable).
             ask: how a store is asked that may not answer.
-            may_decline: whether the tensor can stay where it is, which is better than to hold the same bytes again.
 
         Returns:
-            Where the payload is; None if the codecs have passed on what they were given.
+            Where the payload is; None if the codecs have passed on borrowed elements as they are: the tensor can stay
+            where it is, which is better than to hold the same bytes again.
 
         Raises:
             CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
-        declines = self.declines if may_decline else None
-        given = data
         if self._has_stages:
             data = self.stages.encode(data)
         started = perf_counter()
         payload = as_bytes(data)
-        if declines is not None:
-            # What is not dense arrives in memory of its own: the same bytes in there save nothing either.
-            is_declined = not is_private(payload) or np.may_share_memory(payload, given)
-            declines.note(is_declined=is_declined)
-            if is_declined:
-                return None
+        if self._declines and not is_private(payload):
+            return None
         if self._waits and ask is not call:
             stored = self._ask_store(ask, self._put, payload, "storing")
             self.runs.count_in(payload.nbytes, payload.nbytes, started)

@@ -14,7 +14,6 @@ import numpy as np
 
 from tensorstash.abilities import Backend, Layouts, Stream, SupportsSharedMemory, SupportsWriters
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.pipeline import Pipeline, Stages, Stored
 from tensorstash.engine.payloads.stages import device_stages, host_stages, stage_places
@@ -27,6 +26,9 @@ from tensorstash.protocols import Store, StoreConfig
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
 
+_SHORT_BYTES = 8 * 2**20
+"""Up to here a quick codec takes about as long as to hand the work to a thread."""
+
 
 class RouteParts(NamedTuple):
     """What every route is made of; as for :func:`route_for`, and the kernels that run where the tensor is."""
@@ -38,7 +40,6 @@ class RouteParts(NamedTuple):
     ledger: Ledger
     store_place: str
     transfers: Transfers | None
-    encoding: Encoding
 
 
 class PayloadRoute(ABC):
@@ -49,9 +50,9 @@ class PayloadRoute(ABC):
     """The same for all routes of a session that have the same plan."""
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
-    may_be_now = is_short = False
-    """Whether its codecs may run in the hook, and whether they do on every machine, as they take no longer than to hand
-    the work to a thread; see :class:`~tensorstash.engine.payloads.encoding.Encoding`."""
+    may_be_now = is_now = False
+    """Whether its codecs are quick and the payload stays in host memory, so that they may run in the hook that saves a
+    tensor or asks for it; and whether they always do, as the tensor is small."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
     may_wait = False
@@ -64,9 +65,7 @@ class PayloadRoute(ABC):
     """What puts rebuilt tensors into one memory, where they are on the host and backward does not write."""
 
     def __init__(self, parts: RouteParts) -> None:
-        self.plan, spec, self.backend, self.kernels, self.ledger, self.store_place, self.transfers, self.encoding = (
-            parts
-        )
+        self.plan, spec, self.backend, self.kernels, self.ledger, self.store_place, self.transfers = parts
         self.saved = spec
         """Of the tensors, as their policy was asked about them."""
         self.spec = spec.dense()
@@ -79,15 +78,8 @@ class PayloadRoute(ABC):
         self.may_write = self.backend.may_write if isinstance(self.backend, SupportsWriters) else bool
         self._twin: PayloadRoute | None = None
 
-    @property
-    def is_now(self) -> bool:
-        """Whether its codecs run in the hook, as the machine is."""
-        return self.may_be_now and (self.is_short or self.encoding.is_now)
-
     @abstractmethod
-    def encode(
-        self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False, always: bool = False
-    ) -> Stored | None:
+    def encode(self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
         """Run the codecs on a tensor of ``spec`` and store the result.
 
         Args:
@@ -95,7 +87,6 @@ class PayloadRoute(ABC):
             spec: its spec.
             ask: how a store is asked that may not answer.
             private: whether nobody else has the tensor, so that its memory may become the payload.
-            always: whether codecs are to look at it, however many before it did not shrink.
 
         Returns:
             Where the payload is; None if the codecs have passed on borrowed memory as it is, which stays there.
@@ -183,7 +174,7 @@ class PayloadRoute(ABC):
         if twin is None:
             here = Memory()
             plan = replace(self.plan, store=here if self.plan.store is not None else None)
-            twin = self._twin = route_for(plan, spec, self.backend, here, here.open(), Ledger(), None, self.encoding)
+            twin = self._twin = route_for(plan, spec, self.backend, here, here.open(), Ledger(), None)
         stored = twin.encode(source, spec)
         return self.copy(source, spec, wanted) if stored is None else twin.rebuild(twin.decode(stored), wanted)
 
@@ -223,10 +214,10 @@ class HostRoute(PayloadRoute):
         super().__init__(parts)
         self.pipeline = pipeline
         self.tier, self.is_costly = pipeline.tier, pipeline.is_costly
-        is_computed, codecs = bool(pipeline.stages) and self.tier == "memory", self.plan.codecs[len(self.kernels) :]
-        on_all_cores = is_computed and all(getattr(codec, "on_all_cores", False) for codec in codecs)
-        self.may_be_now = self.encoding.may_be_now(is_computed=is_computed, on_all_cores=on_all_cores)
-        self.is_short = self.encoding.is_short(codecs, self.spec.nbytes)
+        codecs = self.plan.codecs[len(self.kernels) :]
+        are_quick = bool(codecs) and all(getattr(codec, "is_quick", False) for codec in codecs)
+        self.may_be_now = are_quick and self.tier == "memory"
+        self.is_now = self.may_be_now and self.spec.nbytes <= _SHORT_BYTES
         self.may_wait = self.is_lossless
         is_plain = not self.kernels and self.spec.device == "cpu"
         if is_plain and not self.backend.backward_writes and isinstance(self.backend, SupportsSharedMemory):
@@ -246,9 +237,7 @@ class HostRoute(PayloadRoute):
             return super().copy(source, spec, wanted)
         return self.backend.from_host(borrowed(source).reshape(wanted.dense().shape), wanted)
 
-    def encode(
-        self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False, always: bool = False
-    ) -> Stored | None:
+    def encode(self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
         """Run the codecs on a tensor, or its elements, and store the result; see :meth:`PayloadRoute.encode`."""
         if self.runs_kernels:
             source = self.launch(source, spec)
@@ -256,11 +245,12 @@ class HostRoute(PayloadRoute):
         else:
             # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
             is_mine = private and not self.plan.codecs
-            declines = self.pipeline.declines
-            if declines is not None and not (is_mine or always) and declines.skips():
-                return None  # before what is not dense is copied
         data = source if isinstance(source, np.ndarray) else self.backend.to_host(source, spec)
-        return self.pipeline.encode(adopted(data) if is_mine else data, ask, may_decline=not is_mine)
+        if is_mine:
+            data = adopted(data)
+        elif self.plan.codecs:  # also a copy of what is not dense: the same bytes in there would save nothing
+            data = borrowed(data)
+        return self.pipeline.encode(data, ask)
 
     def decode(self, stored: Stored, ask: Ask = call) -> Array:
         """Return an array; see :meth:`PayloadRoute.decode`."""
@@ -288,9 +278,7 @@ class DeviceRoute(PayloadRoute):
         super().__init__(parts)
         self.needs_worker = self.transfers is None  # else all that there is to do is launched
 
-    def encode(
-        self, source: Any, spec: TensorSpec, _: Ask = call, *, private: bool = False, always: bool = False
-    ) -> Stored:
+    def encode(self, source: Any, spec: TensorSpec, _: Ask = call, *, private: bool = False) -> Stored:
         """Run the kernels; see :meth:`PayloadRoute.encode`."""
         return self.stored_at_once(self.launch(source, spec), None)
 
@@ -321,7 +309,7 @@ class TransferRoute(HostRoute):
 
     def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
         super().__init__(parts, pipeline)
-        self.may_wait = self.may_be_now = False
+        self.may_wait = self.may_be_now = self.is_now = False
         self.shares_source = not self.kernels and parts.spec.order.is_dense
         """Whether what is transferred is the tensor's own memory."""
         self.needs_worker = pipeline.looks_at_bytes
@@ -374,7 +362,6 @@ def route_for(
     store: Store,
     ledger: Ledger,
     transfers: Transfers | None,
-    encoding: Encoding,
 ) -> PayloadRoute:
     """Return the route of a plan for tensors of one spec.
 
@@ -386,12 +373,11 @@ def route_for(
         store: opened from ``config``.
         ledger: where stages and payloads are counted.
         transfers: of the session; None where nothing is to be transferred beside the computation.
-        encoding: of the session.
     """
     places = stage_places(plan.codecs, config, spec)
     kernels = device_stages(backend, plan.codecs, spec.dense(), places[:-1], ledger)
     streams = transfers if transfers is not None and transfers.has_streams(spec.device) else None
-    parts = RouteParts(plan, spec, backend, kernels, ledger, places[-1], streams, encoding)
+    parts = RouteParts(plan, spec, backend, kernels, ledger, places[-1], streams)
     if plan.store is None and len(kernels) == len(plan.codecs) > 0 and spec.device != "cpu":
         return DeviceRoute(parts)
     ran = len(kernels)

@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 
 from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
-from tensorstash.engine.calibration import Calibration
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.demands import Demands, Reading
-from tensorstash.engine.payloads.encoding import Encoding
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute, route_for
 from tensorstash.engine.transfers import Transfers
@@ -45,7 +43,6 @@ class Ways:
         ledger: counts for the stores.
         adviser: is told where tensors go.
         transfers: brings payloads to the host; None without streams.
-        encoding: where codecs run.
 
     Raises:
         StoreError: a store the policy may use cannot be opened.
@@ -58,14 +55,11 @@ class Ways:
         ledger: Ledger,
         adviser: Adviser,
         transfers: Transfers | None,
-        encoding: Encoding,
     ) -> None:
         self._backend = backend
         self._ledger = ledger
         self._adviser = adviser
         self.transfers = transfers
-        self._encoding = encoding
-        self.calibration = Calibration()
         self.frees_host_memory = False
         """Whether anything leaves host memory, or shrinks in it."""
         self.stores: dict[StoreConfig, Store] = {}
@@ -94,7 +88,7 @@ class Ways:
         if masks:
             rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
         else:
-            rest = self.calibration.applied(plan.rest.within(demand), spec.dense())
+            rest = plan.rest.within(demand)
         return self._remember(kind, Way(plan.rebuilding, self._route(rest, spec)))
 
     def suits(self, payload: Payload, reading: Reading, demands: Demands) -> bool:
@@ -132,18 +126,13 @@ class Ways:
         self._remembered[kind] = way
         return way
 
-    def settle(self) -> None:
-        """End a step in which codecs were measured."""
-        if self.calibration.settle():
-            self._remembered.clear()
-
     def _route(self, plan: Plan, spec: TensorSpec) -> PayloadRoute | str:
         if plan.keeps:
             return plan.reason or POLICY
         config = plan.store or Memory()
         self.frees_host_memory |= spec.device == "cpu"
         self._adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
-        parts = config, self._store(config), self._ledger, self.transfers, self._encoding
+        parts = config, self._store(config), self._ledger, self.transfers
         route = route_for(plan, spec, self._backend, *parts)
         if len(self._numbers) >= _REMEMBERED:  # none is given twice: what is saved may know it
             self._numbers.clear()
