@@ -2,7 +2,7 @@
 lossy codec brings it back, and the reader's gradients are compared with those from the tensor itself.
 
 ``python tests/torch/reader_search.py`` runs all of it, prints the table, and says where the list in
-``tensorstash/backends/torch/readers.py`` differs from it.
+``tensorstash/backends/torch/readers.txt`` says less.
 """
 
 import sys

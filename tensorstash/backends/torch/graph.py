@@ -103,9 +103,14 @@ class Readers:
 
 
 def running(handle: object) -> list[str]:
-    """Return where the operation whose backward runs on this thread has saved a handle; none if no backward runs."""
+    """Return where the operation whose backward runs on this thread has saved a handle; none if no backward runs.
+
+    An operation that does not show what it saves, as those of C++ extensions, is named alone.
+    """
     node = torch._C._current_autograd_node() if CAN_TELL else None
-    return [] if node is None else [found.reader for found in _shown(node, lambda other: other is handle)]
+    if node is None:
+        return []
+    return [found.reader for found in _shown(node, lambda other: other is handle)] or [type(node).__name__]
 
 
 def upcoming(is_ours: Callable[[object], bool]) -> list[list[Any]]:
