@@ -99,21 +99,6 @@ def ones(shape: Sequence[int], dtype: DTypeLike = float32, device: str = "cpu", 
     return full(shape, 1, dtype, device, requires_grad)
 
 
-def zeros_like(like: Tensor) -> Tensor:
-    """Give zeros of that shape, type and device."""
-    return full(like.shape, 0, like.dtype, like.device)
-
-
-def ones_like(like: Tensor) -> Tensor:
-    """Give ones of that shape, type and device."""
-    return full(like.shape, 1, like.dtype, like.device)
-
-
-def arange(stop: int, dtype: DTypeLike = "int64", device: str = "cpu") -> Tensor:
-    """Give 0, 1, … `stop` - 1."""
-    return tensor(np.arange(stop), dtype, device)
-
-
 def _fill(tensor: Tensor, values: Array) -> None:
     tensor.storage.write(tensor.layout, tensor.dtype, values.copy())
 

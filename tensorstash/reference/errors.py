@@ -1,10 +1,6 @@
 """Exceptions of the reference engine; they derive from the built-in class that PyTorch raises in the same place."""
 
 
-class OutOfMemoryError(RuntimeError):
-    """An allocation would exceed the capacity of a memory space."""
-
-
 class DeviceError(RuntimeError):
     """Tensors of different devices met in one operation, or host code touched accelerator memory."""
 

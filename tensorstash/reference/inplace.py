@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tensorstash.reference.autograd.modes import is_grad_enabled
 from tensorstash.reference.autograd.primitive import primitive
-from tensorstash.reference.creation import full, zeros_like
-from tensorstash.reference.dispatch import call, composite
+from tensorstash.reference.creation import full
 from tensorstash.reference.errors import InplaceError
+from tensorstash.reference.ops.shape import replace_region
 from tensorstash.reference.storage.dtypes import Array, can_store
 from tensorstash.reference.tensor import Tensor
 
 
-@primitive(moves=True, target=lambda g: zeros_like(g), source=lambda g: g)
+@primitive(moves=True, target=lambda g: full(g.shape, 0, g.dtype, g.device), source=lambda g: g)
 def overwrite(target: Array, source: Array) -> Array:
     """Give `source` in the shape of `target`."""
     return np.array(np.broadcast_to(source, target.shape))
 
 
-@composite
-def update(target: Tensor, operation: str, *operands: Any) -> Tensor:
+def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> Tensor:
     """Compute `operation(target, *operands)` and write it into the memory of `target`.
 
     The new value is computed and recorded out of place on a private copy, so the operation may save what it likes.
@@ -43,14 +43,19 @@ def update(target: Tensor, operation: str, *operands: Any) -> Tensor:
     recorded = is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in involved)
     if recorded:
         _refuse_untracked(target)
-    value: Tensor = call(operation, target.clone() if recorded else target, *operands)
+    value = operation(target.clone() if recorded else target, *operands)
+    name = operation.__name__
     if value.shape != target.shape:
-        raise ValueError(f"in-place {operation}: result of shape {value.shape} does not fit into {target.shape}")
+        raise ValueError(
+            f"in-place {operation.__name__}: result of shape {value.shape} does not fit into {target.shape}"
+        )
     if not can_store(value.dtype, target.dtype):
-        raise ValueError(f"in-place {operation}: result type {value.dtype} cannot be stored as {target.dtype}")
+        raise ValueError(f"in-place {name}: result type {value.dtype} cannot be stored as {target.dtype}")
     value = value.astype(target.dtype)
     root = target._root
-    history = value if root is None or not recorded else call("with_region", root, value, target.layout)
+    history = (
+        value if root is None or not recorded else replace_region(root, value, region=target.layout, whole=root.layout)
+    )
     target.storage.write(target.layout, target.dtype, value.carriers())
     target.storage.counter.value += 1
     if recorded:
@@ -58,14 +63,13 @@ def update(target: Tensor, operation: str, *operands: Any) -> Tensor:
     return target
 
 
-@composite
 def copy_(target: Tensor, source: Any) -> Tensor:
     """Overwrite `target` with a tensor or number, broadcast and cast; the old value gets no gradient."""
     if isinstance(source, Tensor):
         source = source.to(target.device).astype(target.dtype)
     else:
         source = full((), source, target.dtype, target.device)
-    return update(target, "overwrite", source)
+    return update(target, overwrite, source)
 
 
 def _refuse_untracked(target: Tensor) -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorstash.reference.autograd.graph import Edge, Meta, Node
 from tensorstash.reference.autograd.modes import enable_grad
-from tensorstash.reference.dispatch import call
 from tensorstash.reference.errors import DeviceError
-from tensorstash.reference.operators import Operators
-from tensorstash.reference.storage.dtypes import Array, DType
+from tensorstash.reference.storage.dtypes import Array, DType, DTypeLike
 from tensorstash.reference.storage.layout import Layout, Shape
 from tensorstash.reference.storage.memory import Storage
 from tensorstash.reference.storage.streams import current_stream
 
 
-class Tensor(Operators["Tensor"]):
+class Tensor:
     """Elements of one type at a layout of a storage, with gradient recording.
 
     Build one with `tensor`, `from_numpy`, `from_buffer` or `zeros`. Reading is thread-safe; writing in place is
@@ -34,6 +32,33 @@ class Tensor(Operators["Tensor"]):
         "__weakref__", "_base", "_edge", "_epoch", "_requires_grad", "_root", "_untracked_view", "dtype", "grad",
         "layout", "storage",
     )  # fmt: skip
+
+    __array_ufunc__ = None  # NumPy must leave `array * tensor` to the tensor
+
+    if TYPE_CHECKING:  # `methods` attaches these after import
+
+        def _unary(self) -> Tensor: ...
+        def _binary(self, other: Tensor | complex, /) -> Tensor: ...
+        def _shaped(self, *shape: int) -> Tensor: ...
+        def _folded(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor: ...
+
+        __neg__ = exp = tanh = sigmoid = relu = clone = contiguous = swap_last = exp_ = _unary
+        __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = __gt__ = matmul = _binary
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __iadd__ = __isub__ = __imul__ = __itruediv__ = _binary
+        add_ = sub_ = mul_ = div_ = copy_ = fill_ = _binary
+        permute = transpose = expand = reshape = view = _shaped
+        sum = mean = _folded
+
+        def __getitem__(self, key: Any) -> Tensor: ...
+        def __setitem__(self, key: Any, value: Tensor | complex) -> None: ...
+        def astype(self, dtype: DTypeLike) -> Tensor: ...
+        def to(self, device: str, *, copy: bool = False) -> Tensor: ...
+        def softmax(self, axis: int = -1) -> Tensor: ...
+        def sum_to(self, shape: Shape) -> Tensor: ...
+        def split(self, size: int, axis: int = 0) -> tuple[Tensor, ...]: ...
+        def as_layout(self, layout: Layout) -> Tensor: ...
+        def as_strided(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor: ...
+        def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None: ...
 
     def __init__(self, storage: Storage, layout: Layout, dtype: DType) -> None:
         if layout.end > storage.nbytes:
@@ -192,7 +217,7 @@ class Tensor(Operators["Tensor"]):
         if not self.is_leaf:
             raise RuntimeError("only the requires_grad of a leaf can be set; use detach() to cut the graph")
         if mode and not self.dtype.is_differentiable:
-            raise RuntimeError(f"only floating point and complex tensors can require gradients, got {self.dtype}")
+            raise RuntimeError(f"only floating point tensors can require gradients, got {self.dtype}")
         self._requires_grad = mode
 
     def requires_grad_(self, mode: bool = True) -> Tensor:
@@ -241,23 +266,11 @@ class Tensor(Operators["Tensor"]):
         if root is not None and self._epoch != root._epoch:
             self._epoch = root._epoch
             with enable_grad():
-                self._edge = self._call("as_layout", root, self.layout)._edge
+                self._edge = root.as_layout(self.layout)._edge
 
     def become(self, other: Tensor) -> None:
         """Take over the memory of `other`, keeping identity and gradient state; for a leaf that moves devices."""
         self.storage, self.layout, self.dtype = other.storage, other.layout, other.dtype
-
-    # Gradients
-
-    def backward(
-        self,
-        gradient: Tensor | None = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: Sequence[Tensor] | None = None,
-    ) -> None:
-        """Accumulate the gradient of this tensor into the leaves it was computed from; see `engine.backward`."""
-        call("backward", [self], [gradient], retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
 
 
 class AccumulateGrad(Node[Tensor]):

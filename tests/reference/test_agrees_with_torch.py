@@ -1,6 +1,4 @@
-"""Gradients of whole models, and of single operations, against PyTorch on identical weights."""
-
-from __future__ import annotations
+"""Values and derivatives to second order of every operation, and of compositions, against PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,83 +6,145 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorstash.reference import Tensor, grad, nn, ops, tensor
+from tensorstash.reference import Node, Tensor, grad, methods, ops, tensor
+from tensorstash.reference.autograd.primitive import Primitive, ViewPrimitive
+from tensorstash.reference.inplace import overwrite
+from tensorstash.reference.ops import elementwise, indexing, reduction, shape
 
 torch = pytest.importorskip("torch")
-F = torch.nn.functional
 
-TIGHT = {"rtol": 1e-10, "atol": 1e-12}
-
-
-def torch_weights(model: nn.Module) -> dict[str, Any]:
-    return {name: torch.tensor(p.detach().numpy(), requires_grad=True) for name, p in model.named_parameters()}
+MASK, ROWS = [[True, False, True], [False, False, True]], [0, 2, 2, 1]
+Function = Callable[..., Any]
 
 
-def assert_gradients_agree(model: nn.Module, loss: Tensor, weights: dict[str, Any], torch_loss: Any) -> None:
-    np.testing.assert_allclose(loss.item(), torch_loss.item(), **TIGHT)
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    found = grad(loss, parameters)
-    expected = torch.autograd.grad(torch_loss, [weights[name] for name in names])
-    for name, mine, theirs in zip(names, found, expected, strict=True):
-        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), err_msg=name, **TIGHT)
+def transposed(x: Any) -> Any:
+    return x.transpose(-1, -2)
 
 
-def torch_language_model(w: dict[str, Any], indices: Any, blocks: int, heads: int) -> Any:
-    def norm(x: Any, name: str) -> Any:
-        return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
-
-    def linear(x: Any, name: str) -> Any:
-        return F.linear(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
-    x = w["token.weight"][indices] + w["position.weight"][: indices.shape[1]]
-    for index in range(blocks):
-        block = f"blocks.{index}"
-        parts = linear(norm(x, f"{block}.attention_norm"), f"{block}.attention.project").chunk(3, -1)
-        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        x = x + linear(mixed, f"{block}.attention.merge")
-        hidden = F.gelu(linear(norm(x, f"{block}.feed_norm"), f"{block}.feed.layers.0"), approximate="tanh")
-        x = x + linear(hidden, f"{block}.feed.layers.2")
-    return norm(x, "norm") @ w["token.weight"].T
+def in_place(x: Any, y: Any) -> Any:
+    a = x * 2
+    first, second = a[0], a[:, 1:]
+    first.mul_(y)
+    second.add_(a[:, :2].clone()).mul_(a[1, 0].clone())
+    a.copy_(a.clone() * y)
+    a[1] = y * y
+    return a * first.reshape(1, 3) + second.sum()
 
 
-def test_transformer_gradients_agree(language_model: tuple[nn.TransformerLM, np.ndarray]) -> None:
-    model, indices = language_model
-    loss = ops.cross_entropy(model(tensor(indices)), tensor(indices))
-    weights, labels = torch_weights(model), torch.tensor(indices)
-    logits = torch_language_model(weights, labels, len(model.blocks), model.blocks[0].attention.heads)
-    assert_gradients_agree(model, loss, weights, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_conv_net_gradients_agree(conv_net: tuple[nn.Module, np.ndarray, np.ndarray], training: bool) -> None:
-    model, images, labels = conv_net
-    model.train(training)
-    buffers = [torch.tensor(b.numpy().copy()) for b in (model.norm.running_mean, model.norm.running_variance)]
-    loss = ops.cross_entropy(model(tensor(images)), tensor(labels))
-    w = torch_weights(model)
-    x = F.conv2d(torch.tensor(images), w["first.weight"], w["first.bias"], stride=2, padding=1)
-    x = F.batch_norm(x, *buffers, w["norm.weight"], w["norm.bias"], training=training)
-    x = F.conv2d(F.max_pool2d(x.relu(), 2), w["second.weight"], w["second.bias"])
-    x = F.linear(F.avg_pool2d(F.gelu(x, approximate="tanh"), 3).flatten(1), w["head.weight"], w["head.bias"])
-    assert_gradients_agree(model, loss, w, F.cross_entropy(x, torch.tensor(labels)))
-    np.testing.assert_allclose(model.norm.running_mean.numpy(), buffers[0].numpy(), **TIGHT)
-    np.testing.assert_allclose(model.norm.running_variance.numpy(), buffers[1].numpy(), **TIGHT)
-
-
-PAIRS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any], Any]]] = {
-    "complex": (lambda z: (z * z.conj() * z).exp().real(), lambda z: (z * z.conj() * z).exp().real),
-    "complex power": (lambda z: (z**3 / (z + 2)).log().imag(), lambda z: (z**3 / (z + 2)).log().imag),
+CASES: dict[str, tuple[Function, *tuple[tuple[int, ...], ...]]] = {
+    "add": (lambda a, b: a + b + 2, (2, 3), (3,)),
+    "sub": (lambda a, b: 1 - (a - b), (2, 1), (1, 3)),
+    "mul": (lambda a, b: a * b * 3, (2, 3), (3,)),
+    "mul by itself": (lambda a: a * a, (3,)),
+    "div": (lambda a, b: a / b, (2, 3), (3,)),
+    "div number": (lambda a: 2 / a + a / 4, (3,)),
+    "neg": (lambda a: -a * a, (3,)),
+    "pow": (lambda a: a**3 + a**2 + a**0 + a**1.5, (3,)),
+    "pow of negative": (lambda a: (a - 2) ** 2 + (a - 2) ** 3, (4,)),
+    "exp": (lambda a: a.exp(), (3,)),
+    "tanh": (lambda a: a.tanh(), (3,)),
+    "sigmoid": (lambda a: a.sigmoid(), (3,)),
+    "relu": (lambda a: ((a - 1) * a * a).relu(), (6,)),
+    "clone": (lambda a: transposed(a).clone() ** 2, (2, 3)),
+    "contiguous": (lambda a: transposed(a).contiguous() ** 2, (2, 3)),
+    "sum": (lambda a: a.sum(1) ** 2, (2, 3)),
+    "mean": (lambda a: a.mean() * a.mean(0), (2, 3)),
+    "matmul": (lambda a, b: a @ b, (2, 3), (3, 2)),
+    "matmul batched": (lambda a, b: a @ b, (2, 1, 2, 2), (3, 2, 1)),
+    "permute": (lambda a: a.permute(2, 0, 1) ** 2, (2, 2, 3)),
+    "expand": (lambda a: a.expand(2, 3, -1) ** 2, (3, 1)),
+    "reshape": (lambda a: transposed(a).reshape(-1, 2) ** 2, (2, 2, 2)),
+    "view": (lambda a: a.view(3, 2) ** 2, (2, 3)),
+    "overlapping": (lambda a: (a * 1).as_strided((3, 3), (1, 1)) ** 2, (5,)),
+    "strided of transposed": (lambda a: transposed(a * 1).as_strided((4,), (1,)) ** 2, (2, 3)),
+    "strided of expanded": (lambda a: (a * 1).expand(2, 3).as_strided((2, 2), (0, 1)) ** 2, (1, 3)),
+    "index": (lambda a: a[1, ..., None, ::2] ** 2 + a[-1, 0, 0], (2, 2, 3)),
+    "split": (lambda a: a.split(2, 1)[0] * a.split(2, 1)[1], (2, 4)),
+    "softmax": (lambda a: a.softmax(-1), (2, 3)),
+    "softmax over columns": (lambda a: a.softmax(0), (2, 3)),
+    "in place through views": (in_place, (2, 3), (3,)),
+    "attention": (lambda q, k, v: (q @ transposed(k) / 2.0).softmax(-1) @ v.tanh(), (3, 2), (3, 2), (3, 2)),
+    "third of a composition": (lambda a: (a.tanh() * a).sum().exp(), (2,)),
 }
+SPELLED_TWICE: dict[str, tuple[Function, Function, *tuple[tuple[int, ...], ...]]] = {
+    "gelu": (ops.gelu, lambda a: torch.nn.functional.gelu(a, approximate="tanh"), (4,)),
+    "cast": (lambda a: a.astype("float32").astype("float64") ** 2, lambda a: a.float().double() ** 2, (3,)),
+    "to": (lambda a: (a.to("sim:0") * a.to("sim:0")).to("cpu"), lambda a: a * a, (3,)),
+    "sum_to": (lambda a: a.sum_to((1, 3)) ** 2, lambda a: a.sum_to_size(1, 3) ** 2, (2, 2, 3)),
+    "keepdims": (lambda a: a.sum((0, -1), keepdims=True) * a, lambda a: a.sum((0, -1), keepdim=True) * a, (2, 2, 2)),
+    "concat": (lambda a, b: ops.concat([a, b, a], 1) ** 2, lambda a, b: torch.cat([a, b, a], 1) ** 2, (2, 1), (2, 2)),
+    "rows": (lambda a: a[tensor(ROWS)] ** 2, lambda a: a[torch.tensor(ROWS)] ** 2, (3, 2)),
+    "mixed index": (lambda a: a[:, tensor(ROWS), 1] ** 2, lambda a: a[:, torch.tensor(ROWS), 1] ** 2, (2, 3, 2)),
+    "mask": (lambda a: a[tensor(MASK)] ** 2, lambda a: a[torch.tensor(MASK)] ** 2, (2, 3)),
+}
+PAIRS = {**{name: (case[0], *case) for name, case in CASES.items()}, **SPELLED_TWICE}
+
+
+def to_second_order(function: Function, leaves: Any, weight: Function, gradients: Function) -> tuple[list[Any], Any]:
+    """Return a value and its first two derivatives, each weighted and summed, and the first gradients."""
+    value = function(*leaves)
+    first = gradients((value * weight(value)).sum(), leaves, True)
+    total = (value * value).sum() + sum((g * g * weight(g)).sum() for g in first)
+    return [value, *first, *gradients(total, leaves, False)], first
+
+
+def evaluate(name: str) -> tuple[list[Any], list[Any], Any]:
+    mine, theirs, *shapes = PAIRS[name]
+    arrays = [np.random.default_rng(seed).uniform(0.5, 1.5, shape) for seed, shape in enumerate(shapes)]
+
+    def weights(x: Any) -> Any:
+        return np.linspace(1.0, 2.0, int(np.prod(x.shape))).reshape(x.shape)
+
+    def ours(y: Any, xs: Any, again: bool) -> Any:
+        found = grad(y, xs, create_graph=again, allow_unused=True)
+        return [x * 0 if g is None else g for g, x in zip(found, xs, strict=True)]
+
+    def torchs(y: Any, xs: Any, again: bool) -> Any:
+        return torch.autograd.grad(y, xs, create_graph=again, allow_unused=True, materialize_grads=True)
+
+    got, first = to_second_order(
+        mine, [tensor(a, requires_grad=True) for a in arrays], lambda x: tensor(weights(x), device=x.device), ours
+    )
+    wanted, _ = to_second_order(
+        theirs, [torch.tensor(a, requires_grad=True) for a in arrays], lambda x: torch.tensor(weights(x)), torchs
+    )
+    return got, wanted, first
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_complex_gradients_follow_the_same_convention(name: str) -> None:
-    mine, theirs = PAIRS[name]
-    values = np.random.default_rng(0).normal(size=5) + 1j * np.random.default_rng(1).normal(size=5)
-    z, t = tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
-    (expected,) = torch.autograd.grad(theirs(t).sum(), t)
-    np.testing.assert_allclose(grad(mine(z).sum(), z)[0].numpy(), expected.numpy(), rtol=1e-10)
+def test_values_and_derivatives_agree_to_second_order(name: str) -> None:
+    got, wanted, _ = evaluate(name)
+    for mine, theirs in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(mine.host_bits(), theirs.detach().numpy(), rtol=1e-6, atol=1e-9)
+
+
+def recorded_names(outputs: list[Tensor]) -> set[str]:
+    """Return the names of all nodes behind `outputs`."""
+    nodes: dict[int, Node[Tensor]] = {}
+    stack = [y.grad_fn for y in outputs if y.grad_fn is not None]
+    while stack:
+        node = stack.pop()
+        if node.key not in nodes:
+            nodes[node.key] = node
+            stack += [edge.node for edge in node.edges if edge is not None]
+    return {node.name for node in nodes.values()}
+
+
+def test_every_operation_with_a_formula_is_compared() -> None:
+    compared: set[str] = set()
+    for name in PAIRS:
+        got, _, first = evaluate(name)
+        compared |= recorded_names([got[0], *first])
+    made = [overwrite, *(x for place in (elementwise, indexing, reduction, shape) for x in vars(place).values())]
+    differentiable = {
+        x.signature.name for x in made if isinstance(x, Primitive | ViewPrimitive) and x.signature.formulas
+    }
+    assert len(differentiable) > 25
+    assert differentiable - compared == set()
+
+
+def test_operations_are_methods_of_the_tensor() -> None:
+    assert {name for name, method in methods.METHODS.items() if vars(Tensor)[name] is not method} == set()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -97,26 +157,15 @@ def test_elementwise_results_in_narrow_types_agree_bit_for_bit(dtype: str) -> No
         np.testing.assert_array_equal(mine.host_bits().view(bits.dtype), bits)
 
 
-def test_overlapping_views_share_gradients_alike() -> None:
-    values = np.arange(5.0)
-    x, t = tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
-    (mine,) = grad(((x * 1).as_strided((3, 3), (1, 1)) ** 2).sum(), x)
-    (theirs,) = torch.autograd.grad(((t * 1).as_strided((3, 3), (1, 1)) ** 2).sum(), t)
-    np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+def test_the_slope_of_a_power_of_zero_is_that_of_pytorch() -> None:
+    for exponent in (0, 1, 2):
+        x, t = tensor(0.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)
+        assert grad(x**exponent, x)[0].item() == torch.autograd.grad(t**exponent, t)[0].item()
 
 
-def test_inplace_history_through_views_agrees() -> None:
-    values = np.arange(1.0, 7.0).reshape(2, 3)
-
-    def chain(x: Any, transpose: Callable[[Any], Any]) -> Any:
-        a = x * 2
-        row, column = a[0], transpose(a)[1]
-        row.mul_(column[1].clone())
-        column.add_(1.0)
-        a[1] = a[0].clone() * x[1]
-        return (a * row + column.sum()).sum()
-
-    x, t = tensor(values, requires_grad=True), torch.tensor(values, requires_grad=True)
-    (mine,) = grad(chain(x, lambda a: a.transpose(0, 1)), x)
-    (theirs,) = torch.autograd.grad(chain(t, lambda a: a.transpose(0, 1)), t)
-    np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-14)
+def test_a_power_is_differentiated_for_exponents_that_are_numbers_only() -> None:
+    x, exponent = tensor([2.0], requires_grad=True), tensor([3.0])
+    with pytest.raises(NotImplementedError, match="use a number"):
+        (x**exponent).backward()
+    with pytest.raises(NotImplementedError, match="use a number"):
+        (tensor([2.0]) ** exponent.requires_grad_()).backward()

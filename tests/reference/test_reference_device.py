@@ -8,17 +8,14 @@ import pytest
 from tensorstash.reference import (
     DeviceError,
     MemorySpace,
-    OutOfMemoryError,
     Storage,
     from_buffer,
     from_numpy,
     nn,
     no_grad,
-    ops,
     tensor,
     zeros,
 )
-from tensorstash.reference.random import Generator
 from tensorstash.reference.storage.memory import memory
 
 
@@ -35,25 +32,6 @@ def test_bytes_are_counted_exactly_and_return_with_the_last_view(sim: MemorySpac
     assert sim.allocated_bytes == before + 995 * 2
     del y
     assert sim.allocated_bytes == before
-
-
-def test_peak_remembers_and_can_be_reset(sim: MemorySpace) -> None:
-    before = sim.allocated_bytes
-    x = zeros((100,), device="sim:0")
-    del x
-    assert sim.peak_bytes == before + 400
-    sim.reset_peak()
-    assert sim.peak_bytes == before
-
-
-def test_capacity_holds_and_a_refused_allocation_leaves_nothing(sim: MemorySpace) -> None:
-    sim.capacity_bytes = sim.allocated_bytes + 1000
-    x = zeros((200,), device="sim:0")
-    with pytest.raises(OutOfMemoryError, match="sim:0 out of memory: tried to allocate 800 bytes with 800 of 1000"):
-        x * 2.0
-    assert sim.allocated_bytes == x.nbytes
-    del x
-    assert zeros((250,), device="sim:0")[-1].item() == 0.0
 
 
 def test_devices_have_separate_accounts(sim: MemorySpace) -> None:
@@ -163,14 +141,14 @@ def test_refused_storage_is_not_charged() -> None:
 
 
 def test_module_moves_and_keeps_its_parameter_objects(sim: MemorySpace) -> None:
-    model = nn.Sequential(nn.Linear(3, 4, generator=Generator(0)), nn.ReLU(), nn.BatchNorm(4))
+    model = nn.Sequential(nn.Linear(3, 4, generator=np.random.default_rng(0)), nn.GELU())
     own = list(model.parameters())
     before = sim.allocated_bytes
     model.to("sim:0")
     assert all(a is b for a, b in zip(own, model.parameters(), strict=True))
     assert sim.allocated_bytes - before == sum(value.nbytes for value in model.state_dict().values())
     x = tensor(np.ones((2, 3), np.float32), device="sim:0")
-    ops.reduce_sum(model(x)).backward()
+    model(x).sum().backward()
     assert own[0].grad.device == "sim:0"
     with no_grad():
         own[0].grad = None

@@ -29,7 +29,6 @@ def test_moving_operations_keep_every_bit(name: str) -> None:
         x.to("sim:0"),
         x.swap_last().contiguous().swap_last(),
         x[tensor(list(range(8)))],
-        ops.where(tensor(True), x, 0.0),
         ops.concat(list(x.split(3))),
         zeros((8, 8), name).copy_(x),
     ):
@@ -97,7 +96,6 @@ def test_numbers_only_lift_the_category() -> None:
 def test_reductions_of_integers_and_masks() -> None:
     assert tensor([True, True]).sum().item() == 2
     assert tensor([1, 2]).mean().item() == 1.5
-    assert ops.argmax(tensor([1.0, 3.0, 2.0])).item() == 1
 
 
 def test_what_is_no_operand_is_refused() -> None:
@@ -118,6 +116,6 @@ def test_host_array_is_refused_where_it_would_mislead() -> None:
 
 def test_non_finite_results_are_silent() -> None:
     with no_grad():
-        results: list[Tensor] = [tensor([1.0]) / 0.0, tensor([-1.0]).log(), tensor([1e38]) * 1e38]
+        results: list[Tensor] = [tensor([1.0]) / 0.0, tensor([-1.0]) ** 0.5, tensor([1e38]) * 1e38]
         results.append(tensor([math.nan]).astype("int64"))
     assert [math.isfinite(r.item()) for r in results] == [False, False, False, True]

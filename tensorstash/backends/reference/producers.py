@@ -16,16 +16,13 @@ from tensorstash.host.arrays import Array
 from tensorstash.reference import Tensor, no_grad
 from tensorstash.reference.autograd.primitive import OpNode
 from tensorstash.reference.autograd.saved import SavedTensor
-from tensorstash.reference.dispatch import OPERATIONS
+from tensorstash.reference.ops.elementwise import cast
 from tensorstash.reference.tensor import AccumulateGrad
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 
-def _row(node: str, name: str, *, is_view: bool = False) -> "Rule":
-    def run(attributes: tuple[tuple[str, Hashable], ...], *operands: Any) -> Any:
-        return OPERATIONS[node](*operands, **dict(attributes))
-
-    return Rule(name, node, run, is_view)
+def _run(operation: Callable[..., Any], attributes: tuple[tuple[str, Hashable], ...], *operands: Any) -> Any:
+    return operation(*operands, **dict(attributes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,39 +31,23 @@ class Rule:
 
     Args:
         name: what :class:`~tensorstash.policies.recompute.Recompute` calls it.
-        node: the operation.
-        run: takes its attributes, then its operands.
         is_view: whether it returns a view of its first operand.
+        run: takes the operation, its attributes, then its operands.
     """
 
     name: str
-    node: str
-    run: Callable[..., Any]
     is_view: bool = False
+    run: Callable[..., Any] = _run
 
 
-_NAMES = {
-    "add": "add",
-    "apply_mask": "dropout",
-    "cast": "cast",
-    "clone": "clone",
-    "div": "div",
-    "gelu": "gelu",
-    "mul": "mul",
-    "neg": "neg",
-    "normalise": "layer_norm",
-    "power": "pow",
-    "relu": "relu",
-    "sigmoid": "sigmoid",
-    "sub": "sub",
-    "tanh": "tanh",
-}
+_SAME_NAMES = ("add", "cast", "clone", "div", "gelu", "mul", "neg", "relu", "sigmoid", "sub", "tanh")
 _VIEWS = ("expand_to", "permute_axes", "view_as")
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        **{node: _row(node, name) for node, name in _NAMES.items()},
-        **{node: _row(node, "view", is_view=True) for node in _VIEWS},
+        **{name: Rule(name) for name in _SAME_NAMES},
+        "power": Rule("pow"),
+        **{node: Rule("view", is_view=True) for node in _VIEWS},
     }
 )
 """By the operation."""
@@ -87,7 +68,7 @@ class Producers:
 
     def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Any]) -> None:
         self._is_ours = is_ours
-        self._rules = {**RULES, **{rule.node: _row(rule.node, rule.name) for rule in rules}}
+        self._rules = {**RULES, **{rule.node: Rule(rule.name) for rule in rules}}
         self._noted: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
         self._views: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 
@@ -139,7 +120,7 @@ class Producers:
             return None
         with no_grad():
             narrow = made.detach().astype(source).detach()
-        operation = Call(RULES["cast"], ((("dtype", made.dtype),),), (0,))
+        operation = Call(RULES["cast"], (cast, (("dtype", made.dtype),)), (0,))
         return Recipe("narrow", operation, (), 1), narrow
 
     def whole(self, tensor: Tensor, /) -> Tensor:
@@ -226,7 +207,7 @@ class _Search(AnySearch[Rule]):
             raise NoRecipe(f"no rule for {node.name}")
         rule = self.rule(node.name)
         found = [self._operand(node, place) for place in range(len(node.operands))]
-        return self.call(rule, (tuple(sorted(node.attributes.items())),), found)
+        return self.call(rule, (node.operation, tuple(sorted(node.attributes.items()))), found)
 
     def _operand(self, node: OpNode, place: int) -> tuple[Any, int]:
         saved = node.saved(place)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from tensorstash.reference.autograd.graph import Edge, Node
 from tensorstash.reference.autograd.modes import no_grad, set_grad_enabled
-from tensorstash.reference.creation import ones_like
-from tensorstash.reference.dispatch import register
+from tensorstash.reference.creation import full
 from tensorstash.reference.tensor import AccumulateGrad, Tensor
 
 # Graphs of several threads may share leaves.
@@ -18,35 +17,23 @@ _accumulating = threading.Lock()
 
 
 def backward(
-    outputs: Sequence[Tensor],
-    gradients: Sequence[Tensor | None] | None = None,
-    *,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Sequence[Tensor] | None = None,
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None] | None = None, *, retain_graph: bool = False
 ) -> None:
     """Accumulate gradients into the `grad` of leaves.
 
-    Saved tensors are freed node by node as the walk passes, unless `retain_graph`. With `create_graph`, a leaf's
-    `grad` refers to a graph that refers to the leaf: a reference cycle until ``grad`` is reset. Prefer `grad` there.
+    Saved tensors are freed node by node as the walk passes, unless `retain_graph`.
 
     Args:
         outputs: tensors to differentiate.
         gradients: one per output; None means 1 for an output of one element.
-        retain_graph: keep saved tensors for another backward; by default, as `create_graph`.
-        create_graph: record the gradient computation itself.
-        inputs: accumulate into these only.
+        retain_graph: keep saved tensors for another backward.
 
     Raises:
         GraphReleasedError: saved tensors have been freed by an earlier backward.
         InplaceError: a saved tensor has been modified since.
         RuntimeError: an output does not require grad, or has several elements and no gradient.
     """
-    wanted = None if inputs is None else _edges_of(inputs)
-    found = _walk(outputs, gradients, wanted, create_graph if retain_graph is None else retain_graph, create_graph)
-    for tensor, gradient in zip(inputs or (), found, strict=True):
-        if gradient is not None:
-            _accumulate(tensor, gradient, create_graph)
+    _walk(outputs, gradients, None, retain_graph, create_graph=False)
 
 
 def grad(
@@ -90,9 +77,6 @@ def grad(
     return tuple(g if g is None or create_graph else g.detach() for g in found)
 
 
-register("backward", backward)
-
-
 def _walk(
     outputs: Sequence[Tensor],
     gradients: Sequence[Tensor | None] | None,
@@ -122,7 +106,7 @@ def _walk(
                 )
             if isinstance(node, AccumulateGrad):
                 if targets is None and incoming[0] is not None:
-                    _accumulate(node.variable, incoming[0], create_graph)
+                    _accumulate(node.variable, incoming[0])
             elif useful is None or node.key in useful:
                 for target, gradient in zip(node.edges, node.apply(incoming), strict=True):
                     if target is not None and gradient is not None:
@@ -146,7 +130,7 @@ class _Pending:
     def take(self, node: Node[Tensor]) -> list[Tensor | None]:
         gradients = [self._gradients.pop((node.key, index), None) for index in range(len(node.outputs))]
         return [
-            g if g is None or not node.casts_gradients or g.dtype is meta.dtype else g.astype(meta.dtype)
+            g if g is None or g.dtype is meta.dtype else g.astype(meta.dtype)
             for g, meta in zip(gradients, node.outputs, strict=True)
         ]
 
@@ -205,7 +189,7 @@ def _seed(output: Tensor, gradient: Tensor | None) -> Tensor:
                 f"grad can be implicitly created only for outputs of one element, got shape {output.shape}; "
                 "pass a gradient"
             )
-        return ones_like(output)
+        return full(output.shape, 1, output.dtype, output.device)
     if gradient.shape != output.shape or gradient.device != output.device:
         raise RuntimeError(
             f"the gradient of an output must match it: got shape {gradient.shape} on {gradient.device}, "
@@ -214,13 +198,10 @@ def _seed(output: Tensor, gradient: Tensor | None) -> Tensor:
     return gradient
 
 
-def _accumulate(variable: Tensor, gradient: Tensor, create_graph: bool) -> None:
+def _accumulate(variable: Tensor, gradient: Tensor) -> None:
     with _accumulating:
         if variable.grad is None:
-            fresh = gradient.clone()
-            variable.grad = fresh if create_graph else fresh.detach()
-        elif create_graph:
-            variable.grad = variable.grad + gradient
+            variable.grad = gradient.clone().detach()
         else:
             with no_grad():
                 variable.grad.add_(gradient)

@@ -40,9 +40,6 @@ class Node(Generic[T]):
 
     __slots__ = ("__weakref__", "edges", "outputs", "sequence")
 
-    casts_gradients = True
-    """Whether a gradient that arrives in another element type is cast to that of the output."""
-
     def __init__(self, edges: Sequence[Edge[T] | None], outputs: Sequence[Meta]) -> None:
         self.edges = tuple(edges)
         self.outputs = tuple(outputs)

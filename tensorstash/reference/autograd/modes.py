@@ -20,7 +20,6 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.grad_enabled = True
         self.hooks: list[HookPair] = []
-        self.hooks_disabled_because: str | None = None
         self.clock = itertools.count()
 
 
@@ -70,13 +69,3 @@ def next_sequence() -> int:
 def hook_stack() -> list[HookPair]:
     """Give this thread's stack of saved-tensor hooks, innermost last."""
     return _thread.hooks
-
-
-def hooks_disabled_because() -> str | None:
-    """Give the message with which hooks are refused in this thread, or None."""
-    return _thread.hooks_disabled_because
-
-
-def set_hooks_disabled(message: str | None) -> None:
-    """Refuse saved-tensor hooks in this thread with `message`; None allows them again."""
-    _thread.hooks_disabled_because = message

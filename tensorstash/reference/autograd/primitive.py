@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from types import MappingProxyType, MethodType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,7 +29,6 @@ import numpy as np
 from tensorstash.reference.autograd.graph import Edge, Meta, Node
 from tensorstash.reference.autograd.modes import is_grad_enabled
 from tensorstash.reference.autograd.saved import SavedTensor
-from tensorstash.reference.dispatch import register
 from tensorstash.reference.errors import DeviceError
 from tensorstash.reference.storage.dtypes import Array, DType, as_dtype, float32, promote, promote_number
 from tensorstash.reference.storage.layout import Layout
@@ -76,18 +75,19 @@ class Signature:
 class OpNode(Node[Tensor]):
     """A recorded primitive with the operands and the result that its formulas name."""
 
-    __slots__ = ("_attributes", "_metas", "_saved", "_signature")
+    __slots__ = ("_attributes", "_metas", "_saved", "_signature", "operation")
 
     def __init__(
         self,
-        signature: Signature,
+        operation: Primitive | ViewPrimitive,
         edges: Sequence[Edge[Tensor] | None],
         operands: Sequence[Any],
         attributes: dict[str, Any],
         out: Tensor,
     ) -> None:
         super().__init__(edges, (out.meta,))
-        self._signature = signature
+        self.operation = operation
+        self._signature = signature = operation.signature
         self._attributes = attributes
         self._metas = tuple(x.meta if isinstance(x, Tensor) else None for x in operands)
         used = {n for k, e in enumerate(edges) if e is not None for n in signature.needs[signature.role(k)]}
@@ -176,7 +176,11 @@ class Primitive:
     ) -> None:
         self.signature = Signature(kernel.__name__, kernel, formulas)
         self.kernel, self._moves, self._floating = kernel, moves, floating
-        self.__doc__ = kernel.__doc__
+        self.__name__, self.__doc__ = kernel.__name__, kernel.__doc__
+
+    def __get__(self, tensor: Tensor | None, owner: type | None = None) -> Callable[..., Tensor]:
+        """Bind as a function does, so that a class may have the operation for a method."""
+        return self if tensor is None else MethodType(self, tensor)
 
     def __call__(self, *operands: Operand, **attributes: Any) -> Tensor:
         """Compute, and record if an operand requires grad.
@@ -193,7 +197,7 @@ class Primitive:
             stored, dtype = self._compute([_values(x) for x in operands], operands, common, attributes)
             storage, layout = adopt_array(stored, memory(device))
             out = Tensor(storage, layout, dtype)
-        record(self.signature, operands, attributes, out)
+        record(self, operands, attributes, out)
         return out
 
     def _submit(self, operands: Sequence[Operand], attributes: dict[str, Any], device: str, common: DType) -> Tensor:
@@ -274,40 +278,35 @@ class ViewPrimitive:
         """Make the view, and record it if the operand requires grad."""
         attributes = {**self.signature.defaults, **attributes}
         view = operand.view_of(self._relayout(operand.layout, **attributes), tracked=is_grad_enabled())
-        record(self.signature, (operand,), attributes, view)
+        record(self, (operand,), attributes, view)
         return view
 
 
 def primitive(
     *, moves: bool = False, floating: bool = False, **formulas: Formula
 ) -> Callable[[Callable[..., Any]], Primitive]:
-    """Register a NumPy kernel with its formulas; see the module's table for what a formula may name.
+    """Make an operation of a NumPy kernel and its formulas; see the module's table for what a formula may name.
 
     Raises:
         TypeError: a formula names something the kernel does not have.
     """
 
     def decorate(kernel: Callable[..., Any]) -> Primitive:
-        operation = Primitive(kernel, formulas, moves=moves, floating=floating)
-        register(kernel.__name__, operation)
-        return operation
+        return Primitive(kernel, formulas, moves=moves, floating=floating)
 
     return decorate
 
 
 def view_primitive(**formulas: Formula) -> Callable[[Callable[..., Layout]], ViewPrimitive]:
-    """Register a view with its formulas."""
-
-    def decorate(relayout: Callable[..., Layout]) -> ViewPrimitive:
-        operation = ViewPrimitive(relayout, formulas)
-        register(relayout.__name__, operation)
-        return operation
-
-    return decorate
+    """Make an operation of a relayout and its formulas."""
+    return lambda relayout: ViewPrimitive(relayout, formulas)
 
 
-def record(signature: Signature, operands: Sequence[Operand], attributes: dict[str, Any], out: Tensor) -> None:
+def record(
+    operation: Primitive | ViewPrimitive, operands: Sequence[Operand], attributes: dict[str, Any], out: Tensor
+) -> None:
     """Give `out` its history, if this thread records and a differentiable operand requires grad."""
+    signature = operation.signature
     if not (is_grad_enabled() and out.dtype.is_differentiable and signature.formulas):
         return
     edges = [
@@ -315,7 +314,7 @@ def record(signature: Signature, operands: Sequence[Operand], attributes: dict[s
         for k, x in enumerate(operands)
     ]
     if any(edge is not None for edge in edges):
-        node = OpNode(signature, edges, operands, attributes, out)
+        node = OpNode(operation, edges, operands, attributes, out)
         out._edge = Edge(node, 0)
 
 

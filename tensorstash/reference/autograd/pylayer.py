@@ -24,12 +24,6 @@ class PyLayerContext:
         self._to_save: tuple[Any, ...] = ()
         self._saved: tuple[Any, ...] = ()
         self._node: weakref.ref[Node[Tensor]] | None = None
-        self._not_inplace: tuple[Tensor, ...] = ()
-        self._non_differentiable: tuple[Tensor, ...] = ()
-        self._materialize_grads = True
-        self._casts_gradients = True
-        self.needs_input_grad: tuple[bool, ...] = ()
-        """Whether each tensor input wants a gradient."""
 
     def save_for_backward(self, *tensors: Any) -> None:
         """Save inputs, outputs or intermediate tensors; hooks run when ``forward`` has returned.
@@ -67,36 +61,15 @@ class PyLayerContext:
         """PyTorch's name for what `saved_tensor` gives."""
         return self.saved_tensor()
 
-    def mark_not_inplace(self, *tensors: Tensor) -> None:
-        """Say that inputs which ``forward`` returns are not results of an in-place operation.
-
-        The output is then a new tensor over the same memory, and the input keeps its own history.
-        """
-        self._not_inplace = tensors
-
-    def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """Say that outputs have no gradient; ``backward`` is given zeros for them."""
-        self._non_differentiable = tensors
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """Choose whether ``backward`` is given zeros (default) or None for outputs that no gradient reached."""
-        self._materialize_grads = value
-
-    def set_grad_in_dtype_consistent(self, flag: bool) -> None:
-        """Choose whether gradients are cast to the type of their output before ``backward`` (default) or not."""
-        self._casts_gradients = flag
-
 
 class PyLayer:
     """An operation with its own derivative: subclass it and define two static methods.
 
-    ``forward(ctx, *args, **kwargs)`` runs unrecorded and returns a tensor or a list or tuple that may hold some.
-    ``backward(ctx, *gradients)`` is given one gradient per output tensor and returns one per input tensor, None for
-    zero. Input tensors are those among the arguments and in lists and tuples of them. Written in differentiable
-    operations, ``backward`` can be differentiated again.
-
-    An input that ``forward`` returns counts as modified in place and takes the new history, as in Paddle, unless it
-    is marked with `PyLayerContext.mark_not_inplace`.
+    ``forward(ctx, *args, **kwargs)`` runs unrecorded and returns a tensor or a list or tuple that may hold some. An
+    input that it returns comes out as another tensor over the same memory. ``backward(ctx, *gradients)`` is given one
+    gradient per output tensor, zeros where none arrived, and returns one per input tensor, None for zero. Input
+    tensors are those among the arguments and in lists and tuples of them. Written in differentiable operations,
+    ``backward`` can be differentiated again.
 
     >>> from tensorstash.reference import tensor
     >>> class Tanh(PyLayer):
@@ -130,23 +103,24 @@ class PyLayer:
         """Run ``forward`` and record it.
 
         Raises:
-            InplaceError: ``forward`` returned, unmarked, an input that is a view or a leaf that requires grad.
+            InplaceError: ``forward`` wrote to an input in place while gradients are recorded.
         """
         inputs = [x for x in _leaves((*args, *kwargs.values())) if isinstance(x, Tensor)]
+        versions = [x._version for x in inputs]
         ctx = PyLayerContext()
-        ctx.needs_input_grad = tuple(x.requires_grad for x in inputs)
-        recorded = is_grad_enabled() and any(ctx.needs_input_grad)
         with no_grad():
             result = cls.forward(ctx, *args, **kwargs)
-        if not recorded:
+        if not (is_grad_enabled() and any(x.requires_grad for x in inputs)):
             return result
+        if versions != [x._version for x in inputs]:
+            raise InplaceError(f"{cls.__name__}.forward wrote to its input in place; write to a clone() of it")
         return _record(cls, ctx, inputs, result)
 
 
 class PyLayerNode(Node[Tensor]):
     """A recorded `PyLayer` with its context."""
 
-    __slots__ = ("_context", "_inputs", "_layer", "casts_gradients")
+    __slots__ = ("_context", "_inputs", "_layer")
 
     def __init__(
         self, layer: type[PyLayer], context: PyLayerContext, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -154,20 +128,15 @@ class PyLayerNode(Node[Tensor]):
         super().__init__([x.edge for x in inputs], [x.meta for x in outputs])
         self._layer, self._context = layer, context
         self._inputs = tuple(x.meta for x in inputs)
-        self.casts_gradients = context._casts_gradients
 
     @property
     def name(self) -> str:
         return self._layer.__name__
 
     def apply(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        if self._context._materialize_grads:
-            gradients = [
-                zeros(meta.shape, meta.dtype, meta.device) if g is None else g
-                for g, meta in zip(gradients, self.outputs, strict=True)
-            ]
-        result = self._layer.backward(self._context, *gradients)
-        found = list(_leaves(result if isinstance(result, list | tuple) else (result,)))
+        metas = zip(gradients, self.outputs, strict=True)
+        given = [zeros(meta.shape, meta.dtype, meta.device) if g is None else g for g, meta in metas]
+        found = list(_leaves((self._layer.backward(self._context, *given),)))
         if len(found) != len(self._inputs):
             raise ValueError(
                 f"{self.name}.backward returned {len(found)} gradients for {len(self._inputs)} input tensors"
@@ -195,33 +164,20 @@ class PyLayerNode(Node[Tensor]):
 
 def _record(layer: type[PyLayer], ctx: PyLayerContext, inputs: Sequence[Tensor], result: Any) -> Any:
     returned = [x for x in _leaves(result) if isinstance(x, Tensor)]
-    written = [x for x in returned if _among(x, inputs) and not _among(x, ctx._not_inplace)]
-    for tensor in written:
-        _refuse_inplace(layer, tensor)
-        tensor.storage.counter.value += 1
     node = PyLayerNode(layer, ctx, inputs, returned)
     edges: dict[int, Edge[Tensor]] = {}
     for index, tensor in enumerate(returned):
-        if tensor.dtype.is_differentiable and not _among(tensor, ctx._non_differentiable):
+        if tensor.dtype.is_differentiable:
             edges.setdefault(id(tensor), Edge(node, index))
 
     def save(tensor: Tensor) -> SavedTensor:
-        edge = edges.get(id(tensor))
-        is_output = edge is not None and not _among(tensor, ctx._not_inplace)
-        return SavedTensor(tensor, edge.output if edge is not None and is_output else None)
-
-    def output(tensor: Tensor) -> Tensor:
-        edge = edges.get(id(tensor))
-        if _among(tensor, written) and edge is not None:
-            tensor.set_history(edge)
-            return tensor
-        return _output(tensor, edge)
+        edge = None if any(tensor is x for x in inputs) else edges.get(id(tensor))
+        return SavedTensor(tensor, None if edge is None else edge.output)
 
     ctx._saved = tuple(_map(Tensor, save, item) for item in ctx._to_save)
     ctx._node = weakref.ref(node)
-    # The context lives as long as the node and must hold no tensor beyond what is saved.
-    ctx._to_save = ctx._not_inplace = ctx._non_differentiable = ()
-    return _map(Tensor, output, result)
+    ctx._to_save = ()  # The context lives as long as the node and must hold no tensor beyond what is saved.
+    return _map(Tensor, lambda tensor: _output(tensor, edges.get(id(tensor))), result)
 
 
 def _output(tensor: Tensor, edge: Edge[Tensor] | None) -> Tensor:
@@ -235,19 +191,6 @@ def _output(tensor: Tensor, edge: Edge[Tensor] | None) -> Tensor:
         output = tensor.alias(None)
     output._edge = edge
     return output
-
-
-def _refuse_inplace(layer: type[PyLayer], tensor: Tensor) -> None:
-    if tensor._root is not None or tensor._untracked_view or (tensor.is_leaf and tensor.requires_grad):
-        what = "a leaf that requires grad" if tensor.is_leaf else "a view"
-        raise InplaceError(
-            f"{layer.__name__}.forward returned its input, which counts as an in-place operation, but that is {what}; "
-            "return a new tensor, or call ctx.mark_not_inplace on the input"
-        )
-
-
-def _among(tensor: Tensor, candidates: Sequence[Tensor]) -> bool:
-    return any(tensor is candidate for candidate in candidates)
 
 
 def _leaves(items: Any) -> Iterator[Any]:

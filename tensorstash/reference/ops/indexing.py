@@ -9,8 +9,7 @@ import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta
 from tensorstash.reference.autograd.primitive import primitive, view_primitive
-from tensorstash.reference.creation import tensor
-from tensorstash.reference.dispatch import composite
+from tensorstash.reference.inplace import copy_
 from tensorstash.reference.storage.dtypes import Array
 from tensorstash.reference.storage.layout import BasicKey, Layout, Shape
 from tensorstash.reference.tensor import Tensor
@@ -61,54 +60,31 @@ def scatter_add(x: Array, *indices: Array, template: KeyTemplate, shape: Shape) 
     return whole
 
 
-def _blank(g: Tensor, indices: tuple[Tensor, ...], template: KeyTemplate) -> Tensor:
-    return replace(g, 0, *indices, template=template)
-
-
-@primitive(moves=True, x=_blank, value=lambda g, indices, template: gather(g, *indices, template=template))
-def replace(x: Array, value: Array, *indices: Array, template: KeyTemplate) -> Array:
-    """`x` with `value` at an index; entries of a repeated index must be equal for a right gradient."""
-    result = x.copy()
-    result[_fill(template, indices)] = value
-    return result
-
-
-@composite
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Give a view for integers, slices, None and Ellipsis; a copy if the key holds index tensors or masks."""
-    template, indices = _parse(key, x.device)
+    """Give a view for integers, slices, None and Ellipsis; a copy if the key holds index tensors or masks.
+
+    Raises:
+        TypeError: the key holds anything else.
+    """
+    items = key if isinstance(key, tuple) else (key,)
+    for item in items:
+        if not (item is None or item is Ellipsis or isinstance(item, int | slice | Tensor)) or isinstance(item, bool):
+            raise TypeError(f"an index must be integers, slices, None, Ellipsis or tensors, got {item!r}")
+    indices = [item for item in items if isinstance(item, Tensor)]
+    template: Any = tuple(_SLOT if isinstance(item, Tensor) else item for item in items)
     return gather(x, *indices, template=template) if indices else take_view(x, key=template)
 
 
-@composite
-def setitem(x: Tensor, key: Any, value: Any) -> None:
-    """Write in place at a key."""
-    template, indices = _parse(key, x.device)
-    if isinstance(value, np.ndarray):
-        value = tensor(value, x.dtype, x.device)
-    if indices:
-        x.copy_(replace(x, value, *indices, template=template))
-    else:
-        take_view(x, key=template).copy_(value)
+def setitem(x: Tensor, key: Any, value: Tensor | complex) -> None:
+    """Write in place at a key of integers, slices, None and Ellipsis.
 
-
-def _parse(key: Any, device: str) -> tuple[Any, list[Tensor]]:
+    Raises:
+        TypeError: the key holds anything else.
+    """
     items = key if isinstance(key, tuple) else (key,)
-    template: list[Any] = []
-    indices: list[Tensor] = []
-    for item in items:
-        if isinstance(item, list | np.ndarray):
-            item = tensor(np.asarray(item), device=device)
-        if isinstance(item, Tensor):
-            indices.append(item)
-            template.append(_SLOT)
-        elif isinstance(item, np.integer):
-            template.append(int(item))
-        elif item is None or item is Ellipsis or (isinstance(item, int | slice) and not isinstance(item, bool)):
-            template.append(item)
-        else:
-            raise TypeError(f"an index must be integers, slices, None, Ellipsis or tensors, got {item!r}")
-    return tuple(template), indices
+    if any(isinstance(item, Tensor) for item in items):
+        raise TypeError("an in-place write takes integers and slices as indices, got a tensor")
+    copy_(getitem(x, key), value)
 
 
 def _fill(template: KeyTemplate, indices: tuple[Array, ...]) -> tuple[Any, ...]:

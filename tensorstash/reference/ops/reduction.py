@@ -10,7 +10,6 @@ import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta
 from tensorstash.reference.autograd.primitive import primitive
-from tensorstash.reference.dispatch import register
 from tensorstash.reference.storage.dtypes import Array
 from tensorstash.reference.storage.layout import Shape, resolve_axes
 from tensorstash.reference.tensor import Tensor
@@ -18,81 +17,31 @@ from tensorstash.reference.tensor import Tensor
 Axis: TypeAlias = "int | Sequence[int] | None"
 
 
-def _spread(g: Tensor, meta: Meta, axes: Shape) -> Tensor:
+def _spread(g: Tensor, x_meta: Meta, axes: Shape) -> Tensor:
     """Repeat a reduced tensor over the axes it was reduced along."""
-    kept = tuple(1 if axis in axes else size for axis, size in enumerate(meta.shape))
-    return g.reshape(*kept).expand(*meta.shape)
+    kept = (1 if axis in axes else size for axis, size in enumerate(x_meta.shape))
+    return g.reshape(*kept).expand(*x_meta.shape)
 
 
-@primitive(x=lambda g, x_meta, axes: _spread(g, x_meta, axes))
+@primitive(x=_spread)
 def fold_sum(x: Array, *, axes: Shape) -> Array:
     """The sum over `axes`."""
     return np.asarray(np.sum(x, axis=axes))
 
 
-def _max_gradient(g: Tensor, x: Tensor, out: Tensor, x_meta: Meta, axes: Shape) -> Tensor:
-    winners = x.eq(_spread(out.detach(), x_meta, axes)).astype(g.dtype)
-    share = winners / _spread(fold_sum(winners, axes=axes), x_meta, axes)
-    return _spread(g, x_meta, axes) * share
-
-
-@primitive(x=_max_gradient)
-def fold_max(x: Array, *, axes: Shape) -> Array:
-    """The largest; elements that share the maximum share the gradient."""
-    return np.asarray(np.max(x, axis=axes))
-
-
-def _log_sum_exp_gradient(g: Tensor, x: Tensor, out: Tensor, x_meta: Meta, axes: Shape) -> Tensor:
-    return _spread(g, x_meta, axes) * (x - _spread(out, x_meta, axes)).exp()
-
-
-@primitive(floating=True, x=_log_sum_exp_gradient)
-def fold_logsumexp(x: Array, *, axes: Shape) -> Array:
-    """The logarithm of the summed exponentials over `axes`."""
-    top = np.max(x, axis=axes, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0)
-    return np.asarray(np.log(np.sum(np.exp(x - top), axis=axes)) + np.squeeze(top, axes))
-
-
-@primitive()
-def find_max(x: Array, *, axis: int) -> Array:
-    """The position of the largest along `axis`."""
-    return np.asarray(np.argmax(x, axis=axis))
-
-
 def reduce_sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Give the sum."""
     axes = resolve_axes(axis, x.ndim)
-    return _keep(fold_sum(x, axes=axes), x, axes, keepdims)
+    folded = fold_sum(x, axes=axes)
+    if not keepdims:
+        return folded
+    return folded.reshape(*(1 if axis in axes else size for axis, size in enumerate(x.shape)))
 
 
 def reduce_mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Give the mean."""
     axes = resolve_axes(axis, x.ndim)
     return reduce_sum(x, axes, keepdims) / math.prod(x.shape[axis] for axis in axes)
-
-
-def reduce_max(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Give the largest; elements that share the maximum share the gradient."""
-    axes = resolve_axes(axis, x.ndim)
-    return _keep(fold_max(x, axes=axes), x, axes, keepdims)
-
-
-def logsumexp(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Give the logarithm of the summed exponentials, without overflow."""
-    axes = resolve_axes(axis, x.ndim)
-    return _keep(fold_logsumexp(x, axes=axes), x, axes, keepdims)
-
-
-def argmax(x: Tensor, axis: int = -1) -> Tensor:
-    """Give the position of the largest, as int64; has no gradient."""
-    return find_max(x, axis=axis)
-
-
-def variance(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Give the mean squared distance from the mean."""
-    centred = x - reduce_mean(x, axis, keepdims=True)
-    return reduce_mean(centred * centred, axis, keepdims)
 
 
 def sum_to(x: Tensor, shape: Shape) -> Tensor:
@@ -110,13 +59,29 @@ def sum_to(x: Tensor, shape: Shape) -> Tensor:
     return fold_sum(x, axes=(*range(new), *repeated)).reshape(*shape)
 
 
-def _keep(folded: Tensor, x: Tensor, axes: Shape, keepdims: bool) -> Tensor:
-    if not keepdims:
-        return folded
-    return folded.reshape(*(1 if axis in axes else size for axis, size in enumerate(x.shape)))
+def _softmax_gradient(g: Tensor, out: Tensor, axis: int) -> Tensor:
+    return out * (g - reduce_sum(g * out, axis, keepdims=True))
 
 
-register("sum", reduce_sum)
-register("mean", reduce_mean)
-register("max", reduce_max)
-register("sum_to", sum_to)
+@primitive(floating=True, x=_softmax_gradient)
+def scale_exponentials(x: Array, *, axis: int) -> Array:
+    """Exponentials along `axis`, scaled to sum 1."""
+    powers = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return np.asarray(powers / np.sum(powers, axis=axis, keepdims=True))
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """Give exponentials along `axis`, scaled to sum 1."""
+    return scale_exponentials(x, axis=axis)
+
+
+@primitive(a=lambda g, b: g @ b.swap_last(), b=lambda g, a: a.swap_last() @ g)
+def matmul(a: Array, b: Array) -> Array:
+    """The product of matrices; leading dimensions broadcast.
+
+    Raises:
+        ValueError: an operand has fewer than two dimensions, or the inner dimensions differ.
+    """
+    if min(a.ndim, b.ndim) < 2 or a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"cannot multiply matrices of shape {a.shape} and {b.shape}")
+    return np.asarray(np.matmul(a, b))

@@ -8,19 +8,14 @@ import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta
 from tensorstash.reference.autograd.primitive import primitive, view_primitive
-from tensorstash.reference.dispatch import composite, register
 from tensorstash.reference.ops.elementwise import contiguous
 from tensorstash.reference.storage.dtypes import Array
 from tensorstash.reference.storage.layout import Layout, Shape, resolve_axes, resolve_shape
 from tensorstash.reference.tensor import Tensor
 
 
-def _inverse(axes: Sequence[int]) -> list[int]:
-    return [list(axes).index(axis) for axis in range(len(axes))]
-
-
 def _permute_back(g: Tensor, axes: Sequence[int]) -> Tensor:
-    return permute_axes(g, axes=_inverse(axes))
+    return permute_axes(g, axes=[list(axes).index(axis) for axis in range(len(axes))])
 
 
 @view_primitive(x=_permute_back)
@@ -101,7 +96,11 @@ def gather_layout(x: Array, *, source: Layout, target: Layout) -> Array:
     return np.asarray((block / count).astype(x.dtype)[target_at])
 
 
-@composite
+def as_layout(x: Tensor, layout: Layout) -> Tensor:
+    """Give `layout` over the storage of `x`."""
+    return restride(x, source=x.layout, target=layout)
+
+
 def as_strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
     """Give any layout over the storage.
 
@@ -118,14 +117,8 @@ def as_strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: 
     return as_layout(x, Layout(tuple(shape), tuple(strides), start, x.layout.itemsize))
 
 
-@composite
-def as_layout(x: Tensor, layout: Layout) -> Tensor:
-    """Give `layout` over the storage of `x`."""
-    return restride(x, source=x.layout, target=layout)
-
-
 def _outside_region(g: Tensor, region: Layout, whole: Layout) -> Tensor:
-    return blank_region(g, region=region, whole=whole)
+    return replace_region(g, 0, region=region, whole=whole)
 
 
 def _inside_region(g: Tensor, region: Layout, whole: Layout) -> Tensor:
@@ -142,32 +135,14 @@ def replace_region(x: Array, value: Array, *, region: Layout, whole: Layout) -> 
     return np.asarray(block[whole_at])
 
 
-@primitive(moves=True, x=_outside_region)
-def blank_region(x: Array, *, region: Layout, whole: Layout) -> Array:
-    """`x`, lying at `whole`, after zeros were written to `region` of its storage."""
-    whole_at, region_at, size = _shared(whole, region)
-    block = np.zeros(size, x.dtype)
-    block[whole_at] = x
-    block[region_at] = 0
-    return np.asarray(block[whole_at])
-
-
-@composite
-def with_region(x: Tensor, value: Tensor, region: Layout) -> Tensor:
-    """Give what `x` becomes when `value` is written through a view at `region`."""
-    return replace_region(x, value, region=region, whole=x.layout)
-
-
-@composite
-def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
+def permute(x: Tensor, *axes: int) -> Tensor:
     """Give a view with its dimensions in another order."""
-    order = resolve_axes(tuple(axes), x.ndim)
+    order = resolve_axes(axes, x.ndim)
     if len(order) != x.ndim:
-        raise ValueError(f"permute of {x.ndim} dimensions needs each once, got {tuple(axes)}")
+        raise ValueError(f"permute of {x.ndim} dimensions needs each once, got {axes}")
     return permute_axes(x, axes=order)
 
 
-@composite
 def transpose(x: Tensor, first: int, second: int) -> Tensor:
     """Give a view with two dimensions exchanged."""
     (one,), (two,) = resolve_axes(first, x.ndim), resolve_axes(second, x.ndim)
@@ -176,14 +151,17 @@ def transpose(x: Tensor, first: int, second: int) -> Tensor:
     return permute_axes(x, axes=order)
 
 
-@composite
-def expand(x: Tensor, shape: Sequence[int]) -> Tensor:
+def swap_last(x: Tensor) -> Tensor:
+    """Give a view with the last two dimensions exchanged."""
+    return transpose(x, -2, -1)
+
+
+def expand(x: Tensor, *shape: int) -> Tensor:
     """Give a view that repeats dimensions of size 1 with stride 0; -1 keeps a size."""
-    return expand_to(x, shape=tuple(shape))
+    return expand_to(x, shape=shape)
 
 
-@composite
-def view(x: Tensor, shape: Sequence[int]) -> Tensor:
+def view(x: Tensor, *shape: int) -> Tensor:
     """Give a view of another shape.
 
     Raises:
@@ -192,32 +170,18 @@ def view(x: Tensor, shape: Sequence[int]) -> Tensor:
     return view_as(x, shape=resolve_shape(shape, x.numel))
 
 
-@composite
-def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+def reshape(x: Tensor, *shape: int) -> Tensor:
     """Give a view of another shape where strides allow it, else a copy."""
     resolved = resolve_shape(shape, x.numel)
     return view_as(x if x.layout.reshape(resolved) else contiguous(x), shape=resolved)
 
 
-@composite
-def squeeze(x: Tensor, axis: int) -> Tensor:
-    """Give a view without a dimension of size 1."""
-    (at,) = resolve_axes(axis, x.ndim)
-    if x.shape[at] != 1:
-        raise ValueError(f"cannot squeeze dimension {axis} of {x.shape}: its size is not 1")
-    return view_as(x, shape=x.shape[:at] + x.shape[at + 1 :])
-
-
-@composite
-def unsqueeze(x: Tensor, axis: int) -> Tensor:
-    """Give a view with a new dimension of size 1."""
-    (at,) = resolve_axes(axis, x.ndim + 1)
-    return view_as(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
+def _narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
+    return x[(slice(None),) * axis + (slice(start, start + length),)]
 
 
 def _part(g: Tensor, i: int, xs_meta: Sequence[Meta], axis: int) -> Tensor:
-    start = sum(meta.shape[axis] for meta in xs_meta[:i])
-    return narrow(g, axis, start, xs_meta[i].shape[axis])
+    return _narrow(g, axis, sum(meta.shape[axis] for meta in xs_meta[:i]), xs_meta[i].shape[axis])
 
 
 @primitive(moves=True, xs=_part)
@@ -226,29 +190,13 @@ def join(*xs: Array, axis: int) -> Array:
     return np.concatenate(xs, axis=axis)
 
 
-@composite
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Give tensors joined along a dimension."""
     (at,) = resolve_axes(axis, tensors[0].ndim)
     return join(*tensors, axis=at)
 
 
-@composite
-def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Give tensors joined along a new dimension."""
-    return concat([unsqueeze(x, axis) for x in tensors], axis)
-
-
-def narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
-    """Give a view of `length` entries of a dimension."""
-    return x[(slice(None),) * axis + (slice(start, start + length),)]
-
-
-@composite
 def split(x: Tensor, size: int, axis: int = 0) -> tuple[Tensor, ...]:
     """Give views of `size` along a dimension; the last may be smaller."""
     (at,) = resolve_axes(axis, x.ndim)
-    return tuple(narrow(x, at, start, size) for start in range(0, x.shape[at], size))
-
-
-register("narrow", narrow)
+    return tuple(_narrow(x, at, start, size) for start in range(0, x.shape[at], size))

@@ -31,12 +31,8 @@ class DType:
         return self.carrier.itemsize
 
     @property
-    def is_complex(self) -> bool:
-        return self.compute.kind == "c"
-
-    @property
     def is_differentiable(self) -> bool:
-        return self.compute.kind in "fc"
+        return self.compute.kind == "f"
 
     def decode(self, stored: Array) -> Array:
         """Give stored elements as compute elements; a view where the two types are one."""
@@ -48,7 +44,7 @@ class DType:
         """Give compute elements as stored elements, rounding to nearest even; a view where possible."""
         if self.name == "bfloat16":
             return _round_to_bfloat16(values.astype(np.float32, copy=False))
-        if values.dtype.kind == "c" and not self.is_complex:
+        if values.dtype.kind == "c" and self.compute.kind != "c":
             values = values.real
         return values.astype(self.carrier, copy=False)
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.reference.errors import OutOfMemoryError
 from tensorstash.reference.storage.dtypes import Array, DType
 from tensorstash.reference.storage.layout import Layout
 from tensorstash.reference.storage.streams import Event, Stream, at_end, current_stream, is_asynchronous, leave_behind
@@ -25,7 +24,7 @@ _OVERWRITTEN = 0xCD
 
 
 class MemorySpace:
-    """The memory of one device: bytes allocated now, their peak, and an optional capacity; thread-safe.
+    """The memory of one device, and how many of its bytes are allocated now; thread-safe.
 
     Args:
         name: device name, such as ``"sim:0"``.
@@ -35,9 +34,7 @@ class MemorySpace:
     def __init__(self, name: str, *, is_host: bool) -> None:
         self.name = name
         self.is_host = is_host
-        self.capacity_bytes: int | None = None
         self._allocated = 0
-        self._peak = 0
         self._lock = threading.RLock()
         # What was freed and is not yet subtracted: finalizers, which run in the middle of anything, take no lock.
         self._freed: deque[int] = deque()
@@ -53,31 +50,10 @@ class MemorySpace:
                 self._allocated -= self._freed.popleft()
             return self._allocated
 
-    @property
-    def peak_bytes(self) -> int:
-        return self._peak
-
-    def reset_peak(self) -> None:
-        """Let the peak start again from what is allocated now."""
-        with self._lock:
-            self._peak = self.allocated_bytes
-
     def reserve(self, nbytes: int) -> None:
-        """Account for an allocation.
-
-        Raises:
-            OutOfMemoryError: the capacity would be exceeded; nothing is accounted.
-        """
+        """Account for an allocation."""
         with self._lock:
-            allocated, capacity = self.allocated_bytes, self.capacity_bytes
-            fits = capacity is None or allocated + nbytes <= capacity
-            if fits:
-                self._allocated += nbytes
-                self._peak = max(self._peak, self._allocated)
-        if not fits:
-            raise OutOfMemoryError(
-                f"{self.name} out of memory: tried to allocate {nbytes} bytes with {allocated} of {capacity} in use"
-            )
+            self._allocated = self.allocated_bytes + nbytes
 
     def release(self, nbytes: int) -> None:
         """Account for a freed allocation; safe in a finalizer."""
@@ -156,9 +132,6 @@ class Storage:
         buffer: flat, writable ``uint8`` array; adopted, not copied.
         space: the memory space that is charged ``buffer.nbytes``.
         counter: the version counter to share; by default a new one.
-
-    Raises:
-        OutOfMemoryError: the space has no room.
     """
 
     __slots__ = ("__weakref__", "_block", "_stream", "_users", "buffer", "counter", "nbytes", "space")

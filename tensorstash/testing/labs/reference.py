@@ -115,7 +115,7 @@ class ReferenceLab(Lab):
 
 class _Model(reference.nn.Module):
     def __init__(self) -> None:
-        generator = reference.Generator(0)
+        generator = np.random.default_rng(0)
         self.first = reference.nn.Linear(8, 16, generator=generator)
         self.last = reference.nn.Linear(16, 4, generator=generator)
 
