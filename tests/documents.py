@@ -27,20 +27,22 @@ class Document:
     def folder(self) -> Path:
         return (ROOT / self.name).parent
 
-    @property
-    def prose(self) -> str:
-        """The text without code blocks and without code in lines."""
-        return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```$", "", self.text, flags=re.MULTILINE | re.DOTALL))
-
     def blocks(self, language: str) -> list[str]:
         """Return the code blocks of a language."""
         return re.findall(rf"^```{language}\n(.*?)^```$", self.text, re.MULTILINE | re.DOTALL)
 
     @property
     def commands(self) -> list[str]:
-        """What is typed into a terminal."""
-        lines = [line for block in self.blocks("console") for line in block.splitlines()]
-        return [line.removeprefix("$ ") for line in lines]
+        """What is typed into a terminal, and commands in the text."""
+        lines = [line.removeprefix("$ ") for block in self.blocks("console") for line in block.splitlines()]
+        return [*lines, *re.findall(r"`(python3? [^`]+)`", self.text)]
+
+    @property
+    def paths(self) -> list[str]:
+        """What stands between backticks, outside of links, and looks like the path of a file or folder here."""
+        without_blocks = re.sub(r"^```.*?^```$", "", self.text, flags=re.MULTILINE | re.DOTALL)
+        words = re.findall(r"(?<!\[)`([\w./-]+)`", without_blocks)
+        return [word for word in words if "/" in word or word.endswith((".py", ".md", ".c", ".h"))]
 
     @property
     def anchors(self) -> set[str]:
@@ -56,28 +58,19 @@ class Document:
         """The targets of the links that stay in the repository."""
         return [target for target in re.findall(r"\]\(([^)\s]+)\)", self.text) if "://" not in target]
 
-    def section(self, heading: str) -> str:
-        """Return the text below a heading of the second level."""
+    def rows(self, heading: str) -> list[list[str]]:
+        """Return the cells of the first table of a section, without the table's head."""
         _, found, rest = self.text.partition(f"\n## {heading}\n")
         assert found, f"{self.name} has no section {heading!r}"
-        return rest.partition("\n## ")[0]
-
-    def rows(self, heading: str = "", table: int = 0) -> list[list[str]]:
-        """Return the cells of a table of a section, or of what stands above all sections, without the table's head."""
-        text = self.section(heading) if heading else self.text.partition("\n## ")[0]
-        starts = [match.end() for match in re.finditer(r"(?:^|\n)\n(?=\|)", text)]
-        lines = takewhile(lambda line: line.startswith("|"), text[starts[table] :].splitlines())
+        section = rest.partition("\n## ")[0]
+        start = re.search(r"(?:^|\n)\n(?=\|)", section)
+        assert start is not None, f"{self.name} has no table under {heading!r}"
+        lines = takewhile(lambda line: line.startswith("|"), section[start.end() :].splitlines())
         return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines][2:]
 
 
-README = Document("README.md")
-ARCHITECTURE = Document("docs/ARCHITECTURE.md")
-CONTRIBUTING = Document("CONTRIBUTING.md")
-CONTRACT = Document("docs/CONTRACT.md")
-RESULTS = Document("docs/results.md")
-
 TRAINERS = [Document(f"docs/trainers/{path.name}") for path in sorted((ROOT / "docs" / "trainers").glob("*.md"))]
-"""A page for each trainer of others."""
+"""A page for each trainer of others; tests/integrations/test_pages.py runs their programs."""
 
 DOCUMENTS = [
     *(Document(path.name) for path in sorted(ROOT.glob("*.md"))),

@@ -1,17 +1,18 @@
-"""Every example says what it should, in a process of its own, or after others that use the same framework."""
+"""Every program of a document, example and notebook runs and says what it should; those of one framework in turn."""
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.forked_workers import PROGRAMS
+from tests.documents import DOCUMENTS, ROOT, TRAINERS
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 
 EXPECTED = {
     "torch_transformer": [r"on disk at the peak: [1-9]\d* MiB; now: 0 bytes", "gradients bitwise equal: True"],
@@ -25,43 +26,74 @@ EXPECTED = {
         "refused: one of the variables needed for gradient computation has been modified by an inplace operation",
     ],
 }
-"""What has to be found in the output of each example."""
-
-TOGETHER = {
-    "no framework": ["own_backend"],
-    "paddle": ["paddle_vision"],
-    "torch": ["own_codec", "own_store", "policy_from_file", "torch_transformer"],
-}
-"""What one process runs, one after the other: to import a framework takes longer than most examples."""
+"""Patterns in the output of each example."""
 
 PARTS = {"tiny_autograd"}
 """Files that an example imports."""
 
-
-def test_every_example_is_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *PARTS}
-    assert sorted(EXPECTED) == sorted(name for names in TOGETHER.values() for name in names)
-
-
-PROGRAM = """
-import runpy, sys
+RUNNER = """
+import os, runpy, sys
 for path in sys.argv[1:]:
+    os.chdir(os.path.dirname(path))
     runpy.run_path(path, run_name="__main__")
-    print("end of", path)
+    print("end of", path, flush=True)
 """
 
 
-@pytest.mark.parametrize("framework", TOGETHER)
-def test_examples_do_what_they_say(framework: str, warm: Callable[..., str]) -> None:
-    examples = TOGETHER[framework]
-    paths = [str(EXAMPLES / f"{name}.py") for name in examples]
-    python = warm(*PROGRAMS[framework]) if framework in PROGRAMS else sys.executable
-    command = [python, "-c", PROGRAM, *paths]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(EXAMPLES), os.environ.get("PYTHONPATH", "")))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+def programs() -> Iterator[tuple[str, str, str, list[str]]]:
+    """Yield the name of a program, its text, the settings file that it reads, and patterns of its output."""
+    for document in [document for document in DOCUMENTS if document not in TRAINERS]:
+        settings = next((block for block in document.blocks("toml") if "[policy]" in block), "")
+        for number, text in enumerate(document.blocks("python")):
+            expected = [r"(stashed|recomputed: .+) +[1-9]"] if "stats()" in text else []
+            yield f"{document.name}:{number}", text, settings, expected
+    settings = (EXAMPLES / "policy.toml").read_text(encoding="utf-8")
+    for path in sorted(EXAMPLES.glob("*.py")):
+        if path.stem not in PARTS:
+            yield path.stem, path.read_text(encoding="utf-8"), settings, EXPECTED[path.stem]
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        text = "\n\n".join("".join(cell["source"]) for cell in cells(path))
+        yield path.stem, text, "", ["bitwise equal: True", r"stashed +[1-9]"]
+
+
+def cells(notebook: Path) -> list[dict[str, object]]:
+    """Return the cells of a notebook that hold code."""
+    return [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+def groups() -> dict[str, list[tuple[str, str, str, list[str]]]]:
+    """Return the programs that one process runs: those of a framework, or those of a document that import none."""
+    found: dict[str, list[tuple[str, str, str, list[str]]]] = {}
+    for program in programs():
+        framework = re.search(r"^ *import (torch|paddle)\b", program[1], re.MULTILINE)
+        found.setdefault(framework[1] if framework else program[0].partition(":")[0], []).append(program)
+    return found
+
+
+GROUPS = groups()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", GROUPS)
+def test_programs_do_what_they_say(group: str, tmp_path: Path) -> None:
+    paths = []
+    for number, (_, text, settings, _) in enumerate(GROUPS[group]):
+        paths.append(tmp_path / str(number) / "program.py")
+        paths[-1].parent.mkdir()
+        paths[-1].write_text(text, encoding="utf-8")
+        (paths[-1].parent / "policy.toml").write_text(settings, encoding="utf-8")
+    places = os.pathsep.join((str(ROOT), str(EXAMPLES)))
+    command = [sys.executable, "-c", RUNNER, *map(str, paths)]
+    environment = os.environ | {"PYTHONPATH": places}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     rest = done.stdout
-    for name, path in zip(examples, paths, strict=True):
-        said, _, rest = rest.partition(f"end of {path}\n")
-        for pattern in EXPECTED[name]:
-            assert re.search(pattern, said), f"{pattern!r} is not in:\n{said}"
+    for (name, *_, expected), path in zip(GROUPS[group], paths, strict=True):
+        said, ended, rest = rest.partition(f"end of {path}\n")
+        assert ended, f"{name}: {done.stderr}"
+        for pattern in expected:
+            assert re.search(pattern, said), f"{name}: {pattern!r} is not in:\n{said}"
+
+
+def test_no_notebook_holds_output() -> None:
+    for path in (ROOT / "docs" / "notebooks").glob("*.ipynb"):
+        assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells(path)), path

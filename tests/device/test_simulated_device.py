@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.device.simulated import compiler, library
-from tests.forked_workers import PROGRAMS
 
 ON_DEVICE = Path(__file__).resolve().with_name("on_device")
 ROOT = ON_DEVICE.parents[2]
@@ -37,9 +35,9 @@ def built() -> None:
 
 
 @pytest.mark.long
-def test_on_the_device(warm: Callable[..., str]) -> None:
+def test_on_the_device() -> None:
     """All of them in one process: to start it takes longer than most of its files."""
-    command = [warm(*PROGRAMS["torch"]), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(ON_DEVICE)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(ON_DEVICE)]
     environment = os.environ | {"TENSORSTASH_TEST_DEVICE": "sim", "OMP_NUM_THREADS": "1"}
     inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert inner.returncode == 0, inner.stdout[-6000:] + inner.stderr[-3000:]

@@ -3,11 +3,11 @@
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.forked_workers import PROGRAMS
 from tests.processes import outputs_of
 
 WORKER = Path(__file__).with_name("paddle_worker.py")
@@ -24,7 +24,7 @@ def free_ports(count):
 
 
 @pytest.fixture(scope="module")
-def reports(warm):
+def reports():
     endpoints = [f"127.0.0.1:{port}" for port in free_ports(2)]
 
     environments = [
@@ -40,7 +40,7 @@ def reports(warm):
         }
         for rank in range(2)
     ]
-    outputs = outputs_of([[warm(*PROGRAMS["paddle"]), "-W", "ignore", str(WORKER)]] * 2, environments)
+    outputs = outputs_of([[sys.executable, "-W", "ignore", str(WORKER)]] * 2, environments)
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,6 @@ from tensorstash.abilities import Ranks
 from tensorstash.engine.planned.agreement import Agreement
 from tensorstash.planner.decision import Decision, Measured, decide
 from tensorstash.planner.model import Option, Problem, Record, SavedClass
-from tests.forked_workers import PROGRAMS
 from tests.processes import outputs_of
 
 RUNS = ("declined", "all tiers", "slow disk", "replan")
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build has 
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory, warm):
+def reports(tmp_path_factory):
     """What each of two ranks reports."""
     store = tmp_path_factory.mktemp("rendezvous") / "store"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [warm(*PROGRAMS["torch"]), "-W", "ignore", "-m", "tests.torch.budget_ranks"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.torch.budget_ranks"]
     outputs = outputs_of([[*command, str(rank), "2", str(store)] for rank in range(2)], [environment] * 2)
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 

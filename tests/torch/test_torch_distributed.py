@@ -2,12 +2,12 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from tests.forked_workers import PROGRAMS
 from tests.processes import outputs_of
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build has 
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory, warm):
+def reports(tmp_path_factory):
     """What each of two ranks reports, by the way to parallelize."""
     store = tmp_path_factory.mktemp("rendezvous") / "store"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [warm(*PROGRAMS["torch"]), "-W", "ignore", str(WORKER)]
+    command = [sys.executable, "-W", "ignore", str(WORKER)]
     outputs = outputs_of([[*command, str(rank), "2", str(store)] for rank in range(2)], [environment] * 2)
     lines = [json.loads(line) for output in outputs for line in output.splitlines()]
     return {kind: [line for line in lines if line["kind"] == kind] for kind in {line["kind"] for line in lines}}
