@@ -3,7 +3,6 @@
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from tensorstash.host.arrays import Array
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
@@ -28,7 +27,7 @@ class Recipe(NamedTuple):
         inputs: for each value that it needs, the handle of a saved tensor, or a :class:`Leaf`.
         depth: operations that are run one after the other; views count for nothing.
         settings: of the program when the tensor was made, as far as the bits depend on them; None where they do not.
-        own: places of inputs that the operations have made themselves, such as the statistics of a norm.
+        own: places of inputs that the operations have made themselves, such as the mask of a dropout.
     """
 
     rule: str
@@ -107,10 +106,6 @@ class Producers(Protocol[T]):
         """Return the tensor itself, or the one that it is a view of, to look at it and drop it."""
         ...
 
-    def probe(self, whole: T, /) -> T:
-        """Return what :meth:`Backend.version_probe` does, of a tensor that :meth:`whole` gave."""
-        ...
-
     def run(self, recipe: Recipe, values: Sequence[T], spec: TensorSpec, /) -> T:
         """Return the tensor of a recipe in fresh memory, with the layout of ``spec``.
 
@@ -126,7 +121,7 @@ class Producers(Protocol[T]):
         ...
 
     def are_there(self, tensors: Sequence[T], /) -> bool:
-        """Whether tensors have their memory now: trainers that shard parameters free them for a while.
+        """Whether tensors have their memory now, which no other process shares: trainers free parameters for a while.
 
         An operation outside of such a module may save what the module returns. Its backward comes before that of the
         module, and so before the parameters are gathered again: then nothing can be made of them.
@@ -141,10 +136,20 @@ class Producers(Protocol[T]):
         """Return a few elements as bits, spread over the tensor; None where reading them would wait for a device."""
         ...
 
-    def content(self, tensor: T, /) -> Array | None:
-        """Return the distinct elements in memory order, as they are now.
+    def digest(self, whole: T, /) -> Any:
+        """Return a number that depends on every bit of a tensor that :meth:`whole` or :meth:`run` gave, as it is now.
 
-        None for what is not in host memory, and for parameters: who trains them leaves a new version."""
+        On the host an int. On a device a tensor, which is computed behind the program: nobody waits for it here.
+        """
+        ...
+
+    def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
+        """Raise what ``refuse`` returns if two digests differ: now, or where that would wait for a device, when the
+        running backward ends, out of the call that has started it."""
+        ...
+
+    def copied(self, tensor: T, most_bytes: int, /) -> T | None:
+        """Return a plain tensor of at most so many bytes in fresh memory, part of no graph; None for all others."""
         ...
 
     def random_state(self, tensor: T, /) -> Hashable:

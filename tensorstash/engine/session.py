@@ -28,6 +28,7 @@ from tensorstash.engine.planned.handles import TrackedStashed
 from tensorstash.engine.planned.step import Seen
 from tensorstash.engine.planned.tracker import NewTracker, Parts, Tracker
 from tensorstash.engine.prefetch import Requests
+from tensorstash.engine.recompute.recomputed import Saved
 from tensorstash.engine.recompute.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
@@ -234,6 +235,8 @@ class Session(Generic[T]):
             return self._keep(tensor, reason, nbytes)
         spec = self._spec(tensor)
         is_large, tracker, recomputer = spec.nbytes >= self._min_bytes, self._tracker, self._recomputer
+        if recomputer is not None and self._state.held is not None:
+            self._start(self._state.held.freed())
         if recomputer is not None and self._state.was_asked:  # before the first is noted, whatever becomes of it
             with self._lock:
                 self._current_requests()
@@ -270,6 +273,9 @@ class Session(Generic[T]):
     ) -> Handle | None:
         handle = recomputer.handle(tensor, spec, wanted, partial(self._store_narrow, seen))
         if handle is not None:
+            saved = handle.saved
+            if self._state.held is not None and saved.token is None:
+                self._start(self._state.held.add(self.backend.storage(tensor)[0], saved))
             if handle.content.users == 1:  # what is made again is held for others as far as a share of the step goes
                 self._sender.shares.saw(spec.nbytes)
             return handle
@@ -342,10 +348,12 @@ class Session(Generic[T]):
             return None
         return self.backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
 
-    def _start(self, payloads: Iterable[Payload]) -> None:
+    def _start(self, payloads: Iterable[Any]) -> None:
         """Send payloads on their way whose memory nobody else holds any more."""
         for payload in payloads:
-            if payload.reading is None or self._ways.suits(payload, payload.reading, self._state.demands):
+            if isinstance(payload, Saved):  # nothing leaves: it is recomputed
+                payload.capture()
+            elif payload.reading is None or self._ways.suits(payload, payload.reading, self._state.demands):
                 if self._tracker is not None and payload.seen is not None:
                     self._tracker.freed(payload.seen)
                 self._sender.start(payload)

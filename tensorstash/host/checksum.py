@@ -1,6 +1,9 @@
 """A checksum fast enough to run beside direct I/O: XXH3, at the speed at which memory is read."""
 
 from collections.abc import Iterable
+from ctypes import c_uint8
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -20,6 +23,21 @@ def checksum(data: Array) -> int:
     (True, False)
     """
     return xxh3_64_intdigest(data.data)
+
+
+def checksum_at(address: int, nbytes: int) -> int:
+    """Return the checksum of memory that the caller keeps.
+
+    >>> data = np.arange(200, dtype=np.uint8)
+    >>> checksum_at(data.ctypes.data, data.nbytes) == checksum(data)
+    True
+    """
+    return xxh3_64_intdigest(_bytes(nbytes).from_address(address))
+
+
+@lru_cache(1024)
+def _bytes(nbytes: int) -> Any:
+    return c_uint8 * nbytes
 
 
 def joint_checksum(parts: Iterable[Array]) -> int:

@@ -25,18 +25,13 @@ class _Trusting(Producers):
     def are_equal(self, one: Any, other: Any, /) -> bool:
         return True
 
-    def sample(self, tensor: Any, /) -> Any:
-        return None
+    def digest(self, whole: Any, /) -> int:
+        return 0
 
 
 class _Blind(Producers):
-    def sample(self, tensor: Any, /) -> Any:
-        return None
-
-
-class _Forgetful(Producers):
-    def probe(self, whole: Any, /) -> Any:
-        return (whole * 1).detach()
+    def digest(self, whole: Any, /) -> int:
+        return 0
 
 
 class _Holding(Producers):
@@ -57,12 +52,12 @@ class RunsAnotherOperation(Planted):
 @caught_by("test_line04_what_recipes_are_made_of_is_refused_if_it_was_modified")
 class ForgetsVersions(Planted):
     class Backend(ReferenceBackend):
-        def producers(self, *arguments: Any) -> Producers:
-            return _Forgetful(*arguments)
+        def version_probe(self, tensor: Any, /) -> Any:
+            return (tensor * 1).detach()
 
 
 @caught_by("test_line04_what_recipes_are_made_of_is_refused_if_it_was_written_without_a_version")
-class LooksAtNoElement(Planted):
+class ComparesNothing(Planted):
     class Backend(ReferenceBackend):
         def producers(self, *arguments: Any) -> Producers:
             return _Blind(*arguments)
@@ -94,7 +89,7 @@ class _NoProofs:
     def allow(self, *_: Any, **__: Any) -> bool:
         return True
 
-    def step_ended(self) -> None:
+    def refuse(self, kind: Any) -> None:
         pass
 
 

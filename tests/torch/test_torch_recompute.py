@@ -16,7 +16,6 @@ from torch.utils.checkpoint import checkpoint
 import tensorstash as ts
 from tensorstash.backends.torch.recipes import rules
 from tensorstash.backends.torch.recipes.neural import NEURAL
-from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.backends.torch.recipes.rule import Rule, saved
 from tensorstash.engine.recompute.inputs import kept_in
 from tensorstash.engine.stats import Tally
@@ -237,37 +236,26 @@ def test_a_rule_that_goes_wrong_later_is_an_error_with_its_name(monkeypatch):
     wrapped.remove()
 
 
-def test_a_kind_is_proved_again_from_time_to_time(monkeypatch):
-    monkeypatch.setattr("tensorstash.engine.recompute.proofs._STEPS", 3)
-    expected = gelu_program(nullcontext())
-    around = stash()
-    for _ in range(2):
-        gelu_program(around)
-    planted_run = lambda self, recipe, values, spec: values[0] * 0  # noqa: E731
-    monkeypatch.setattr(Producers, "run", planted_run)
-    with pytest.raises(StashError, match="came out different"):
-        gelu_program(around)
-    for _ in range(3):
-        assert equal(gelu_program(around), expected)
-    assert "gelu: came out different" in around.stats().refused
-
-
 @pytest.mark.parametrize("is_versioned", [True, False])
-def test_a_parameter_that_changes_before_backward_is_an_error(is_versioned):
+def test_a_parameter_that_autograd_has_not_saved_may_change_before_backward(is_versioned):
     layer = nn.Linear(8, 8, bias=False)
     inputs = torch.randn(4, 8, requires_grad=True)
-    with stash() as session, torch.autocast("cpu", torch.bfloat16):
-        loss = layer(inputs).sum()
-    assert "cast" in session.stats().recomputed
-    if is_versioned:
+
+    def run(around):
+        inputs.grad = None
+        with around, torch.autocast("cpu", torch.bfloat16):
+            loss = layer(inputs).sum()
         with torch.no_grad():
-            layer.weight.mul_(1.01)
-        expected = pytest.raises(SavedTensorModifiedError, match=r"rule cast.*version")
-    else:
-        layer.weight.data.mul_(1.01)
-        expected = pytest.raises(StashError, match=r"rule cast.*changed")
-    with expected:
+            (layer.weight if is_versioned else layer.weight.data).mul_(2)
         loss.backward()
+        with torch.no_grad():
+            layer.weight.div_(2)
+        return inputs.grad.clone()
+
+    around = stash()
+    assert torch.equal(run(around), run(nullcontext()))
+    (why,) = around.stats().refused
+    assert why.startswith("cast: made of a large parameter that autograd has not saved")
 
 
 def test_an_activation_that_is_rewritten_unseen_is_an_error_or_stored():
@@ -303,6 +291,7 @@ def after(between, *, buffer=None, min_bytes=1, policy=None, before=nullcontext)
         hidden = F.mish(F.gelu(first(given)))
         hidden = hidden if buffer is None else hidden * buffer
         loss = last(hidden).square().mean()
+        del hidden
     between()
     loss.backward()
     return [weight.grad for weight in (*first.parameters(), *last.parameters())]
@@ -347,7 +336,7 @@ def test_memory_of_the_user_is_not_read_again_once_it_was_rewritten_unseen(shape
     if shape[1] == 1:  # it was copied
         assert equal(after(rewrite, buffer=buffer, policy=policy, min_bytes=2**14), expected)
         return
-    with pytest.raises(StashError, match="which the graph has not made, was written to without a new version"):
+    with pytest.raises(StashError, match="came out different"):
         after(rewrite, buffer=buffer, policy=policy)
 
 
@@ -592,7 +581,7 @@ def test_large_contents_are_made_once_each_where_they_are_a_small_part_of_the_st
     around = stash()
     assert equal(run(around), run(nullcontext()))
     done = around.stats().recomputed["silu"]
-    assert (done.tensors, done.loads) == (16, 8)
+    assert (done.tensors, done.loads) == (16, 7)  # the last was still there when the scope ended
 
 
 def test_each_tensor_that_is_made_with_others_is_refused_for_itself():
@@ -608,19 +597,6 @@ def test_each_tensor_that_is_made_with_others_is_refused_for_itself():
     assert equal(torch.autograd.grad(first, [weight], retain_graph=True), expected)
     with pytest.raises(SavedTensorModifiedError):
         torch.autograd.grad(second, [weight])
-
-
-def test_what_is_made_of_a_parameter_before_and_after_an_unseen_change_is_not_the_same():
-    parameter, inputs = nn.Parameter(torch.randn(8, 8)), torch.randn(4, 8).bfloat16().requires_grad_()
-    with stash() as session:
-        before = (inputs @ parameter.bfloat16()).sum()
-        parameter.data.mul_(2)
-        after = (inputs @ parameter.bfloat16()).sum()
-    assert session.stats().recomputed["cast"].tensors == 2
-    expected = torch.autograd.grad((inputs @ parameter.bfloat16()).sum(), [inputs], retain_graph=True)
-    assert equal(torch.autograd.grad(after, [inputs], retain_graph=True), expected)
-    with pytest.raises(StashError, match=r"rule cast.*changed"):
-        torch.autograd.grad(before, [inputs])
 
 
 def test_what_is_made_under_other_settings_is_not_the_same():
@@ -667,31 +643,39 @@ def test_what_is_made_of_memory_of_the_user_before_and_after_it_was_rewritten_un
     if columns == 1:  # it was copied
         assert torch.equal(*torch.autograd.grad(losses[0], weights[:1]), expected[0])
         return
-    with pytest.raises(StashError, match="which the graph has not made, was written to without a new version"):
+    with pytest.raises(StashError, match="came out different"):
         torch.autograd.grad(losses[0], weights[:1])
 
 
 def with_a_buffer(around, *, rewrites, lets_go=False):
-    """Return gradients of a product with a buffer that may be rewritten unseen, and dropped, before that is saved."""
+    """Return gradients of a product with a buffer that may be rewritten unseen before that product is saved.
+
+    Args:
+        rewrites: whether it is.
+        lets_go: whether the program holds neither the buffer nor the product when backward runs.
+    """
     torch.manual_seed(0)
     weight = torch.randn(16, 4).requires_grad_()
     leaf, buffer = torch.randn(12, 16, requires_grad=True), torch.ones(12, 16)
     with around:
         made = F.gelu(leaf) * buffer
         if rewrites:
-            buffer.data[3, 5] = 3.0  # none of the few elements that are compared
+            buffer.data[3, 5] = 3.0
         if lets_go:
             del buffer
         loss = (made @ weight).sum()
+        if lets_go:
+            del made
     return torch.autograd.grad(loss, [weight] if lets_go else [leaf, weight])
 
 
-def test_memory_of_the_user_that_is_rewritten_unseen_before_what_is_made_of_it_is_saved_is_noticed():
+def test_the_memory_that_the_program_still_holds_is_not_recomputed():
     around = stash()
-    with_a_buffer(around, rewrites=False)
-    assert "mul(gelu)" in around.stats().recomputed
-    with pytest.raises(StashError, match=r"rule mul.*came out different from what was saved"):
-        with_a_buffer(around, rewrites=True)
+    for rewrites in (False, True):
+        expected = with_a_buffer(nullcontext(), rewrites=rewrites)
+        assert equal(with_a_buffer(around, rewrites=rewrites), expected)
+    done = around.stats().recomputed["mul(gelu)"]
+    assert (done.tensors, done.loads) == (2, 0)
 
 
 class Tripled(torch.autograd.Function):
@@ -747,7 +731,7 @@ def test_what_is_made_of_the_same_before_and_after_an_unseen_change_is_not_the_s
     (before, after), weight = run(around, rewrites=True)
     (plain, _), other = run(nullcontext(), rewrites=True)
     assert equal(torch.autograd.grad(before, [weight]), torch.autograd.grad(plain, [other]))
-    with pytest.raises(StashError, match=r"rule cast\(silu\).*came out different from what was saved"):
+    with pytest.raises(StashError, match=r"rule cast\(silu\).*came out different"):
         torch.autograd.grad(after, [weight])
 
 
@@ -773,7 +757,7 @@ def test_memory_that_is_rewritten_unseen_and_let_go_before_what_is_made_of_it_is
     around = stash(ts.Recompute() | StoreIn(Memory()))
     assert equal(*(with_a_buffer(each, rewrites=False, lets_go=True) for each in (around, nullcontext())))
     assert "mul(gelu)" in around.stats().recomputed
-    with pytest.raises(StashError, match=r"rule mul.*came out different from what was saved"):
+    with pytest.raises(StashError, match=r"rule mul.*came out different"):
         with_a_buffer(around, rewrites=True, lets_go=True)
 
 

@@ -12,7 +12,8 @@ from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.backends.reference.kernels import DeviceLayouts, empty
 from tensorstash.backends.search import Call, NoRecipe, Number, run_again
 from tensorstash.backends.search import Search as AnySearch
-from tensorstash.host.arrays import Array
+from tensorstash.host.arrays import as_bytes
+from tensorstash.host.checksum import checksum
 from tensorstash.reference import Tensor, no_grad
 from tensorstash.reference.autograd.primitive import OpNode
 from tensorstash.reference.autograd.saved import SavedTensor
@@ -127,10 +128,6 @@ class Producers:
         """Return the tensor, or what it is a view of, detached."""
         return (tensor if tensor._base is None else tensor._base).detach()
 
-    def probe(self, whole: Tensor, /) -> Tensor:
-        """Return what shares the version of ``whole``, without its memory."""
-        return whole.version_probe()
-
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe."""
         with no_grad():
@@ -164,9 +161,21 @@ class Producers:
         step = max(tensor.numel // _SAMPLES, 1)
         return tensor.carriers().reshape(-1)[::step].tobytes()
 
-    def content(self, tensor: Tensor, /) -> Array | None:
-        """Return a copy of the elements of a tensor in host memory that is not trained; None for others."""
-        return tensor.host_bits() if tensor.device == "cpu" and tensor.numel and not tensor.requires_grad else None
+    def digest(self, whole: Tensor, /) -> int:
+        """Return a checksum of the elements of a tensor."""
+        return checksum(as_bytes(whole.host_bits()))
+
+    def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
+        """Raise what ``refuse`` returns if two digests differ."""
+        if one != other:
+            raise refuse()
+
+    def copied(self, tensor: Tensor, most_bytes: int, /) -> Tensor | None:
+        """Return a tensor of at most so many bytes in fresh memory, part of no graph; None for larger ones."""
+        if tensor.nbytes > most_bytes:
+            return None
+        with no_grad():
+            return tensor.clone().detach()
 
     def random_state(self, tensor: Tensor, /) -> Hashable:
         """Return the state of NumPy's generator, which programs on this engine draw from."""

@@ -182,7 +182,7 @@ class TorchBackend:
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
         """Return what makes saved tensors again, for one session."""
-        return Producers(is_ours, rules, self.spec)
+        return Producers(is_ours, rules)
 
     def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
         """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""

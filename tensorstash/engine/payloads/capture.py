@@ -56,16 +56,16 @@ class Held:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def add(self, token: Hashable, payload: Payload) -> list[Payload]:
-        """Let a payload wait, whose source is the only alias of the memory that it holds; return others, as
-        :meth:`freed`."""
+    def add(self, token: Hashable, payload: Any) -> list[Any]:
+        """Let a payload wait, or another with its attributes, whose source is the only alias of the memory that it
+        holds; return others, as :meth:`freed`."""
         with self._lock:
             freed = self._freed()  # without this one: as long as it is being saved its memory is held
             self._groups.setdefault(token, []).append(ref(payload))
             payload.token = token
         return freed
 
-    def freed(self, *, all_of_them: bool = False) -> list[Payload]:
+    def freed(self, *, all_of_them: bool = False) -> list[Any]:
         """Return payloads that nobody else holds the memory of any more; they wait no longer.
 
         Args:
@@ -74,7 +74,7 @@ class Held:
         with self._lock:
             return self._taken(list(self._groups), unread=True) if all_of_them else self._freed()
 
-    def clear(self) -> list[Payload]:
+    def clear(self) -> list[Any]:
         """Let none wait any longer, whoever holds their memory, and return them; but for memory that is not there."""
         with self._lock:
             groups, self._groups = self._groups, {}
@@ -87,7 +87,7 @@ class Held:
                     self._groups[token] = group
             return cleared
 
-    def may_give(self, payload: Payload) -> bool:
+    def may_give(self, payload: Any) -> bool:
         """Whether the source of a payload may be handed out as it is.
 
         Whoever gets it may write into it. That is as without hooks while somebody else holds the memory, and does no
@@ -95,7 +95,7 @@ class Held:
         """
         return self.holds(payload) or (payload.users == 1 and not self._backend.keeps_graph())
 
-    def holds(self, payload: Payload) -> bool:
+    def holds(self, payload: Any) -> bool:
         """Whether somebody besides the graph holds the memory of a payload that waits."""
         with self._lock:
             group = self._groups.get(payload.token, [])
@@ -171,7 +171,7 @@ class ResidentWindow:
             self._waiting.append((ref(payload), nbytes))
             return self._due(self.limit)
 
-    def clear(self) -> list[Payload]:
+    def clear(self) -> list[Any]:
         """Let none wait any longer, and return them."""
         with self._lock:
             return self._due(0)

@@ -1,14 +1,11 @@
-"""What recipes need and the graph has no other name for: tensors that stay as they are."""
+"""Recipe inputs that are kept in memory rather than stored."""
 
-from collections.abc import Hashable, Iterable
 from typing import Any
 
-from tensorstash.abilities.recipes import Leaf, Producers
+from tensorstash.abilities.recipes import Leaf
 from tensorstash.engine.handle import Kept
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import modified
-from tensorstash.host.arrays import as_bytes
-from tensorstash.host.checksum import checksum
 
 
 def kept_in(handle: Any) -> Kept | None:
@@ -58,39 +55,3 @@ class KeptHandle:
 
 AS_THEY_ARE = Leaf, KeptHandle
 """Inputs that are there without anything being stored or made."""
-
-
-def marked(
-    inputs: Iterable[Any], state: SessionState, producers: Producers[Any]
-) -> tuple[list[Hashable], tuple[Hashable, ...]]:
-    """Return what tells for each input whether it was written to, and what names all of them together.
-
-    Leaves are known by version and a few elements, and what the graph has not made by a checksum: others may write to
-    that at any time, and nobody sees it. All else tells itself, and its mark is None.
-
-    Returns:
-        A mark for each; and what is the same for recipes that are made of the same, as long as these inputs live.
-    """
-    marks: list[Hashable] = []
-    names: list[Hashable] = []
-    for each in inputs:
-        mark: Hashable = None
-        if type(each) is Leaf:
-            mark = state.version(each.tensor), producers.sample(each.tensor)
-            names.append((id(each.tensor), mark))
-        elif isinstance(each, KeptHandle):
-            mark = None if each.is_made else checksum_of(each.tensor, producers)
-            # What is copied may go, and its address may name another: one of the same elements, says the mark.
-            names.append((id(each.tensor), mark, each.version))
-        else:
-            if not each.is_made and state.held is not None and state.held.holds(each.payload):
-                mark = checksum_of(each.payload.alias, producers)
-            names.append((id(each), mark))
-        marks.append(mark)
-    return marks, tuple(names)
-
-
-def checksum_of(tensor: Any, producers: Producers[Any]) -> int | None:
-    """Return a checksum of a tensor's elements as they are now; None for what is not looked at."""
-    content = producers.content(tensor)
-    return None if content is None else checksum(as_bytes(content))

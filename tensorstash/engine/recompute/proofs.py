@@ -1,16 +1,10 @@
-"""Which kinds of tensors are made again: those whose recipe was seen to give the same bits."""
+"""Which kinds of tensors are recomputed: those whose recipe was seen to give the same bits, and did ever since."""
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import TypeVar
 
 from tensorstash.engine.ledger import Ledger
 from tensorstash.host.forks import renew_after_fork
-
-V = TypeVar("V")
-
-_STEPS = 64
-"""Steps after which a kind that was proved is proved again."""
 
 _REMEMBERED = 4096
 
@@ -19,20 +13,17 @@ class Proofs:
     """What is known of kinds of tensors. Thread-safe; holds no tensor.
 
     A kind is named by the operations of its recipe, the layout of what they make, and where that is saved. It is proved
-    by its first tensor, and by one of them again from time to time. One difference, or one error, and its tensors are
-    stored from then on.
+    by its first tensor. One difference, then or in any backward, or one error, and its tensors are stored from then on.
 
     Args:
         ledger: where refusals are counted.
     """
 
-    __slots__ = ("__weakref__", "_ledger", "_lock", "_proved", "_refused", "_step")
+    __slots__ = ("__weakref__", "_known", "_ledger", "_lock")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._proved: dict[Hashable, int] = {}
-        self._refused: dict[Hashable, str] = {}
-        self._step = 0
+        self._known: dict[Hashable, str | None] = {}
         self.after_fork()
         renew_after_fork(self)
 
@@ -40,37 +31,30 @@ class Proofs:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def step_ended(self) -> None:
-        """Note the end of a step."""
-        self._step += 1
-
     def allow(self, kind: Hashable, rule: str, nbytes: int, fault: Callable[[], str | None], *, always: bool) -> bool:
-        """Whether a tensor may be made again, which is proved if it has to be.
+        """Whether a tensor may be recomputed, which is proved if it has to be.
 
         Args:
             kind: of the tensor.
-            rule: what its recipe is called.
+            rule: the name of its recipe.
             nbytes: of the tensor.
-            fault: makes it again, and returns what is wrong with the result.
-            always: whether it is proved whatever is known.
+            fault: recomputes it, and returns the fault of the result, if any.
+            always: whether it is proved though its kind is.
         """
-        known = self._proved.get(kind)
-        if known is not None and self._step - known < _STEPS and not always:
-            return True
-        why = self._refused.get(kind)
-        if why is None:
+        why = self._known.get(kind, "unknown")
+        if why == "unknown" or (always and why is None):
             why = fault()
-            with self._lock:
-                if why is None:
-                    _remember(self._proved, kind, self._step)
-                    return True
-                self._proved.pop(kind, None)
-                _remember(self._refused, kind, why)
-        self._ledger.refused(f"{rule}: {why}", nbytes)
-        return False
+            self._learn(kind, why)
+        if why is not None:
+            self._ledger.refused(f"{rule}: {why}", nbytes)
+        return why is None
 
+    def refuse(self, kind: Hashable) -> None:
+        """Store the tensors of a kind from now on: one of them differed in backward."""
+        self._learn(kind, "came out different in backward")
 
-def _remember(known: dict[Hashable, V], kind: Hashable, value: V) -> None:
-    if len(known) >= _REMEMBERED and kind not in known:
-        known.clear()
-    known[kind] = value
+    def _learn(self, kind: Hashable, why: str | None) -> None:
+        with self._lock:
+            if len(self._known) >= _REMEMBERED and kind not in self._known:
+                self._known.clear()
+            self._known[kind] = why

@@ -1,97 +1,151 @@
-"""A saved content that is not stored: its recipe, and what it makes of it when backward asks."""
+"""A saved content that is not stored: its recipe, and the tensor that this makes when backward asks.
+
+Whatever a recipe makes is compared whole with the tensor that was saved, each time, by a digest of all bits. There is
+no exception for a recipe whose inputs were all saved and version-checked: its output may have been edited in place
+after it was made, through ``.data`` or an alias that bumps no version, before it was saved or after.
+"""
 
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from time import perf_counter
 from typing import Any
 
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe
 from tensorstash.engine.handle import Asking, Stashed
-from tensorstash.engine.recompute.inputs import checksum_of
 from tensorstash.engine.state import SessionState
-from tensorstash.errors import StashError, TensorStashError, modified
+from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError, modified
 from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
 
+_COPY = Recipe("copy", 0, (), 0)
+"""Returns its only input, in fresh memory as whatever a recipe makes."""
+
 
 class Saved:
-    """What a whole tensor was when it was saved, and whether that still counts.
+    """The tensor that a recipe has to make, whole: itself while somebody may write to it, and a digest of it then.
+
+    Where the framework tells who holds a memory, it waits among :class:`~tensorstash.engine.payloads.capture.Held`
+    until nobody else does, as payloads do: until then the memory itself is what backward reads without hooks, and
+    afterwards nobody can change it. Else the digest is taken at once.
 
     Args:
         state: of the session.
+        producers: looks at the bits.
+        whole: the tensor, of a graph or not.
         spec: its layout.
         module: that it was saved in; empty where that is not known.
-        version: its in-place version.
-        probe: what shares that version, without the memory.
     """
 
-    __slots__ = ("__weakref__", "_is_refused_if_modified", "_module", "_probe", "_state", "spec", "version")
+    __slots__ = (
+        "__weakref__",
+        "_modified",
+        "_module",
+        "_probe",
+        "_producers",
+        "_state",
+        "alias",
+        "digest",
+        "is_alone",
+        "spec",
+        "token",
+        "users",
+        "version",
+    )
 
-    def __init__(self, state: SessionState, spec: TensorSpec, module: str, version: int, probe: Any) -> None:
-        self._state = state
-        self.spec = spec
-        self._module = module
-        self.version = version
-        self._probe = probe
-        self._is_refused_if_modified = True
+    reading = None
+    """Nothing depends on who reads it, as for payloads with a loss."""
+
+    def __init__(self, state: SessionState, producers: Producers[Any], whole: Any, spec: TensorSpec, module: str):
+        backend = state.backend
+        self._state, self._producers, self._module = state, producers, module
+        self.spec, self.version, self.users = spec, state.version(whole), 0
+        self.token: Hashable = None
+        """Names the memory among those that others may hold."""
+        self.is_alone = False
+        """Whether nobody else holds the memory."""
+        self.digest: Any = None
+        self._modified: SavedTensorModifiedError | None = None
+        self.alias: Any = backend.detached(whole)
+        """The tensor, as long as somebody may write to it."""
+        self._probe: Any = None
+        if state.held is None:
+            self._probe = backend.version_probe(whole)
+            self.capture()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory."""
+        return self.spec.nbytes
+
+    def capture(self) -> None:
+        """Take the digest, and let go of the memory; from now on it is immune to later changes."""
+        alias = self.alias
+        if alias is None:
+            return
+        self._modified = self._modification(alias)
+        if self._modified is None:
+            self.digest = self._producers.digest(alias)
+        self.alias = None
 
     def check(self) -> None:
         """Raise SavedTensorModifiedError if it was modified in place since it was saved."""
-        if self._is_refused_if_modified:
-            version = self._state.version(self._probe)
-            if version != self.version:
-                raise modified(str(self), version, self.version)
+        watched = self._probe if self.alias is None else self.alias
+        error = self._modified or (None if watched is None else self._modification(watched))
+        if error is not None:
+            raise error
 
     def settle(self) -> None:
         """Make it immune to later changes of the tensor that was saved, unless there were any."""
-        if self._state.version(self._probe) == self.version:
-            self._is_refused_if_modified = False
+        if self._probe is not None and self._modification(self._probe) is None:
+            self._probe = None
+
+    def is_still(self, tensor: Any) -> bool:
+        """Whether a tensor of the same node of the graph holds the same bits; its memory may be the same, or not."""
+        if self.version != self._state.version(tensor):
+            return False
+        return self.alias is not None or bool(self.digest == self._producers.digest(self._producers.whole(tensor)))
+
+    def _modification(self, watched: Any) -> SavedTensorModifiedError | None:
+        now = self._state.version(watched)
+        return None if now == self.version else modified(str(self), now, self.version)
 
     def __str__(self) -> str:
         return str(self.spec.inside(self._module))
 
 
 class Recomputed:
-    """One storage content, made again for all handles that need it. Thread-safe.
+    """The output of one recipe, made again for all handles that need it. Thread-safe.
 
     It holds the handles that its recipe needs, and nothing else of the step: no tensor of the program, and no node of
-    the graph. What was made is held until everybody who is known to need it has asked, as far as the budget goes. Who
+    the graph. The output is held until everybody who is known to need it has asked, as far as the budget goes. Who
     may write into it, as functions of users may, gets one of its own.
-
-    Inputs of a recipe that were modified in place since they were saved are refused: they check that themselves, but
-    for parameters. What does not come with a new version shows in a few elements that are compared each time; in a
-    checksum, where the graph has not made an input and others may write to it.
 
     Args:
         state: of the session.
         producers: runs the recipe.
         recipe: how it is made.
-        inputs: what of: for each of the recipe's a handle that can be referred to weakly, or a leaf.
-        marks: for each of these what tells whether it was written to, as :func:`marked` returns it.
+        inputs: for each of the recipe's a handle that can be referred to weakly, or a copy.
         present: tensors that are there, and without which it cannot be made.
-        saved: what it was, or one of those that were equal to it.
-        sample: a few of its elements, or a checksum of all; None where they are not looked at.
+        spec: of the output.
         depth: operations that are run for it at most, those of its inputs among them.
-        is_summed: whether ``sample`` is a checksum: of what was made of memory that others may write to unseen.
+        refuse: stores tensors of this kind from now on.
     """
 
     __slots__ = (
         "__weakref__",
-        "_is_summed",
         "_lease",
         "_lock",
         "_made",
-        "_marks",
         "_producers",
         "_recipe",
-        "_saved",
+        "_refuse",
+        "_spec",
         "_state",
         "_uses",
         "depth",
         "inputs",
         "present",
         "rule",
-        "sample",
         "seconds",
         "users",
     )
@@ -102,149 +156,134 @@ class Recomputed:
         producers: Producers[Any],
         recipe: Recipe,
         inputs: tuple[Any, ...],
-        marks: Sequence[Hashable],
-        present: Sequence[Any],
-        saved: Saved,
-        sample: Hashable,
+        present: list[Any],
+        spec: TensorSpec,
         depth: int,
-        *,
-        is_summed: bool,
+        refuse: Callable[[], None],
     ) -> None:
         self._state = state
         self._producers = producers
         self._recipe = recipe
         self.inputs = inputs
-        """Handles of what it is made of, and leaves."""
+        """Handles of its inputs, and copies."""
         self.present = present
         """Tensors without which it cannot be made, those behind its inputs among them."""
         self.rule = recipe.rule
-        """What its recipe is called."""
-        self._saved = saved
-        self.sample = sample
-        self._is_summed = is_summed
-        self._marks = marks
+        """The name of its recipe."""
+        self._spec = spec
         self.depth = depth
+        self._refuse = refuse
         self.users = 0
         """Handles of it, and recipes that need it."""
         self._uses = 0
         self.seconds: float | None = None
         """That its recipe took when it was last made, without what that is made of."""
-        self._made: tuple[Any, int] | None = None
+        self._made: tuple[Any, int, Any] | None = None
         self._lease: Lease | None = None
         self._lock = threading.Lock()
 
     @property
     def is_prefetched(self) -> bool:
-        """Whether what was made is held, and counted among what is read ahead."""
+        """Whether the output is held, and counted among what is read ahead."""
         return self._made is not None
 
-    def gives(self, saved: Saved, sample: Hashable) -> bool:
-        """Whether what it makes is another tensor too, which the same recipe makes of the same."""
-        own = self._saved
-        return saved.version == own.version and sample == self.sample and saved.spec == own.spec
-
-    def restore(self, spec: TensorSpec) -> Any:
-        """Return the tensor with a layout of the same memory.
+    def restore(self, saved: Saved, spec: TensorSpec) -> Any:
+        """Return a tensor that was saved, with a layout of its memory: in that memory where it still is.
 
         Raises:
-            SavedTensorModifiedError: what it is made of was modified in place since it was saved.
-            StashError: the recipe raised, or made something else than was saved.
+            SavedTensorModifiedError: an input was modified in place since it was saved.
+            StashError: the recipe raised, or made another tensor than was saved.
         """
+        alias, state = saved.alias, self._state
+        if alias is None:
+            return self._producers.part(self._output(saved), spec)
+        state.ledger.forwarded()
+        assert state.held is not None
+        if not state.held.may_give(saved):
+            alias = self._producers.run(_COPY, (alias,), self._spec)
+        return self._producers.part(alias, spec)
+
+    def _output(self, saved: Saved) -> Any:
         may_write = self.users > 1 and self._state.may_write()
-        whole = self._reuse()
-        if whole is None:
-            whole = self._make()
+        reused = self._reuse()
+        if reused is None:
+            whole, digest = self._make(saved)
             if self.users > 1:  # or nobody else will ask
-                self._hold(whole, may_write=may_write)
-        elif may_write:  # into what others have
-            whole = self._make()
-        return self._producers.part(whole, spec)
-
-    def peek(self, spec: TensorSpec) -> Any:
-        """Return the same without being asked by backward, to look at it and drop it."""
-        values = [each.tensor if isinstance(each, Leaf) else each.peek() for each in self.inputs]
-        return self._producers.part(self._producers.run(self._recipe, values, self._saved.spec), spec)
-
-    def _make(self) -> Any:
-        recipe, saved = self._recipe, self._saved
-        values = []
-        for place, each in enumerate(self.inputs):
-            values.append(self._leaf(place, each.tensor) if type(each) is Leaf else self._given(place, each))
-        started = perf_counter()
-        try:
-            whole = self._producers.run(recipe, values, saved.spec)
-        except Exception as error:
-            raise StashError(f"{self._place()}: {type(error).__name__}: {error}") from error
-        if self.sample is not None and self._look(whole) != self.sample:
-            raise StashError(
-                f"{self._place()}: it came out different from what was saved: the tensor, or what it is made of, was "
-                f"written to without a new version; leave the rule out (Recompute(ops=...)), or store this tensor"
-            )
-        self.seconds = perf_counter() - started
-        self._state.ledger.made_again(self.rule, self.seconds)
+                self._hold(whole, digest, may_write=may_write)
+        else:
+            whole, digest = self._make(saved) if may_write else reused  # never into what others have
+        self._producers.require_equal(digest, saved.digest, lambda: self._difference(saved))
         return whole
 
-    def _look(self, whole: Any) -> Hashable:
-        return checksum_of(whole, self._producers) if self._is_summed else self._producers.sample(whole)
+    def peek(self, saved: Saved, spec: TensorSpec) -> Any:
+        """Return the same without being asked by backward, to look at it and drop it."""
+        whole = saved.alias
+        if whole is None:
+            values = [each.tensor if isinstance(each, Leaf) else each.peek() for each in self.inputs]
+            whole = self._producers.run(self._recipe, values, self._spec)
+        return self._producers.part(whole, spec)
 
-    def _given(self, place: int, needed: Any) -> Any:
+    def _make(self, saved: Saved) -> tuple[Any, Any]:
+        values = []
+        for each in self.inputs:
+            if type(each) is Leaf:
+                values.append(each.tensor)
+                continue
+            try:
+                values.append(each())
+            except TensorStashError as error:
+                error.add_note(f"needed for {self._place(saved)}")
+                raise
+        started = perf_counter()
         try:
-            tensor = needed()
-        except TensorStashError as error:
-            error.add_note(f"needed for {self._place()}")
-            raise
-        known = self._marks[place]
-        if known is not None and checksum_of(tensor, self._producers) != known:
-            raise StashError(
-                f"{self._place()}: {self._state.backend.describe(tensor)} that it is made of, which the graph has "
-                f"not made, was written to without a new version between forward and backward; run backward "
-                f"first, write to another tensor, or leave the rule out (Recompute(ops=...))"
-            )
-        return tensor
+            whole = self._producers.run(self._recipe, values, self._spec)
+        except Exception as error:
+            self._refuse()
+            raise StashError(f"{self._place(saved)}: {type(error).__name__}: {error}") from error
+        digest = self._producers.digest(whole)
+        self.seconds = perf_counter() - started
+        self._state.ledger.made_again(self.rule, self.seconds)
+        return whole, digest
 
-    def _leaf(self, place: int, tensor: Any) -> Any:
-        known: Any = self._marks[place]
-        backend = self._state.backend
-        version, sample = self._state.version(tensor), self._producers.sample(tensor)
-        if version != known[0]:
-            raise modified(f"{backend.describe(tensor)}, for {self._place()}", version, known[0])
-        if sample != known[1]:
-            raise StashError(
-                f"{self._place()}: the parameter {backend.describe(tensor)} that it is made of was changed, or freed, "
-                f"between forward and backward; run backward first, or leave the rule out (Recompute(ops=...))"
-            )
-        return tensor
+    def _difference(self, saved: Saved) -> StashError:
+        self._refuse()
+        return StashError(
+            f"{self._place(saved)}: it came out different from the tensor that was saved: a tensor between the inputs "
+            f"of the recipe and this one, or one of them, was edited without a record (under no_grad, through .data, "
+            f".detach() or NumPy); tensors of this kind are stored from the next step on; to store all of them, leave "
+            f"the rule out (Recompute(ops=...)), or edit with an operation that autograd records"
+        )
 
-    def _place(self) -> str:
-        return f"Recompute, rule {self.rule}, tensor {self._saved}"
+    def _place(self, saved: Saved) -> str:
+        return f"Recompute, rule {self.rule}, tensor {saved}"
 
-    def _reuse(self) -> Any:
+    def _reuse(self) -> tuple[Any, Any] | None:
         if self.users == 1:  # nothing is held for others
             return None
         with self._lock:
             made = self._made
             if made is None:
                 return None
-            whole, version = made
+            whole, version, digest = made
             self._uses += 1
-            if self._uses % self.users and self._state.version(whole) == version:
-                return whole
-            self._made = self._lease = None
-        return whole if self._state.version(whole) == version else None
+            is_intact = self._state.version(whole) == version
+            if not (self._uses % self.users and is_intact):
+                self._made = self._lease = None
+        return (whole, digest) if is_intact else None
 
-    def _hold(self, whole: Any, *, may_write: bool) -> None:
+    def _hold(self, whole: Any, digest: Any, *, may_write: bool) -> None:
         with self._lock:
             self._uses += 1
             if may_write or self._uses % self.users == 0:
                 return
             if self._lease is None:
-                self._lease = self._state.prefetcher.hold(self._saved.spec.nbytes)
+                self._lease = self._state.prefetcher.hold(self._spec.nbytes)
             if self._lease is not None:
-                self._made = whole, self._state.version(whole)
+                self._made = whole, self._state.version(whole), digest
 
 
 class RecomputedHandle(Asking):
-    """What the graph holds in place of a tensor that is made again."""
+    """The handle of a tensor that is recomputed, in the graph."""
 
     __slots__ = ("__weakref__", "content", "saved", "spec", "state")
 
@@ -255,7 +294,7 @@ class RecomputedHandle(Asking):
         self.spec = spec
 
     def __call__(self) -> Any:
-        """Return the tensor; see :meth:`Recomputed.restore`.
+        """Return the tensor: its own memory where somebody holds that, else see :meth:`Recomputed.restore`.
 
         Raises:
             SavedTensorModifiedError: it was modified in place since it was saved, as autograd refuses it.
@@ -263,11 +302,11 @@ class RecomputedHandle(Asking):
         self.state.was_asked = True
         self.state.ledger.unpacked()
         self.saved.check()
-        return self.content.restore(self.spec)
+        return self.content.restore(self.saved, self.spec)
 
     def peek(self) -> Any:
         """Return the tensor, to look at it and drop it."""
-        return self.content.peek(self.spec)
+        return self.content.peek(self.saved, self.spec)
 
     def asks(self) -> Iterator[Stashed]:
         """Give what its recipe needs of what is stored."""
@@ -288,3 +327,4 @@ class RecomputedHandle(Asking):
     def add_user(self) -> None:
         """Count a recipe that will ask."""
         self.content.users += 1
+        self.saved.users += 1

@@ -10,7 +10,7 @@ from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProdu
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import MOST_VALUES, TwoValued
 from tensorstash.engine.handle import Handle, Stashed
-from tensorstash.engine.recompute.inputs import AS_THEY_ARE, KeptHandle, checksum_of, kept_in, marked
+from tensorstash.engine.recompute.inputs import AS_THEY_ARE, KeptHandle, kept_in
 from tensorstash.engine.recompute.proofs import Proofs
 from tensorstash.engine.recompute.recomputed import Recomputed, RecomputedHandle, Saved
 from tensorstash.engine.scope import Thread
@@ -25,7 +25,7 @@ NewRecomputer = Callable[[SessionState, Thread], "Recomputer"]
 """Makes a recomputer for one session."""
 
 _SMALL_BYTES = 2**16
-"""Inputs of recipes up to this size are rather copied than compared."""
+"""Inputs of recipes up to this size may be copied."""
 
 _READY = frozenset((KeptHandle, Stashed, RecomputedHandle, Leaf))
 """What recipes refer to as it is."""
@@ -73,7 +73,6 @@ class Recomputer:
         """Forget what was saved before backward has asked for something: what is the same now may be rewritten."""
         self._saved, self._contents = set(), {}
         self._producers.forget()
-        self._proofs.step_ended()
 
     def settle(self) -> None:
         """Make what was saved so far immune to later changes."""
@@ -110,13 +109,14 @@ class Recomputer:
             content, saved = found
         elif isinstance(known, RecomputedHandle):
             content, saved = known.content, known.saved
-            if saved.version != self._state.version(tensor) or not producers.are_there(content.present):
+            if not saved.is_still(tensor) or not producers.are_there(content.present):
                 return None
         else:  # what is stored already is stored once
             return None
-        content.users += 1
         self._state.ledger.recomputed(content.rule, spec.nbytes, perf_counter() - started)
-        return RecomputedHandle(self._state, content, saved, spec)
+        handle = RecomputedHandle(self._state, content, saved, spec)
+        handle.add_user()
+        return handle
 
     def mask_codecs(self, tensor: Any, spec: TensorSpec, wanted: Rebuilding) -> tuple[Codec, ...]:
         """Return what brings a mask to one bit per element; empty if the tensor is none.
@@ -164,64 +164,69 @@ class Recomputer:
         whole = producers.whole(tensor)
         if whole is not tensor:
             spec = state.backend.spec(whole)
-        depth, others = recipe.depth, []
-        for each in inputs:
-            if not isinstance(each, AS_THEY_ARE):
-                others.append(each)
-                depth = max(depth, recipe.depth + each.depth)
+        others = [each for each in inputs if not isinstance(each, AS_THEY_ARE)]
+        depth = max([recipe.depth, *(recipe.depth + each.depth for each in others)])
+        own, names = self._apart(inputs, spec.nbytes)
+        present = _present(own)
+        why = None
         if depth > wanted.depth:
-            state.ledger.refused(f"{recipe.rule}: deeper than depth", spec.nbytes)
-            return None
-        if others and not all(each.is_exact for each in others):
-            state.ledger.refused(f"{recipe.rule}: made of what comes back with a loss", spec.nbytes)
-            return None
-        present = _present(inputs)
-        if not producers.are_there(present):
-            state.ledger.refused(f"{recipe.rule}: made of a parameter that is freed meanwhile", spec.nbytes)
+            why = "deeper than depth"
+        elif not all(each.is_exact for each in others):
+            why = "made of what comes back with a loss"
+        elif any(own[place] is each for place, each in enumerate(inputs) if type(each) is Leaf):
+            why = "made of a large parameter that autograd has not saved, and so may change before backward"
+        elif not producers.are_there(present):
+            why = "made of a parameter that is freed meanwhile, or shared with other processes"
+        if why is not None:
+            state.ledger.refused(f"{recipe.rule}: {why}", spec.nbytes)
             return None
         module = self._thread.module
-        version = state.version(tensor)
-        kind = recipe.operation, recipe.settings, spec, version, module
+        kind = recipe.operation, recipe.settings, spec, state.version(tensor), module
         fault = partial(_fault, producers, recipe, inputs, whole, spec)
         if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=wanted.verify == "always"):
             return None
-        marks, names = marked(inputs, state, producers)
-        is_summed = False
-        for each, mark in zip(inputs, marks, strict=True):  # it may have been rewritten since the operation has run
-            is_unmade = mark is not None or (isinstance(each, Stashed) and not each.is_made)
-            is_summed = is_summed or (is_unmade and type(each) is not Leaf)
-        sample = checksum_of(state.backend.detached(whole), producers) if is_summed else producers.sample(whole)
-        saved = Saved(state, spec, module, version, producers.probe(whole))
+        saved = Saved(state, producers, whole, spec, module)
         self._saved.add(ref(saved, self._saved.discard))
-        name = recipe.operation, recipe.settings, names
+        name = recipe.operation, recipe.settings, spec, *names
         shared = self._contents.get(name)
         content = None if shared is None else shared()
-        if content is None or not content.gives(saved, sample):
-            if is_summed:  # or there is none that others may write to unseen
-                inputs, marks = self._apart(inputs, marks)
-                present = _present(inputs)
+        if content is None:
             for each in others:
                 each.add_user()
-            content = Recomputed(
-                state, producers, recipe, inputs, marks, present, saved, sample, depth, is_summed=is_summed
-            )
+            refuse = partial(self._proofs.refuse, kind)
+            content = Recomputed(state, producers, recipe, own, present, spec, depth, refuse)
             if len(self._contents) >= _REMEMBERED:
                 self._contents.clear()
             self._contents[name] = ref(content)
         return content, saved
 
-    def _apart(self, inputs: tuple[Any, ...], marks: list[Hashable]) -> tuple[tuple[Any, ...], list[Hashable]]:
-        """Return inputs with their marks: small ones that others may write to unseen as copies of their own."""
-        producers, backend = self._producers, self._state.backend
-        apart = list(inputs)
+    def _apart(self, inputs: tuple[Any, ...], nbytes: int) -> tuple[tuple[Any, ...], list[Hashable]]:
+        """Return inputs, with copies of small ones that the program may change before backward without a refusal.
+
+        Those are parameters, for which autograd has not asked or which other processes may share, and memory that the
+        graph has not made.
+
+        Args:
+            inputs: of a recipe.
+            nbytes: of the tensor that it makes; copies are smaller.
+
+        Returns:
+            The inputs; and for each a name that tells it from all others that live while something is made of it.
+        """
+        producers, own = self._producers, list(inputs)
+        labels: list[Hashable] = []
         for place, each in enumerate(inputs):
-            if marks[place] is None or not isinstance(each, KeptHandle):
+            if not isinstance(each, AS_THEY_ARE):
+                labels.append(id(each))
                 continue
-            content = producers.content(each.tensor)
-            if content is not None and content.nbytes <= _SMALL_BYTES:
-                copy = backend.from_host(content.copy(), backend.spec(each.tensor))
-                apart[place], marks[place] = Leaf(copy), (backend.version(copy), producers.sample(copy))
-        return tuple(apart), marks
+            label: Hashable = id(each.tensor), self._state.version(each.tensor)
+            if isinstance(each, Leaf) or not each.is_made:
+                copy = producers.copied(each.tensor, min(_SMALL_BYTES, nbytes // 2))
+                if copy is not None:
+                    own[place], digest = Leaf(copy), producers.digest(copy)
+                    label = label, digest if type(digest) is int else None
+            labels.append(label)
+        return tuple(own), labels
 
 
 def _present(inputs: tuple[Any, ...]) -> list[Any]:

@@ -18,9 +18,9 @@ from tensorstash.backends.paddle.recipes.rule import Rule
 from tensorstash.backends.paddle.recipes.rules import FIRST_OF_SEVERAL, OUTPUTS, READERS, RULES
 from tensorstash.backends.paddle.recipes.search import MASK, Leaves, Note, Search
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
-from tensorstash.backends.paddle.storage import version_probe
 from tensorstash.backends.search import NoRecipe, run_again
-from tensorstash.host.arrays import Array, borrowed, few_bytes
+from tensorstash.host.arrays import as_bytes, borrowed, few_bytes
+from tensorstash.host.checksum import checksum
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED = 65536
@@ -86,6 +86,8 @@ class Producers:
         """Return how a tensor is made again, or why there is no recipe."""
         if tensor.is_leaf or tensor.stop_gradient:
             return "made outside of the graph"
+        if not tensor.place.is_cpu_place():
+            return "on a device, where what comes out of a recipe is not compared"
         if not _is_all_of_its_memory(tensor):
             return "part of a larger memory"
         name = reader()
@@ -110,10 +112,6 @@ class Producers:
     def whole(self, tensor: Tensor, /) -> Tensor:
         """Return the tensor, detached; views have no base here, and only what fills its memory has a recipe."""
         return tensor.detach()
-
-    def probe(self, whole: Tensor, /) -> Tensor:
-        """Return an empty tensor that shares the version of ``whole``."""
-        return version_probe(whole)
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe; see :meth:`tensorstash.abilities.recipes.Producers.run`."""
@@ -151,12 +149,23 @@ class Producers:
         nbytes = min(prod(tensor.shape) * itemsize, tensor._holder_size() - tensor._offset())
         return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
 
-    def content(self, tensor: Tensor, /) -> Array | None:
-        """Return the elements of a tensor on the host that is not trained; None for others."""
-        if tensor.is_dist() or not tensor.is_dense() or not tensor._is_initialized() or not tensor.stop_gradient:
+    def digest(self, whole: Tensor, /) -> int:
+        """Return a checksum of the elements of a tensor on the host, which alone has recipes."""
+        return checksum(as_bytes(elements(whole, Layout(whole).spec())))
+
+    def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
+        """Raise what ``refuse`` returns if two digests differ."""
+        if one != other:
+            raise refuse()
+
+    def copied(self, tensor: Tensor, most_bytes: int, /) -> Tensor | None:
+        """Return a plain tensor of at most so many bytes in fresh memory, part of no graph; None for all others."""
+        if tensor.is_dist() or not tensor.is_dense() or not tensor._is_initialized():
             return None
-        is_known = tensor.place.is_cpu_place() and dtype_name(tensor.dtype) is not None and 0 not in tensor.shape
-        return elements(tensor, Layout(tensor).spec()) if is_known else None
+        if prod(tensor.shape) * tensor.element_size() > most_bytes:
+            return None
+        with Unrecorded():
+            return paddle.assign(tensor).detach()
 
     def random_state(self, tensor: Tensor, /) -> "_RandomState":
         """Return the states of the generators of the host and of the tensor's device."""

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from tensorstash.backends.torch.recipes.rule import Input, Rule, attributes, indices, saved
+from tensorstash.backends.torch.recipes.rule import Input, Rule, Settings, attributes, indices, saved
 
 
 def _gelu(approximate: str, x: Tensor) -> Tensor:
@@ -32,35 +31,31 @@ def _glu(dim: int, x: Tensor) -> Tensor:
     return F.glu(x, dim)
 
 
-_FEW_ROWS = 64
-"""Rows that tell nearly all values of eps apart."""
-
 _EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 """The usual values, the most usual first."""
 
 
 Found = dict[Hashable, float]
-"""By what is normalized over, the value of eps that was right last: a hint of one session, tried before others."""
+"""The value of eps of each layer of one session, by what it normalizes over and the address of its weight.
+
+It is found once, when the layer's kind is proved, and never by a later result: that would wait for a device each time,
+and statistics that are NaN tell nothing."""
 
 
 def _layer_norm(
     found: Found,
     shape: tuple[int, ...],
+    layer: int,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     mean: Tensor,
     rstd: Tensor,
 ) -> Tensor:
-    def suits_few(eps: float) -> bool:
-        before = x.dim() - len(shape)
-        few, factors = (each[(0,) * (before - 1)][:_FEW_ROWS] if before else each for each in (x, rstd))
-        return torch.equal(torch.native_layer_norm(few, shape, weight, bias, eps)[2], factors)
-
     def run(eps: float) -> tuple[Tensor, Tensor, Tensor]:
         return torch.native_layer_norm(x, shape, weight, bias, eps)
 
-    return _with_usual_eps(run, mean, rstd, found, shape, suits_few)
+    return run(_eps(run, mean, rstd, found, (shape, layer)))[0]
 
 
 def _group_norm(
@@ -70,6 +65,7 @@ def _group_norm(
     hxw: int,
     groups: int,
     eps: float | None,
+    layer: int,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -79,33 +75,42 @@ def _group_norm(
     def run(eps: float) -> tuple[Tensor, Tensor, Tensor]:
         return torch.native_group_norm(x, weight, bias, n, c, hxw, groups, eps)
 
-    return run(eps)[0] if eps is not None else _with_usual_eps(run, mean, rstd, found, (c, groups))
+    return run(_eps(run, mean, rstd, found, (c, groups, layer)) if eps is None else eps)[0]
 
 
-def _with_usual_eps(
-    run: Callable[[float], tuple[Tensor, Tensor, Tensor]],
-    mean: Tensor,
-    rstd: Tensor,
-    found: Found,
-    over: Hashable,
-    may_be: Callable[[float], bool] = lambda _: True,
-) -> Tensor:
-    """Normalize where the graph does not tell what was added to the variance: the statistics do.
+def _eps(
+    run: Callable[[float], tuple[Tensor, Tensor, Tensor]], mean: Tensor, rstd: Tensor, found: Found, layer: Hashable
+) -> float:
+    """Return the number that was added to the variance: the graph does not tell it, but the statistics do once.
 
     Args:
         run: normalizes with a value for eps; returns the result and the statistics.
         mean: as it was saved.
         rstd: as it was saved.
-        found: what it begins with; told the right value.
-        over: names what is normalized over.
-        may_be: tells at little cost that one of the others is none.
+        found: of each layer; told the value of a new one.
+        layer: names the layer.
     """
-    for eps in chain((found.get(over, _EPSILONS[0]),), filter(may_be, _EPSILONS)):
-        y, again, factor = run(eps)
+    if layer in found:
+        return found[layer]
+    if not bool(rstd.isfinite().all()):
+        raise ValueError("its statistics are not finite, and do not tell its eps")
+    for eps in _EPSILONS:
+        _, again, factor = run(eps)
         if torch.equal(factor, rstd) and torch.equal(again, mean):
-            found[over] = eps
-            return y
+            found[layer] = eps
+            return eps
     raise ValueError(f"none of the usual values of eps makes the statistics that were saved: {_EPSILONS}")
+
+
+def _with_layer(read: Settings) -> Settings:
+    """Return what reads settings, and the address of the weight besides, which tells one layer from another."""
+
+    def settings(node: Any, output: int) -> tuple[Hashable, ...] | None:
+        values, weight = read(node, output), node._raw_saved_weight.data
+        tensor = weight[1] if type(weight) is tuple else getattr(weight, "tensor", None)
+        return None if values is None else (*values, 0 if tensor is None else tensor.data_ptr())
+
+    return settings
 
 
 def _batch_norm(
@@ -197,13 +202,13 @@ def normalizations() -> tuple[Rule, ...]:
             "NativeLayerNormBackward0",
             (Input("input"), Input("weight", True), Input("bias", True), Input("result1"), Input("result2")),
             partial(_layer_norm, found),
-            attributes("normalized_shape"),
+            _with_layer(attributes("normalized_shape")),
         ),
         Rule(
             "group_norm",
             "NativeGroupNormBackward0",
             (Input("input"), Input("weight", True), Input("", True), Input("result1"), Input("result2")),
             partial(_group_norm, found),
-            _biased("N", "C", "HxW", "group", eps=None),
+            _with_layer(_biased("N", "C", "HxW", "group", eps=None)),
         ),
     )

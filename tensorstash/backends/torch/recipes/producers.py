@@ -20,12 +20,14 @@ from torch.nn import Parameter
 from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.search import NoRecipe, run_again
 from tensorstash.backends.torch.graph import CAN_TELL
-from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, elements, restored
+from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
 from tensorstash.backends.torch.recipes import rules as built_in
 from tensorstash.backends.torch.recipes.arithmetic import CAST
+from tensorstash.backends.torch.recipes.digests import Flags, device_digest
 from tensorstash.backends.torch.recipes.rule import Rule
 from tensorstash.backends.torch.recipes.search import Note, Search, cast_to, narrow_source
-from tensorstash.host.arrays import Array, few_bytes
+from tensorstash.host.arrays import few_bytes
+from tensorstash.host.checksum import checksum_at
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -56,19 +58,15 @@ class Producers:
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.
         rules: besides those that are built in.
-        spec: of a tensor.
     """
 
-    __slots__ = ("_bare", "_is_ours", "_key", "_place", "_refused", "_rules", "_spec", "_step")
+    __slots__ = ("_flags", "_is_ours", "_key", "_place", "_refused", "_rules", "_step")
 
-    def __init__(
-        self, is_ours: Callable[[object], bool], rules: Sequence[Rule], spec: Callable[[Tensor], TensorSpec]
-    ) -> None:
+    def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
         self._is_ours = is_ours
-        self._spec = spec
         self._rules = {**built_in(), **{rule.node: rule for rule in rules}}
         self._key = object()
-        self._bare: dict[Hashable, Tensor] = {}
+        self._flags = Flags()
         self._place = self._step = 0
         self._refused: dict[int, _Refused] = {}
 
@@ -151,16 +149,6 @@ class Producers:
         base = tensor._base
         return tensor if base is None else base
 
-    def probe(self, whole: Tensor, /) -> Tensor:
-        """Return a tensor with the version of ``whole`` and without its memory: ``.data`` changes that alone."""
-        kind = whole.dtype, whole.device
-        bare = self._bare.get(kind)
-        if bare is None:
-            bare = self._bare[kind] = torch.empty(0, dtype=torch.uint8, device=whole.device).view(whole.dtype)
-        probe = _detached(whole)
-        probe.data = bare
-        return probe
-
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         """Run the operations of a recipe; see :meth:`tensorstash.abilities.recipes.Producers.run`."""
         if recipe.settings is None or recipe.settings == _settings():
@@ -197,11 +185,13 @@ class Producers:
         with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
             return one.dtype == other.dtype and torch.equal(_as_bits(one), _as_bits(other))
 
-    def are_there(self, tensors: Sequence[Tensor], /) -> bool:
-        """Whether the storage of each tensor has any bytes, or need not have."""
+    def are_there(self, tensors: Sequence[Tensor], /, *, may_be_shared: bool = False) -> bool:
+        """Whether the storage of each tensor has any bytes, or need not have, and no other process can write to it."""
         with DisableTorchFunction():
             for tensor in tensors:
                 if not tensor.untyped_storage().nbytes() and tensor.numel():
+                    return False
+                if not may_be_shared and tensor.is_cpu and tensor.untyped_storage().is_shared():
                     return False
         return True
 
@@ -214,15 +204,31 @@ class Producers:
         with DisableTorchFunction(), _DisableTorchDispatch():
             return _sample(tensor)
 
-    def content(self, tensor: Tensor, /) -> Array | None:
-        """Return the elements of a plain tensor on the host that is not trained; None for others."""
-        is_plain = (
-            type(tensor) in (Tensor, Parameter) and tensor.dtype in DTYPE_NAMES and tensor.layout == torch.strided
-        )
-        if not is_plain or not tensor.is_cpu or not tensor.numel() or tensor.requires_grad:
+    def digest(self, whole: Tensor, /) -> Any:
+        """Return a checksum of the memory of a tensor; a tensor of its own for one on a device.
+
+        What :meth:`whole` and :meth:`run` return is one run of memory, which their strides only read in some order.
+        """
+        if whole.is_cpu:
+            nbytes, there = whole.nbytes, _storage(whole).nbytes() - int(whole.storage_offset()) * whole.itemsize
+            return checksum_at(whole.data_ptr(), nbytes) if nbytes <= there else None  # somebody has freed it
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+            return device_digest(whole)
+
+    def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
+        """Raise what ``refuse`` returns if two digests differ; on a device at the end of the running backward."""
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            self._flags.require_equal(one, other, refuse)
+        elif one != other:
+            raise refuse()
+
+    def copied(self, tensor: Tensor, most_bytes: int, /) -> Tensor | None:
+        """Return a plain tensor of at most so many bytes in fresh memory, part of no graph; None for all others."""
+        is_plain = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
+        if not is_plain or tensor.nbytes > most_bytes or not self.are_there((tensor,), may_be_shared=True):
             return None
-        with DisableTorchFunction(), _DisableTorchDispatch():
-            return elements(tensor, self._spec(tensor))
+        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+            return tensor.detach().clone()
 
     def random_state(self, tensor: Tensor, /) -> bytes:
         """Return the states of the generators of the host and of the tensor's device."""
@@ -285,6 +291,13 @@ def _detached(tensor: Tensor) -> Tensor:
         return tensor.detach()
     with DisableTorchFunction(), _DisableTorchDispatch():
         return tensor.detach()
+
+
+def _storage(tensor: Tensor) -> Any:
+    if not _len_torch_function_stack():
+        return tensor.untyped_storage()
+    with DisableTorchFunction():
+        return tensor.untyped_storage()
 
 
 def _sample(tensor: Tensor) -> bytes | None:

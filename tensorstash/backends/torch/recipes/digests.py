@@ -1,0 +1,97 @@
+"""Digests of tensors on a device, and the comparison of two of them without a wait."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+_BLOCK = 2**20
+"""Words that are summed at once: the memory that this takes besides the tensor is three times as large."""
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+_MULTIPLIER = -7046029254386353131
+"""An odd number with bits all over: 2**64 divided by the golden ratio."""
+
+
+def device_digest(whole: Tensor) -> Tensor:
+    """Return a number of 64 bits, on the tensor's device, that depends on every bit of its memory.
+
+    Each word is multiplied by an odd number of its place, and its high bits are mixed into the low ones, before all are
+    added up: in whatever order a device adds whole numbers, the sum is the same.
+
+    Args:
+        whole: one run of memory.
+
+    Returns:
+        A tensor of one ``int64``.
+    """
+    nbytes = whole.nbytes
+    bits = whole.as_strided((whole.numel(),), (1,), whole.storage_offset())
+    if bits.is_complex():
+        bits = torch.view_as_real(bits).reshape(-1)
+    width = next(width for width in _WORDS if not nbytes % width and width <= bits.itemsize)
+    words = bits.view(_WORDS[width])
+    total = torch.zeros((), dtype=torch.int64, device=whole.device)
+    for number, block in enumerate(torch.split(words, _BLOCK)):
+        mixed = block.to(torch.int64) * _odd(whole.device)[: block.numel()]
+        mixed ^= mixed >> 29
+        mixed *= _MULTIPLIER
+        mixed ^= mixed >> 32
+        total += mixed.sum() * (2 * number + 1)
+    return total
+
+
+@lru_cache(8)
+def _odd(device: torch.device) -> Tensor:
+    """Return an odd number for each place in a block."""
+    return (torch.arange(_BLOCK, dtype=torch.int64, device=device) * _MULTIPLIER) | 1
+
+
+class Flags:
+    """Comparisons of digests on a device, which are read when the backward that has asked for them ends.
+
+    To read one would wait for the device. Each backward reads all of its own at once. Where none runs, as for a saved
+    tensor that the program looks at itself, the comparison waits.
+    """
+
+    __slots__ = ("_pending",)
+
+    def __init__(self) -> None:
+        self._pending: WeakValueDictionary[int, _Pending] = WeakValueDictionary()
+        """By the number of the backward, whose end holds them: one that raises drops them."""
+
+    def require_equal(self, one: Tensor, other: Tensor, refuse: Callable[[], Exception]) -> None:
+        """Raise what ``refuse`` returns if two digests differ: out of the running backward, when it ends."""
+        task, differ = torch._C._current_graph_task_id(), one != other
+        if task < 0:
+            if differ.item():
+                raise refuse()
+            return
+        pending = self._pending.get(task)
+        if pending is None:
+            pending = self._pending[task] = _Pending()
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(pending.read)
+        pending.comparisons.append((differ, refuse))
+
+
+class _Pending:
+    """Comparisons of one backward."""
+
+    __slots__ = ("__weakref__", "comparisons")
+
+    def __init__(self) -> None:
+        self.comparisons: list[tuple[Tensor, Callable[[], Exception]]] = []
+
+    def read(self) -> None:
+        """Raise what the first difference is refused with."""
+        pending, self.comparisons = self.comparisons, []
+        for device in {differ.device for differ, _ in pending}:
+            here = [one for one in pending if one[0].device == device]
+            for (_, refuse), differs in zip(here, torch.stack([one[0] for one in here]).tolist(), strict=True):
+                if differs:
+                    raise refuse()
