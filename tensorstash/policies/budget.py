@@ -71,7 +71,7 @@ class Budget(Policy):
     total: int | str | None = None
     margin: float = 0.05
     allow: str | tuple[str, ...] = "lossless"
-    directory: str | os.PathLike[str] | tuple[str, ...] | None = None
+    directory: str | os.PathLike[str] | None = None
     disk: int | str | None = None
 
     def __post_init__(self) -> None:

@@ -85,8 +85,8 @@ class DiskSpill(Policy):
     """Payloads go to files in a directory; nothing is left in it, whatever ends the process.
 
     Args:
-        directory: an existing directory on the disk to use, or several on different disks; None for ``$TMPDIR``,
-            else the system's own for large temporary files. A directory that is kept in memory saves nothing.
+        directory: an existing directory on the disk to use; None for ``$TMPDIR``, else the system's own for large
+            temporary files. A directory that is kept in memory saves nothing.
         budget: most bytes on disk at one time, or text such as ``"40 GiB"``; None for as much as there is room.
 
     Raises:
@@ -98,7 +98,7 @@ class DiskSpill(Policy):
     """
 
     name: ClassVar[str] = "disk_spill"
-    directory: str | os.PathLike[str] | tuple[str, ...] | None = None
+    directory: str | os.PathLike[str] | None = None
     _: KW_ONLY
     budget: int | str | None = None
 

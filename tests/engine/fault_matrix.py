@@ -44,7 +44,6 @@ STORES: Mapping[str, Callable[[str, str], StoreConfig]] = {
     "memory": lambda first, last: Memory(budget=8 * NBYTES),
     "disk direct": lambda first, last: Disk(directory=last, budget=8 * NBYTES),
     "disk buffered": lambda first, last: Disk(directory=last, budget=8 * NBYTES, direct=False),
-    "disk striped": lambda first, last: Disk(directory=(first, last), budget=16 * NBYTES),
     "tiered": lambda first, last: Tiered(first=Memory(budget=NBYTES), then=Disk(directory=last, budget=8 * NBYTES)),
 }
 """What is opened over two directories; faults of directories strike the last one."""

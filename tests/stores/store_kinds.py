@@ -11,12 +11,8 @@ from tensorstash.stores.disk.syscalls import Syscalls
 Budget = int | None
 OpenStore = Callable[[Path, Budget], Store]
 
-
-def _two(path: Path) -> tuple[str, str]:
-    directories = (path / "a", path / "b")
-    for directory in directories:
-        directory.mkdir(exist_ok=True)
-    return str(directories[0]), str(directories[1])
+PIECE = 4 * 2**20
+"""Bytes of a large record."""
 
 
 def _without(**switched_off: bool) -> OpenStore:
@@ -32,7 +28,6 @@ STORES: dict[str, OpenStore] = {
     "memory": lambda path, budget: Memory(budget=budget).open(),
     "disk": lambda path, budget: Disk(directory=str(path), budget=budget).open(),
     "disk_buffered": lambda path, budget: Disk(directory=str(path), budget=budget, direct=False).open(),
-    "disk_striped": lambda path, budget: Disk(directory=_two(path), budget=budget).open(),
     "disk_without_unnamed_files": _without(unnamed=False),
     "disk_without_unlinking": _without(unnamed=False, unlink_open=False),
     "disk_without_preallocation": _without(preallocate=False),

@@ -5,11 +5,11 @@ import sys
 
 import numpy as np
 import pytest
+from store_kinds import PIECE
 
 from tensorstash.errors import CorruptDataError
 from tensorstash.host.checksum import CHECKSUM_BLOCK
 from tensorstash.stores import Disk
-from tensorstash.stores.disk.slab import PIECE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reaches the unlinked file through /proc/self/fd")
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from store_kinds import PIECE
 
 from tensorstash.errors import StoreFullError
 from tensorstash.host.pages import BLOCK, page_aligned, round_up
 from tensorstash.stores import Disk
-from tensorstash.stores.disk.slab import PIECE, Slab
+from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 
@@ -106,36 +107,6 @@ def test_blocks_are_there_before_they_are_written_and_never_above_the_budget(tmp
     for slot in slots:
         store.delete(slot)
     assert store.used_bytes == 0
-    store.close()
-
-
-def test_records_are_striped_over_the_directories(tmp_path, payload):
-    directories = tuple(str(tmp_path / name) for name in "abc")
-    for directory in directories:
-        os.mkdir(directory)
-    store = Disk(directory=directories, budget=90 * MIB).open()
-    slot = store.put(payload(6 * PIECE))
-    assert [slab.used_bytes for slab in store._slabs] == [2 * PIECE] * 3
-    small = [store.put(payload(4096)) for _ in range(3)]
-    assert [slab.used_bytes for slab in store._slabs] == [2 * PIECE + 4096] * 3
-    assert np.array_equal(store.get(slot), payload(6 * PIECE))
-    assert len(small) == 3
-    store.close()
-
-
-def test_a_full_directory_passes_its_part_to_the_others(tmp_path, payload):
-    directories = tuple(str(tmp_path / name) for name in "ab")
-    for directory in directories:
-        os.mkdir(directory)
-
-    class FirstIsFull(Syscalls):
-        def available(self, fd, directory):
-            return 0 if directory == directories[0] else super().available(fd, directory)
-
-    store = DiskStore(Disk(directory=directories), FirstIsFull())
-    slot = store.put(payload(3 * PIECE))
-    assert [slab.used_bytes for slab in store._slabs] == [0, 3 * PIECE]
-    assert np.array_equal(store.get(slot), payload(3 * PIECE))
     store.close()
 
 

@@ -9,11 +9,11 @@ from types import FrameType
 
 import numpy as np
 import pytest
+from store_kinds import PIECE
 
 from tensorstash.errors import SlotGoneError, StoreError, StoreFullError
 from tensorstash.host.arrays import borrowed
 from tensorstash.stores import Memory
-from tensorstash.stores.disk.slab import PIECE
 
 SIZES = [0, 1, 63, 4095, 4096, 4097, 100_000, 2**20 + 8, PIECE, PIECE + 1, 2 * PIECE + 12_345]
 

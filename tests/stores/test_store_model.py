@@ -117,8 +117,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("kind", STORES)
-@pytest.mark.parametrize("piece", [2 * BLOCK, 4 * 2**20])
-def test_a_store_is_a_dictionary_with_a_budget(kind, piece, monkeypatch):
-    monkeypatch.setattr("tensorstash.stores.disk.store.PIECE", piece)
+def test_a_store_is_a_dictionary_with_a_budget(kind):
     machine = type(f"{kind}_machine", (StoreMachine,), {"kind": kind})
     run(machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))

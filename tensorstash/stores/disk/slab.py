@@ -19,9 +19,6 @@ from tensorstash.stores.disk.free_space import FreeSpace
 from tensorstash.stores.disk.scratch_file import open_private_file
 from tensorstash.stores.disk.syscalls import FULL, UNSUPPORTED, Syscalls
 
-PIECE = 4 * 2**20
-"""Most bytes of a record that lie together where it goes to several devices: whole huge pages."""
-
 _GROWTH = 64 * 2**20
 _SCRAP = 256 * 2**10
 _STALLS = 8
@@ -173,17 +170,6 @@ class Slab:
         bounce = _bounce(out.size)
         self._read_all(bounce, offset)
         return block_checksums(bounce[:nbytes], copy=out[:nbytes])
-
-    def wipe(self, extent: Extent) -> None:
-        """Overwrite an extent with zeros.
-
-        Raises:
-            StoreError: the device refused.
-        """
-        zeros = whole_pages(min(extent.size, PIECE))
-        zeros.fill(0)
-        for start in range(0, extent.size, PIECE):
-            self._write_all([zeros[: extent.size - start]], extent.offset + start)
 
     def close(self) -> None:
         """Close the file, which is gone with that, but in a forked child, where the parent has it still; idempotent."""

@@ -1,4 +1,4 @@
-"""A store on disk: one slab file per directory, direct I/O, nothing left behind."""
+"""A store on disk: one slab file, direct I/O, nothing left behind."""
 
 import os
 import tempfile
@@ -6,31 +6,22 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from itertools import count
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError, SlotGoneError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array, address, copied, whole_pages
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import HUGE_PAGE, round_up
-from tensorstash.host.workers import Workers
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
 from tensorstash.spec import ALIGNMENT
-from tensorstash.stores.disk.parallel import for_each
 from tensorstash.stores.disk.records import Piece, Record, Space, corrupt
-from tensorstash.stores.disk.slab import PIECE, Extent, Slab
+from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.syscalls import Syscalls
 from tensorstash.stores.disk.turn import is_long, turn_of
 
-_WORTH_A_THREAD = 2 * 2**20
-"""Bytes from which on writing to several devices at once saves more time than waking a thread takes."""
-
 _SCATTERED = 64 * 2**10
 """Bytes from which on, up to a huge page, a buffer is of so many pages that the device would feel it."""
-
-_JOINED = 4
-"""Pieces that are one where there is one device only: each call puts the thread to sleep, and waking it costs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,28 +29,24 @@ class Disk:
     """Payloads go to scratch files that no other user can read and that vanish with the process.
 
     Args:
-        directory: an existing directory, or several on different devices, over which records are striped; None for
-            ``$TMPDIR``, else ``/var/tmp``, else what the system has for temporary files. Where ``/tmp`` is kept in
-            memory, a store there saves none.
-        budget: most bytes of disk to take, an int or text such as ``"40GiB"``, divided equally among the
-            directories; None for no limit but the device. A record takes whole blocks of 4096 bytes.
+        directory: an existing directory; None for ``$TMPDIR``, else ``/var/tmp``, else what the system has for
+            temporary files. Where ``/tmp`` is kept in memory, a store there saves none.
+        budget: most bytes of disk to take, an int or text such as ``"40GiB"``; None for no limit but the device. A
+            record takes whole blocks of 4096 bytes. What is deleted stays readable in the file, for whoever may look
+            into the open files of this process, until another record takes its place or the store closes.
         direct: bypass the page cache where the file system can, which costs least memory and processor time; False
             to go through it.
-        wipe: overwrite what was deleted with zeros when the next record is stored, which writes every byte twice.
-            Else it stays readable in the file, for whoever may look into the open files of this process, until another
-            record takes its place or the store closes; and on the device itself perhaps for longer.
 
     Raises:
         ConfigError: a field of the wrong type or value. Whether the directory exists is found by :meth:`open`.
 
     >>> Disk(directory="/nvme/scratch", budget="40GiB")
-    Disk(directory='/nvme/scratch', budget=42949672960, direct=True, wipe=False)
+    Disk(directory='/nvme/scratch', budget=42949672960, direct=True)
     """
 
-    directory: str | tuple[str, ...] | None = None
+    directory: str | None = None
     budget: int | str | None = None
     direct: bool = True
-    wipe: bool = False
     name: ClassVar[str] = "disk"
     tier: ClassVar[Tier] = "disk"
 
@@ -67,43 +54,34 @@ class Disk:
         object.__setattr__(self, "directory", _directory(self.directory))
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_budget(self.budget, path="disk.budget"))
-        for name in ("direct", "wipe"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ConfigError(f"disk.{name}: got {value!r}, expected true or false")
+        if not isinstance(self.direct, bool):
+            raise ConfigError(f"disk.direct: got {self.direct!r}, expected true or false")
 
     @property
-    def directories(self) -> tuple[str, ...]:
-        """The directories, as they are on this machine."""
-        if isinstance(self.directory, tuple):
-            return tuple(map(os.path.expanduser, self.directory))
+    def place(self) -> str:
+        """The directory, as it is on this machine."""
         if self.directory is not None:
-            return (os.path.expanduser(self.directory),)
+            return os.path.expanduser(self.directory)
         if not os.environ.get("TMPDIR") and os.path.isdir("/var/tmp"):
-            return ("/var/tmp",)
-        return (tempfile.gettempdir(),)
+            return "/var/tmp"
+        return tempfile.gettempdir()
 
     def open(self) -> "DiskStore":
         """Open an empty store; the caller closes it.
 
         Raises:
-            StoreError: a directory is missing or not writable, or the process is out of file descriptors.
+            StoreError: the directory is missing or not writable, or the process is out of file descriptors.
         """
         return DiskStore(self)
 
 
-def _directory(directory: object) -> str | tuple[str, ...] | None:
+def _directory(directory: object) -> str | None:
     if directory is None:
         return None
-    given = tuple(directory) if isinstance(directory, (list, tuple)) else (directory,)
-    try:
-        paths = tuple(os.fspath(path) for path in given)
-    except TypeError:
-        paths = ()
-    if not paths or not all(isinstance(path, str) and path and "\0" not in path for path in paths):
-        raise ConfigError(f"disk.directory: got {directory!r}, expected the path of a directory, or several")
-    if len(set(paths)) < len(paths):
-        raise ConfigError(f"disk.directory: got {directory!r}, which names a directory twice")
-    return paths[0] if len(paths) == 1 else paths
+    path = os.fspath(directory) if isinstance(directory, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigError(f"disk.directory: got {directory!r}, expected the path of a directory")
+    return path
 
 
 class DiskStore:
@@ -126,20 +104,16 @@ class DiskStore:
         self._config = config
         self._calls = calls or Syscalls()
         self._closed = False
-        self._turn = count()
-        # A thread for each device. One more that sums beside it ends sooner, but costs a sixth more processor time,
-        # which the computation wants.
-        self._helpers = len(config.directories) - 1
-        self._workers = Workers("tensorstash-disk", 2 * self._helpers)
+        # One slab, or none once it is closed; a list, which the finalizer can hold.
         self._slabs: list[Slab] = []
         self._begin()
-        weakref.finalize(self, _close, self._slabs, self._workers)
+        weakref.finalize(self, _close, self._slabs)
         self._open()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
         """Leave files and records to the parent, which goes on writing where they are."""
-        _close(self._slabs, self._workers)
+        _close(self._slabs)
         self._begin()
 
     def _begin(self) -> None:
@@ -150,14 +124,9 @@ class DiskStore:
         self._drops = self._dropped.append  # one for all: the collector looks at each
 
     def _open(self) -> None:
-        config, directories = self._config, self._config.directories
-        share = None if config.budget is None else parse_bytes(config.budget, path="disk.budget") // len(directories)
-        try:
-            for directory in directories:
-                self._slabs.append(Slab(directory, self._calls, direct=config.direct, limit_bytes=share))
-        except BaseException:
-            _close(self._slabs, self._workers)
-            raise
+        config = self._config
+        limit = None if config.budget is None else parse_bytes(config.budget, path="disk.budget")
+        self._slabs.append(Slab(config.place, self._calls, direct=config.direct, limit_bytes=limit))
 
     @property
     def used_bytes(self) -> int:
@@ -174,7 +143,7 @@ class DiskStore:
 
     @property
     def direct(self) -> bool:
-        """Whether the page cache is bypassed in every directory."""
+        """Whether the page cache is bypassed."""
         return all(slab.direct for slab in self._slabs)
 
     def put(self, data: Array, /) -> Slot:
@@ -189,16 +158,13 @@ class DiskStore:
         if is_in_place and address(data) % ALIGNMENT:
             data = copied(data)
         record = self._begin_put(data)
-
-        def write(piece: Piece) -> None:
-            slab, start, stop = piece.slab, piece.start, piece.stop
-            if is_in_place or not slab.direct:
-                piece.digests = slab.write(record.turn.parts(data, start, stop), piece.extent)
-            else:
-                piece.digests = slab.write_copy(data[start:stop], piece.extent)
-
         try:
-            for_each(write, record.pieces, self._workers, self._helpers if data.size >= _WORTH_A_THREAD else 0)
+            for piece in record.pieces:
+                slab, start, stop = piece.slab, piece.start, piece.stop
+                if is_in_place or not slab.direct:
+                    piece.digests = slab.write(record.turn.parts(data, start, stop), piece.extent)
+                else:
+                    piece.digests = slab.write_copy(data[start:stop], piece.extent)
             record.is_live = True
             return record
         except BaseException:
@@ -221,14 +187,12 @@ class DiskStore:
             out = pages[record.turn.room :]
             is_scattered = _SCATTERED <= out.size < HUGE_PAGE
 
-            def read(piece: Piece) -> None:
+            for piece in record.pieces:
                 slab, nbytes = piece.slab, piece.stop - piece.start
                 fill = slab.read_copy if is_scattered and slab.direct else slab.read
                 found = fill(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset)
                 if found != piece.digests:
                     raise corrupt(record, piece, found)
-
-            for_each(read, record.pieces, self._workers, self._helpers)
             return record.turn.back(pages, record.nbytes)
         finally:
             self._end(record)
@@ -247,7 +211,7 @@ class DiskStore:
         self._closed = True
         with self._lock:
             if not self._users:
-                _close(self._slabs, self._workers)
+                _close(self._slabs)
 
     def _begin_put(self, data: Array) -> Record:
         """Return a record with space, which stays in use, as the files stay open, until :meth:`_end`."""
@@ -256,8 +220,8 @@ class DiskStore:
             if not self._slabs:  # this process is a fork
                 self._open()
             self._settle()
-            unit = max(slab.address_unit for slab in self._slabs)
-            record = Record(data.size, self._allocate(data.size), turn_of(data, unit))
+            (slab,) = self._slabs
+            record = Record(data.size, self._allocate(data.size, slab), turn_of(data, slab.address_unit))
             record.space = space = Space(record, self._drops)
             space.pieces = record.pieces
             self._spaces.add(space)
@@ -284,7 +248,7 @@ class DiskStore:
             record.users -= 1
             self._users -= 1
             if self._closed and not self._users:
-                _close(self._slabs, self._workers)
+                _close(self._slabs)
 
     def _knows(self, record: Record) -> bool:
         """Whether it was put here, or nobody can tell since that was before a fork."""
@@ -309,52 +273,34 @@ class DiskStore:
                 self._take_back(space)
 
     def _take_back(self, space: Space) -> None:
-        if self._config.wipe:
-            try:
-                for piece in space.pieces:
-                    piece.slab.wipe(piece.extent)
-            except BaseException:
-                self._dropped.append(space)
-                raise
         self._spaces.discard(space)
         for piece in space.pieces:
             piece.slab.give(piece.extent)
 
-    def _allocate(self, nbytes: int) -> list[Piece]:
-        """Return pieces for a record, each in the next directory that has room."""
+    def _allocate(self, nbytes: int, slab: Slab) -> list[Piece]:
+        """Return pieces for a record: one, or more where the free space lies in parts."""
         pieces: list[Piece] = []
+        start = 0
         try:
-            most = PIECE if len(self._slabs) > 1 else _JOINED * PIECE
-            for start in range(0, nbytes, most):
-                stop = min(start + most, nbytes)
-                while start < stop:
-                    slab, extent = self._place(round_up(stop - start), nbytes)
-                    pieces.append(Piece(slab, extent, start, min(start + extent.size, stop)))
-                    start += extent.size
-        except BaseException:
+            while start < nbytes:
+                extent = slab.take(round_up(nbytes - start))
+                if extent is None:
+                    raise StoreFullError("raise the budget")
+                pieces.append(Piece(slab, extent, start, min(start + extent.size, nbytes)))
+                start += extent.size
+        except BaseException as error:
             for piece in pieces:
-                piece.slab.give(piece.extent)
+                slab.give(piece.extent)
+            if isinstance(error, StoreFullError):
+                raise StoreFullError(
+                    f"{self._config!r}: a record of {nbytes} bytes does not fit, {format_bytes(self.file_bytes)} are "
+                    f"in use; {error}"
+                ) from error
             raise
         return pieces
 
-    def _place(self, size: int, record_bytes: int) -> tuple[Slab, Extent]:
-        first = next(self._turn) % len(self._slabs)
-        slabs = self._slabs[first:] + self._slabs[:first]
-        reasons: list[str] = []
-        for slab in slabs:
-            try:
-                if (extent := slab.take(size)) is not None:
-                    return slab, extent
-            except StoreFullError as error:
-                reasons.append(str(error))
-        raise StoreFullError(
-            f"{self._config!r}: a record of {record_bytes} bytes does not fit, "
-            f"{format_bytes(self.file_bytes)} are in use; " + ("; ".join(reasons) or "raise the budget")
-        )
 
-
-def _close(slabs: list[Slab], workers: Workers) -> None:
-    workers.close()
+def _close(slabs: list[Slab]) -> None:
     while slabs:
         slabs[-1].close()  # first: what an interrupt keeps from being closed is still there
         slabs.pop()
