@@ -240,8 +240,9 @@ def _taken_back(candidates: Sequence[saved_tensors_hooks]) -> saved_tensors_hook
     """
     if not candidates:
         raise BackendError(
-            "saved-tensor hooks are in force that no paddle.autograd.saved_tensors_hooks has entered, so that they "
-            "could not be put back afterwards; take them back first, or enter the tensorstash scope before them"
+            "saved-tensor hooks are in force that no paddle.autograd.saved_tensors_hooks has entered, or one that "
+            "gc.freeze() has set aside, so that they could not be put back afterwards; take them back first, or enter "
+            "the tensorstash scope before them"
         )
     held = [(getrefcount(one.pack_hook), getrefcount(one.unpack_hook)) for one in candidates]
     _reset()
