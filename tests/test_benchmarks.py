@@ -267,7 +267,7 @@ def test_kernels_of_devices_are_measured(tmp_path: Path, warm: Callable[..., str
     command = ("-m", "benchmarks", "codecs", *sizes.split(), "--json", str(tmp_path / "rows"))
     script(*command, python=warm(*IMPORTED["torch"]))
     rows = [row for row in json.loads((tmp_path / "rows").read_text())["rows"] if "codec" in row]
-    assert {kind_of(row) for row in rows} == {"Affine", "AsType", "PackBits", "TwoValued"}
+    assert {kind_of(row) for row in rows} == {"Affine"}
     assert all(row["encode"] > 0 and row["decode"] > 0 for row in rows)
 
 

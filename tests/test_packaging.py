@@ -53,7 +53,7 @@ def test_the_declared_versions_of_frameworks_are_those_that_work() -> None:
 
     for name, framework in FRAMEWORKS.items():
         (declared,) = PROJECT["optional-dependencies"][name]
-        assert declared == f"{framework.package}>={framework.oldest}"
+        assert declared == framework.requirement
 
 
 def test_what_is_needed_to_test_is_in_the_sdist() -> None:

@@ -9,7 +9,7 @@ from tensorstash.backends import features
 from tensorstash.cli import main
 from tensorstash.cli.machine import checks
 from tensorstash.cli.machine.checks import Finding
-from tensorstash.errors import MissingDependencyError
+from tensorstash.errors import MissingDependencyError, TensorStashWarning
 from tensorstash.host import native
 
 
@@ -61,6 +61,25 @@ def test_a_framework_that_lacks_something_is_refused_with_the_versions_that_work
         features.require("torch")
     features.require.cache_clear()
     assert found("_of_next_year", list(checks.frameworks())).startswith("bad: missing, needed for hooks")
+
+
+@pytest.mark.parametrize("newer", ["3.4.0", "3.10.1+cu", "4.0.0.dev20270101"])
+def test_a_framework_that_is_too_new_is_refused_with_the_versions_that_work(
+    newer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "installed", lambda name: newer)
+    features.require.cache_clear()
+    with pytest.raises(MissingDependencyError, match=r"newer than.*pip install 'paddlepaddle>=3.3.1,<3.4'"):
+        features.require("paddle")
+    features.require.cache_clear()
+
+
+def test_a_framework_that_is_newer_than_the_last_tested_one_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "installed", lambda name: "3.3.2")
+    features.require.cache_clear()
+    with pytest.warns(TensorStashWarning, match=r"3\.3\.2 is newer than 3\.3\.1"):
+        features.require("paddle")
+    features.require.cache_clear()
 
 
 def test_a_framework_that_lacks_what_can_be_done_without_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from tests.device.kernels import put_kernels
+
 NAME = "sim"
 DEVICES = 2
 SOURCE = Path(__file__).with_name("device.cpp")
@@ -174,6 +176,7 @@ def simulated() -> Simulated:
     functions = ctypes.CDLL(path)
     torch._register_device_module(NAME, _module(Simulated(functions)))
     torch.utils.generate_methods_for_privateuse1_backend()
+    put_kernels(NAME)
     for name in ("live_bytes", "peak_bytes", "pinned_bytes", "pinned_peak_bytes", "count_records"):
         getattr(functions, name).restype = ctypes.c_int64
     functions.set_limit.argtypes = [ctypes.c_int, ctypes.c_int64]

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 import warnings
 from pathlib import Path
 
@@ -19,16 +18,11 @@ from delays import NBYTES, Dice, delays
 import tensorstash as ts
 from tensorstash.backends import backend_named
 from tensorstash.backends.paddle.backend import PaddleBackend
-from tensorstash.backends.paddle.layout import DeviceLayouts, private_copy
-from tensorstash.backends.paddle.streams import GpuStream, GpuStreams
+from tensorstash.backends.paddle.layout import private_copy
 from tensorstash.engine.session import Session
-from tensorstash.policies import StoreIn
-from tensorstash.stores.memory import Memory
 
 LINES = ["cpu_offload", "compress", "compress | disk_spill", "disk_spill"]
 LIMITS = [ts.Limits(), ts.Limits(in_flight=0, ahead=0)]
-
-BUDGET = 128 * 2**10
 
 LAYOUTS = {
     "contiguous": lambda x: x,
@@ -42,10 +36,10 @@ LAYOUTS = {
 
 
 def device_library():
-    """Return what is set and read of the device, and has its copies."""
+    """Return what is set and read of the device."""
     library = ctypes.CDLL(str(next(Path(os.environ["CUSTOM_DEVICE_ROOT"]).glob("*.so"))))
     library.set_delays.argtypes = [ctypes.c_double]
-    for name in ("live", "peak", "bytes_copied_out", "bytes_copied_beside", "locked_ranges"):
+    for name in ("live", "peak"):
         getattr(library, name).restype = ctypes.c_int64
     return library
 
@@ -121,12 +115,8 @@ def steps(model, data, scope, number=2):
     return found
 
 
-def searched(opened):
-    """Return the seeds under which gradients were not those without hooks, or bytes were left, and how many ran.
-
-    Args:
-        opened: returns a session, given a policy, limits and the least size of what it takes.
-    """
+def schedules():
+    """Return the seeds under which gradients were not those without hooks, or bytes were left, and how many ran."""
     first, runs = (
         int(os.environ.get(f"TENSORSTASH_SCHEDULES{end}", default)) for end, default in (("_FROM", 0), ("", 3))
     )
@@ -155,7 +145,9 @@ def searched(opened):
                     writers=dice.choice([1, 2]),
                     readers=dice.choice([1, 2]),
                 )
-                session = opened(dice.choice(policies), limits, dice.choice([0, 300]))
+                session = Session(
+                    dice.choice(policies), PaddleBackend(), min_bytes=dice.choice([0, 300]), limits=limits
+                )
                 with delays(dice):
                     got = steps(model, data, session.scope)
                 moved = session.stats().stashed.tensors
@@ -168,11 +160,6 @@ def searched(opened):
                 wrong.append([name, seed, got == expected, left, moved])
     runtime.set_delays(0.0)
     return [wrong, ran]
-
-
-def schedules():
-    """Return wrong seeds, and how many ran, where copies wait."""
-    return searched(lambda policy, limits, least: Session(policy, PaddleBackend(), min_bytes=least, limits=limits))
 
 
 def deep():
@@ -323,84 +310,7 @@ def strided():
     }
 
 
-class Streams(GpuStreams):
-    """Paddle's streams and events of the device, with copies by the device's own runtime."""
-
-    def use_in(self, tensor, stream, /):
-        assert stream == self.current_stream(stream.name)  # the only one that programs here compute in
-
-
-class UnorderedStream(GpuStream):
-    """Waits for nothing, which is a fault."""
-
-    def wait(self, event, /):
-        pass
-
-
-class UnorderedStreams(Streams):
-    """Whose computation waits for no copy."""
-
-    def current_stream(self, device, /):
-        made = super().current_stream(device)
-        return made and UnorderedStream(made.raw, made.name, paddle.device)
-
-
-def session_beside(policy, limits, least=0, kind=Streams):
-    """Return a session whose copies run beside the computation."""
-    backend = PaddleBackend()
-    backend.streams, backend.layouts = kind(paddle.device, device_library(), "sim"), DeviceLayouts()
-    return Session(policy, backend, min_bytes=least, limits=limits)
-
-
-def memory_beside():
-    """Return peaks with all on the host, and with copies beside; what crossed, and what was locked for that."""
-    found, library = [], device_library()
-    for budget in (0, BUDGET):
-        session = session_beside(StoreIn(Memory()), ts.Limits(in_flight=budget, ahead=budget))
-        library.bytes_copied_out()
-        library.set_delays(0.002 if budget else 0.0)  # so that copies would pile up
-        found += peaks([on_host, session.scope])
-        library.set_delays(0.0)
-        found += [library.bytes_copied_out(), session.stats().pinned_bytes]
-    session = session_beside(StoreIn(Memory()), ts.Limits(in_flight=0, ahead=0))
-    return found + peaks([on_host, session.scope], chain)
-
-
-def beside():
-    """Return wrong seeds, how many ran, what was copied beside, what stayed locked, and whether a fault was noticed."""
-    runtime = device_library()
-    runtime.bytes_copied_beside()
-    found = [*searched(session_beside), runtime.bytes_copied_beside(), runtime.locked_ranges()]
-    model, data = Layers(), paddle.randn([8, 16])
-    expected = steps(model, data, warnings.catch_warnings)
-
-    def differs(seed):
-        dice = Dice(seed)
-        runtime.set_delays(dice.choice([0.0005, 0.002]))
-        limits = ts.Limits(in_flight=dice.choice([0, 10_000, 10**6]), ahead=dice.choice([0, 10_000, 10**6]))
-        session = session_beside(StoreIn(Memory()), limits, kind=UnorderedStreams)
-        got = steps(model, data, session.scope)
-        paddle.device.synchronize("sim:0")
-        return got != expected
-
-    return [*found, any(differs(seed) for seed in range(100))]
-
-
-def streams():
-    """Return the stream that one thread has chosen, and the one that another computes in meanwhile."""
-    handle = lambda stream: int(stream.stream_base.raw_stream)  # noqa: E731
-    chosen, elsewhere = paddle.device.Stream("sim:0"), []
-    with paddle.device.stream_guard(chosen):
-        other = threading.Thread(target=lambda: elsewhere.append(handle(paddle.device.current_stream("sim:0"))))
-        other.start()
-        other.join()
-    return [handle(chosen), *elsewhere]
-
-
 if __name__ == "__main__":
     paddle.set_device("sim:0")
-    parts = {
-        part.__name__: part
-        for part in (training, layouts, hooks, schedules, memory, strided, beside, memory_beside, streams)
-    }
+    parts = {part.__name__: part for part in (training, layouts, hooks, schedules, memory, strided)}
     print(json.dumps({name: parts[name]() for name in sys.argv[1:]}))

@@ -28,7 +28,6 @@ constexpr size_t kTotalBytes = size_t{8} << 30;
 constexpr unsigned char kFreed = 0xAB;
 
 std::atomic<size_t> live_bytes{0}, peak_bytes{0};
-std::atomic<int64_t> locked_now{0}, copied_beside{0}, copied_out{0};
 std::atomic<double> longest_delay_s{0};
 
 class Queue {
@@ -41,8 +40,6 @@ class Queue {
   }
   bool idle() { std::lock_guard<std::mutex> held(lock_); return waiting_.empty() && !busy_; }
   void drain() { std::unique_lock<std::mutex> held(lock_); changed_.wait(held, [this] { return waiting_.empty() && !busy_; }); }
-
-  std::atomic<bool> is_beside{false};  // has copies that the program does not wait for
 
  private:
   void work() {
@@ -81,12 +78,11 @@ Queue* queue_of(C_Stream stream) {
   return stream ? reinterpret_cast<Queue*>(stream) : unnamed;
 }
 
-void drain(bool all) {  // or only what Paddle computes in
+void drain() {
   std::vector<Queue*> found;
   {
     std::lock_guard<std::mutex> held(queues_lock);
-    for (Queue* queue : queues)
-      if (all || !queue->is_beside) found.push_back(queue);
+    found.assign(queues.begin(), queues.end());
   }
   for (Queue* queue : found) queue->drain();
 }
@@ -159,7 +155,7 @@ C_Status release_of_host(const C_Device, void* memory, size_t) {
   return C_SUCCESS;
 }
 C_Status release(const C_Device, void* memory, size_t nbytes) {
-  drain(false);  // of memory that belongs to what Paddle computes in; a copy beside that still uses it sees this
+  drain();
   std::memset(memory, kFreed, nbytes);
   {
     std::lock_guard<std::mutex> held(freed_lock);
@@ -169,12 +165,12 @@ C_Status release(const C_Device, void* memory, size_t nbytes) {
   return C_SUCCESS;
 }
 C_Status fill(const C_Device, void* memory, unsigned char value, size_t nbytes) {
-  drain(false);
+  drain();
   std::memset(memory, value, nbytes);
   return C_SUCCESS;
 }
 C_Status copy(const C_Device, void* target, const void* source, size_t nbytes) {
-  drain(false);
+  drain();
   std::memcpy(target, source, nbytes);
   return C_SUCCESS;
 }
@@ -212,7 +208,7 @@ C_Status await_stream(const C_Device, C_Stream stream) {
   return C_SUCCESS;
 }
 C_Status await_device(const C_Device) {
-  drain(true);
+  drain();
   return C_SUCCESS;
 }
 C_Status call_back(const C_Device device, C_Stream stream, C_Callback callback, void* user_data) {
@@ -248,42 +244,17 @@ C_Status stream_wait_event(const C_Device, C_Stream stream, C_Event event) {
 
 }  // namespace
 
-// What the runtime of CUDA has, for this device: copies that the program does not wait for, and page-locked memory. And
-// what tests set and read.
+// What tests set and read.
 extern "C" {
-__attribute__((visibility("default"))) int cudaMemcpyAsync(void* target, const void* source, size_t nbytes, int direction, void* stream) {
-  auto queue = queue_of(reinterpret_cast<C_Stream>(stream));
-  queue->is_beside = true;
-  copied_beside += int64_t(nbytes);
-  if (direction == 2) copied_out += int64_t(nbytes);
-  queue->put([=] {
-    std::memcpy(target, source, nbytes / 2);
-    if (longest_delay_s > 0) std::this_thread::sleep_for(std::chrono::duration<double>(longest_delay_s / 4));
-    std::memcpy(static_cast<char*>(target) + nbytes / 2, static_cast<const char*>(source) + nbytes / 2, nbytes - nbytes / 2);
-  });
-  return 0;
-}
-__attribute__((visibility("default"))) int cudaHostRegister(void*, size_t, unsigned) {
-  locked_now += 1;
-  return 0;
-}
-__attribute__((visibility("default"))) int cudaHostUnregister(void*) {
-  locked_now -= 1;
-  return 0;
-}
-__attribute__((visibility("default"))) int cudaGetLastError() { return 0; }
 __attribute__((visibility("default"))) void set_delays(double longest_s) { longest_delay_s = longest_s; }
-__attribute__((visibility("default"))) int64_t locked_ranges() { return locked_now; }
 __attribute__((visibility("default"))) int64_t live() { return int64_t(live_bytes); }
 __attribute__((visibility("default"))) int64_t peak() { return int64_t(peak_bytes); }
 __attribute__((visibility("default"))) void reset_peak() { peak_bytes = live_bytes.load(); }
-__attribute__((visibility("default"))) int64_t bytes_copied_out() { return copied_out.exchange(0); }
-__attribute__((visibility("default"))) int64_t bytes_copied_beside() { return copied_beside.exchange(0); }
 }
 
 #ifdef SIM_KERNELS
 namespace sim {
-void drain_compute() { drain(false); }
+void drain_compute() { drain(); }
 }  // namespace sim
 #include "sim_kernels.h"
 #endif

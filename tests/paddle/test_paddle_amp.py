@@ -2,7 +2,7 @@
 
 from paddle.base import core
 
-from tensorstash.backends.paddle.repairs.amp import autocast_off, without_autocast
+from tensorstash.backends.paddle.repairs.surroundings import autocast_off, without_autocast
 
 
 def test_a_hook_runs_with_autocast_off_and_it_is_on_again_after_errors():

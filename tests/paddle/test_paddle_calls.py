@@ -12,7 +12,7 @@ from paddle import nn
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
-from tensorstash.backends.paddle.repairs.static import StaticGraphWarning
+from tensorstash.backends.paddle.repairs.surroundings import StaticGraphWarning
 from tensorstash.errors import ConfigError
 from tensorstash.policies.selectors import ModuleNames
 

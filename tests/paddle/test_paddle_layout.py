@@ -9,8 +9,7 @@ from paddle.autograd import saved_tensors_hooks
 from paddle_cases import bits, gradients, noise
 
 import tensorstash as ts
-from tensorstash.backends.paddle.backend import PaddleBackend
-from tensorstash.backends.paddle.layout import _DTYPES, Layout, dense_run, fitted, laid_out
+from tensorstash.backends.paddle.layout import _DTYPES, Layout, fitted
 from tensorstash.host.arrays import borrowed
 from tensorstash.spec import DTYPES
 from tensorstash.stores.memory import Memory
@@ -99,19 +98,6 @@ def test_every_layout_of_every_dtype_comes_back(backend, dtype, layout):
         assert bits(back) == bits(tensor)
         assert back.stop_gradient
     assert (layout_of(tensor), tensor.inplace_version) == before
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_every_layout_goes_by_way_of_its_device(layout):
-    """What a device with streams does, on the memory of the host."""
-    tensor = strided("float32", *layout)
-    backend = PaddleBackend()
-    spec = backend.spec(tensor)
-    dense = dense_run(tensor, spec)
-    assert dense.numpy().tobytes() == backend.to_host(tensor, spec).tobytes()
-    back = laid_out(dense, spec)
-    assert layout_of(back)[:4] == layout_of(tensor)[:4]
-    assert bits(back) == bits(tensor)
 
 
 def test_a_view_and_one_reversed_that_begins_at_the_same_element_are_two_contents(backend):

@@ -5,7 +5,7 @@ import warnings
 import paddle
 import pytest
 
-from tensorstash.backends.paddle.repairs.static import StaticGraphWarning
+from tensorstash.backends.paddle.repairs.surroundings import StaticGraphWarning
 
 
 class Net(paddle.nn.Layer):

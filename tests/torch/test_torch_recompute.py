@@ -112,13 +112,6 @@ CASES = {
     "relu": lambda x: F.relu(x * x),
     "tanh": lambda x: torch.tanh(x * x),
     "sigmoid": lambda x: torch.sigmoid(x * x),
-    "mish": F.mish,
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.3),
-    "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid,
-    "softplus": lambda x: F.softplus(x, 2.0, 5.0),
-    "elu": lambda x: F.elu(x, 0.7),
-    "glu": lambda x: F.glu(torch.cat([x, x.exp()], -1)),
     "add": lambda x: torch.add(x.exp(), x.sigmoid(), alpha=2),
     "sub": lambda x: x.sigmoid() - x.exp(),
     "mul": lambda x: x * x.exp(),
@@ -131,7 +124,6 @@ CASES = {
     "layer_norm": lambda x: F.layer_norm(x, EIGHT, weight(8), weight(8), 1e-6),
     "layer_norm bare": lambda x: F.layer_norm(x, EIGHT, eps=1e-12),
     "rms_norm": lambda x: F.rms_norm(x, EIGHT, weight(8), 1e-6),
-    "group_norm": lambda x: F.group_norm(x.view(3, 4, 10), 2, weight(4), weight(4), 1e-3),
     "batch_norm": lambda x: F.batch_norm(x, torch.zeros(8), torch.ones(8), weight(8), weight(8), True, 0.1, 1e-4),
     "batch_norm bare": lambda x: F.batch_norm(x, None, None, training=True),
     "batch_norm eval": lambda x: F.batch_norm(x, torch.rand(8), torch.rand(8) + 1, weight(8), weight(8)),
@@ -288,7 +280,7 @@ def after(between, *, buffer=None, min_bytes=1, policy=None, before=nullcontext)
     first, last = nn.Linear(64, 250), nn.Linear(250, 16)
     given = torch.randn(300, 64)
     with before(), ts.stash(policy, framework="torch", min_bytes=min_bytes) if policy else nullcontext():
-        hidden = F.mish(F.gelu(first(given)))
+        hidden = F.silu(F.gelu(first(given)))
         hidden = hidden if buffer is None else hidden * buffer
         loss = last(hidden).square().mean()
         del hidden
@@ -608,7 +600,7 @@ def test_what_is_made_under_other_settings_is_not_the_same():
         try:
             with around:
                 hidden = leaf.sin()
-                products = [F.mish(hidden) @ weights[0]]  # which saves what the others are made of
+                products = [F.silu(hidden) @ weights[0]]  # which saves what the others are made of
                 for threads, weight in enumerate(weights, 1):
                     torch.set_num_threads(threads)
                     products.append(hidden.sigmoid() @ weight)

@@ -1,12 +1,11 @@
 """The adapter of PaddlePaddle."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar
 
-import paddle
 from paddle import Tensor, distributed, is_grad_enabled
 from paddle.base import libpaddle
 from paddle.nn import Layer
@@ -15,18 +14,17 @@ from tensorstash.abilities.ranks import Ranks
 from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
-from tensorstash.backends.paddle.layout import DeviceLayouts, dtype_name, elements, place_name, rebuilt
+from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.operators.readers import Readers
 from tensorstash.backends.paddle.operators.writers import writer_patches
 from tensorstash.backends.paddle.recipes.producers import Producers
-from tensorstash.backends.paddle.repairs.amp import without_autocast
+from tensorstash.backends.paddle.recipes.settings import Settings, settings_patches
 from tensorstash.backends.paddle.repairs.backward import PATCHES
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_patches
 from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
-from tensorstash.backends.paddle.repairs.static import static_patches
+from tensorstash.backends.paddle.repairs.surroundings import static_patches, without_autocast
 from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
-from tensorstash.backends.paddle.streams import GpuStreams, cuda_runtime
 from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Demand, Undo
@@ -42,6 +40,7 @@ _STACK = HookStack(
         *foreign_patches(stack),
         *static_patches(stack),
         *writer_patches(stack),
+        *settings_patches(stack),
     )
 )
 
@@ -56,8 +55,7 @@ class PaddleBackend:
     does instead and how it is repaired. While hooks are in force, or anything they packed is alive, a few functions
     of Paddle are replaced by ones that call them; then the originals are put back.
 
-    Copies beside the computation on CUDA devices, in :mod:`tensorstash.backends.paddle.streams`, have never been run on
-    a GPU build of Paddle.
+    Copies to and from devices make the program wait. They were tried on a simulated device, never on a GPU.
 
     What ``pack`` raises inside an operation is raised when the scope ends, and nothing more is packed until then.
 
@@ -82,11 +80,8 @@ class PaddleBackend:
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
         self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
         self.detached: Callable[[Tensor], Tensor] = Tensor.detach
-        self.kernels = None
-        runtime = cuda_runtime()
-        self.streams = GpuStreams(paddle.device, runtime)
-        # On other devices views may be copies: there tensors are laid out on the host.
-        self.layouts = None if isinstance(runtime, str) else DeviceLayouts()
+        # Paddle copies in the stream of the computation alone, which belongs to all threads: copies of devices wait.
+        self.kernels = self.streams = self.layouts = None
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a layer of Paddle."""
@@ -157,7 +152,7 @@ class PaddleBackend:
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
         """Return what makes tensors again, for one session; ``rules`` are such as those of this package."""
-        return Producers(is_ours, rules, _KINDS.parameters)
+        return Producers(is_ours, rules, _KINDS.parameters, _settings)
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.
@@ -199,7 +194,13 @@ class PaddleBackend:
         """
         if not isinstance(model, Layer):
             raise ConfigError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
+        _KINDS.register(model.parameters())
         return scope_calls(model, scope)
+
+
+def _settings() -> Mapping[int, Settings]:
+    scope = _STACK.current()
+    return {} if scope is None else scope.settings
 
 
 def _spec(

@@ -1,15 +1,15 @@
 """Which saved tensors must stay as they are, and why."""
 
+import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from weakref import ref
 
 from paddle import Tensor
 from paddle.base.framework import EagerParamBase
 
 from tensorstash.backends.paddle.layout import dtype_name, is_out_of_reach
-from tensorstash.backends.paddle.objects import instances
 
 _Seen = tuple[int, list[int], int]
 """Scopes entered, references to each class of parameters, deaths: what changes when parameters come or go."""
@@ -56,6 +56,12 @@ class Kinds:
             return "view of a parameter"
         return None
 
+    def register(self, parameters: Iterable[Tensor], /) -> None:
+        """Learn of parameters, such as those of a model that is wrapped."""
+        with self._lock:
+            known, seen = self._known
+            self._known = known.updated(parameters, known.kinds, self._died), seen
+
     def parameters(self) -> "Parameters":
         """Return the parameters of the process; the same object as long as nothing has changed."""
         # Instances hold a reference to their class, and classes to their bases, so that the counts tell when
@@ -65,7 +71,8 @@ class Kinds:
                 seen = self._seen()
                 known, known_when = self._known
                 if seen != known_when:
-                    self._known = known.updated(self._died, _come(known_when, seen)), seen
+                    found = _search(known.kinds) if seen[1:] != known_when[1:] else ([], known.kinds)
+                    self._known = known.updated(*found, self._died), seen
         return self._known[0]
 
     def _seen(self) -> _Seen:
@@ -76,12 +83,12 @@ class Kinds:
 
 
 class Parameters:
-    """Where the memory of all parameters of the process begins.
+    """Where the memory of the known parameters begins.
 
     A view of a parameter, such as the transpose that a matrix product saves, remembers nothing of its base.
 
     Args:
-        parameters: all there are.
+        parameters: that are known.
         kinds: their class, and all classes below it.
     """
 
@@ -96,24 +103,17 @@ class Parameters:
             if alive is not None and not alive.is_dist() and alive._is_initialized():
                 self._at[alive.data_ptr() - alive._offset()] = parameter
 
-    def updated(self, died: "Callable[[ref[Tensor]], None]", come: set[int]) -> "Parameters":
-        """Return where they begin now, and where those begin that have come meanwhile.
+    def updated(self, more: Iterable[Tensor], kinds: list[type], died: "Callable[[ref[Tensor]], None]") -> "Parameters":
+        """Return these and others, where they begin now.
 
         Args:
+            more: some of which may be known.
+            kinds: their class, and all classes below it.
             died: called when one of them goes.
-            come: how many may have come, as far as that can be counted; empty if nothing has changed.
         """
-        known = {id(one): one for one in self.alive()}
+        known = {id(one) for one in self.alive()}
         kept = [each for each in self._parameters if each() is not None]
-        kinds = _classes(EagerParamBase)
-        if not come:
-            found = []
-        elif kinds != self.kinds:
-            found = instances(kinds)
-        else:
-            kinds = self.kinds  # or the references that lists hold would look like instances
-            found = instances(kinds, lambda young: sum(id(one) not in known for one in young) in come)
-        return Parameters(kept + [ref(one, died) for one in found if id(one) not in known], kinds)
+        return Parameters(kept + [ref(one, died) for one in more if id(one) not in known], kinds)
 
     def alive(self) -> list[Tensor]:
         """Return those that are still there."""
@@ -126,17 +126,16 @@ class Parameters:
         return parameter is not None and parameter._is_shared_buffer_with(tensor)
 
 
-def _come(before: _Seen, now: _Seen) -> set[int]:
-    """Return how many parameters may have come; nothing if none has.
+def _search(known: list[type]) -> tuple[list[Tensor], list[type]]:
+    """Return the parameters that the garbage collector finds, and their classes: the same list if these are known.
 
-    In Paddle 3.3, those that go leave the reference to their class.
+    Instances refer to their class. The search holds the interpreter lock and gives out nothing else, unlike
+    ``gc.get_objects()``, whose list breaks tuples that other threads are just building. What ``gc.freeze()`` has set
+    aside it does not find.
     """
-    more = sum(now[1]) - sum(before[1])
-    return {more, more + now[2] - before[2]} if now[1:] != before[1:] else set()
-
-
-def _classes(root: type) -> list[type]:
-    found = [root]
-    for kind in found:
-        found += kind.__subclasses__()
-    return found
+    kinds: list[type] = [EagerParamBase]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    if kinds == known:
+        kinds = known  # or the references that lists hold would look like instances
+    return [each for each in gc.get_referrers(*kinds) if isinstance(each, EagerParamBase)], kinds

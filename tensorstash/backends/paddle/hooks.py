@@ -10,6 +10,7 @@ that use scopes.
 """
 
 import atexit
+import gc
 import threading
 from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,6 @@ from paddle import Tensor
 from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
-from tensorstash.backends.paddle.objects import instances
 from tensorstash.backends.paddle.packed import Guard, Pack, Scope, Unpack, pair_for_paddle
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.paddle.repairs.patches import Lease, Patch, Patches
@@ -226,7 +226,8 @@ def _registered_over(pack: Any, unpack: Any) -> saved_tensors_hooks | None:
     try:
         _register(pack, unpack)
     except ValueError:  # how Paddle says that a pair is in force
-        earlier = _taken_back(instances([saved_tensors_hooks]))
+        referrers = gc.get_referrers(saved_tensors_hooks)
+        earlier = _taken_back([each for each in referrers if isinstance(each, saved_tensors_hooks)])
         _register(pack, unpack)
         return earlier
     return None
@@ -239,8 +240,9 @@ def _taken_back(candidates: Sequence[saved_tensors_hooks]) -> saved_tensors_hook
     """
     if not candidates:
         raise BackendError(
-            "saved-tensor hooks are in force that no paddle.autograd.saved_tensors_hooks has entered, so that they "
-            "could not be put back afterwards; take them back first, or enter the tensorstash scope before them"
+            "saved-tensor hooks are in force that no paddle.autograd.saved_tensors_hooks has entered, or one that "
+            "gc.freeze() has set aside, so that they could not be put back afterwards; take them back first, or enter "
+            "the tensorstash scope before them"
         )
     held = [(getrefcount(one.pack_hook), getrefcount(one.unpack_hook)) for one in candidates]
     _reset()

@@ -15,7 +15,6 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
-from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, TensorSpec, contiguous_strides
@@ -193,9 +192,9 @@ def private_copy(tensor: Tensor) -> Tensor:
     if tensor.is_dist() or dtype_name(tensor.dtype) is None:
         return tensor.detach().clone()
     spec = Layout(tensor).spec()
-    if tensor.place.is_gpu_place():
-        return laid_out(dense_run(tensor, spec), spec)
-    # Through the host, also on a custom device, which may have no kernels for what is not contiguous.
+    if spec.device != "cpu" and spec.offset == 0 and spec.strides == _contiguous(spec.shape):
+        return tensor.detach().clone()
+    # By way of the host: a custom device may have no kernels for what is not contiguous.
     return rebuilt(borrowed(elements(tensor, spec)), spec)
 
 
@@ -257,51 +256,6 @@ def _allocation(spec: TensorSpec) -> Tensor:
     order = spec.order
     # Device allocations are aligned alike, so that the same offset is the same alignment.
     return uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
-
-
-def dense_run(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """Return the distinct elements of a tensor in memory order, contiguous, on its device.
-
-    Args:
-        tensor: any dense tensor with memory.
-        spec: its spec.
-
-    Returns:
-        A view of the tensor's live memory where that is one run, else a private copy.
-    """
-    order = spec.order
-    if order.span == 0:
-        return uninitialised(order.shape, spec)
-    run: Tensor = paddle.as_strided(tensor.detach(), list(order.shape), list(order.strides), order.lowest(spec))
-    return run if order.is_dense else paddle.assign(run, uninitialised(order.shape, spec))
-
-
-def laid_out(dense: Tensor, spec: TensorSpec) -> Tensor:
-    """Return a tensor in private memory with the exact layout of ``spec``, made by the kernels of its device.
-
-    Args:
-        dense: distinct elements in memory order, contiguous, of any shape.
-        spec: the layout.
-    """
-    order = spec.order
-    if order.span == 0:
-        return uninitialised(spec.shape, spec)
-    with Unrecorded():
-        whole = _allocation(spec)
-        run = paddle.as_strided(whole, list(order.shape), list(order.strides), order.lowest(spec))
-        paddle.assign(paddle.reshape(dense, list(order.shape)), output=run)
-        view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
-    return view
-
-
-class DeviceLayouts:
-    """What takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
-
-    dense = staticmethod(dense_run)
-
-    def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
-        """Return a detached tensor in private memory with the exact layout of ``spec``, byte offset included."""
-        return laid_out(dense, spec)
 
 
 def uninitialised(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:

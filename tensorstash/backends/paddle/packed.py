@@ -1,7 +1,7 @@
 """What Paddle's graph holds in place of saved tensors, and the functions that Paddle calls."""
 
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from math import prod
 from types import CellType
@@ -32,7 +32,7 @@ class Scope:
         private: whether what ``unpack`` returns is either the saved tensor's memory or nobody else's.
     """
 
-    __slots__ = ("_lease", "failure", "pack", "private", "ready", "recent", "source", "thread", "unpack")
+    __slots__ = ("_lease", "failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
 
     def __init__(self, source: object, pack: Pack, unpack: Unpack, lease: Lease, *, private: bool = False) -> None:
         self.private = private
@@ -43,6 +43,7 @@ class Scope:
         self.ready = True  # not inside pack, whose own operations are none of the pair's business
         self.failure: BaseException | None = None
         self.recent: list[tuple[Tensor, object]] = []
+        self.settings: dict[int, tuple[Hashable, ...]] = {}
         self._lease = lease
 
     def end(self) -> BaseException | None:
@@ -50,6 +51,7 @@ class Scope:
         failure, self.failure = self.failure, None
         self.source, self.pack = None, _ended  # they may hold what was raised, and its traceback a saved tensor
         self.recent.clear()
+        self.settings.clear()
         return failure
 
 

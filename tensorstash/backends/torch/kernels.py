@@ -7,7 +7,7 @@ from tensorstash.backends.torch.layout import payload
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 
-_CODECS = frozenset({"affine", "astype", "pack_bits", "two_valued"})
+_CODECS = frozenset({"affine", "astype", "pack_bits"})
 
 
 class DeviceKernels:
@@ -19,7 +19,8 @@ class DeviceKernels:
             return None
         # Imports Triton, which takes time.
         from tensorstash.backends.torch.device_kernels import device_kernel
+        from tensorstash.backends.torch.triton import runs_on
 
-        return device_kernel(codec, spec)
+        return device_kernel(codec, spec) if runs_on(spec.device.partition(":")[0]) else None
 
     payload = staticmethod(payload)

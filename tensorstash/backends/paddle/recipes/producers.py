@@ -1,6 +1,6 @@
 """What made a saved tensor, and how it is made again: the ability of the Paddle backend that recipes need."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 from weakref import ref
@@ -11,12 +11,13 @@ from paddle.base import core
 
 from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.paddle.eligibility import Parameters
-from tensorstash.backends.paddle.layout import Layout, dense_run, dtype_name, elements, laid_out, rebuilt
+from tensorstash.backends.paddle.layout import Layout, dtype_name, elements, rebuilt
 from tensorstash.backends.paddle.nodes import kind_of, node_of
 from tensorstash.backends.paddle.operators.readers import reader
 from tensorstash.backends.paddle.recipes.rule import Rule
-from tensorstash.backends.paddle.recipes.rules import FIRST_OF_SEVERAL, OUTPUTS, READERS, RULES
+from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, is_first
 from tensorstash.backends.paddle.recipes.search import MASK, Leaves, Note, Search
+from tensorstash.backends.paddle.recipes.settings import Settings
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.search import NoRecipe, run_again
 from tensorstash.host.arrays import as_bytes, borrowed, few_bytes
@@ -36,16 +37,22 @@ class Producers:
         is_ours: whether an object is a handle that a recipe may have for an input.
         rules: besides those that are built in.
         parameters: returns those of the process.
+        settings: returns those that operations of this scope ran with, by the address of the node.
     """
 
-    __slots__ = ("_is_ours", "_leaves", "_notes", "_rules")
+    __slots__ = ("_is_ours", "_leaves", "_notes", "_rules", "_settings")
 
     def __init__(
-        self, is_ours: Callable[[object], bool], rules: Sequence[Rule], parameters: Callable[[], Parameters]
+        self,
+        is_ours: Callable[[object], bool],
+        rules: Sequence[Rule],
+        parameters: Callable[[], Parameters],
+        settings: Callable[[], Mapping[int, Settings]],
     ) -> None:
         self._is_ours = is_ours
         self._rules = {**RULES, **{rule.node: rule for rule in rules}}
         self._leaves = Leaves(parameters)
+        self._settings = settings
         self._notes: dict[Hashable, Note] = {}
 
     @property
@@ -63,7 +70,7 @@ class Producers:
             self.forget()
             return
         node = node_of(tensor)
-        key = None if node is None or not self._is_ours(handle) else _key(node, tensor)
+        key = None if node is None or not self._is_ours(handle) else self._key(node, tensor)
         if key is None:
             return
         if len(self._notes) >= _REMEMBERED:
@@ -73,7 +80,7 @@ class Producers:
     def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
         """Return the handle that was noted for a tensor; None without one."""
         node = None if tensor.is_leaf else node_of(tensor)
-        note = None if node is None else self._notes.get(_key(node, tensor))
+        note = None if node is None else self._notes.get(self._key(node, tensor))
         if note is None or note.dtype != tensor.dtype or note.shape != tuple(tensor.shape):
             return None
         return note.handle()
@@ -96,9 +103,9 @@ class Producers:
         node = node_of(tensor)
         if node is None:
             return "made outside of the graph"
-        if not _is_first(node, tensor):
+        if not self._is_first(node, tensor):
             return f"a statistic of {name}"
-        search = Search(self._notes, self._leaves, self._rules, ops, depth)
+        search = Search(self._notes, self._leaves, self._settings(), self._rules, ops, depth)
         try:
             recipe = search.recipe(search.made(node, tensor))
         except NoRecipe as reason:
@@ -176,6 +183,16 @@ class Producers:
         for generator, each in zip(_generators(tensor), state.states, strict=True):
             generator.set_state(each)
 
+    def _key(self, node: Any, tensor: Tensor) -> Hashable:
+        """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
+        kind = kind_of(node)
+        if not self._is_first(node, tensor):
+            return (node.node_ptr(), MASK) if kind in RULES and RULES[kind].mask else None
+        return node.node_ptr() if kind in OUTPUTS else None
+
+    def _is_first(self, node: Any, tensor: Tensor) -> bool:
+        return is_first(kind_of(node), self._settings().get(node.node_ptr()), tensor)
+
 
 class _RandomState:
     """States of generators, which Paddle compares by identity alone; equal if they go on in the same way.
@@ -206,19 +223,6 @@ def _generators(tensor: Tensor) -> list[Any]:
     return [host, core.default_cuda_generator(place.gpu_device_id())]
 
 
-def _key(node: Any, tensor: Tensor) -> Hashable:
-    """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
-    kind = kind_of(node)
-    if not _is_first(node, tensor):
-        return (node.node_ptr(), MASK) if kind in RULES and RULES[kind].mask else None
-    return node.node_ptr() if kind in OUTPUTS else None
-
-
-def _is_first(node: Any, tensor: Tensor) -> bool:
-    is_first = FIRST_OF_SEVERAL.get(kind_of(node))
-    return is_first is None or is_first(node, tensor)
-
-
 def _is_all_of_its_memory(tensor: Tensor) -> bool:
     if tensor._offset() or not tensor.is_dense() or tensor.is_dist():
         return False
@@ -236,7 +240,4 @@ def _laid_out(made: Tensor, values: Sequence[Tensor], spec: TensorSpec) -> Tenso
     is_fresh = not any(made._is_shared_buffer_with(value) for value in values)
     if is_fresh and not made._offset() and made.data_ptr() % ALIGNMENT == spec.alignment:
         return made.detach()
-    own = Layout(made).spec()
-    if spec.device == "cpu":
-        return rebuilt(borrowed(elements(made, own)), spec)
-    return laid_out(dense_run(made, own), spec)
+    return rebuilt(borrowed(elements(made, Layout(made).spec())), spec)

@@ -6,8 +6,6 @@ from typing import Literal
 
 from paddle import Tensor
 
-from tensorstash.backends.paddle.recipes.attributes import Attribute
-
 Like = Literal["same", "type", "free"]
 """What an operand shares with the output: shape and element type, the element type alone, nothing.
 
@@ -23,7 +21,8 @@ class Rule:
         node: the name of the node that the operation leaves in the graph.
         operands: in the order of the node's edges; all of them have to be known.
         run: takes the settings by position, then the operands, and returns one output in fresh memory.
-        settings: read from the node.
+        has_settings: whether the operation has settings, which :mod:`tensorstash.backends.paddle.recipes.settings`
+            notes.
         mask: whether the last operand is a mask that the operation itself has made and saved.
         is_cast: whether ``run`` takes an element type before the operand, which is the output's.
         is_view: whether all it does is give the elements another shape, and ``run`` takes that before the operand.
@@ -33,7 +32,7 @@ class Rule:
     node: str
     operands: tuple[Like, ...]
     run: Callable[..., Tensor]
-    settings: tuple[Attribute, ...] = ()
+    has_settings: bool = False
     mask: bool = False
     is_cast: bool = False
     is_view: bool = False

@@ -90,17 +90,19 @@ class Search(AnySearch[Rule]):
     Args:
         notes: the handles of nodes' outputs, by address.
         leaves: finds parameters.
+        settings: that operations ran with, by the address of the node.
         rules: by the name of the node.
         ops: names of the rules that may be used; None for all.
         depth: most operations one after the other.
     """
 
-    __slots__ = ("_leaves", "_notes")
+    __slots__ = ("_leaves", "_noted_settings", "_notes")
 
     def __init__(
         self,
         notes: Mapping[Any, Note],
         leaves: Leaves,
+        settings: Mapping[int, tuple[Hashable, ...]],
         rules: Mapping[str, Rule],
         ops: frozenset[str] | None,
         depth: int,
@@ -108,6 +110,7 @@ class Search(AnySearch[Rule]):
         super().__init__(rules, ops, depth)
         self._notes = notes
         self._leaves = leaves
+        self._noted_settings = settings
 
     def made(self, node: Any, tensor: Tensor) -> tuple[Any, int]:
         """Return how a tensor that a node has made is made again, and in how many operations.
@@ -132,11 +135,15 @@ class Search(AnySearch[Rule]):
         return self.call(rule, self._settings(node, kind, rule, wanted), self._operands(node, kind, rule, wanted))
 
     def _settings(self, node: Any, kind: str, rule: Rule, wanted: _Wanted) -> tuple[Hashable, ...]:
-        known = wanted.shape if rule.is_view else wanted.dtype if rule.is_cast else ()
-        settings = tuple(each.read(node) for each in rule.settings)
-        if known is None or None in settings:
+        settings: tuple[Hashable, ...] | None = ()
+        if rule.is_view or rule.is_cast:
+            known = wanted.shape if rule.is_view else wanted.dtype
+            settings = None if known is None else (known,)
+        elif rule.has_settings:
+            settings = self._noted_settings.get(node.node_ptr())
+        if settings is None:
             raise NoRecipe(f"{kind} does not tell its settings")
-        return (known,) if rule.is_view or rule.is_cast else settings
+        return settings
 
     def _operands(self, node: Any, kind: str, rule: Rule, wanted: _Wanted) -> list[tuple[Any, int]]:
         before = node.next_functions

@@ -8,27 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from tensorstash.backends.torch.recipes.rule import Input, Rule, Settings, attributes, indices, saved
+from tensorstash.backends.torch.recipes.rule import Input, Rule, Settings, attributes, saved
 
 
 def _gelu(approximate: str, x: Tensor) -> Tensor:
     return F.gelu(x, approximate=approximate)
-
-
-def _leaky_relu(slope: float, x: Tensor) -> Tensor:
-    return F.leaky_relu(x, slope)
-
-
-def _softplus(beta: float, threshold: float, x: Tensor) -> Tensor:
-    return F.softplus(x, beta, threshold)
-
-
-def _elu(alpha: float, scale: float, input_scale: float, x: Tensor) -> Tensor:
-    return torch.ops.aten.elu(x, alpha, scale, input_scale)  # type: ignore[no-any-return]
-
-
-def _glu(dim: int, x: Tensor) -> Tensor:
-    return F.glu(x, dim)
 
 
 _EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
@@ -56,26 +40,6 @@ def _layer_norm(
         return torch.native_layer_norm(x, shape, weight, bias, eps)
 
     return run(_eps(run, mean, rstd, found, (shape, layer)))[0]
-
-
-def _group_norm(
-    found: Found,
-    n: int,
-    c: int,
-    hxw: int,
-    groups: int,
-    eps: float | None,
-    layer: int,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-) -> Tensor:
-    def run(eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.native_group_norm(x, weight, bias, n, c, hxw, groups, eps)
-
-    return run(_eps(run, mean, rstd, found, (c, groups, layer)) if eps is None else eps)[0]
 
 
 def _eps(
@@ -165,13 +129,6 @@ NEURAL = (
     Rule("relu", "ReluBackward0", saved(""), F.relu),
     Rule("tanh", "TanhBackward0", saved(""), torch.tanh, weight=4),
     Rule("sigmoid", "SigmoidBackward0", saved(""), torch.sigmoid),
-    Rule("mish", "MishBackward0", saved("self"), F.mish),
-    Rule("leaky_relu", "LeakyReluBackward0", saved("self"), _leaky_relu, attributes("negative_slope")),
-    Rule("hardswish", "HardswishBackward0", saved("self"), F.hardswish),
-    Rule("hardsigmoid", "HardsigmoidBackward0", saved("self"), F.hardsigmoid),
-    Rule("softplus", "SoftplusBackward0", saved("self"), _softplus, attributes("beta", "threshold")),
-    Rule("elu", "EluBackward0", saved("self"), _elu, attributes("alpha", "scale", "input_scale")),
-    Rule("glu", "GluBackward0", saved("self"), _glu, indices("dim")),
     Rule(
         "batch_norm",
         "NativeBatchNormBackward0",
@@ -203,12 +160,5 @@ def normalizations() -> tuple[Rule, ...]:
             (Input("input"), Input("weight", True), Input("bias", True), Input("result1"), Input("result2")),
             partial(_layer_norm, found),
             _with_layer(attributes("normalized_shape")),
-        ),
-        Rule(
-            "group_norm",
-            "NativeGroupNormBackward0",
-            (Input("input"), Input("weight", True), Input("", True), Input("result1"), Input("result2")),
-            partial(_group_norm, found),
-            _with_layer(_biased("N", "C", "HxW", "group", eps=None)),
         ),
     )

@@ -2,21 +2,19 @@
 
 They agree with the NumPy codecs bit for bit. For that, divisions are rounded to nearest, products and sums are not
 fused, minima and maxima are taken of integers in the order of the floats, and narrow formats are rounded by integer
-arithmetic. The functions are those of :mod:`~tensorstash.backends.torch.operators`.
+arithmetic.
 """
 
 from tensorstash.backends.torch.triton.affine import dequantize, fits, quantize
 from tensorstash.backends.torch.triton.conversion import convert
-from tensorstash.backends.torch.triton.flags import choose, mark_others, pack_flags, unpack_flags
+from tensorstash.backends.torch.triton.flags import pack_flags, unpack_flags
 from tensorstash.backends.torch.triton.language import AVAILABLE, runs_on
 
 __all__ = [
     "AVAILABLE",
-    "choose",
     "convert",
     "dequantize",
     "fits",
-    "mark_others",
     "pack_flags",
     "quantize",
     "runs_on",

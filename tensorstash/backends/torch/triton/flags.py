@@ -1,4 +1,4 @@
-"""Booleans, and tensors of two values, at one bit per element, in Triton."""
+"""Booleans at one bit per element, in Triton."""
 
 # mypy: ignore-errors
 # Triton compiles most of these functions; to a type checker of Python they mean nothing.
@@ -26,25 +26,6 @@ def unpack_flags(payload: Tensor, flags: Tensor):
     _unpack_flags[(cdiv(count, 2 * TILE),)](payload, flags.reshape(-1).view(torch.uint8), count, 2 * TILE, **OPTIONS)
 
 
-def mark_others(words: Tensor, marks: Tensor, found: Tensor):
-    """Write one bit per word: whether it differs from the first.
-
-    Args:
-        words: signed integers, contiguous.
-        marks: bytes, the first bit in the lowest place.
-        found: two ``int64``, the smallest and the largest of the words that differ; to be given as the largest and the
-            smallest possible, and left like that if none differs.
-    """
-    count = words.numel()
-    _mark_others[(cdiv(count, 2 * TILE),)](words, marks, found, count, 2 * TILE, **OPTIONS)
-
-
-def choose(marks: Tensor, words: Tensor, pair: Tensor):
-    """Write one of two words for every bit: the inverse of :func:`mark_others`."""
-    count = words.numel()
-    _choose[(cdiv(count, 2 * TILE),)](marks, pair, words, count, 2 * TILE, **OPTIONS)
-
-
 @jit
 def _places(count, TILE: tl.constexpr):
     """Return the elements of this program, the bytes of their bits, and which of both exist."""
@@ -67,22 +48,3 @@ def _unpack_flags(payload, flags, count, TILE: tl.constexpr):
     place, mask, at, inside = _places(count, TILE)
     marks = tl.load(payload + HEADER + at, mask=inside, other=0).to(tl.int32)
     tl.store(flags + place, unpack(marks, 1).to(tl.uint8), mask=mask)
-
-
-@jit
-def _mark_others(words, marks, found, count, TILE: tl.constexpr):
-    place, mask, at, inside = _places(count, TILE)
-    others = tl.load(words + place, mask=mask, other=0)
-    differ = mask & (others != tl.load(words))
-    others = others.to(tl.int64)
-    tl.store(marks + at, pack(differ.to(tl.int32), 1).to(tl.uint8), mask=inside)
-    if tl.max(tl.max(differ.to(tl.int32), axis=1), axis=0) > 0:
-        tl.atomic_min(found, tl.min(tl.min(tl.where(differ, others, 0x7FFFFFFFFFFFFFFF), axis=1), axis=0))
-        tl.atomic_max(found + 1, tl.max(tl.max(tl.where(differ, others, -0x8000000000000000), axis=1), axis=0))
-
-
-@jit
-def _choose(marks, pair, words, count, TILE: tl.constexpr):
-    place, mask, at, inside = _places(count, TILE)
-    second = unpack(tl.load(marks + at, mask=inside, other=0).to(tl.int32), 1)
-    tl.store(words + place, tl.where(second != 0, tl.load(pair + 1), tl.load(pair)), mask=mask)

@@ -1,15 +1,45 @@
-"""Programs compiled by ``paddle.jit.to_static``, whose saved tensors no hook ever sees."""
+"""Surroundings in which hooks run: autocast, which must not reach them, and compiled programs, which hide from them."""
 
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
+from paddle.base import core
 from paddle.jit.dy2static.pir_partial_program import PartialProgramLayer
 
 from tensorstash.backends.paddle.hooks import HookStack
 from tensorstash.backends.paddle.repairs.patches import Patch
 from tensorstash.errors import TensorStashWarning
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def without_autocast(hook: Callable[[A], B]) -> Callable[[A], B]:
+    """Return a hook that runs with autocast off; the hook itself where the build has no device that casts."""
+    if not (core.is_compiled_with_cuda() or core.is_compiled_with_xpu() or core.get_all_custom_device_type()):
+        return hook
+    return autocast_off(hook)
+
+
+def autocast_off(hook: Callable[[A], B]) -> Callable[[A], B]:
+    """Return a hook that switches autocast of its thread off, and back."""
+    attributes: Any = core._get_amp_attrs  # type: ignore[attr-defined]
+    off = core.AmpLevel.O0
+
+    def run(value: A) -> B:
+        amp = attributes()
+        level = amp._amp_level
+        if level == off:
+            return hook(value)
+        amp._amp_level = off
+        try:
+            return hook(value)
+        finally:
+            amp._amp_level = level
+
+    return run
 
 
 class StaticGraphWarning(TensorStashWarning):
