@@ -29,7 +29,7 @@ RANKS = {
             "planner",
             "engine",
             "api",
-            "drop_ins",
+            "drop_ins footprint",
             "integrations testing cli",
             "__init__ __main__",
         )
