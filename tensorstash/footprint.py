@@ -79,7 +79,7 @@ class Estimate:
         known = [f"{format_bytes(left)} under {policy}" for policy, left in self.left.items() if left is not None]
         unknown = [policy for policy, left in self.left.items() if left is None]
         lines = [f"A step saves {format_bytes(self.nbytes)} for backward; it leaves {', '.join(known)}."]
-        lines += [f"What {' and '.join(unknown)} leave depends on the values."] if unknown else []
+        lines += [f"Under {' and '.join(unknown)} it depends on the values."] if unknown else []
         lines += ["", f"{'module':44} {'dtype':10} {'tensors':>7} {'bytes':>10}"]
         folded = ((re.sub(r"(?<![^.])\d+(?![^.])", "*", row.module), row) for row in self.rows)
         lines += [

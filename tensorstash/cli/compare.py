@@ -1,4 +1,4 @@
-"""Run a training script once under each policy, and print peak memory, seconds per step and whether gradients agree.
+"""Run a training script under each policy, and print its peak memory, seconds per step and gradients.
 
 tensorstash compare SCRIPT|-m MODULE [--policy LINE ...] [--steps N] [--plot FILE] [-- ARGUMENT ...]
 

@@ -52,10 +52,10 @@ def test_a_model_is_estimated(program: Path, capsys: pytest.CaptureFixture[str])
 def test_the_first_line_is_the_answer(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "small_program:made"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("A step saves 768 KiB for backward; it leaves ")
-    assert "768 KiB under cpu_offload, 0 B under disk_spill" in first
-    assert "384 KiB under cast" in first
-    assert second == "What compress leave depends on the values."
+    assert first.startswith("A step saves 832 KiB for backward; it leaves ")
+    assert "832 KiB under cpu_offload, 0 B under disk_spill" in first
+    assert "416 KiB under cast" in first
+    assert second == "Under compress it depends on the values."
 
 
 def test_a_dictionary_is_a_batch(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
