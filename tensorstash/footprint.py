@@ -112,7 +112,7 @@ def estimate(model: Any, *inputs: Any, **named: Any) -> Estimate:
     (65536, 32768, None)
     """
     if len(inputs) == 1 and not named and isinstance(inputs[0], Mapping) and _takes(model, inputs[0]):
-        inputs, named = (), dict(inputs[0])
+        return estimate(model, **inputs[0])
     backend = backend_of(model)
     if isinstance(backend, SupportsImagining) and backend.can_imagine(model):
         with backend.imagining(model, inputs, named) as (call, is_weight):

@@ -41,7 +41,7 @@ RANKS = {
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 UNDER_ITS_NAME = ("torch", "paddle", "triton", "accelerate", "lightning", "transformers", "paddleformers")
 OPTIONAL = {
-    "cli/comparison.py": {"matplotlib"},
+    "cli/compare.py": {"matplotlib"},
     "config/files.py": {"yaml"},
     "planner/bound.py": {"scipy"},
     "planner/plot.py": {"matplotlib"},

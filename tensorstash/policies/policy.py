@@ -257,7 +257,7 @@ def _check_order(steps: tuple[HookPolicy, ...]) -> None:
             last[single] = place
     for before, begin in first.items():
         for step, end in last.items():
-            if begin < end and (obstacle := _obstacle(before, step)):
+            if begin < end and (obstacle := _obstacle(before, step)):  # type: ignore[arg-type]  # frozen values
                 raise PlanError(f"{step!r} cannot follow {before!r}: {obstacle}")
 
 

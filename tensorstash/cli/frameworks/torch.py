@@ -27,8 +27,15 @@ def peak_of_device() -> int:
 
 def watch(before: Callable[[Iterator[bytes]], object], after: Callable[[], object]) -> None:
     """Have functions called around each step of every optimizer; the first gets the bytes of its gradients."""
-    register_optimizer_step_pre_hook(lambda optimizer, *_: before(_gradients(optimizer)))
-    register_optimizer_step_post_hook(lambda *_: after())
+
+    def begin(optimizer: Any, *_: object) -> None:
+        before(_gradients(optimizer))
+
+    def end(*_: object) -> None:
+        after()
+
+    register_optimizer_step_pre_hook(begin)
+    register_optimizer_step_post_hook(end)
 
 
 def _gradients(optimizer: Any) -> Iterator[bytes]:
