@@ -55,7 +55,7 @@ def test_the_first_line_is_the_answer(program: Path, capsys: pytest.CaptureFixtu
     assert first.startswith("A step saves 832 KiB for backward; it leaves ")
     assert "832 KiB under cpu_offload, 0 B under disk_spill" in first
     assert "416 KiB under cast" in first
-    assert second == "Under compress it depends on the values."
+    assert second == "Under pack_masks and compress it depends on the values."
 
 
 def test_a_dictionary_is_a_batch(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
