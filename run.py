@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-EXTRAS = ("types", "test")
+GROUPS = ("types", "test")
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
@@ -27,20 +27,20 @@ def fingerprint() -> str:
     return hashlib.sha256(b"\0".join((f"{sys.version} {ROOT}".encode(), *map(Path.read_bytes, sources)))).hexdigest()
 
 
-def set_up(extra: str) -> None:
-    """Install the package with an extra, unless that is there; make a new environment where another was wanted."""
-    if is_set_up(extra):
+def set_up(group: str) -> None:
+    """Install the package and a dependency group, unless they are there; start anew where the project has changed."""
+    if is_set_up(group):
         return
-    print(f"Installing what {extra} needs in {VENV}; this happens once.", file=sys.stderr, flush=True)
+    print(f"Installing the dependency group {group} in {VENV}; this happens once.", file=sys.stderr, flush=True)
     packages = []
-    if not any(is_set_up(each) for each in EXTRAS):
+    if not any(is_set_up(each) for each in GROUPS):
         # The pip that comes with Python may be years old, and take twice as long.
         venv.create(VENV, with_pip=True, clear=True, upgrade_deps=True)
         packages.append(start_pip("--no-deps", f"-e{ROOT}"))  # one core compiles while another unpacks
-    packages.append(start_pip(*sorted(requirements(extra))))
+    packages.append(start_pip(*sorted(requirements(group))))
     for package in reversed(packages):
         leave_unless_done(package)
-    stamp(extra).write_text(fingerprint())
+    stamp(group).write_text(fingerprint())
 
 
 def start_pip(*arguments: str) -> subprocess.Popen[bytes]:
@@ -48,26 +48,25 @@ def start_pip(*arguments: str) -> subprocess.Popen[bytes]:
     return start("pip", "install", "--no-compile", *arguments, output=sys.stderr.fileno())
 
 
-def requirements(extra: str) -> set[str]:
-    """Return what the package needs with an extra, and with those that this one names."""
-    import tomllib  # which an older Python lacks, that is to be told so
+def requirements(group: str) -> set[str]:
+    """Return the requirements of the package and of a dependency group, with the groups that it includes."""
+    import tomllib  # an older Python lacks it, and is refused below
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = set(project["dependencies"])
-    for line in project["optional-dependencies"][extra]:
-        name, _, others = line.partition("[")
-        needed |= set().union(*map(requirements, others.rstrip("]").split(","))) if name == "tensorstash" else {line}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = set(project["project"]["dependencies"])
+    for each in project["dependency-groups"][group]:
+        needed |= {each} if isinstance(each, str) else requirements(each["include-group"])
     return needed
 
 
-def is_set_up(extra: str) -> bool:
-    """Whether the environment has an extra of what the project asks for now."""
-    return stamp(extra).exists() and stamp(extra).read_text() == fingerprint()
+def is_set_up(group: str) -> bool:
+    """Whether the environment has a dependency group as the project asks for it now."""
+    return stamp(group).exists() and stamp(group).read_text() == fingerprint()
 
 
-def stamp(extra: str) -> Path:
-    """Return the file that says for what an extra was installed."""
-    return VENV / f"installed-{extra}"
+def stamp(group: str) -> Path:
+    """Return the file that says for which fingerprint a dependency group was installed."""
+    return VENV / f"installed-{group}"
 
 
 def run(module: str, *arguments: object, output: int | None = None, **variables: str) -> None:
@@ -100,9 +99,9 @@ def start(module: str, *arguments: object, output: int | None = None, **variable
 
 
 def train(arguments: list[str]) -> None:
-    """Train under no policy and under each policy, print one table and draw it as main_job.png."""
+    """Train under no policy and under each policy, print one table and draw it as policies.png."""
     set_up("test")
-    run("benchmarks", "main_job", "--plot", "main_job.png", *arguments)
+    run("benchmarks", "policies", "--plot", "policies.png", *arguments)
 
 
 def test(arguments: list[str]) -> None:

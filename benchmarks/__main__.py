@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import join
 
 from benchmarks.harness.report import Report
-from tensorstash.cli.turns import WorkerError
+from benchmarks.harness.turns import WorkerError
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))

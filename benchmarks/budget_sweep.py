@@ -1,25 +1,29 @@
-"""Budgets from a fifth to all of what a step saves, held against everything else that fits into them, with the bars.
+"""Budgets from a fifth to all of the bytes that a step saves, beside fixed policies, with this and another checkout.
 
     python -m benchmarks budget_sweep
-    python -m benchmarks budget_sweep --workload torch_gpt --rounds 9
+    python -m benchmarks budget_sweep --workload torch_gpt --part 0.5 --policy "recompute | disk_spill" --rounds 9
+    python -m benchmarks budget_sweep --policy "disk_spill; resident={budget}"
+    python -m benchmarks budget_sweep --beside ../before --beside-policy "budget:size={budget}B"
 
-Each budget, and each of what it is compared with, runs in a fresh process; all take turns, step by step. Exits with 1
-if gradients are not bitwise those without hooks.
+Each policy runs at each budget. Where its line holds ``{budget}``, the bytes are put there; else they are the argument
+``budget`` of ``stash``. Limits stand behind a semicolon. ``--beside`` runs other lines with the package of another
+checkout. Every line has a fresh process; all take turns, step by step. Exits with 1 if gradients are not bitwise those
+without hooks.
 """
 
 import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.harness.moments import MOMENTS, Moment
-from benchmarks.harness.report import Report, columns, verdict
-from benchmarks.harness.runner import advice
+from benchmarks.harness.report import Report, columns
+from benchmarks.harness.turns import ROOT, Job, Turns, run
 from benchmarks.models import Model, tiny, training
-from tensorstash.cli import memory
-from tensorstash.cli.comparison import Variant, compare, ratio, steps_of
-from tensorstash.cli.turns import Job, counted, run
+from benchmarks.models.training import NONE
+from tensorstash.host.allocator import advised_environment
 
 GPT = Model(framework="torch", network="gpt", batch=16, rate=1e-3, depth=10, width=192, heads=6, context=256)
 WORKLOADS = {
@@ -29,148 +33,130 @@ WORKLOADS = {
 }
 
 PARTS: Sequence[float] = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-NONE, KEEP = Variant(), Variant("keep")
-LINES = ("recompute", "disk_spill", "recompute | disk_spill", "compress | disk_spill")
-RIVALS = (KEEP, *map(Variant, LINES), Variant(is_checkpointed=True))
-LIMIT = "48 MiB"
-
-HELD, RESIDENT, TIME, DECLINED, MONOTONE = 1.02, 1.05, 1.03, 1.01, 1.03
+CHECKPOINT = "checkpoint per block"
+FIXED = ("keep", "recompute", "disk_spill", "recompute | disk_spill", CHECKPOINT)
+FITS = 1.02
 
 COLUMNS = columns("""
-    workload | policy | resident MiB:.0f | held:.3f | of turn:.3f | resident:.3f | step:.3f | of best | gradients | bars
+    workload | policy | checkout | part:.2f | budget MiB:.1f | resident MiB:.1f | of none:.3f | of implied:.3f |
+    held:.3f | step:.3f | CPU:.3f | of best:.3f | best that fits | gradients
 """)
 
 LEGEND = f"""\
-"budget" is the part of the native peak, the most bytes that autograd holds without hooks. "held" is the observed peak
-of what is saved and held, relative to the budget (bar: {HELD}). "resident" is the peak of the process above the floor
-(libraries, model, gradients, optimizer state), relative to what the budget implies: at each moment of a step that keeps
-everything, what is in use beside what is held, and the budget or what is held, whichever is less; the most of that
-(bar: {RESIDENT}). "of turn" is relative to what the moment of the native peak alone implies: the peak without hooks,
-less what the native peak has above the budget. That is too little where backward needs more beside what is held than
-the turn from forward to backward does. "step" is relative to no hooks, "of best" to the fastest of what
-fits by the measure of "resident" (bar: {TIME}, and {DECLINED} of keep where all fits). "order" is missed where a
-larger budget is slower, or takes less resident memory, by more than {MONOTONE - 1:.0%}. Medians of ratios of the same
-round; steps in which a budget measures and tries plans do not count for time."""
+"part" is of the distinct bytes that a forward saves without hooks. "resident" is the peak of the process above the
+floor (libraries, model, gradients, optimizer state). "implied" is the peak without hooks, less the saved bytes above
+the budget. "held" is the engine's own peak relative to the budget, where it reports one. "step" and "CPU" are relative
+to no hooks. "of best" is the step relative to the fastest policy without a budget whose peak is at most {FITS} times
+the implied one. Ratios are medians of those between steps of the same round; the first steps do not count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """What was measured of one workload."""
+class Variant:
+    """One process: a policy of one checkout, with a budget or without."""
 
-    native: int  # the most bytes that autograd holds without hooks
-    measured: Mapping[Variant, Mapping[str, Any]]  # what each process has reported
-    moments: Sequence[Moment]  # of a step that keeps everything
+    line: str = NONE
+    part: float | None = None
+    package: Path = ROOT
 
-    def resident(self, variant: Variant) -> int:
-        return int(self.measured[variant]["activation_bytes"])
+    def __str__(self) -> str:
+        return self.line if self.part is None else f"{self.line} at {self.part:g}"
 
-    def implied(self, nbytes: float) -> float:
-        """Return the resident memory that comes with so many bytes that are saved and held."""
-        peak = max(resident for _, resident in self.moments)
-        return self.resident(NONE) - peak + max(each - max(held - nbytes, 0) for held, each in self.moments)
-
-    def implied_by_turn(self, nbytes: float) -> float:
-        """Return the same as if all moments were like that of the native peak."""
-        return self.resident(NONE) - self.native + nbytes
-
-    def time(self, ours: Variant, theirs: Variant = NONE) -> float:
-        """Return the median ratio of the steps of a round."""
-        return ratio(self.measured, ours, theirs, "step_s")
-
-    def gradients(self, variant: Variant) -> str:
-        ours, theirs = (self.measured[each]["gradients_sha256"] for each in (variant, NONE))
-        return "bitwise" if ours == theirs else "differ"
-
-    def best(self, budget: float) -> Variant | None:
-        """Return the fastest of what fits, if anything does."""
-        fitting = [rival for rival in RIVALS if self.resident(rival) <= HELD * self.implied(budget)]
-        return min(fitting, key=self.time, default=None)
+    @property
+    def untimed(self) -> int:
+        """Steps that do not count; a policy that tries plans takes 16."""
+        return 16 if self.line.startswith("budget") else 1 if self.part is None else 3
 
 
-def budget(native: int, part: float) -> Variant:
-    """Return the variant of a part of the native peak."""
-    return Variant(f"budget:size={round(native * part)}B")
-
-
-def job(model: Model, variant: Variant, *, steps: int, compared: int, tiny: bool) -> Job:
-    """Return the process of a variant."""
+def job(model: Model, variant: Variant, saved: int, options: argparse.Namespace) -> Job:
+    """Return the process of a variant; ``saved`` are the bytes that a forward saves without hooks."""
+    nbytes = round(saved * (variant.part or 0))
+    policy, _, limits = variant.line.replace("{budget}", str(nbytes)).partition(";")
+    scope: dict[str, Any] = {"in_flight": options.limit, "ahead": options.limit}
+    settings = (each.partition("=") for each in limits.split())
+    scope |= {name: int(value) if value.isdecimal() else value for name, _, value in settings}
+    if variant.part is not None and "{budget}" not in variant.line:
+        scope["budget"] = nbytes
+    if options.tiny:
+        scope["min_bytes"] = 0
     return training.job(
-        str(variant),
-        replace(model, recompute=variant.is_checkpointed),
-        steps,
-        variant.policy,
-        scope={"in_flight": LIMIT, "ahead": LIMIT, **({"min_bytes": 0} if tiny else {})},
-        compared=list(range(compared)),
+        f"{variant} of {variant.package}",
+        replace(model, recompute=policy == CHECKPOINT),
+        variant.untimed + options.rounds,
+        NONE if policy == CHECKPOINT else policy.strip(),
+        scope=scope,
+        compared=list(range(options.rounds + 1)),
+        environment=advised_environment(os.environ),
+        package=variant.package,
     )
 
 
-def watch(model: Model) -> Job:
-    """Return the process of a step that keeps everything; blocks leave it as they are freed: what is left is in use."""
-    plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    environment = plain | {"MALLOC_MMAP_THRESHOLD_": str(64 << 10)}
-    return training.job(MOMENTS, model, 3, f"{MOMENTS} {model.framework}", environment, scope={})
+Measured = Mapping[Variant, Mapping[str, Any]]
 
 
-def sweep(model: Model, parts: Sequence[float], rounds: int, *, tiny: bool) -> Sweep:
-    """Measure a workload under budgets of these parts of the native peak; ``rounds`` steps of each process count."""
-    native = run(job(model, budget(2**50, 1), steps=2, compared=0, tiny=tiny))["native_bytes"]
-    variants = [NONE, *RIVALS, *(budget(native, part) for part in parts)]
-
-    def process(variant: Variant, _: int) -> Job:
-        return job(model, variant, steps=variant.untimed + rounds, compared=rounds + 1, tiny=tiny)
-
-    measured = compare(variants, process, rounds, counted(steps_of(variants, rounds)))
-    # Where peaks of resident memory cannot begin anew, nothing is known of other moments than that of the peak.
-    seen = run(watch(model))[MOMENTS] if memory.RESETS else [(native, measured[NONE]["activation_bytes"])]
-    return Sweep(native, measured, seen)
+def ratio(measured: Measured, ours: Variant, theirs: Variant, name: str = "step_s") -> float:
+    """Return the median of the ratios between steps of the same round."""
+    pairs = (measured[each][name][each.untimed :] for each in (ours, theirs))
+    return median(our / their for our, their in zip(*pairs, strict=True))
 
 
-def rows(name: str, found: Sweep, parts: Sequence[float]) -> Iterator[tuple[Any, ...]]:
-    """Yield the lines of the table: what is compared, then the budgets, the least first."""
-    for variant in (NONE, *RIVALS):
-        peak = f"{found.resident(variant) / found.resident(NONE):.3f} of none"
-        resident, exact = found.resident(variant) / 2**20, found.gradients(variant)
-        yield name, str(variant), resident, None, None, peak, found.time(variant), None, exact, None
-    largest = 0.0
-    times = {part: found.time(budget(found.native, part)) for part in parts}
-    for part in parts:
-        nbytes = part * found.native
-        variant, best = budget(found.native, part), found.best(nbytes)
-        resident = found.resident(variant)
-        ratios = {
-            "held": (found.measured[variant]["stats"]["peak_held"] / nbytes, HELD),
-            "resident": (resident / found.implied(nbytes), RESIDENT),
-            "step": (found.time(variant, best) if best else 0.0, DECLINED if best == KEEP else TIME),
-        }
-        held, implied, step = (value for value, _ in ratios.values())
-        missed = [f"{what} > {bar}" for what, (value, bar) in ratios.items() if value > bar]
-        slower = any(times[other] > MONOTONE * times[part] for other in parts if other > part)
-        missed += ["order of steps"] * slower + ["order of peaks"] * (resident * MONOTONE < largest)
-        largest = max(largest, resident)
-        against = f"{step:.3f} of {best}" if best else "nothing else fits"
-        exact, label, of_turn = found.gradients(variant), f"budget {part:.1f}", resident / found.implied_by_turn(nbytes)
-        yield name, label, resident / 2**20, held, of_turn, implied, times[part], against, exact, verdict(missed)
+def rows(name: str, measured: Measured, saved: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of the table, in the order of what was measured; no hooks come first."""
+    none, *_ = measured
+    peaks = {variant: found["activation_bytes"] for variant, found in measured.items()}
+    for variant, found in measured.items():
+        budget = implied = held = best = None
+        if variant.part is not None:
+            budget = saved * variant.part
+            implied = peaks[none] - saved + budget
+            held = (found["stats"] or {}).get("peak_held", 0) / budget or None
+            fitting = [each for each in measured if each.part is None and peaks[each] <= FITS * implied]
+            best = min(fitting, key=lambda each: ratio(measured, each, none), default=None)
+        exact = found["gradients_sha256"] == measured[none]["gradients_sha256"]
+        yield (
+            *(name, variant.line, "this" if variant.package == ROOT else variant.package.name, variant.part),
+            *(budget and budget / 2**20, peaks[variant] / 2**20, peaks[variant] / peaks[none]),
+            *(implied and peaks[variant] / implied, held, ratio(measured, variant, none)),
+            *(ratio(measured, variant, none, "cpu_s"), best and ratio(measured, variant, best)),
+            *("" if best is None else str(best), "bitwise" if exact else "differ"),
+        )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
-    parser.add_argument("--part", action="append", type=float, help="of the native peak, only this one; repeatable")
+    parser.add_argument("--part", action="append", type=float, help="of the saved bytes, only this one; repeatable")
+    parser.add_argument("--policy", action="append", help="with a budget (recompute | disk_spill); repeatable")
+    parser.add_argument("--fixed", action="append", help="without a budget; repeatable")
+    parser.add_argument("--beside", type=Path, help="another checkout, whose package is measured too")
+    parser.add_argument("--beside-policy", action="append", help="with a budget, in the other checkout; repeatable")
     parser.add_argument("--rounds", type=int, default=6, help="steps of each that count (6)")
+    parser.add_argument("--limit", default="48 MiB", help="bytes in flight, and ahead, in each direction (48 MiB)")
     parser.add_argument("--tiny", action="store_true", help="sizes that show nothing but that it runs")
 
 
 def main(options: argparse.Namespace, report: Report) -> bool:
-    advised = ", ".join(map("=".join, advice().items())) or "allocator as advised"
-    report.conditions += f"; {advised}; {options.rounds} rounds"
+    report.conditions += f"; {options.rounds} rounds, {options.limit} under way"
     report.legend = LEGEND
     report.begin(COLUMNS)
-    measured = report.measured["sweeps"] = {}
-    parts, differ = sorted(options.part or PARTS), False
+    report.measured["sweeps"] = {}
+    parts = sorted(options.part or PARTS)
+    variants = [Variant(), *map(Variant, options.fixed or FIXED)]
+    variants += [Variant(line, part) for line in options.policy or ("recompute | disk_spill",) for part in parts]
+    if options.beside:
+        beside = options.beside_policy or ("budget:size={budget}",)
+        variants += [Variant(line, part, options.beside.resolve()) for line in beside for part in parts]
+    differ = False
     for name in options.workload or WORKLOADS:
         model = tiny(WORKLOADS[name]) if options.tiny else WORKLOADS[name]
-        found = sweep(model, parts, options.rounds, tiny=options.tiny)
-        measured[name] = {str(variant): one for variant, one in found.measured.items()}
-        for row in rows(name, found, parts):
+        saved = run(Job(name, "benchmarks.models.training:saves", {"model": asdict(model)}))
+        with Turns({variant: job(model, variant, saved, options) for variant in variants}) as turns:
+            for variant in variants:
+                turns.alone(variant, variant.untimed)
+            turns.rounds(options.rounds)
+            measured = turns.finish()
+        report.measured["sweeps"][name] = [
+            asdict(variant) | {"package": str(variant.package), **found} for variant, found in measured.items()
+        ]
+        for row in rows(name, measured, saved):
             report.row(row)
-            differ |= "differ" in row
+            differ |= row[-1] == "differ"
     return differ

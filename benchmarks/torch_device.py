@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import tensorstash as ts
-from benchmarks.harness.report import Report, columns, verdict
+from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import distance
 from benchmarks.harness.torch_accelerator import WAYS, Accelerator, Copies, accelerator_named, bare_seconds
 from benchmarks.models import Model
@@ -60,13 +60,10 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 }
 """What options are unless they are given, by network; ``every``: turns between two of HOST, which may take long."""
 
-MOST_OF_NONE, LEAST_HIDDEN = 1.03, 0.95
-"""Bars: a step of no policy's, and of the time of copies each way; and sooner by what is hidden."""
-
 COLUMNS = columns("""
     length, or share:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none's:> | GiB out:.3f |
     out ms, of bare:> | hidden out:.3f | back ms, of bare:> | hidden back:.3f | waited ms:.0f | hidden ms:.0f |
-    sooner than save_on_cpu ms:.0f | page-locked GiB, of payload:> | gradients | bars
+    sooner than save_on_cpu ms:.0f | page-locked GiB, of payload:> | gradients | failure
 """)
 
 
@@ -213,7 +210,7 @@ def cells(name: str, rows: Mapping[str, Mapping[str, Any]], bare: Mapping[str, f
     """Return what is known of a method, by head; ``bare`` are seconds per byte of bare copies."""
     row, none, host = (rows.get(each, {}) for each in (name, NONE, HOST))
     if not row["seconds"]:
-        return {"method": name, "bars": row.get("failure", "not timed")}
+        return {"method": name, "failure": row.get("failure", "not timed")}
     ratios = [spent / none["seconds"][when] for when, spent in row["seconds"].items()]
     error = 1.2533 * stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0  # of a median of normal values
     found = {
@@ -242,9 +239,6 @@ def cells(name: str, rows: Mapping[str, Mapping[str, Any]], bare: Mapping[str, f
         sooner = [others[when] - spent for when, spent in row["seconds"].items() if when in others]
         if sooner:
             found["sooner than save_on_cpu ms"] = 1e3 * median(sooner)
-            missed = ["step"] * (median(ratios) > MOST_OF_NONE) + ["sooner"] * (median(sooner) < hidden)
-            missed += [to for to in WAYS.values() if found[f"hidden {to}"] < LEAST_HIDDEN]
-            found["bars"] = verdict(missed)
     return found
 
 

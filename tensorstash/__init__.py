@@ -18,8 +18,8 @@ from tensorstash.config.settings import Settings, load_settings
 from tensorstash.drop_ins import save_on_cpu, saved_tensors_hooks
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning
+from tensorstash.footprint import Estimate, estimate
 from tensorstash.host import allocator
-from tensorstash.planner.estimate import Estimate, estimate
 from tensorstash.policies import (
     Budget,
     Cast,

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import tensorstash as ts
-from tensorstash.cli.comparison import NO_POLICY, markdown
-from tensorstash.cli.turns import Job, run
+from benchmarks.harness.report import markdown
+from benchmarks.harness.turns import Job, run
+from benchmarks.models.training import NONE
 from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 
 FRAMEWORKS = ("reference", "torch", "paddle")
-POLICIES = (NO_POLICY, "disk_spill", "compress | disk_spill")
+POLICIES = (NONE, "disk_spill", "compress | disk_spill")
 WARM_UP = 10
 LAYERS = 8
 ROWS = (1.0, 0.25, 0.75, 0.5, 0.125)
@@ -70,7 +71,7 @@ def train(
     directory = os.path.realpath(directory)
     weights = [lab.parameter(floats(width, width, seed=layer) / width**0.5) for layer in range(LAYERS)]
     line = policy.replace("disk_spill", f"disk_spill:directory={directory}")
-    stash: Any = nullcontext() if policy == NO_POLICY else ts.stash(line, framework=framework)
+    stash: Any = nullcontext() if policy == NONE else ts.stash(line, framework=framework)
     yield None
     for step in range(steps):
         batch = lab.tensor(floats(int(rows * ROWS[step % len(ROWS)]), width, seed=step))
@@ -86,7 +87,7 @@ def train(
         for weight in weights:
             lab.descend(weight, 1e-3 / rows)
         yield held(directory)  # kept here, they would be what grows
-    assert policy == NO_POLICY or stash.stats().stored["disk"].tensors > steps
+    assert policy == NONE or stash.stats().stored["disk"].tensors > steps
 
 
 def grown(first: Held, rest: Held, tolerance_bytes: int) -> list[str]:

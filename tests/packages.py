@@ -1,8 +1,8 @@
 """Build the package as it is published, and install what was built as a user would: ``python -m tests.packages``.
 
-Needs the extra ``release`` and the package index. Builds sdist and wheel from what git tracks, has twine and auditwheel
-look at them, installs the wheel in a clean environment and the sdist in one where no compiler works, and runs tests out
-of the unpacked sdist. Prints a line for each check; the exit status is 1 if one fails.
+Needs the dependency group ``release`` and the package index. Builds sdist and wheel from what git tracks, has twine and
+auditwheel look at them, installs the wheel in a clean environment and the sdist in one where no compiler works, and
+runs tests out of the unpacked sdist. Prints a line for each check; the exit status is 1 if one fails.
 """
 
 import argparse

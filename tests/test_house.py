@@ -29,7 +29,7 @@ RANKS = {
             "planner",
             "engine",
             "api",
-            "drop_ins",
+            "drop_ins footprint",
             "integrations testing cli",
             "__init__ __main__",
         )
@@ -41,7 +41,7 @@ RANKS = {
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 UNDER_ITS_NAME = ("torch", "paddle", "triton", "accelerate", "lightning", "transformers", "paddleformers")
 OPTIONAL = {
-    "cli/comparison.py": {"matplotlib"},
+    "cli/compare.py": {"matplotlib"},
     "config/files.py": {"yaml"},
     "planner/bound.py": {"scipy"},
     "planner/plot.py": {"matplotlib"},

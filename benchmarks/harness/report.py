@@ -6,12 +6,10 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
-
-from tensorstash.cli.comparison import markdown
 
 PACKAGES = ("torch", "paddlepaddle", "transformers", "numpy", "zstandard", "tensorstash")
 
@@ -33,13 +31,29 @@ def columns(text: str) -> Columns:
     return found
 
 
-def verdict(missed: Iterable[str]) -> str:
-    """Return the cell about bars.
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> str:
+    """Return a Markdown table whose columns are aligned in the text too.
 
-    >>> verdict([]), verdict(["step > 1.05", "memory > 0.28"])
-    ('met', 'missed: step > 1.05, memory > 0.28')
+    Vertical bars in cells are escaped; the columns ``left`` are aligned to the left.
+
+    >>> print(markdown(["policy", "ratio"], [["a | b", "0.5"]], left=["policy"]))
+    | policy | ratio |
+    |--------|------:|
+    | a \\| b |   0.5 |
     """
-    return "missed: " + ", ".join(missed) if (missed := list(missed)) else "met"
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (heads, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    is_left = [head in left for head in heads]
+    rule = [
+        "-" * (width + 2) if plain else "-" * (width + 1) + ":" for width, plain in zip(widths, is_left, strict=True)
+    ]
+    head, *body = (_line(row, widths, is_left) for row in cells)
+    return "\n".join((head, f"|{'|'.join(rule)}|", *body))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], is_left: Sequence[bool]) -> str:
+    columns = zip(cells, widths, is_left, strict=True)
+    return f"| {' | '.join(f'{cell:<{width}}' if left else f'{cell:>{width}}' for cell, width, left in columns)} |"
 
 
 def machine() -> str:

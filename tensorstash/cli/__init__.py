@@ -15,7 +15,7 @@ from pathlib import Path
 from tensorstash.errors import TensorStashError
 from tensorstash.registry import did_you_mean
 
-VERBS = ("bench", "doctor", "estimate", "plan", "report", "run")
+VERBS = ("compare", "doctor", "estimate", "run")
 """Modules of this folder, by name."""
 
 _RUN = "run"
@@ -42,7 +42,7 @@ def usage() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for, and return the exit status.
 
-    Words that begin with no verb are a program to run, with Python's own options before it.
+    Words that begin with no verb are a program to run.
 
     Args:
         arguments: the words behind the name of the command; those of this process by default.

@@ -1,19 +1,53 @@
 """Look for what keeps tensorstash from saving memory on this machine, and say what to do about it."""
 
 import argparse
+import ctypes
 import json
+import os
+import platform
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import Any
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
 
 from tensorstash.backends.features import FRAMEWORKS, installed
 from tensorstash.cli import own_version
-from tensorstash.cli.machine.checks import Finding, allocator, cores, disks, extension, frameworks
-from tensorstash.sizes import parse_bytes
+from tensorstash.engine.advice import directories_in_memory
+from tensorstash.errors import TensorStashError
+from tensorstash.host import native
+from tensorstash.host.allocator import installed_allocator, returns_memory
+from tensorstash.host.pages import preloaded_allocator
+from tensorstash.sizes import format_bytes, parse_bytes
+from tensorstash.stores.disk.store import Disk
+from tensorstash.stores.disk.syscalls import Syscalls
 
 _MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
+_RECORD_BYTES = 16 << 20
+_BLOCK_BYTES = 4 << 20
+_SLOW_BYTES_PER_S = 5e8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Args:
+        subject: the part of the machine.
+        state: whether it is as it should be, costs something, or keeps the package from working.
+        text: the observation.
+        cure: the remedy; empty where none is needed.
+    """
+
+    subject: str
+    state: Literal["good", "note", "bad"]
+    text: str
+    cure: str = ""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Print the findings; the status is 1 if something does not work at all."""
     nbytes = parse_bytes(options.size, path="--size")
-    found = list(findings(tuple(options.directory), nbytes))
+    found = [*extension(), *allocator(), *cores(), *disks(options.directory, nbytes=nbytes), *frameworks()]
     if options.json:
         print(json.dumps([asdict(each) for each in found], indent=1))
     else:
@@ -38,40 +72,142 @@ def main(options: argparse.Namespace) -> int:
     return 1 if any(each.state == "bad" for each in found) else 0
 
 
-def findings(directories: tuple[str, ...], nbytes: int) -> Iterator[Finding]:
-    """Yield what there is to say, one after the other.
+def extension() -> Iterator[Finding]:
+    """Look for the compiled module."""
+    if native.functions is not None:
+        yield Finding("compiled extension", "good", "there")
+        return
+    cure = "install a C compiler and Python's headers, then: pip install --force-reinstall --no-cache-dir tensorstash"
+    yield Finding("compiled extension", "note", "missing: NumPy does its work, several times slower", cure)
 
-    Args:
-        directories: that would be spilled to.
-        nbytes: written to each of them, and read back.
-    """
-    yield from extension()
-    yield from allocator()
-    yield from cores()
-    yield from disks(directories, nbytes=nbytes)
-    yield from frameworks()
-    for name in FRAMEWORKS:
-        if installed(name) is not None:
-            yield from devices(name)
+
+def allocator() -> Iterator[Finding]:
+    """Name the C allocator, and measure the share of freed memory that stays with the process."""
+    name = preloaded_allocator() or platform.libc_ver()[0] or platform.system()
+    hidden = hidden_share()
+    text = name if hidden is None else f"{name}; of blocks of {format_bytes(_BLOCK_BYTES)} freed, {hidden:.0%} stay"
+    if returns_memory() or (hidden is not None and hidden < 0.1):
+        yield Finding("allocator", "good", text)
+        return
+    package = "" if installed_allocator() else ", and better with tcmalloc installed (Debian: libtcmalloc-minimal4)"
+    yield Finding(
+        "allocator",
+        "note",
+        f"{text}: savings of CPU tensors hardly show in the size of the process",
+        f"start programs with `python -m tensorstash SCRIPT`{package}",
+    )
+
+
+def hidden_share() -> float | None:
+    """Return how much of freed memory stays with this process, as a fraction, or None where that cannot be seen."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.free(libc.malloc(4 * _BLOCK_BYTES))  # glibc raises its threshold when a mapped block is freed
+    blocks = [libc.malloc(_BLOCK_BYTES) for _ in range(16)]
+    for block in blocks:
+        ctypes.memset(block, 1, _BLOCK_BYTES)
+    full = _resident_bytes()
+    for block in blocks[:-1]:
+        libc.free(block)
+    freed = full - _resident_bytes()
+    libc.free(blocks[-1])
+    return min(1.0, max(0.0, 1 - freed / (15 * _BLOCK_BYTES)))
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cores() -> Iterator[Finding]:
+    """Count the processors that compute."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS")
+    text = f"{usable} usable" + (f", OMP_NUM_THREADS={threads}" if threads else "")
+    if usable > 1:
+        yield Finding("cores", "good", text)
+    else:
+        text += ": background work takes turns with the computation"
+        yield Finding("cores", "note", text, "prefer DiskSpill to codecs")
+
+
+def disks(directories: list[str], *, nbytes: int = 4 * _RECORD_BYTES) -> Iterator[Finding]:
+    """Measure directories for ``DiskSpill``, by default that of temporary files, with so many bytes each."""
+    for directory in directories or [tempfile.gettempdir()]:
+        subject = f"disk at {directory}"
+        if directories_in_memory([directory]):
+            text = "kept in memory (tmpfs): spilling to it saves nothing"
+            yield Finding(subject, "bad", text, "DiskSpill('/path/on/a/disk')")
+            continue
+        try:
+            written, read = bandwidth(directory, nbytes)
+            with tempfile.TemporaryFile(dir=directory) as file:
+                is_direct = Syscalls().enable_direct(file.fileno()) > 0
+        except (OSError, TensorStashError) as error:
+            yield Finding(subject, "bad", f"cannot be used: {error}", "DiskSpill('/a/directory/you/may/write/to')")
+            continue
+        text = (
+            f"write {format_bytes(int(written))}/s, read {format_bytes(int(read))}/s, direct I/O "
+            f"{'works' if is_direct else 'does not work'}, free {format_bytes(shutil.disk_usage(directory).free)}"
+        )
+        if not is_direct:
+            text += ": spilled bytes pass the page cache"
+            yield Finding(subject, "note", text, "prefer a local disk with ext4 or xfs")
+        elif min(written, read) < _SLOW_BYTES_PER_S:
+            yield Finding(subject, "note", f"{text}: slow for spilling", "prefer `recompute | disk_spill`")
+        else:
+            yield Finding(subject, "good", text)
+
+
+def bandwidth(directory: str, nbytes: int) -> tuple[float, float]:
+    """Return how fast the disk store writes and reads random data in a directory, in bytes per second."""
+    data = np.random.default_rng(0).integers(0, 256, _RECORD_BYTES, dtype=np.uint8)
+    store = Disk(directory=directory).open()
+    count = max(1, nbytes // _RECORD_BYTES)
+    try:
+        store.delete(store.put(data))  # makes the file, and reserves its blocks
+        begun = perf_counter()
+        slots = [store.put(data) for _ in range(count)]
+        written = perf_counter()
+        for slot in slots:
+            store.get(slot)
+        read = perf_counter()
+    finally:
+        store.close()
+    total = count * _RECORD_BYTES
+    return total / (written - begun), total / (read - written)
+
+
+def frameworks() -> Iterator[Finding]:
+    """Look at each framework: its version, the features that the adapter needs, its accelerators."""
+    for name, framework in FRAMEWORKS.items():
+        found = installed(name)
+        if found is None:
+            yield Finding(framework.package, "good", f"not installed; versions that work: {framework.versions}")
+            continue
+        lacks = [each for each in framework.features if not each.is_there()]
+        text = f"{found}, {len(framework.features) - len(lacks)} of {len(framework.features)} private features found"
+        cure = f"versions that work: {framework.versions}"
+        yield Finding(framework.package, "note" if lacks else "good", text, cure if lacks else "")
+        for each in lacks:
+            text = f"missing, needed for {each.purpose}" + (f": {each.without}" if each.without else "")
+            yield Finding(
+                f"{framework.package}: {each.path.replace(':', '.')}", "note" if each.without else "bad", text, cure
+            )
+        yield from devices(name)
 
 
 def devices(name: str) -> Iterator[Finding]:
-    """Yield the accelerators that a framework sees; imports it.
-
-    Args:
-        name: of the framework's module.
-    """
+    """Look for the accelerators of a framework; imports it."""
+    subject = f"accelerators of {name}"
     try:
         module: Any = import_module(f"tensorstash.cli.frameworks.{name}")
     except ImportError as error:
-        yield Finding(f"accelerators of {name}", "bad", f"{name} cannot be imported: {error}", "install it again")
+        yield Finding(subject, "bad", f"{name} cannot be imported: {error}", "install it again")
         return
-    seen: list[str] = module.accelerators()
-    if seen:
-        yield Finding(f"accelerators of {name}", "good", ", ".join(seen))
-    else:
-        yield Finding(
-            f"accelerators of {name}",
-            "good",
-            "none: cpu_offload has nothing to do here; disk_spill, compress and quantize work",
-        )
+    none = "none: cpu_offload has nothing to do here; disk_spill, recompute and quantize work"
+    yield Finding(subject, "good", ", ".join(module.accelerators()) or none)

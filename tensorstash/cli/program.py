@@ -1,7 +1,7 @@
-"""The process of a program that runs under a policy: ``python -m tensorstash.cli.program SCRIPT ...``.
+"""The process of a program that runs under a policy, or is recorded: ``python -m tensorstash.cli.program SCRIPT ...``.
 
-The policy is in the environment. It comes into force when the program has imported a framework, not before: what the
-program sets up first, such as the visible devices, counts.
+The policy is in the environment. It comes into force when the program has imported a framework, not before: settings
+that the program makes first, such as the visible devices, count.
 """
 
 import json
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tensorstash.api import Stash, stash
+from tensorstash.cli.recorder import Recorder
 from tensorstash.config.settings import settings_of
 from tensorstash.sizes import format_bytes
 
@@ -25,6 +26,9 @@ POLICY_VARIABLE = "TENSORSTASH_POLICY"
 
 STATS_VARIABLE = "TENSORSTASH_STATS"
 """The path of the file that gets the statistics, as JSON; without it, one line goes to standard error."""
+
+RECORD_VARIABLE = "TENSORSTASH_RECORD"
+"""``STEPS:PATH``: the number of steps after which the program ends, and the file for the record of them."""
 
 FRAMEWORKS = ("torch", "paddle")
 
@@ -100,19 +104,24 @@ def report(framework: str, scope: Stash, path: str | None) -> None:
 
 
 def main() -> None:
-    """Run the program of the command line under the policy of the environment."""
-    settings = settings_of(os.environ[POLICY_VARIABLE], POLICY_VARIABLE)
+    """Run the program of the command line as the variables say."""
+    policy, recorded = (os.environ.get(name) for name in (POLICY_VARIABLE, RECORD_VARIABLE))
+    settings = settings_of(policy, POLICY_VARIABLE) if policy else None
     scopes: dict[str, Stash] = {}
     with ExitStack() as ends:
 
         def enter(framework: str) -> None:
-            scopes[framework] = scope = stash(**settings, framework=framework)
-            ends.callback(report, framework, scope, os.environ.get(STATS_VARIABLE))
-            ends.enter_context(scope)
+            if settings is not None:
+                scopes[framework] = scope = stash(**settings, framework=framework)
+                ends.callback(report, framework, scope, os.environ.get(STATS_VARIABLE))
+                ends.enter_context(scope)
+            if recorded:
+                steps, _, path = recorded.partition(":")
+                Recorder(path, int(steps)).watch(framework)
 
         sys.meta_path.insert(0, Watch(enter))
         run_program(sys.argv[1:])
-    if not scopes:
+    if settings is not None and not scopes:
         print(
             f"tensorstash: {POLICY_VARIABLE} had no effect: the program has imported none of {', '.join(FRAMEWORKS)}",
             file=sys.stderr,

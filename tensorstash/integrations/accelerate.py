@@ -2,7 +2,7 @@
 
 One line, in place of ``accelerator.prepare(model, optimizer, loader)``::
 
-    model, optimizer, loader = StashCallback("compress | disk_spill").prepare(accelerator, model, optimizer, loader)
+    model, optimizer, loader = StashCallback("disk_spill").prepare(accelerator, model, optimizer, loader)
 """
 
 from typing import Any
@@ -10,14 +10,14 @@ from typing import Any
 from tensorstash.errors import ConfigError
 from tensorstash.integrations.training import StashesTraining, needs
 
-with needs("accelerate", "tensorstash[accelerate]"):
+with needs("accelerate"):
     from accelerate import Accelerator
 
 
 class StashCallback(StashesTraining):
     """Prepares a model as Accelerate does, and runs its calls under a policy.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """
 
     _accelerator: Any = None
@@ -40,7 +40,7 @@ class StashCallback(StashesTraining):
                 f"StashCallback.prepare: got a {type(accelerator).__qualname__} first, expected the Accelerator, then "
                 f"the model: prepare(accelerator, model, optimizer, loader)"
             )
-        self._training.begin(model)
+        self._begin(model)
         self._accelerator = accelerator
         return accelerator.prepare(model, *others, **options)
 
@@ -54,4 +54,4 @@ class StashCallback(StashesTraining):
 
     def remove(self) -> None:
         """Unwrap the model; idempotent."""
-        self._training.end()
+        self._end()

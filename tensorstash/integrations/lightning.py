@@ -2,38 +2,38 @@
 
 One line::
 
-    trainer = lightning.Trainer(callbacks=[StashCallback("compress | disk_spill")])
+    trainer = lightning.Trainer(callbacks=[StashCallback("disk_spill")])
 """
 
 from typing import Any
 
 from tensorstash.integrations.training import StashesTraining, needs
 
-with needs("lightning", "tensorstash[lightning]"):
+with needs("lightning"):
     from lightning.pytorch import Callback
 
 
 class StashCallback(StashesTraining, Callback):
     """Fits under a policy, and logs what it does per step to every logger of the trainer.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Wrap the module: its call, and its ``training_step``."""
-        self._training.begin(pl_module)
+        self._begin(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log what the batch has done."""
-        self._training.step()
-        scalars = self._training.scalars()
+        self._step()
+        scalars = self.scalars()
         if scalars:
             pl_module.log_dict(scalars, on_step=True, on_epoch=False)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Unwrap the module."""
-        self._training.end()
+        self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Unwrap the module."""
-        self._training.end()
+        self._end()

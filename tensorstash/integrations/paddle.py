@@ -2,35 +2,35 @@
 
 One line::
 
-    model.fit(data, callbacks=[StashCallback("compress | disk_spill")])
+    model.fit(data, callbacks=[StashCallback("disk_spill")])
 """
 
 from typing import Any
 
-from tensorstash.integrations.training import StashesTraining, needs
+from tensorstash.integrations.training import NAMES, StashesTraining, needs
 
-with needs("paddle", "tensorstash[paddle]"):
+with needs("'tensorstash[paddle]'"):
     from paddle.callbacks import Callback
 
 
 class StashCallback(StashesTraining, Callback):
     """Fits under a policy, and adds what it does per step to what the callbacks behind it log.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Wrap the network, and tell the loggers of more metrics."""
-        self._training.begin(self.model.network)
+        self._begin(self.model.network)
         # What has the list already (the bar of progress, VisualDL, W&B) logs those of it that it is given.
-        self.params["metrics"] += [name for name in self._training.names() if name not in self.params["metrics"]]
+        self.params["metrics"] += [name for name in NAMES if name not in self.params["metrics"]]
 
     def on_train_batch_end(self, step: int, logs: Any = None) -> None:
         """Add what the batch has done."""
-        self._training.step()
+        self._step()
         if logs is not None:
-            logs.update(self._training.scalars())
+            logs.update(self.scalars())
 
     def on_train_end(self, logs: Any = None) -> None:
         """Unwrap the network."""
-        self._training.end()
+        self._end()

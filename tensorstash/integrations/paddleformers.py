@@ -10,7 +10,7 @@ from typing import Any
 from tensorstash.integrations.trainer import LogsStash, StashesTrainer
 from tensorstash.integrations.training import needs
 
-with needs("paddleformers", "paddleformers"):
+with needs("paddleformers"):
     from paddleformers.peft import LoRAModel
     from paddleformers.trainer import TrainerCallback
 
@@ -20,7 +20,7 @@ __all__ = ["LogsStash", "StashCallback"]
 class StashCallback(StashesTrainer, TrainerCallback):
     """Trains under a policy: the model is wrapped when training begins, however the trainer has prepared it.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`; what is logged, of
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; what is logged, of
     :class:`~tensorstash.integrations.trainer.StashesTrainer`.
     """
 

@@ -12,28 +12,28 @@ class StashesTrainer(StashesTraining):
     (TensorBoard, W&B) have their turn before any callback of the user: for them, derive the trainer from
     :class:`LogsStash` too.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Wrap the model."""
-        self._training.begin(kwargs["model"])
+        self._begin(kwargs["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the step."""
-        self._training.step()
+        self._step()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add what a step has done to what is logged about training."""
         if "loss" in kwargs["logs"]:
-            scalars = self._training.scalars()
+            scalars = self.scalars()
             kwargs["logs"].update(scalars)
             for last in state.log_history[-1:]:
                 last.update(scalars)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Unwrap the model."""
-        self._training.end()
+        self._end()
 
 
 class LogsStash:

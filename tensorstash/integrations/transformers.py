@@ -2,13 +2,13 @@
 
 One line::
 
-    trainer = Trainer(model, args, train_dataset=data, callbacks=[StashCallback("compress | disk_spill")])
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[StashCallback("disk_spill")])
 """
 
 from tensorstash.integrations.trainer import LogsStash, StashesTrainer
 from tensorstash.integrations.training import needs
 
-with needs("transformers", "tensorstash[transformers]"):
+with needs("transformers"):
     from transformers import TrainerCallback
 
 __all__ = ["LogsStash", "StashCallback"]
@@ -17,6 +17,6 @@ __all__ = ["LogsStash", "StashCallback"]
 class StashCallback(StashesTrainer, TrainerCallback):
     """Trains under a policy: the model is wrapped when training begins, however the trainer has prepared it.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.Training`; what is logged, of
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; what is logged, of
     :class:`~tensorstash.integrations.trainer.StashesTrainer`.
     """

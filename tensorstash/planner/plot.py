@@ -24,7 +24,7 @@ def plot(held: Curves, budget: int, background: int, path: str | os.PathLike[str
         OSError: the file cannot be written.
     """
     if find_spec("matplotlib") is None:
-        raise MissingDependencyError("plot: matplotlib is not installed; pip install 'tensorstash[plan]'")
+        raise MissingDependencyError("plot: matplotlib is not installed; pip install matplotlib")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")

@@ -218,47 +218,29 @@ def built(policy: str, build: Callable[[], T]) -> T:
         raise ConfigError(f"{policy}: {error}") from error
 
 
-@dataclass(frozen=True, repr=False)
-class _Alternative(Policy):
-    name: ClassVar[str] = "alternative"
-    policy: HookPolicy
-    offered: Plan
-
-    def __repr__(self) -> str:
-        return repr(self.policy)
-
-    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
-        return append(plan, spec, codecs=self.offered.codecs, store=self.offered.store)
-
-
 @lru_cache(_REMEMBERED_POLICIES)
 def _alternatives(policy: HookPolicy) -> tuple[Plan, ...]:
     # Asked for by every session, and a training loop may make one per step.
     return tuple(dict.fromkeys(plan for probe in PROBES for plan in _outcomes(policy, Plan(), probe)))
 
 
-def _choices(policy: HookPolicy) -> tuple[HookPolicy, ...]:
-    if isinstance(policy, Policy):
-        return policy.choices()
-    return tuple(_Alternative(policy, plan) for plan in policy.alternatives())
-
-
 def _outcomes(policy: HookPolicy, plan: Plan, spec: TensorSpec) -> Iterable[Plan]:
-    """Return what :func:`extend` can return, whatever selectors answer."""
+    """Return the plans that :func:`extend` can return, whatever selectors answer."""
     if isinstance(policy, Chain):
         plans: Iterable[Plan] = (plan,)
         for step in policy.steps:
             plans = dict.fromkeys(longer for so_far in plans for longer in _outcomes(step, so_far, spec))
         return plans
-    choices = _choices(policy)
-    if choices == (policy,):
-        return (extend(policy, plan, spec),)
-    return [longer for choice in choices for longer in _outcomes(choice, plan, spec)]
+    if not isinstance(policy, Policy):  # a plug-in's, which declares its plans
+        return [append(plan, spec, codecs=each.codecs, store=each.store) for each in policy.alternatives()]
+    if policy.choices() == (policy,):
+        return (policy.extend(plan, spec),)
+    return [longer for choice in policy.choices() for longer in _outcomes(choice, plan, spec)]
 
 
 def _single(policy: HookPolicy) -> tuple[HookPolicy, ...]:
-    """Return the policies without a choice that this one is made of."""
-    parts = policy.steps if isinstance(policy, Chain) else _choices(policy)
+    """Return the policies without a choice that this one consists of."""
+    parts = policy.steps if isinstance(policy, Chain) else policy.choices() if isinstance(policy, Policy) else (policy,)
     if parts == (policy,):
         return (policy,)
     return tuple(dict.fromkeys(single for part in parts for single in _single(part)))
@@ -284,18 +266,12 @@ def _obstacle(before: HookPolicy, step: HookPolicy) -> str | None:
     """Say why ``step`` can never do its work after ``before``, or return None if it sometimes can."""
     # A longer chain is built pair by pair with ``|``, and each time all of its pairs are checked.
     able = works = False
-    answers = zip(PROBES, _answers(before), _answers(step), strict=True)  # type: ignore[arg-type]  # as above
-    for probe, so_far, alone in answers:
+    for probe in PROBES:
+        so_far = extend(before, Plan(), probe)
         try:
             together = extend(step, so_far, probe)
         except PlanError as error:
             return str(error)
-        able |= bool(alone.codecs)
+        able |= bool(extend(step, Plan(), probe).codecs)
         works |= together.codecs != so_far.codecs
     return None if works or not able else "what it would encode is encoded already; swap the two or leave one out"
-
-
-@lru_cache(_REMEMBERED_POLICIES)
-def _answers(policy: HookPolicy) -> tuple[Plan, ...]:
-    """Return what a policy without a choice does for each probe when nothing was done before."""
-    return tuple(extend(policy, Plan(), probe) for probe in PROBES)

@@ -37,7 +37,15 @@ class Predicate(ABC):
 
 
 @dataclass(frozen=True)
-class MinBytes(Predicate):
+class _OfSize(Predicate):
+    size: int | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", parse_bytes(self.size, path=f"{self.name}.size"))
+
+
+@dataclass(frozen=True)
+class MinBytes(_OfSize):
     """Tensors of at least this many bytes.
 
     Args:
@@ -48,31 +56,16 @@ class MinBytes(Predicate):
     """
 
     name: ClassVar[str] = "min_bytes"
-    size: int | str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", parse_bytes(self.size, path="min_bytes.size"))
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         return spec.nbytes >= int(self.size)
 
 
 @dataclass(frozen=True)
-class MaxBytes(Predicate):
-    """Tensors of at most this many bytes.
-
-    Args:
-        size: bytes, or text such as ``"1 MiB"``.
-
-    Raises:
-        ConfigError: the size is neither.
-    """
+class MaxBytes(_OfSize):
+    """Tensors of at most this many bytes; arguments and errors as of :class:`MinBytes`."""
 
     name: ClassVar[str] = "max_bytes"
-    size: int | str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", parse_bytes(self.size, path="max_bytes.size"))
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         return spec.nbytes <= int(self.size)
@@ -221,7 +214,20 @@ class Parameters(Predicate):
 
 
 @dataclass(frozen=True)
-class All(Predicate):
+class _Combined(Predicate):
+    of: tuple[Selector, ...]
+
+    def __post_init__(self) -> None:
+        path = f"{self.name}.of"
+        if not isinstance(self.of, tuple | list):
+            raise ConfigError(f"{path}: got {self.of!r}, expected a tuple of selectors")
+        for place, selector in enumerate(self.of):
+            require_selector(selector, path=f"{path}[{place}]")
+        object.__setattr__(self, "of", tuple(self.of))
+
+
+@dataclass(frozen=True)
+class All(_Combined):
     """Tensors that every one of these selectors accepts; without any, all tensors.
 
     Args:
@@ -232,31 +238,16 @@ class All(Predicate):
     """
 
     name: ClassVar[str] = "all"
-    of: tuple[Selector, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "of", _selectors(self.of, path="all.of"))
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         return all(selector.accepts(spec) for selector in self.of)
 
 
 @dataclass(frozen=True)
-class Any(Predicate):
-    """Tensors that at least one of these selectors accepts; without any, no tensor.
-
-    Args:
-        of: selectors.
-
-    Raises:
-        ConfigError: one of them is not a selector.
-    """
+class Any(_Combined):
+    """Tensors that at least one of these selectors accepts; without any, no tensor. As :class:`All` otherwise."""
 
     name: ClassVar[str] = "any"
-    of: tuple[Selector, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "of", _selectors(self.of, path="any.of"))
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         return any(selector.accepts(spec) for selector in self.of)
@@ -303,14 +294,6 @@ def require_selector(value: object, *, path: str) -> None:
 
 def _operands(combined: type[All] | type[Any], selector: Selector) -> tuple[Selector, ...]:
     return selector.of if isinstance(selector, combined) else (selector,)
-
-
-def _selectors(values: object, *, path: str) -> tuple[Selector, ...]:
-    if not isinstance(values, tuple | list):
-        raise ConfigError(f"{path}: got {values!r}, expected a tuple of selectors")
-    for place, value in enumerate(values):
-        require_selector(value, path=f"{path}[{place}]")
-    return tuple(values)
 
 
 def _texts(values: object, *, path: str) -> tuple[str, ...]:

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tensorstash.backends import features
-from tensorstash.cli import main
-from tensorstash.cli.machine import checks
-from tensorstash.cli.machine.checks import Finding
+from tensorstash.cli import doctor, main
+from tensorstash.cli.doctor import Finding
 from tensorstash.errors import MissingDependencyError, TensorStashWarning
 from tensorstash.host import native
 
@@ -32,17 +31,17 @@ def test_every_subject_is_looked_at(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_missing_extension_is_noted_with_its_cure(nothing_is_compiled: None) -> None:
     assert native.functions is None
-    assert "install a C compiler" in found("extension", list(checks.extension()))
+    assert "install a C compiler" in found("extension", list(doctor.extension()))
 
 
 def test_a_directory_that_cannot_be_used_is_bad(tmp_path: Path) -> None:
-    (findings,) = [list(checks.disks((str(tmp_path / "none"),), nbytes=1))]
+    (findings,) = [list(doctor.disks([str(tmp_path / "none")], nbytes=1))]
     assert found("disk", findings).startswith("bad: cannot be used")
 
 
 def test_a_directory_in_memory_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "directories_in_memory", list)
-    assert "saves nothing" in found("disk", list(checks.disks(("/dev/shm",))))
+    monkeypatch.setattr(doctor, "directories_in_memory", list)
+    assert "saves nothing" in found("disk", list(doctor.disks(["/dev/shm"])))
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, *added: features.Feature) -> None:
@@ -60,7 +59,7 @@ def test_a_framework_that_lacks_something_is_refused_with_the_versions_that_work
     with pytest.raises(MissingDependencyError, match=r"lacks torch\._C\._of_next_year.*torch 2\.8 and newer"):
         features.require("torch")
     features.require.cache_clear()
-    assert found("_of_next_year", list(checks.frameworks())).startswith("bad: missing, needed for hooks")
+    assert found("_of_next_year", list(doctor.frameworks())).startswith("bad: missing, needed for hooks")
 
 
 @pytest.mark.parametrize("newer", ["3.4.0", "3.10.1+cu", "4.0.0.dev20270101"])
@@ -86,4 +85,4 @@ def test_a_framework_that_lacks_what_can_be_done_without_works(monkeypatch: pyte
     lacking(monkeypatch, features.Feature("torch._C:_of_next_year", "speed", "it is slower"))
     features.require("torch")
     features.require.cache_clear()
-    assert "it is slower" in found("_of_next_year", list(checks.frameworks()))
+    assert "it is slower" in found("_of_next_year", list(doctor.frameworks()))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import tensorstash as ts
-from tensorstash.cli.memory import peak_bytes, reset_peak
+from tensorstash.cli.recorder import peak_bytes
 from tensorstash.host.allocator import release_free
 
 STEPS = 2
@@ -53,7 +53,6 @@ def main(cell: str) -> None:
     given: dict[str, Any] = json.loads(cell)
     torch.set_num_threads(1)
     release_free()
-    reset_peak()
     kind, _, backend = given["trainer"].partition(":")
     stats = in_compiled_blocks(backend, given["where"]) if kind == "blocks" else in_a_trainer(given)
     batches = STEPS * given["accumulation"]

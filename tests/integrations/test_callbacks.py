@@ -152,13 +152,13 @@ def test_a_fit_that_fails_leaves_the_module_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [with_transformers.StashCallback, with_lightning.StashCallback])
 def test_a_callback_in_use_is_copied_and_pickled_without_what_runs(kind: Any) -> None:
     stash = kind("compress | disk_spill", **OPTIONS)
-    stash._training.begin(llama())
+    stash._begin(llama())
     for again in (copy.deepcopy(stash), pickle.loads(pickle.dumps(stash))):
         assert again.stats() == ts.Stats()
-        again._training.begin(model := torch.nn.Linear(2, 2))
+        again._begin(model := torch.nn.Linear(2, 2))
         assert len(ts.wrapped(model)) == 1
         ts.unwrap(model)
-    stash._training.end()
+    stash._end()
 
 
 @pytest.mark.parametrize("library", ["accelerate", "lightning", "transformers", "paddle"])
@@ -171,7 +171,8 @@ def test_where_a_library_is_missing_the_command_that_installs_it_is_named(librar
         "except MissingDependencyError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert f"{library} is not installed; run: pip install 'tensorstash[{library}]'" in done.stdout, done.stderr
+    command = "'tensorstash[paddle]'" if library == "paddle" else library
+    assert f"{library} is not installed; run: pip install {command}" in done.stdout, done.stderr
 
 
 def test_what_is_no_policy_is_refused_before_training_begins() -> None:

@@ -8,12 +8,16 @@ tried; the bytes that were held at most; and whether SciPy was imported, which t
 
 import json
 import sys
+from pathlib import Path
 
 import torch
 
 import tensorstash as ts
-from tensorstash.cli import memory
 from tensorstash.host.allocator import release_free
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.harness import meter
 
 LAYERS, ROWS, WIDTH, STEPS, SETTLED = 40, 2048, 256, 10, 7
 
@@ -35,13 +39,13 @@ def main() -> None:
     trained(256)
     stash = ts.stash(ts.Budget(int(sys.argv[1])))
     release_free()
-    memory.reset_peak()
-    floor, peak = memory.peak_bytes(), 0
+    meter.reset_peak()
+    floor, peak = meter.peak_bytes(), 0
     for step in range(STEPS):
-        memory.reset_peak()
+        meter.reset_peak()
         trained(ROWS)
         if step >= SETTLED:
-            peak = max(peak, memory.peak_bytes())
+            peak = max(peak, meter.peak_bytes())
     print(json.dumps({"resident": peak - floor, "held": stash.stats().peak_held, "scipy": "scipy" in sys.modules}))
 
 

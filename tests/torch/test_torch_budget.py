@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import tensorstash as ts
+from benchmarks.harness.meter import RESETS
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.cli.memory import RESETS
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.planned.meter import Meter
 from tensorstash.errors import TensorStashWarning

@@ -72,7 +72,7 @@ def test_what_is_said_is_what_a_step_saves(made: Any) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert found.nbytes == sum(row.nbytes for row in found.rows)
     assert found.nbytes == pytest.approx(measured(model, inputs), rel=0.05)
-    assert found.tiers["keep"] == found.nbytes
+    assert found.left["cpu_offload"] == found.nbytes
     assert {row.module for row in found.rows} & {name for name, _ in model.named_modules()}
 
 
@@ -82,7 +82,7 @@ def test_nothing_is_allocated() -> None:
         inputs = torch.empty(2**20, 2**16)
     found = ts.estimate(model, inputs)
     assert found.nbytes == 3 * 2**20 * 2**16 * 4
-    assert found.tiers["disk_spill"] == 0
+    assert found.left["disk_spill"] == 0
     assert "768 GiB" in str(found)
 
 

@@ -1,1 +1,1 @@
-"""What the command line asks of a framework; each is imported in its own file only."""
+"""Questions of the command line to a framework; each is imported in its own file only."""

@@ -1,17 +1,14 @@
 """PyTorch for the command line."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-from tensorstash.cli.bench_worker import Training
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
 def accelerators() -> list[str]:
-    """Return the accelerators that PyTorch sees, with the version of what drives them."""
+    """Return the accelerators that PyTorch sees, with the version of their driver."""
     if not torch.accelerator.is_available():
         return []
     kind = torch.accelerator.current_accelerator()
@@ -23,39 +20,29 @@ def accelerators() -> list[str]:
     return [f"{kind.type}:{number}" for number in range(count)]
 
 
-class Job(Training):
-    """A small transformer that learns random numbers, the same in every step.
+def peak_of_device() -> int:
+    """Return the peak of bytes that the CUDA allocator has handed out; 0 without a device."""
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0
 
-    Args:
-        sizes: ``batch``, ``length``, ``width``, ``heads`` and ``depth``.
-        is_checkpointed: whether the activations of each block are computed again in backward.
-    """
 
-    def __init__(self, sizes: Mapping[str, int], is_checkpointed: bool = False) -> None:
-        torch.manual_seed(0)
-        self._is_checkpointed = is_checkpointed
-        self.device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        width = sizes["width"]
-        blocks = [
-            nn.TransformerEncoderLayer(width, sizes["heads"], 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
-            for _ in range(sizes["depth"])
-        ]
-        network = nn.Sequential(*blocks).to(self.device or "cpu")
-        super().__init__(network, torch.optim.SGD(network.parameters(), lr=1e-3))
-        self._inputs = torch.randn(sizes["batch"], sizes["length"], width).to(self.device or "cpu")
+def watch(before: Callable[[Iterator[bytes]], object], after: Callable[[], object]) -> None:
+    """Have functions called around each step of every optimizer; the first gets the bytes of its gradients."""
 
-    def forward(self, step: int, *, small: bool = False) -> Any:
-        x = self._inputs[:1, :8] if small else self._inputs
-        for block in self._network:
-            x = checkpoint(block, x, use_reentrant=False) if self._is_checkpointed else block(x)
-        return x.square().mean()
+    def begin(optimizer: Any, *_: object) -> None:
+        before(_gradients(optimizer))
 
-    def update(self) -> None:
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=False)
+    def end(*_: object) -> None:
+        after()
 
-    def peak(self) -> Callable[[], int] | None:
-        if self.device is None or self.device.type != "cuda":
-            return None
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.max_memory_allocated
+    register_optimizer_step_pre_hook(begin)
+    register_optimizer_step_post_hook(end)
+
+
+def _gradients(optimizer: Any) -> Iterator[bytes]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None:
+                gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+                dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+                yield dense.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

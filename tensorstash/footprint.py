@@ -1,6 +1,8 @@
-"""What a model saves, before it is trained: by module and dtype, and what each tier would leave."""
+"""Bytes that a model saves for backward, before it is trained: by module and dtype, and what each policy leaves."""
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,14 +12,22 @@ from weakref import finalize
 from tensorstash.abilities import Backend, SupportsImagining
 from tensorstash.backends import backend_of
 from tensorstash.errors import BackendError
-from tensorstash.policies.budget import Budget
+from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, PackMasks, Quantize
+from tensorstash.policies.plan import HookPolicy
 from tensorstash.sizes import format_bytes
 from tensorstash.spec import TensorSpec, contiguous_strides
 
-_TIERS = Budget(allow="lossless+cast+quantize").tiers()
+_POLICIES: Mapping[str, HookPolicy] = {
+    "cpu_offload": CpuOffload(),
+    "disk_spill": DiskSpill(),
+    "pack_masks": PackMasks(),
+    "cast": Cast(),
+    "quantize": Quantize(),
+    "compress": Compress(),
+}
 
 _SAMPLES = 2, 4
-"""Where tensors cannot be imagined: so many rows of the batch are run, and what they save is a line through both."""
+"""Rows of the batch that are run where tensors cannot be imagined; the whole batch lies on the line through both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,40 +49,44 @@ class SavedBytes:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one training step saves for backward. Prints as a table.
+    """Bytes that one training step saves for backward. Prints as a sentence, then a table with alike layers folded.
 
     Args:
         rows: by module and dtype, in the order of the forward pass.
         nbytes: saved at the end of the forward pass, each memory once, parameters left out.
         peak: most bytes saved at one time during it.
-        tiers: bytes that are left of ``nbytes`` in the memory of the device under each tier of a
-            :class:`~tensorstash.Budget` alone; None where it depends on what the tensors hold.
+        left: bytes of ``nbytes`` that stay in the memory of the device under each policy, by its name; None where they
+            depend on the values.
         is_imagined: whether nothing was computed; otherwise a few rows of the batch were.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> found = ts.estimate(ref.nn.GELU(), ref.ones((64, 256), requires_grad=True).exp())
-    >>> found.nbytes, found.peak, found.to_dict()["tiers"]["cast"]
+    >>> found.nbytes, found.peak, found.to_dict()["left"]["cast"]
     (65536, 65536, 32768)
     """
 
     rows: tuple[SavedBytes, ...]
     nbytes: int
     peak: int
-    tiers: Mapping[str, int | None]
+    left: Mapping[str, int | None]
     is_imagined: bool
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, lists, numbers and texts, ready for JSON."""
-        return {**asdict(self), "rows": [asdict(row) for row in self.rows], "tiers": dict(self.tiers)}
+        return {**asdict(self), "rows": [asdict(row) for row in self.rows], "left": dict(self.left)}
 
     def __str__(self) -> str:
-        lines = [f"{'module':44} {'dtype':10} {'tensors':>7} {'bytes':>10}"]
+        known = [f"{format_bytes(left)} under {policy}" for policy, left in self.left.items() if left is not None]
+        unknown = [policy for policy, left in self.left.items() if left is None]
+        lines = [f"A step saves {format_bytes(self.nbytes)} for backward; it leaves {', '.join(known)}."]
+        lines += [f"Under {' and '.join(unknown)} it depends on the values."] if unknown else []
+        lines += ["", f"{'module':44} {'dtype':10} {'tensors':>7} {'bytes':>10}"]
+        folded = ((re.sub(r"(?<![^.])\d+(?![^.])", "*", row.module), row) for row in self.rows)
         lines += [
-            f"{row.module:44} {row.dtype:10} {row.tensors:>7} {format_bytes(row.nbytes):>10}" for row in self.rows
+            f"{module:44} {dtype:10} {tensors:>7} {format_bytes(nbytes):>10}"
+            for (module, dtype), (tensors, nbytes) in _sums(((m, r.dtype), r.tensors, r.nbytes) for m, r in folded)
         ]
-        lines.append(f"saved {format_bytes(self.nbytes)}, at most {format_bytes(self.peak)} at one time")
-        left = [f"{tier} {'?' if n is None else format_bytes(n)}" for tier, n in self.tiers.items()]
-        return "\n".join([*lines, f"what each tier leaves: {', '.join(left)}  (?: depends on the values)"])
+        return "\n".join(lines)
 
 
 def estimate(model: Any, *inputs: Any, **named: Any) -> Estimate:
@@ -85,7 +99,8 @@ def estimate(model: Any, *inputs: Any, **named: Any) -> Estimate:
 
     Args:
         model: a module of a known framework; stays as it is.
-        inputs: what the model is called with; the first dimension of each tensor is that of the batch.
+        inputs: arguments of the model; the first dimension of each tensor is that of the batch. A dictionary alone
+            whose names are arguments of the model, such as a batch of Transformers, is passed by name.
         named: the same, by name.
 
     Raises:
@@ -93,9 +108,11 @@ def estimate(model: Any, *inputs: Any, **named: Any) -> Estimate:
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> found = ts.estimate(ref.nn.GELU(), ref.ones((64, 256), requires_grad=True).exp())
-    >>> found.nbytes, found.tiers["cast"], found.tiers["compress"]
+    >>> found.nbytes, found.left["cast"], found.left["compress"]
     (65536, 32768, None)
     """
+    if len(inputs) == 1 and not named and isinstance(inputs[0], Mapping) and _takes(model, inputs[0]):
+        return estimate(model, **inputs[0])
     backend = backend_of(model)
     if isinstance(backend, SupportsImagining) and backend.can_imagine(model):
         with backend.imagining(model, inputs, named) as (call, is_weight):
@@ -206,22 +223,40 @@ def _extended(few: _Saved, more: _Saved, rows: int) -> _Saved:
     return _Saved(entries, at(few.peak, more.peak))
 
 
+def _takes(model: Any, batch: Mapping[str, Any]) -> bool:
+    """Whether the names of a batch are arguments of a model."""
+    try:
+        inspect.signature(getattr(model, "forward", model)).bind(**batch)
+    except TypeError:
+        return False
+    return True
+
+
+Key = tuple[str, str]
+
+
+def _sums(counted: Iterable[tuple[Key, int, int]]) -> Iterable[tuple[Key, tuple[int, int]]]:
+    """Return the sums of tensors and bytes, by module and dtype, in the order of their first."""
+    sums: dict[Key, tuple[int, int]] = {}
+    for key, tensors, nbytes in counted:
+        count, total = sums.get(key, (0, 0))
+        sums[key] = count + tensors, total + nbytes
+    return sums.items()
+
+
 def _estimate(saved: _Saved, *, is_imagined: bool) -> Estimate:
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
-    for module, spec, nbytes in saved.entries:
-        count, total = sums.get((module, spec.dtype), (0, 0))
-        sums[module, spec.dtype] = count + 1, total + nbytes
+    sums = _sums(((module, spec.dtype), 1, nbytes) for module, spec, nbytes in saved.entries)
     total = sum(nbytes for _, _, nbytes in saved.entries)
-    tiers = {tier: _left(saved, tier) for tier in _TIERS}
-    rows = tuple(SavedBytes(*key, *counted) for key, counted in sums.items())
-    return Estimate(rows, total, max(saved.peak, total), tiers, is_imagined)
+    rows = tuple(SavedBytes(*key, *counted) for key, counted in sums)
+    left = {name: _left(saved, policy) for name, policy in _POLICIES.items()}
+    return Estimate(rows, total, max(saved.peak, total), left, is_imagined)
 
 
-def _left(saved: _Saved, tier: str) -> int | None:
-    """Return the bytes that a tier leaves; None if they depend on what the tensors hold."""
+def _left(saved: _Saved, policy: HookPolicy) -> int | None:
+    """Return the bytes that stay under a policy; None if they depend on the values."""
     left = 0
     for _, spec, nbytes in saved.entries:
-        plan = _TIERS[tier].plan(spec)
+        plan = policy.plan(spec)
         if plan.store is not None and (plan.store.tier == "disk" or spec.device != "cpu"):
             continue
         at = spec

@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import count
+from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
+
+ROOT = Path(__file__).resolve().parents[2]
 
 K = TypeVar("K")
 
 
 class WorkerError(RuntimeError):
-    """The process of a job failed; the message ends with what it wrote to its standard error."""
+    """The process of a job failed; the message ends with its standard error."""
 
 
 @dataclass(frozen=True)
@@ -26,33 +28,39 @@ class Job:
     Args:
         title: names it in errors.
         function: ``"module:name"`` of a generator function. Its first ``yield`` says that it is ready; after each it
-            goes on when it is told to; what it returns is the result. All of this is JSON.
+            waits for its next turn. What it yields and returns is JSON.
         arguments: of the function, by name.
         environment: of the process.
-        folder: where it runs; None for here.
+        package: the checkout whose ``tensorstash`` it imports.
     """
 
     title: str
     function: str
     arguments: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    folder: str | os.PathLike[str] | None = None
+    package: Path = ROOT
 
 
 class Worker:
     """The process of a job, from when it is ready; leaving the context ends it.
 
     Raises:
-        WorkerError: the process has ended before it was ready. So do :meth:`turn` and :meth:`finish` if it ends early.
+        WorkerError: the process ended before it was ready. :meth:`turn` and :meth:`finish` raise it, too.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
-        command = [sys.executable, "-m", "tensorstash.cli.worker", job.function, json.dumps(dict(job.arguments))]
-        pipe = subprocess.PIPE
+        script = str(Path(__file__).with_name("worker.py"))
+        command = [sys.executable, script, str(job.package.resolve()), job.function, json.dumps(dict(job.arguments))]
         self._process = subprocess.Popen(
-            command, cwd=job.folder, env=dict(job.environment), stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+            command,
+            cwd=ROOT,
+            env=dict(job.environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
         )
         try:
             self._read()
@@ -61,15 +69,11 @@ class Worker:
             raise
 
     def turn(self) -> Any:
-        """Let it go on, and return what it yields next."""
+        """Let it go on, and return the value that it yields next."""
         return self._ask()[1]
 
     def finish(self, on_value: Callable[[Any], object] = bool) -> Any:
-        """Let it run to its end, and return its result.
-
-        Args:
-            on_value: called with everything that it yields on the way.
-        """
+        """Let it run to its end, and return its result; ``on_value`` gets everything that it yields on the way."""
         while True:
             kind, value = self._ask()
             if kind == "return":
@@ -104,10 +108,6 @@ class Worker:
 def run(job: Job, on_value: Callable[[Any], object] = bool) -> Any:
     """Run a job to its end, alone, and return its result.
 
-    Args:
-        job: what to run.
-        on_value: called with everything that it yields once it is ready.
-
     Raises:
         WorkerError: the process failed.
     """
@@ -115,58 +115,44 @@ def run(job: Job, on_value: Callable[[Any], object] = bool) -> Any:
         return worker.finish(on_value)
 
 
-def counted(total: int) -> Callable[[object], None]:
-    """Return what says on standard error, after each turn, how many of all are over, and whose the last was."""
-    turns = count(1)
-
-    def tell(key: object) -> None:
-        text = f"{next(turns)} of {total} steps: {key}"
-        print(f"\r{text:60}", end="", file=sys.stderr, flush=True)
-
-    return tell
-
-
 class Turns(Generic[K]):
-    """Processes that live at one time, of which one makes a turn while the others wait; leaving the context ends them.
+    """Processes that live at one time and take turns; leaving the context ends them.
 
     Turns that are compared are seconds apart, so that a machine whose speed drifts is fair to all.
 
     Args:
-        on_turn: called after each turn with whose it was.
+        jobs: started at once, as many at a time as there are processors.
 
     Raises:
         WorkerError: a process failed. Every method does so.
     """
 
-    def __init__(self, on_turn: Callable[[K], object] = bool) -> None:
-        self._on_turn = on_turn
-        self._workers: dict[K, Worker] = {}
+    def __init__(self, jobs: Mapping[K, Job]) -> None:
         self._stack = ExitStack()
         self._round = 0
+        with self._stack as stack:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                started = pool.map(lambda job: stack.enter_context(Worker(job)), jobs.values())
+            self._workers = dict(zip(jobs, started, strict=True))
+            self._stack = stack.pop_all()
 
-    def start(self, jobs: Mapping[K, Job]) -> None:
-        """Start processes, as many at a time as there are processors."""
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            started = pool.map(lambda job: self._stack.enter_context(Worker(job)), jobs.values())
-        self._workers.update(zip(jobs, started, strict=True))
-
-    def alone(self, key: K, count: int = 1) -> Any:
-        """Let one of them make turns by itself, and return what the last one yields."""
-        value = None
-        for _ in range(count):
-            value = self._workers[key].turn()
-            self._on_turn(key)
-        return value
+    def alone(self, key: K, count: int) -> None:
+        """Let one process make turns by itself."""
+        for turn in range(count):
+            self._workers[key].turn()
+            print(f"\rturn {turn + 1} of {count}: {key!s:60}", end="", file=sys.stderr, flush=True)
 
     def rounds(self, count: int) -> None:
-        """Let each make a turn in each round; every other round goes backwards."""
+        """Let each process make a turn in each round; every other round goes backwards."""
         for _ in range(count):
             for key in [*self._workers][:: -1 if self._round % 2 else 1]:
-                self.alone(key)
+                self._workers[key].turn()
             self._round += 1
+            print(f"\rround {self._round}{'':70}", end="", file=sys.stderr, flush=True)
 
     def finish(self) -> dict[K, Any]:
         """Let all run to their ends, and return their results."""
+        print(file=sys.stderr)
         return {key: worker.finish() for key, worker in self._workers.items()}
 
     def __enter__(self) -> Self:

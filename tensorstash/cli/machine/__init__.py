@@ -1,1 +1,0 @@
-"""What `tensorstash doctor` looks at."""
