@@ -21,7 +21,6 @@ from tensorstash.errors import TensorStashError, TensorStashWarning
 from tensorstash.footprint import Estimate, estimate
 from tensorstash.host import allocator
 from tensorstash.policies import (
-    Budget,
     Cast,
     Chain,
     Compress,
@@ -44,7 +43,6 @@ from tensorstash.registry import register
 __version__ = "0.1.0.dev0"
 
 __all__ = [
-    "Budget",
     "Cast",
     "Chain",
     "Compress",

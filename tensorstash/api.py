@@ -9,26 +9,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tensorstash.abilities import Backend
-from tensorstash.abilities.recipes import SupportsProducers
 from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import read_policy
 from tensorstash.engine.advice import say
-from tensorstash.engine.planned.budgeted import budgeted
-from tensorstash.engine.planned.by_class import by_class
-from tensorstash.engine.planned.tracker import NewTracker
+from tensorstash.engine.memory import budget_of
 from tensorstash.engine.recompute.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
-from tensorstash.planner.plan import BudgetPlan
-from tensorstash.policies import Budget
+from tensorstash.policies.automatic import AUTO, automatic
 from tensorstash.policies.limits import Limits, limits_of
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.policies.selectors import ModuleNames, Saved
+from tensorstash.policies.selectors import ModuleNames
 from tensorstash.protocols import Undo
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
@@ -47,15 +43,18 @@ NEVER_CALLED = (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DEFAULT_MIN_BYTES = "64KiB"
+MIN_BYTES = "64KiB"
 """Below this size, keeping a tensor costs less than anything that could be done with it."""
+
+MIN_DISK_BYTES = "256KiB"
+"""Below this size, handing a tensor to the thread that writes costs more than the memory is worth."""
 
 
 class Stash(ContextDecorator, Block):
     """A policy in force for a block of code or for every call of a function.
 
-    Made by :func:`stash`, and given by ``with`` itself. It can be entered any number of times, nested, and from several
-    threads; the hooks are in force for the thread that entered. All entries share stores, budgets and statistics.
+    Made by :func:`stash`. It can be entered any number of times, nested, and from several threads; the hooks are in
+    force for the thread that entered. All entries share stores, budgets and statistics.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> with ts.stash("compress", framework="reference", min_bytes=0) as session:
@@ -129,10 +128,6 @@ class Stash(ContextDecorator, Block):
         """Return what has been done in all entries so far."""
         return self._session.stats()
 
-    def plan(self) -> BudgetPlan:
-        """Return what a budget has become; raises ConfigError for other policies, StashError before a step ended."""
-        return self._session.plan()  # type: ignore[no-any-return]
-
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
 
@@ -157,8 +152,7 @@ class _Scopes(threading.local):
 class Wrapped:
     """A model whose calls run under a policy, until :meth:`remove`.
 
-    Made by :func:`wrap`, and found again by :func:`wrapped`. Also a context manager that removes at the end of the
-    block.
+    Made by :func:`wrap`, found again by :func:`wrapped`. As a context manager it removes at the end of the block.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> model = ref.nn.GELU()
@@ -179,10 +173,6 @@ class Wrapped:
         """Return what has been done so far; also after :meth:`remove`."""
         return self._session.stats()
 
-    def plan(self) -> BudgetPlan:
-        """Return what a budget has become; raises as :meth:`Stash.plan`."""
-        return self._session.plan()  # type: ignore[no-any-return]
-
     def __repr__(self) -> str:
         return f"<{'wrapped' if self._undos else 'no longer wrapped'} under {self._session.policy!r}>"
 
@@ -194,19 +184,25 @@ class Wrapped:
 
 
 def stash(
-    policy: HookPolicy | str,
+    policy: HookPolicy | str = "auto",
     *,
+    budget: int | str | None = None,
     framework: str | None = None,
-    min_bytes: int | str = DEFAULT_MIN_BYTES,
+    min_bytes: int | str | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Stash:
     """Return a context manager and decorator under which saved tensors follow ``policy``.
 
     Args:
-        policy: what becomes of each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
+        policy: how saved tensors leave; also one line of text, as of :func:`~tensorstash.parse`. By default ``"auto"``,
+            ``recompute | cpu_offload`` on an accelerator and ``recompute | disk_spill`` on a CPU.
+        budget: bytes of saved tensors that may stay where they are, such as ``"6GiB"``; ``"auto"`` for the memory that
+            is free when the first tensor is saved; None if all leave that can. The excess over the bytes that the last
+            equal step saved leaves: recipes before stores, the oldest first.
         framework: ``"torch"``, ``"paddle"``, ``"reference"`` or a plug-in's; by default the one that is imported.
-        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
-        limits: byte budgets of what is under way, and the timeout.
+        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, and 256 KiB
+            for a disk.
+        limits: of what is in flight, and the timeout.
 
     Raises:
         ConfigError: something that is no policy, a bad size, or a policy that selects by module name.
@@ -225,37 +221,40 @@ def stash(
     if _module_patterns(policy):
         raise ConfigError("stash: the policy selects by module name, which only wrap(model, policy) knows; use wrap")
     backend = backend_named(framework) if framework is not None else backend_loaded()
-    return Stash(_session(policy, backend, min_bytes, limits, "stash"))
+    return Stash(_session(policy, backend, budget, min_bytes, limits, "stash"))
 
 
 def wrap(
     model: object,
-    policy: HookPolicy | str,
+    policy: HookPolicy | str = "auto",
     *,
+    budget: int | str | None = None,
     methods: str | tuple[str, ...] | None = None,
-    min_bytes: int | str = DEFAULT_MIN_BYTES,
+    min_bytes: int | str | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Wrapped:
     """Run every call of ``model`` under ``policy`` and return the handle that undoes it.
 
-    What replaces ``model.forward``, as trainers and compilers do, replaces nothing of this. The model's class,
-    parameters, buffers and ``state_dict`` are untouched; a copy of a wrapped model is wrapped, a pickled one is not.
-    The model stays wrapped when the handle is dropped; :func:`wrapped` finds it again.
+    Trainers and compilers may replace ``model.forward``. The model's class, parameters, buffers and ``state_dict`` are
+    untouched; a copy of a wrapped model is wrapped, a pickled one is not. It stays wrapped when the handle is dropped.
 
-    Selectors by module name see the names of ``model.named_modules()``, without what compilers, sharding, data
-    parallelism and adapters put around models (``_orig_mod``, ``module.``, ``base_model.model.``).
+    Selectors by module name see ``model.named_modules()``, without the prefixes of compilers and adapters.
 
     Args:
         model: a ``torch.nn.Module``, ``paddle.nn.Layer`` or module of another registered backend.
-        policy: what becomes of each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
+        policy: how saved tensors leave; also one line of text, as of :func:`~tensorstash.parse`. By default ``"auto"``,
+            ``recompute | cpu_offload`` on an accelerator and ``recompute | disk_spill`` on a CPU.
+        budget: bytes of saved tensors that may stay where they are, such as ``"6GiB"``; ``"auto"`` for the memory that
+            is free when the first tensor is saved; None if all leave that can. The excess over the bytes that the last
+            equal step saved leaves: recipes before stores, the oldest first.
         methods: what runs under the policy: ``"forward"`` for a call of the model, any other for itself; by default
             ``"forward"``, and Lightning's ``"training_step"`` where the model has one.
-        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
+        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, and 256 KiB
+            for a disk.
         limits: byte budgets of what is under way, and the timeout.
 
     Raises:
-        ConfigError: something that is no policy, a bad size, a method that the model lacks, or a pattern of module
-            names that matches no module of it.
+        ConfigError: no policy, a bad size, a method that the model lacks, or a pattern that matches no module.
         BackendError: a model of no known framework.
         StoreError: a store the policy may use cannot be opened.
 
@@ -269,7 +268,9 @@ def wrap(
     if isinstance(model, type):
         raise ConfigError(f"wrap: got the class {model.__qualname__}, expected a model; make an instance of it")
     backend = backend_of(model)
-    names = _default_methods(model) if methods is None else (methods,) if isinstance(methods, str) else methods
+    if methods is None:
+        methods = ("forward", "training_step") if callable(getattr(model, "training_step", None)) else "forward"
+    names = (methods,) if isinstance(methods, str) else methods
     for method in names:
         if not callable(getattr(model, method, None)):
             near = {each for each in dir(type(model)) if each.endswith(("forward", "_step"))}
@@ -282,7 +283,7 @@ def wrap(
             "the model is wrapped already, and the policy that it was wrapped with first takes the place of this one; "
             "call tensorstash.unwrap(model) first, or chain and route the policies"
         )
-    session = _session(policy, backend, min_bytes, limits, "wrap")
+    session = _session(policy, backend, budget, min_bytes, limits, "wrap")
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
     scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
     with ExitStack() as undo_all:
@@ -303,7 +304,7 @@ def wrapped(model: object) -> tuple[Wrapped, ...]:
     """Return a handle for each wrap that is in force on a model or on modules inside of it, innermost first.
 
     Args:
-        model: as for :func:`wrap`; also what a trainer has made of it, such as ``DistributedDataParallel(model)``.
+        model: as for :func:`wrap`, or a trainer's module around it, such as ``DistributedDataParallel(model)``.
 
     Raises:
         BackendError: a model of no known framework.
@@ -338,7 +339,7 @@ def unwrap(model: object) -> None:
         BackendError: a model of no known framework.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
-    >>> ts.unwrap(ref.nn.GELU())  # which is not wrapped
+    >>> ts.unwrap(ref.nn.GELU())
     """
     for handle in wrapped(model):
         handle.remove()
@@ -354,6 +355,8 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
     Raises:
         ConfigError: it is neither.
     """
+    if policy == AUTO:
+        return automatic()
     if isinstance(policy, str):
         return read_policy(policy, f"{caller}.policy")
     if isinstance(policy, Mapping):
@@ -367,27 +370,24 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
 
 
 def _session(
-    policy: HookPolicy, backend: Backend[Any], min_bytes: int | str, limits: Limits, caller: str
+    policy: HookPolicy,
+    backend: Backend[Any],
+    budget: int | str | None,
+    min_bytes: int | str | None,
+    limits: Limits,
+    caller: str,
 ) -> Session[Any]:
     remakes = any(plan.rebuilding for plan in policy.alternatives())
-    tracker: NewTracker | None = None
-    if isinstance(policy, Budget):
-        tracker = budgeted(policy)
-        remakes &= isinstance(backend, SupportsProducers)  # a budget does without what a backend cannot do
-    elif classes := [part for part in walk(policy) if isinstance(part, Saved)]:
-        tracker = by_class(policy, classes)
+    small, small_on_disk = (MIN_BYTES, MIN_DISK_BYTES) if min_bytes is None else (min_bytes, 0)
     return Session(
         policy,
         backend,
-        min_bytes=parse_bytes(min_bytes, path=f"{caller}.min_bytes"),
+        min_bytes=parse_bytes(small, path=f"{caller}.min_bytes"),
+        min_disk_bytes=parse_bytes(small_on_disk, path=f"{caller}.min_bytes"),
+        budget=budget_of(budget, caller),
         limits=limits_of(limits, caller),
-        new_tracker=tracker,
         new_recomputer=Recomputer if remakes else None,
     )
-
-
-def _default_methods(model: object) -> tuple[str, ...]:
-    return ("forward", "training_step") if callable(getattr(model, "training_step", None)) else ("forward",)
 
 
 def _module_patterns(policy: HookPolicy) -> list[str]:

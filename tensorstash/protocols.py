@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from tensorstash.errors import ConfigError
 from tensorstash.spec import Array, TensorSpec
@@ -89,26 +89,12 @@ Slot = Hashable
 """One payload in one store; only the store that gave it knows what it holds."""
 
 
-class Slots(Protocol):
-    """What has given a slot: a store, or a record of one that holds several payloads."""
-
-    def get(self, slot: Any, /) -> Array:
-        """Return the bytes; see :meth:`Store.get`."""
-        ...
-
-    def delete(self, slot: Any, /) -> None:
-        """Free the slot; see :meth:`Store.delete`."""
-        ...
-
-
 class Store(Protocol):
     """Where payloads live. Thread-safe.
 
     A store that proves on its own that ``get`` returns the bytes that were put says so by ``verifies = True``; for all
     others the engine keeps a checksum of each payload. One that verifies, retains, and looks at no byte may say so by
-    ``takes_pending = True``: it may then be given arrays that a device is still writing to. One that does not retain,
-    and takes a few large payloads faster than many small ones, may say by ``small_bytes`` up to how many bytes the
-    engine may put several of them together into one array.
+    ``takes_pending = True``: it may then be given arrays that a device is still writing to.
     """
 
     retains: ClassVar[bool]

@@ -72,8 +72,6 @@ class TensorSpec:
         conj: whether the elements are to be read conjugated (a lazy flag of PyTorch).
         neg: whether the elements are to be read negated (a lazy flag of PyTorch).
         module: dotted name of the wrapped module whose forward saved the tensor; empty when not known.
-        producer: name of the operation that made the tensor; empty when not known.
-        ordinal: how many of the same module, producer, dtype and shape the step saved before; -1 when not known.
 
     Raises:
         ValueError: shape and strides differ in length.
@@ -94,8 +92,6 @@ class TensorSpec:
     conj: bool = False
     neg: bool = False
     module: str = ""
-    producer: str = ""
-    ordinal: int = -1
     itemsize: int = field(init=False, compare=False, repr=False)
     numel: int = field(init=False, compare=False, repr=False)
     nbytes: int = field(init=False, compare=False, repr=False)
@@ -117,9 +113,8 @@ class TensorSpec:
         object.__setattr__(self, "numel", numel)
         object.__setattr__(self, "order", memory_order(self.shape, self.strides))
         object.__setattr__(self, "nbytes", numel * itemsize)
-        named = self.module, self.producer, self.ordinal
         kind = self.dtype, self.device, self.is_parameter, self.alignment, self.conj, self.neg
-        object.__setattr__(self, "_hash", hash((self.shape, self.strides, self.offset, *kind, *named)))
+        object.__setattr__(self, "_hash", hash((self.shape, self.strides, self.offset, *kind, self.module)))
         object.__setattr__(self, "_dense", None)  # worked out when it is first asked for, and then known
 
     def __hash__(self) -> int:
@@ -137,10 +132,6 @@ class TensorSpec:
     def inside(self, module: str) -> "TensorSpec":
         """Return the same spec, saved by the forward of ``module``."""
         return replace(self, module=module)
-
-    def saved_as(self, producer: str, ordinal: int) -> "TensorSpec":
-        """Return the same spec, made by an operation, with its place among the tensors of its kind in a step."""
-        return replace(self, producer=producer, ordinal=ordinal)
 
     def dense(self) -> "TensorSpec":
         """Return the spec of this tensor's payload: its distinct elements, in the order they lie in memory.

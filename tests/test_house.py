@@ -26,7 +26,6 @@ RANKS = {
             "codecs stores",
             "policies backends",
             "config",
-            "planner",
             "engine",
             "api",
             "drop_ins footprint",
@@ -43,8 +42,6 @@ UNDER_ITS_NAME = ("torch", "paddle", "triton", "accelerate", "lightning", "trans
 OPTIONAL = {
     "cli/compare.py": {"matplotlib"},
     "config/files.py": {"yaml"},
-    "planner/bound.py": {"scipy"},
-    "planner/plot.py": {"matplotlib"},
     "testing": {"pytest", "hypothesis"},
 }
 

@@ -48,11 +48,12 @@ class Trace:
         return calls
 
 
-def trips(policy: ts.HookPolicy, blocks: int) -> tuple[int, Counter[str], Counter[str]]:
+def trips(policy: ts.HookPolicy, budget: str | None, blocks: int) -> tuple[int, Counter[str], Counter[str]]:
     """Return the number of tensors that a step saves, and its calls by module on the way out and back.
 
     Args:
         policy: of the scope.
+        budget: of the scope.
         blocks: of the model, each of which saves the same tensors of 1 MiB.
     """
     torch.manual_seed(0)
@@ -62,7 +63,7 @@ def trips(policy: ts.HookPolicy, blocks: int) -> tuple[int, Counter[str], Counte
     threading.setprofile(trace.profile)
     sys.setprofile(trace.profile)
     try:
-        scope = ts.stash(policy, framework="torch")
+        scope = ts.stash(policy, budget=budget, framework="torch")
         for _ in range(5):
             seen = scope.stats().seen.tensors
             trace.taken()
@@ -78,9 +79,9 @@ def trips(policy: ts.HookPolicy, blocks: int) -> tuple[int, Counter[str], Counte
     return scope.stats().seen.tensors - seen, out, back
 
 
-def per_tensor(policy: ts.HookPolicy) -> tuple[Calls, Calls]:
+def per_tensor(policy: ts.HookPolicy, budget: str | None) -> tuple[Calls, Calls]:
     """Return the calls by module for one saved tensor, on the way out and back."""
-    (few, *before), (many, *after) = trips(policy, SHORT), trips(policy, LONG)
+    (few, *before), (many, *after) = trips(policy, budget, SHORT), trips(policy, budget, LONG)
     out, back = (
         {room: (calls[room] - fewer[room]) / (many - few) for room in calls}
         for fewer, calls in zip(before, after, strict=True)
@@ -94,14 +95,14 @@ def main() -> None:
     parser.add_argument("--policy", action="append", help="one line, as in tensorstash.parse")
     parser.add_argument("--rooms", action="store_true", help="print each room with its calls, too")
     options = parser.parse_args()
-    policies = {line: ts.parse(line) for line in options.policy or POLICIES}
+    policies = {line: (ts.parse(line), None) for line in options.policy or POLICIES}
     if not options.policy:
-        policies[f"budget of {BUDGET}"] = ts.Budget(BUDGET)
+        policies[f"disk_spill, budget of {BUDGET}"] = ts.DiskSpill(), BUDGET
     torch.set_num_threads(1)
     print("| policy | rooms, pack to slot | rooms, back | calls, all threads | calls, no other thread |")
     print("|---|---|---|---|---|")
-    for line, policy in policies.items():
-        trips_of_one = per_tensor(policy)
+    for line, (policy, budget) in policies.items():
+        trips_of_one = per_tensor(policy, budget)
         others = sum(trip.pop(OTHER_THREADS, 0) for trip in trips_of_one)
         calls = sum(sum(trip.values()) for trip in trips_of_one)
         out, back = ({room: calls for room, calls in trip.items() if calls >= 0.5} for trip in trips_of_one)

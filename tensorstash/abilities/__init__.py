@@ -19,7 +19,6 @@ from tensorstash.abilities.graph import (
     SupportsDemand,
     SupportsHolders,
     SupportsImagining,
-    SupportsMemory,
     SupportsMemoryUse,
     SupportsOrder,
     SupportsReaders,
@@ -28,7 +27,6 @@ from tensorstash.abilities.graph import (
     SupportsStorageRelease,
     SupportsWriters,
 )
-from tensorstash.abilities.ranks import KeyValues, Ranks, SupportsRanks
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 
 __all__ = [
@@ -36,11 +34,9 @@ __all__ = [
     "Event",
     "Kernel",
     "Kernels",
-    "KeyValues",
     "Layouts",
     "Leaf",
     "Producers",
-    "Ranks",
     "Readers",
     "Recipe",
     "Stream",
@@ -49,11 +45,9 @@ __all__ = [
     "SupportsDemand",
     "SupportsHolders",
     "SupportsImagining",
-    "SupportsMemory",
     "SupportsMemoryUse",
     "SupportsOrder",
     "SupportsProducers",
-    "SupportsRanks",
     "SupportsReaders",
     "SupportsRecording",
     "SupportsSharedMemory",

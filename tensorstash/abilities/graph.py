@@ -13,15 +13,6 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @runtime_checkable
-class SupportsMemory(Protocol[T_contra]):
-    """A backend whose framework shows the memory of a tensor as an object."""
-
-    def memory(self, tensor: T_contra, /) -> object:
-        """Return an object that lives as long as the tensor's memory does, and can be referred to weakly."""
-        ...
-
-
-@runtime_checkable
 class SupportsHolders(Protocol[T_contra]):
     """A backend whose framework tells how many objects hold a memory.
 

@@ -161,7 +161,7 @@ class Stashed(Asking):
 
     def _gives_source(self) -> bool:
         """Whether who asks gets the source's own memory, and no copy of it."""
-        payload, held = self.payload, self.state.held
+        payload, held = self.payload, self.state.residency
         if payload.loses or held is None:
             return False
         may_give = self._spec == payload.spec and held.may_give(payload)

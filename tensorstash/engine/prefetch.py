@@ -118,6 +118,7 @@ class Prefetcher:
         budget: bytes that all payloads together may hold decoded.
         readers: where loading runs.
         quick_bytes: where this many wait decoded of payloads that are quickly brought back, no more of those is begun.
+        spare_bytes: returns how many bytes may be read ahead under a budget.
     """
 
     __slots__ = (
@@ -131,12 +132,20 @@ class Prefetcher:
         "_readers",
         "_reserved",
         "_room",
+        "_spare_bytes",
         "_waiting",
         "budget",
     )
 
-    def __init__(self, budget: ByteBudget, readers: Workers, quick_bytes: int = QUICK_BYTES) -> None:
+    def __init__(
+        self,
+        budget: ByteBudget,
+        readers: Workers,
+        quick_bytes: int = QUICK_BYTES,
+        spare_bytes: Callable[[], int] | None = None,
+    ) -> None:
         self.budget = budget
+        self._spare_bytes = spare_bytes
         self._readers = readers
         self._quick_bytes = quick_bytes
         self._prefetched: list[ref[Payload]] = []
@@ -177,6 +186,8 @@ class Prefetcher:
                     break
                 if self._reserved and self.budget.used + payload.nbytes > self.budget.limit - self._reserved:
                     break
+                if self._spare_bytes is not None and payload.nbytes > self._spare_bytes():
+                    break
                 if not payload.prefetch(self._readers.submit):
                     break
                 self._prefetched.append(ref(payload))
@@ -211,27 +222,6 @@ class Prefetcher:
         if lease is None:
             self._reserved = min(self._reserved + nbytes, self.budget.limit // 2)
         return lease
-
-    def drop(self, nbytes: int) -> int:
-        """Drop what was read ahead, the part that is expected last first; it is read again when it is asked for.
-
-        Args:
-            nbytes: at least so many bytes, if that many are there.
-
-        Returns:
-            The bytes that were dropped.
-
-        Raises:
-            StoreError: what is being read did not arrive in time.
-        """
-        dropped = 0
-        while dropped < nbytes:
-            with self._lock:
-                if not self._prefetched:
-                    break
-                payload = self._prefetched.pop()()
-            dropped += 0 if payload is None else payload.drop()
-        return dropped
 
     def prefetch_to_device(self, requests: Requests) -> None:
         """Start bringing what is expected next back to its device."""

@@ -4,37 +4,36 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from tensorstash.abilities import (
     Backend,
     Readers,
     SupportsDemand,
+    SupportsHolders,
     SupportsReaders,
     SupportsRecording,
 )
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.handle import Handle, Stashed, restore
+from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.memory import Budget
 from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.demands import Reading, Trail
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute
 from tensorstash.engine.payloads.stream_payload import StreamPayload
-from tensorstash.engine.payloads.ways import POLICY, Way, Ways
-from tensorstash.engine.planned.handles import TrackedStashed
-from tensorstash.engine.planned.step import Seen
-from tensorstash.engine.planned.tracker import NewTracker, Parts, Tracker
+from tensorstash.engine.payloads.ways import POLICY, SMALL, Way, Ways
 from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.recompute.recomputed import Saved
 from tensorstash.engine.recompute.recomputer import NewRecomputer, Recomputer
+from tensorstash.engine.residency import Residency
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
 from tensorstash.engine.transfers import transfers_of
-from tensorstash.errors import ConfigError
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.policies.limits import Limits
@@ -44,7 +43,7 @@ from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
 
-_SMALL = "smaller than min_bytes"
+_WITHIN_BUDGET = "within the budget"
 
 
 class Session(Generic[T]):
@@ -58,8 +57,9 @@ class Session(Generic[T]):
         policy: what becomes of each saved tensor.
         backend: the framework's adapter.
         min_bytes: tensors below this size are kept, in bytes.
+        min_disk_bytes: tensors below this size are kept rather than written to a disk, in bytes.
+        budget: how many bytes of saved tensors may stay; None if all leave that can.
         limits: byte budgets and the timeout.
-        new_tracker: makes what knows the class of each saved tensor; None where nothing depends on that.
         new_recomputer: makes what makes tensors again; None where none are.
 
     Raises:
@@ -74,7 +74,8 @@ class Session(Generic[T]):
         *,
         min_bytes: int,
         limits: Limits,
-        new_tracker: NewTracker | None = None,
+        min_disk_bytes: int = 0,
+        budget: Budget | None = None,
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
         self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
@@ -84,14 +85,18 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and new_recomputer is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        parts = Parts(backend, ledger, limits, min_bytes, self.adviser, self._sender.wait_for)
-        self._tracker = None if new_tracker is None else new_tracker(parts)
-        prefetched = self._tracker.prefetch_budget if self._tracker else self._sender.ahead(limits)
-        self._state = SessionState(backend, ledger, self.adviser, limits, prefetched)
+        self._budget, self._ladder = budget, None if budget is None else Ladder()
+        self._prefetched = self._sender.ahead(limits)
+        self._budgeted_tiers: tuple[str, ...] = ()
+        self._residency: Residency | None = None
+        if isinstance(backend, SupportsHolders):
+            self._residency = Residency(backend, self._other_bytes, has_limit=budget is not None)
+        spare = None if budget is None else self._spare_bytes
+        self._state = SessionState(backend, ledger, self.adviser, limits, self._prefetched, self._residency, spare)
         self._transfers = transfers_of(backend, limits, self._sender.shares)
         # Looked up once: these run for every tensor.
         self._kept, self._movable = ledger.kept, ledger.movable
-        self._small = self._kept[_SMALL]
+        self._small = self._kept[SMALL]
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version = backend.alias, backend.version
         self._requests = Requests(DedupIndex())
@@ -102,7 +107,7 @@ class Session(Generic[T]):
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if only_keeps else backend.most_bytes
-        self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers)
+        self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers, min_disk_bytes)
         self.after_fork()
         renew_after_fork(self)
 
@@ -117,8 +122,7 @@ class Session(Generic[T]):
         with self._lock:
             self._requests.saved.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
-        failed = None if self._tracker is None else self._tracker.failed
-        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended, failed)
+        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
 
     def _entry_ended(self) -> None:
         self._start_all_freed()
@@ -129,19 +133,17 @@ class Session(Generic[T]):
             self.adviser.judge(self._state.ledger.snapshot())
 
     def _start_all_freed(self) -> None:
-        if self._state.held is not None:
-            self._start(self._state.held.freed(all_of_them=True))
+        if self._residency is not None:
+            self._start(self._residency.freed(all_of_them=True))
 
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
         pack = self._counting_pack if self._movable.is_counting else self.pack
-        passing = None if self._tracker is None else self._tracker.passing(self._state)
         if native.functions is None or type(self).pack is not Session.pack:
             return pack, self.unpack
         # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
-        keeps_all = self._only_keeps and self._tracker is None and not self._movable.is_counting
-        large: Any = self._kept[POLICY] if keeps_all else passing
-        smallest = self._min_bytes if self._tracker is None or passing is not None else 0  # or else all are counted
-        parts = self._small, smallest, large, self._nbytes, self._state, self._alias, self._version, pack
+        keeps_all = self._only_keeps and not self._movable.is_counting
+        large: Any = self._kept[POLICY] if keeps_all else None
+        parts = self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, pack
         return native.functions.keeping(*parts), native.functions.restoring(self.unpack)
 
     def _counting_pack(self, tensor: T) -> Handle:
@@ -155,27 +157,14 @@ class Session(Generic[T]):
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
-        if self._tracker is not None:
-            self._tracker.count_passed()
         stats = self._state.ledger.snapshot()
-        if self._state.held is not None:
-            stats = replace(stats, held=self._state.held.tally())
+        if self._residency is not None:
+            stats = replace(stats, held=self._residency.tally(), peak_held=self._residency.peak_bytes)
+        if self._ladder is not None:
+            stats = replace(stats, planned=self._ladder.tallies())
         if self._transfers is not None:
             stats = replace(stats, pinned_bytes=self._transfers.pinned_bytes)
-        stats = replace(stats, advice=self.adviser.text(self._ways.frees_host_memory))
-        return stats if self._tracker is None else self._tracker.described(stats)
-
-    def plan(self) -> Any:
-        """Return what a budget has become.
-
-        Raises:
-            ConfigError: the policy is no budget.
-            StashError: no step has ended yet.
-        """
-        plan = None if self._tracker is None else self._tracker.plan()
-        if plan is None:
-            raise ConfigError(f"plan: got the policy {self.policy!r}, expected a Budget: nothing else is planned")
-        return plan
+        return replace(stats, advice=self.adviser.text(self._ways.frees_host_memory))
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -186,8 +175,8 @@ class Session(Generic[T]):
             StoreError: they were not within the session's ``timeout_s``. They are given up, and not waited for again:
                 their tensors stay where they are, and are refused if they are modified.
         """
-        if self._state.held is not None:
-            self._start(self._state.held.clear())
+        if self._residency is not None:
+            self._start(self._residency.clear())
         with self._lock:
             self._requests.saved.close()  # whoever holds what is captured may write to it now
         self._sender.drain()
@@ -210,90 +199,84 @@ class Session(Generic[T]):
             nbytes = self._nbytes(tensor)
         except RuntimeError:  # sparse tensors have no such number
             nbytes = 0
-        tracker = self._tracker
-        if tracker is None:
-            return self._pack(tensor, nbytes)
-        return tracker.in_hook(self._pack_tracked, tracker, tensor, nbytes)
-
-    def _pack_tracked(self, tracker: Tracker, tensor: T, nbytes: int) -> Handle:
-        if tracker.passes(nbytes, self._state):
-            return self._state, self._alias(tensor), self._version(tensor)
-        tracker.begin(nbytes)
-        if self._state.held is not None:  # what the program has let go of makes room for this one
-            self._start(self._state.held.freed())
-        handle = self._pack(tensor, nbytes)
-        tracker.expect_next()
-        return handle
-
-    def _pack(self, tensor: T, nbytes: int) -> Handle:
         if 0 < nbytes < self._min_bytes:
-            if self._tracker is not None and self._keep_reason(tensor) is None:
-                self._tracker.kept_small(nbytes)
-            return self._keep(tensor, _SMALL, nbytes)
+            return self._keep(tensor, SMALL, nbytes)
         reason = POLICY if self._only_keeps else self._keep_reason(tensor)
         if reason is not None:
             return self._keep(tensor, reason, nbytes)
         spec = self._spec(tensor)
-        is_large, tracker, recomputer = spec.nbytes >= self._min_bytes, self._tracker, self._recomputer
-        if recomputer is not None and self._state.held is not None:
-            self._start(self._state.held.freed())
-        if recomputer is not None and self._state.was_asked:  # before the first is noted, whatever becomes of it
-            with self._lock:
+        is_large, recomputer = spec.nbytes >= self._min_bytes, self._recomputer
+        if recomputer is not None and self._residency is not None:
+            self._start(self._residency.freed(room=self._room_bytes()))
+        if self._state.was_asked and (recomputer is not None or self._ladder is not None):
+            with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_requests()
-        seen = tracker.see(tensor, spec, self._thread.module) if tracker is not None and is_large else None
-        way = self._way(spec, "any", seen)
+        way = self._way(spec, "any")
+        record = None
+        if self._ladder is not None and is_large:
+            record = self._recorded(self._ladder, tensor, spec)
         handle: Any = None
-        if recomputer is not None and is_large and way.rebuilding is not None:
-            handle = self._made_again(recomputer, tensor, spec, way.rebuilding, seen)
+        if recomputer is not None and is_large and way.rebuilding is not None and _may_be(record, Fate.RECOMPUTE):
+            handle = self._made_again(recomputer, tensor, spec, way.rebuilding, record)
         if handle is None:
-            handle = self._store_or_keep(tensor, spec, nbytes, way.route, seen)
-        if tracker is not None and seen is not None:
-            handle = tracker.tracked(handle, seen)
+            handle = self._store_or_keep(tensor, spec, nbytes, way.route, record)
         return handle if recomputer is None else recomputer.noted(tensor, spec, handle)  # type: ignore[no-any-return]
+
+    def _recorded(self, ladder: Ladder, tensor: T, spec: TensorSpec) -> Record:
+        assert self._budget is not None, "a ladder without a budget"
+        if not ladder.is_begun:
+            limit = self._budget.limit_bytes(self.backend, spec.device)
+            self._budgeted_tiers = ("memory", "device") if spec.device == "cpu" else ("device",)
+            ladder.begin(limit)
+            if self._residency is not None:
+                self._residency.begin(limit)
+        return ladder.saved(spec, self._thread.module, *self.backend.storage(tensor))
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
         next(self._kept[reason][nbytes])
         return self._state, self._alias(tensor), self._version(tensor)
 
     def _store_or_keep(
-        self, tensor: T, spec: TensorSpec, nbytes: int, route: PayloadRoute | str, seen: Seen | None
+        self, tensor: T, spec: TensorSpec, nbytes: int, route: PayloadRoute | str, record: Record | None
     ) -> Handle:
         if self._demand is not None and not isinstance(route, str) and not route.is_lossless:
-            route = self._way(spec, self._demand(), seen).route
-            if isinstance(route, str) and seen is not None:
-                seen.leaves(nbytes)
+            route = self._way(spec, self._demand()).route
         if isinstance(route, str):
             return self._keep(tensor, route, nbytes)
         if spec.nbytes < self._min_bytes:
-            return self._keep(tensor, _SMALL, spec.nbytes)
-        return self._stash(tensor, spec, route, seen)
+            return self._keep(tensor, SMALL, spec.nbytes)
+        if record is not None and record.fate is Fate.KEEP and (self._residency is None or not route.is_lossless):
+            return self._keep(tensor, _WITHIN_BUDGET, nbytes)  # what could leave later would have to be copied now
+        return self._stash(tensor, spec, route, record)
 
     def _made_again(
-        self, recomputer: Recomputer, tensor: T, spec: TensorSpec, wanted: Rebuilding, seen: Seen | None
+        self, recomputer: Recomputer, tensor: T, spec: TensorSpec, wanted: Rebuilding, record: Record | None
     ) -> Handle | None:
-        handle = recomputer.handle(tensor, spec, wanted, partial(self._store_narrow, seen))
+        handle = recomputer.handle(tensor, spec, wanted, self._store_narrow)
+        if record is not None:
+            record.was_recomputed(handle is not None)
         if handle is not None:
             saved = handle.saved
-            if self._state.held is not None and saved.token is None:
-                self._start(self._state.held.add(self.backend.storage(tensor)[0], saved))
+            if self._residency is not None and saved.token is None:
+                self._start(self._residency.saved(self.backend.storage(tensor)[0], saved, self._room_bytes()))
             if handle.content.users == 1:  # what is made again is held for others as far as a share of the step goes
                 self._sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
-        route = self._way(spec, "any", seen, codecs).route if codecs else ""
-        return None if isinstance(route, str) else self._stash(tensor, spec, route, seen)
+        route = self._way(spec, "any", codecs).route if codecs else ""
+        return None if isinstance(route, str) else self._stash(tensor, spec, route, record)
 
-    def _store_narrow(self, seen: Seen | None, narrow: T) -> Handle:
+    def _store_narrow(self, narrow: T) -> Handle:
         spec = self._spec(narrow)
-        return self._store_or_keep(narrow, spec, spec.nbytes, self._way(spec, "any", seen).route, seen)
+        return self._store_or_keep(narrow, spec, spec.nbytes, self._way(spec, "any").route, None)
 
-    def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute, seen: Seen | None) -> Stashed:
+    def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute, record: Record | None) -> Stashed:
         state = self._state
         version = self.backend.version(tensor)
         token, start = self.backend.storage(tensor)
         content: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, route.number
-        held, source, is_unsure = state.held, None, False
-        if held is None:
+        residency, source, is_unsure = self._residency, None, False
+        if residency is None:
             # The framework does not tell who else holds the memory, which may be written to at any time, and often no
             # version says so: the bytes are copied now, and only equal bytes are the same content. What the graph did
             # not make is rewritten without a version, too. On a device its content is not looked at.
@@ -307,16 +290,15 @@ class Session(Generic[T]):
             payload = None if is_unsure else dedup.find(content)
             is_new = payload is None
             if payload is None:
-                payload = self._payload(tensor, source, spec, version, route)
-                payload.seen = seen
-                if held is not None and not route.is_lossless:
+                payload = self._payload(tensor, source, spec, version, route, record)
+                if residency is not None and not route.is_lossless:
                     payload.reading = Reading()
                 if route.shared_memory is not None and not spec.order.is_dense:
                     memory = token, spec.dtype, version
                     payload.interleaved = dedup.interleaved_place(memory, spec, start, route.shared_memory)
                 dedup.add(content, payload)
             payload.users += 1
-        handle = (Stashed if seen is None else TrackedStashed)(state, payload, requests, spec)
+        handle = Stashed(state, payload, requests, spec)
         readers = self._thread.readers
         if readers is not None and payload.reading is not None:
             place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
@@ -325,22 +307,51 @@ class Session(Generic[T]):
             next(state.ledger.stashed[spec.nbytes])
             if module := self._thread.module:
                 next(state.ledger.modules[module][spec.nbytes])
-            if held is None:
+            if residency is None:
                 self._start((payload,))
         else:
             next(state.ledger.deduplicated[spec.nbytes])
         if readers is not None:
             for other, demand in readers.visit(tensor):
                 other.is_read_by(demand)
-        if held is not None:
-            self._start(held.add(token, payload) if is_new else held.freed())
+        if record is not None:
+            record.was_stored(record.left_bytes)
+        if residency is not None:
+            room = self._room_bytes()
+            self._start(residency.saved(token, payload, room) if is_new else residency.freed(room=room))
+            if self._ladder is not None:
+                self._make_room(residency)
         return handle
 
-    def _payload(self, tensor: T, source: T | None, spec: TensorSpec, version: int, route: PayloadRoute) -> Payload:
+    def _room_bytes(self) -> int:
+        """Return how far below the limit contents begin to leave: where no plan knows the step, stores need time."""
+        return 0 if self._ladder is None or self._ladder.is_planned else self._sender.in_flight.limit
+
+    def _make_room(self, residency: Residency) -> None:
+        """Wait until the budget is held, or nothing is in flight any more."""
+        while (excess := -residency.spare_bytes) > 0:
+            if not self._sender.wait_for(excess):
+                break
+
+    def _other_bytes(self) -> int:
+        """Return the bytes that count towards a budget beside resident contents."""
+        stored = self._state.ledger.bytes_in(self._budgeted_tiers)
+        return self._sender.in_flight.used + self._prefetched.used + stored
+
+    def _spare_bytes(self) -> int:
+        """Return how many bytes may be read back ahead of backward under the budget."""
+        if self._residency is not None:
+            return self._residency.spare_bytes
+        assert self._ladder is not None, "a budget without a ladder"
+        return self._ladder.limit_bytes - self._other_bytes()
+
+    def _payload(
+        self, tensor: T, source: T | None, spec: TensorSpec, version: int, route: PayloadRoute, record: Record | None
+    ) -> Payload:
         """Return the payload of a private copy, or else of an alias."""
         probe = None if source is None else self.backend.version_probe(tensor)
         source = self.backend.detached(tensor) if source is None else source
-        parts = route, source, spec, version, probe, self._state.prefetcher.budget, self._sender.timeouts
+        parts = route, source, spec, version, probe, self._prefetched, self._sender.timeouts, record
         return Payload(*parts) if route.transfers is None else StreamPayload(route.transfers, *parts)
 
     def _new_readers(self) -> Readers[T] | None:
@@ -354,8 +365,6 @@ class Session(Generic[T]):
             if isinstance(payload, Saved):  # nothing leaves: it is recomputed
                 payload.capture()
             elif payload.reading is None or self._ways.suits(payload, payload.reading, self._state.demands):
-                if self._tracker is not None and payload.seen is not None:
-                    self._tracker.freed(payload.seen)
                 self._sender.start(payload)
 
     def _current_requests(self) -> Requests:
@@ -363,6 +372,8 @@ class Session(Generic[T]):
             self._state.was_asked = False
             self.adviser.step_ended()
             self._sender.shares.step_ended()
+            if self._ladder is not None:
+                self._ladder.step_ended()
             self._state.prefetcher.learn(self._requests)
             self._requests.saved.close()
             self._requests = Requests(DedupIndex())
@@ -372,15 +383,13 @@ class Session(Generic[T]):
                 self._transfers.end_step()
         return self._requests
 
-    def _way(self, spec: TensorSpec, demand: Demand, seen: Seen | None, masks: tuple[Codec, ...] = ()) -> Way:
+    def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:
         module, ways = self._thread.module, self._ways
-        if seen is not None:
-            kind: Hashable = seen.way, spec, demand, masks
-        else:
-            kind = (module, spec, demand, masks) if module or masks or demand != "any" else spec
+        kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
         known = ways.known(kind)
-        if known is not None:
-            return known
-        if seen is not None:
-            return ways.new(kind, seen.policy, seen.named(spec), demand, masks)
-        return ways.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
+        return known or ways.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
+
+
+def _may_be(record: Record | None, fate: Fate) -> bool:
+    """Whether a plan allows a fate, or none knows the tensor."""
+    return record is None or record.fate in (None, fate)

@@ -1,20 +1,20 @@
 """What a session and its handles share, also after the session itself has gone."""
 
+from collections.abc import Callable
 from typing import Any
 
 from tensorstash.abilities import (
     Backend,
     SupportsCompiledGraphs,
-    SupportsHolders,
     SupportsOrder,
     SupportsReaders,
     SupportsWriters,
 )
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.payloads.capture import Held
 from tensorstash.engine.payloads.demands import Demands
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
+from tensorstash.engine.residency import Residency
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import Limits
@@ -29,6 +29,8 @@ class SessionState:
         adviser: what says so where the session has no effect.
         limits: byte budgets and the timeout.
         prefetch_budget: bytes that may be read before backward asks for them.
+        residency: of the session's contents; None where the framework does not tell who holds a memory.
+        spare_bytes: returns how many bytes may be read ahead under a budget; None without one.
     """
 
     __slots__ = (
@@ -36,10 +38,10 @@ class SessionState:
         "backend",
         "compiled_graph",
         "demands",
-        "held",
         "ledger",
         "may_write",
         "prefetcher",
+        "residency",
         "running_demand",
         "upcoming",
         "version",
@@ -47,15 +49,21 @@ class SessionState:
     )
 
     def __init__(
-        self, backend: Backend[Any], ledger: Ledger, adviser: Adviser, limits: Limits, prefetch_budget: ByteBudget
+        self,
+        backend: Backend[Any],
+        ledger: Ledger,
+        adviser: Adviser,
+        limits: Limits,
+        prefetch_budget: ByteBudget,
+        residency: Residency | None,
+        spare_bytes: Callable[[], int] | None,
     ) -> None:
         self.backend = backend
         self.adviser = adviser
         self.ledger = ledger
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
-        self.prefetcher = Prefetcher(prefetch_budget, readers, QUICK_BYTES * limits.readers)
-        self.held = Held(backend) if isinstance(backend, SupportsHolders) else None
-        """What waits for others to let go of its memory; None where the framework does not tell who holds it."""
+        self.prefetcher = Prefetcher(prefetch_budget, readers, QUICK_BYTES * limits.readers, spare_bytes)
+        self.residency = residency
         # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.
         self.version = backend.version
         self.compiled_graph = backend.compiled_graph if isinstance(backend, SupportsCompiledGraphs) else None

@@ -83,7 +83,7 @@ class Stats:
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
         pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
         waits: devices whose copies make the program wait, and what they lack.
-        plan: what a budget has become, in a few lines; empty without one.
+        planned: tensors that a budget keeps, recomputes and stores in a step like the last, by these words.
         peak_held: most bytes that saved tensors and the engine held at one time, under a budget.
         advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
     """
@@ -109,7 +109,7 @@ class Stats:
     forwarded: int = 0
     pinned_bytes: int = 0
     waits: Mapping[str, str] = field(default_factory=dict)
-    plan: str = ""
+    planned: Mapping[str, Tally] = field(default_factory=dict)
     peak_held: int = 0
     advice: str = ""
 
@@ -172,7 +172,7 @@ class Stats:
             "forwarded": self.forwarded,
             "pinned_bytes": self.pinned_bytes,
             "waits": dict(self.waits),
-            "plan": self.plan,
+            "planned": {fate: asdict(tally) for fate, tally in self.planned.items()},
             "peak_held": self.peak_held,
             "advice": self.advice,
         }
@@ -226,9 +226,9 @@ class Stats:
         if self.pinned_bytes:
             yield f"page-locked host memory {format_bytes(self.pinned_bytes)}"
         yield from (f"the program waits for copies of {device}: {why}" for device, why in self.waits.items())
-        if self.plan:
-            yield f"held at most {format_bytes(self.peak_held)}"
-            yield from self.plan.splitlines()
+        if self.planned:
+            parts = (f"{fate} {tally.tensors} of {format_bytes(tally.nbytes)}" for fate, tally in self.planned.items())
+            yield f"under the budget each step has {', '.join(parts)}; held at most {format_bytes(self.peak_held)}"
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:

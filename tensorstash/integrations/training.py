@@ -3,7 +3,8 @@
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from tensorstash.api import DEFAULT_LIMITS, DEFAULT_MIN_BYTES, Wrapped, policy_of, wrap
+from tensorstash.api import DEFAULT_LIMITS, Wrapped, policy_of, wrap
+from tensorstash.engine.memory import budget_of
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import MissingDependencyError
 from tensorstash.policies.limits import Limits, limits_of
@@ -24,6 +25,7 @@ class StashesTraining:
 
     Args:
         policy: what happens to each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
+        budget: bytes of saved tensors that may stay; as for :func:`~tensorstash.wrap`.
         limits: byte budgets of work under way, and the timeout.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
 
@@ -33,15 +35,18 @@ class StashesTraining:
 
     def __init__(
         self,
-        policy: HookPolicy | str,
+        policy: HookPolicy | str = "auto",
         *,
+        budget: int | str | None = None,
         limits: Limits = DEFAULT_LIMITS,
-        min_bytes: int | str = DEFAULT_MIN_BYTES,
+        min_bytes: int | str | None = None,
     ) -> None:
         super().__init__()
         self._policy = policy_of(policy, "StashCallback")
         self._limits = limits_of(limits, "StashCallback")
-        self._min_bytes = parse_bytes(min_bytes, path="StashCallback.min_bytes")
+        self._min_bytes = None if min_bytes is None else parse_bytes(min_bytes, path="StashCallback.min_bytes")
+        budget_of(budget, "StashCallback")
+        self._budget = budget
         self._handle: Wrapped | None = None
         self._logged = Stats()
         self._steps = 0
@@ -70,7 +75,8 @@ class StashesTraining:
     def _begin(self, model: object) -> None:
         """Wrap a model, as :func:`~tensorstash.wrap` does; a training that an error has ended before is forgotten."""
         self._end()
-        self._handle = wrap(model, self._policy, limits=self._limits, min_bytes=self._min_bytes)
+        sizes = {"budget": self._budget, "min_bytes": self._min_bytes}
+        self._handle = wrap(model, self._policy, limits=self._limits, **sizes)  # type: ignore[arg-type]
         self._logged, self._steps = Stats(), 0
 
     def _end(self) -> None:

@@ -1,6 +1,5 @@
 """What the user selects: frozen values that plan for each saved tensor, and compose with ``|``."""
 
-from tensorstash.policies.budget import Budget
 from tensorstash.policies.encoding import Cast, Compress, Encode, PackMasks, Quantize
 from tensorstash.policies.placement import CpuOffload, DiskSpill, Keep, StoreIn
 from tensorstash.policies.policy import Chain, Policy, append
@@ -8,7 +7,6 @@ from tensorstash.policies.recompute import Recompute
 from tensorstash.policies.route import Route, Rule
 
 __all__ = [
-    "Budget",
     "Cast",
     "Chain",
     "Compress",

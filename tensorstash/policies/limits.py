@@ -20,12 +20,8 @@ class Limits:
             forward pass waits. With 0, and for tensors larger than this, the work is done before ``pack`` returns.
             ``"auto"`` is a share of the largest step so far, the running one included, so that a small model sees its
             saving too (:func:`~tensorstash.host.budget.share_of`): from 1 MiB at the beginning to 256 MiB.
-        resident: bytes of saved tensors that stay where they are, those saved last: backward needs them first, and they
-            cost no work at all. A tensor starts on its way when more than this have been saved after it. On the CPU
-            only, and for policies that lose nothing. With 0, the default, everything leaves: least memory.
         ahead: bytes that may be read back before backward asks for them, together with those that it has in its hands.
-            Small ones that are one record on a disk come besides: as many bytes, but no more than 2 MiB. With 0
-            nothing is. Payloads in memory, and those much smaller than their tensors, are not read further ahead
+            With 0 nothing is. Payloads in memory, and those much smaller than their tensors, are not read further ahead
             than saves time. ``"auto"`` as for ``in_flight``.
         writers: threads that encode and store.
         readers: threads that load and decode.
@@ -41,7 +37,6 @@ class Limits:
     """
 
     in_flight: int | str = AUTO
-    resident: int | str = 0
     ahead: int | str = AUTO
     writers: int = 1
     readers: int = 1
@@ -49,9 +44,9 @@ class Limits:
     pinned: int | str | None = None
 
     def __post_init__(self) -> None:
-        for field in ("in_flight", "resident", "ahead"):
+        for field in ("in_flight", "ahead"):
             given = getattr(self, field)
-            if given != AUTO or field == "resident":
+            if given != AUTO:
                 object.__setattr__(self, field, parse_budget(given, path=f"limits.{field}"))
         if self.pinned is not None:
             object.__setattr__(self, "pinned", parse_budget(self.pinned, path="limits.pinned"))
@@ -66,11 +61,6 @@ class Limits:
     def in_flight_bytes(self) -> int:
         """The limit of bytes in flight as a number; the most that it may become where it is ``"auto"``."""
         return _most_bytes(self.in_flight, "limits.in_flight")
-
-    @property
-    def resident_bytes(self) -> int:
-        """The limit of bytes that stay as a number."""
-        return parse_bytes(self.resident, path="limits.resident")
 
     @property
     def ahead_bytes(self) -> int:

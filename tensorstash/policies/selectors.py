@@ -157,53 +157,6 @@ class ModuleNames(Predicate):
 
 
 @dataclass(frozen=True)
-class Saved(Predicate):
-    """Tensors by what made them, and by their place among their like: what the plan of a budget is written with.
-
-    The first tensor of a module, operation, dtype and shape that a step saves has the place 0. A step begins with the
-    first save after backward has asked for most of what was saved before.
-
-    Args:
-        producer: name of the operation that made the tensor, as the framework calls it; empty for none.
-        dtype: a dtype name, such as ``"bfloat16"``.
-        shape: sizes of the dimensions.
-        first: the first place that is meant.
-        last: the last place that is meant; None for all from the first on.
-        module: dotted name of the module that saved it; empty where it is not known.
-
-    Raises:
-        ConfigError: the name is not in :data:`~tensorstash.spec.DTYPES`, or a place is negative.
-
-    >>> spec = TensorSpec((2,), (1,), 0, "float32", "cpu").saved_as("MulBackward0", 3)
-    >>> [Saved("MulBackward0", "float32", (2,), 0, last).accepts(spec) for last in (2, 3, None)]
-    [False, True, True]
-    """
-
-    name: ClassVar[str] = "saved"
-    producer: str
-    dtype: str
-    shape: tuple[int, ...]
-    first: int = 0
-    last: int | None = None
-    module: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"saved.dtype: unknown dtype {self.dtype!r}; {did_you_mean(self.dtype, DTYPES)}")
-        if self.first < 0 or (self.last is not None and self.last < self.first):
-            raise ConfigError(f"saved: got the places {self.first} to {self.last}, expected 0 <= first <= last")
-
-    def accepts(self, spec: TensorSpec, /) -> bool:
-        return (
-            spec.ordinal >= self.first
-            and (self.last is None or spec.ordinal <= self.last)
-            and (spec.producer, spec.dtype, spec.shape, spec.module)
-            == (self.producer, self.dtype, self.shape, self.module)
-        )
-
-
-@dataclass(frozen=True)
 class Parameters(Predicate):
     """Tensors that are parameters or views of them."""
 

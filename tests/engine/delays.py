@@ -71,7 +71,6 @@ class DelayedStore:
     def __init__(self, inner: Store, dice: Dice) -> None:
         self._inner, self._dice = inner, dice
         self.retains = inner.retains
-        self.small_bytes = getattr(inner, "small_bytes", 0)
 
     def put(self, data: Array, /) -> Slot:
         self._dice.wait()
@@ -111,7 +110,6 @@ def limits(dice: Dice) -> ts.Limits:
     """Return limits, nothing and next to nothing among them."""
     return ts.Limits(
         in_flight=dice.choice(NBYTES),
-        resident=dice.choice(NBYTES),
         ahead=dice.choice(NBYTES),
         writers=dice.choice([1, 1, 2, 4]),
         readers=dice.choice([1, 1, 2, 4]),

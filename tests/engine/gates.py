@@ -19,7 +19,6 @@ class Gated:
     gets: threading.Event = field(default_factory=threading.Event)
     arrived: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     opened: list["GatedStore"] = field(default_factory=list)
-    small_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.puts.set()
@@ -43,7 +42,6 @@ class GatedStore:
     def __init__(self, config: Gated, inner: MemoryStore) -> None:
         self.config = config
         self.inner = inner
-        self.small_bytes = config.small_bytes
         self.put_count = 0
         self.get_count = 0
         self.got_on: list[str] = []

@@ -82,7 +82,6 @@ def left(stash: ts.Stash) -> list[str]:
     held = {
         "in flight": session._sender.in_flight.used,
         "read ahead": session._state.prefetcher.budget.used,
-        "read of shared records": session._sender.bundles_prefetched.used,
         "counted as live": stash.stats().live.nbytes,
     }
     held |= {f"in {config}": store.used_bytes for config, store in session._ways.stores.items()}

@@ -84,7 +84,6 @@ class Faulty:
         board: where faults are planted.
         opened: the stores in memory and on disk that were opened, and are alive; policies are remembered, stores not.
         verifies: whether to leave the checksums to stores that have their own.
-        small_bytes: up to where payloads share records.
     """
 
     name: ClassVar[str] = "faulty"
@@ -92,7 +91,6 @@ class Faulty:
     board: Board = field(default_factory=Board, repr=False)
     opened: WeakSet[MemoryStore | DiskStore] = field(default_factory=WeakSet, repr=False)
     verifies: bool = field(default=True, repr=False)
-    small_bytes: int = field(default=0, repr=False)
 
     @property
     def tier(self) -> Tier:
@@ -120,7 +118,6 @@ class FaultyStore:
     def __init__(self, config: Faulty, inner: Any) -> None:
         self.retains = inner.retains
         self.verifies = config.verifies and inner.verifies
-        self.small_bytes = config.small_bytes
         self._board = config.board
         self._inner = inner
 

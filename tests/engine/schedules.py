@@ -97,7 +97,6 @@ class Schedule:
         steps: for each thread the rows of its steps.
         nested: whether the forward differentiates, and so unpacks while it packs.
         stalls: which put of a writer is held back; 0 for none.
-        small_bytes: up to where payloads share records.
     """
 
     framework: str
@@ -107,7 +106,6 @@ class Schedule:
     steps: tuple[tuple[int, ...], ...]
     nested: bool
     stalls: int
-    small_bytes: int
 
 
 def schedule(seed: int, directory: str) -> Schedule:
@@ -133,7 +131,6 @@ def schedule(seed: int, directory: str) -> Schedule:
         steps=tuple(tuple(choose.choice([1, 8, 33, 64]) for _ in range(3)) for _ in range(threads)),
         nested=nested,
         stalls=choose.choice([0, 1, 2, 3]),
-        small_bytes=choose.choice([0, 10**6]),
     )
 
 
@@ -176,7 +173,7 @@ class Run:
 
 def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
     """Run a schedule on its threads, check budgets all the way, and return what came of it."""
-    store = Faulty(plan.store, small_bytes=plan.small_bytes)
+    store = Faulty(plan.store)
     auditor = Auditor(store.opened, plan.stalls)
     store.board.plant("put", auditor.put, 1)
     policy = ts.Compress(min_ratio=1) | StoreIn(store) if plan.compresses else StoreIn(store)
@@ -215,7 +212,6 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
     peaks = {
         "in flight": (session._sender.in_flight, plan.limits.in_flight_bytes),
         "ahead": (session._state.prefetcher.budget, plan.limits.ahead_bytes),
-        "records that are shared, ahead": (session._sender.bundles_prefetched, min(2 * 2**20, plan.limits.ahead_bytes)),
     }
     for name, (budget, limit) in peaks.items():
         if budget.peak > limit or budget.used:

@@ -105,7 +105,7 @@ def test_a_child_waits_for_no_bytes_that_only_threads_of_the_parent_would_give_b
     leaf, loss = graph(lab, stash)
     session = stash._session
     if framework == "torch":
-        session._start(session._state.held.clear())
+        session._start(session._residency.clear())
     gate.arrived.acquire()  # a writer is inside put
     assert session._sender.in_flight.used > 0
 

@@ -38,10 +38,12 @@ LIMITS = {
     "nothing ahead": ts.Limits(ahead=0),
     "one byte": ts.Limits(in_flight=1, ahead=1),
     "tiny": ts.Limits(in_flight=300, ahead=300),
-    "resident": ts.Limits(resident=10**6),
-    "tiny resident": ts.Limits(resident=300),
+    "budget": ts.Limits(),
+    "tiny budget": ts.Limits(),
     "many threads": ts.Limits(writers=4, readers=4),
 }
+
+BUDGETS = {"budget": 10**6, "tiny budget": 2000}
 
 MOMENTS = ["before", "during", "after"]
 
@@ -68,7 +70,7 @@ class Scope:
         if waits:  # else the forward pass itself would wait, too
             self.gate.puts.clear()
         made = POLICIES[policy](directory, self.gate)
-        self.stash = ts.stash(made, framework=lab.name, min_bytes=0, limits=LIMITS[limits])
+        self.stash = ts.stash(made, framework=lab.name, min_bytes=0, limits=LIMITS[limits], budget=BUDGETS.get(limits))
         self._has_gate = waits and "disk" not in policy and policy != "keep"
 
     def reach(self) -> None:
@@ -207,7 +209,9 @@ def test_after_drain_what_is_kept_is_refused_all_the_same(backend, limits):
     lab = lab_of(backend)
     for policy, min_bytes in ((ts.Keep(), 0), (ts.Compress(min_ratio=1), 2**20)):
         _, inner = values(lab)
-        stash = ts.stash(policy, framework=lab.name, min_bytes=min_bytes, limits=LIMITS[limits])
+        stash = ts.stash(
+            policy, framework=lab.name, min_bytes=min_bytes, limits=LIMITS[limits], budget=BUDGETS.get(limits)
+        )
         with stash as session:
             loss = lab.sum(lab.mul(inner, inner))
         session.drain()

@@ -140,7 +140,6 @@ def schedules():
                 ]
                 limits = ts.Limits(
                     in_flight=dice.choice(NBYTES),
-                    resident=dice.choice(NBYTES),
                     ahead=dice.choice(NBYTES),
                     writers=dice.choice([1, 2]),
                     readers=dice.choice([1, 2]),

@@ -33,10 +33,9 @@ LIMITS = {
     "default": ts.Limits(),
     "synchronous": ts.Limits(in_flight=0),
     "tiny": ts.Limits(in_flight=700, ahead=700),
-    "resident": ts.Limits(resident=3000),
 }
 
-SETTINGS = [*product(POLICIES, ["default", "synchronous"]), ("memory", "tiny"), ("compress | disk", "resident")]
+SETTINGS = [*product(POLICIES, ["default", "synchronous"]), ("memory", "tiny")]
 """What is run: names of a policy and of limits."""
 
 

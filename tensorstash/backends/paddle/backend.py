@@ -6,11 +6,9 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar
 
-from paddle import Tensor, distributed, is_grad_enabled
-from paddle.base import libpaddle
+from paddle import Tensor, is_grad_enabled
 from paddle.nn import Layer
 
-from tensorstash.abilities.ranks import Ranks
 from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
@@ -172,12 +170,6 @@ class PaddleBackend:
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
         return rebuilt(data, spec)
-
-    def ranks(self) -> Ranks | None:
-        """Return the processes of the parallel environment; None if there is none, or only this one."""
-        if not distributed.is_initialized() or distributed.get_world_size() == 1:
-            return None
-        return Ranks(distributed.get_rank(), distributed.get_world_size(), libpaddle.create_or_get_global_tcp_store())
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every layer below it, with dotted names; the model's own is empty."""

@@ -8,7 +8,7 @@ from sys import getrefcount
 from typing import Any, ClassVar
 
 import torch
-from torch import Size, Tensor, UntypedStorage, distributed
+from torch import Size, Tensor, UntypedStorage
 from torch._C import (
     DisableTorchFunction,
     _DisableTorchDispatch,
@@ -20,7 +20,6 @@ from torch._C import (
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.nn import Module, Parameter
 
-from tensorstash.abilities.ranks import Ranks
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running, running_compiled, upcoming
@@ -140,11 +139,6 @@ class TorchBackend:
         token: Any = tensor.untyped_storage()._weak_ref()
         return _StorageToken(token), int(tensor.storage_offset()) * tensor.itemsize
 
-    def memory(self, tensor: Tensor, /) -> UntypedStorage:
-        """Return the storage, whose object in Python lives as long as the memory: an operation holds no tensor."""
-        with DisableTorchFunction():
-            return tensor.untyped_storage()
-
     def holders(self, tensor: Tensor, /) -> int:
         """Return how many tensors, storage objects and others hold the memory, ``tensor`` among them."""
         with DisableTorchFunction():  # no operation of the user's program
@@ -232,14 +226,6 @@ class TorchBackend:
     def memory_use(self, device: str, /) -> tuple[int, int]:
         """Return the bytes that tensors take on a device now, and those that are free."""
         return memory_use(device)
-
-    def ranks(self) -> Ranks | None:
-        """Return the processes of the default process group; None if there is none, or only this one."""
-        if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
-            return None
-        # Not a store of our own: the address of the processes is not always in the environment.
-        store = distributed.distributed_c10d._get_default_store()
-        return Ranks(distributed.get_rank(), distributed.get_world_size(), store)
 
     can_imagine = staticmethod(can_imagine)
     """Return whether shapes tell all that a model saves."""

@@ -93,7 +93,7 @@ def imagining(
             except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException) as error:
                 raise BackendError(
                     f"estimate: {type(model).__qualname__} decides by what its tensors hold ({error}), so that it "
-                    f"does not run on shapes alone; run a step under Budget('1TiB') instead, and print its plan()"
+                    f"does not run on shapes alone; run a step under stash('keep') instead, and print its stats()"
                 ) from error
 
         yield call, lambda tensor: tensor.untyped_storage()._cdata in storages

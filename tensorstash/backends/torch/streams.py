@@ -156,7 +156,7 @@ def memory_use(device: str) -> tuple[int, int]:
     if not all(hasattr(kind, name) for name in ("mem_get_info", "memory_allocated", "memory_reserved")):
         raise BackendError(
             f"budget: PyTorch does not tell how much memory of {device} is in use; say how much saved tensors may take "
-            f"instead: Budget(size)"
+            f"instead, such as budget='6GiB'"
         )
     used = int(kind.memory_allocated(device))
     cached = int(kind.memory_reserved(device)) - used

@@ -1,7 +1,7 @@
 """A saved content on its way into a store, what is stored of it, and its way back."""
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from operator import call
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from weakref import ref
 
 import numpy as np
 
-from tensorstash.engine.payloads.bundles import Bundle, Submit
+from tensorstash.engine.ladder import Fate, Record
 from tensorstash.engine.payloads.demands import Reading
 from tensorstash.engine.payloads.interleaved import InterleavedPlace, Rebuilt, memory_of
 from tensorstash.engine.payloads.pipeline import Stored
@@ -20,6 +20,9 @@ from tensorstash.host.arrays import borrowed
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
 from tensorstash.spec import TensorSpec
+
+Submit = Callable[[Callable[[], Any]], Future[Any]]
+"""Starts a call on another thread."""
 
 FEW = 4
 """A payload that is so many times smaller than its tensor is read in about the time that decoding it takes."""
@@ -47,6 +50,7 @@ class Payload:
         probe: the version probe of the saved tensor, if ``source`` is a private copy.
         prefetch_budget: bytes that all payloads together may hold decoded.
         timeouts: how long to wait for what is read.
+        record: of the tensor in the plan of a budget.
     """
 
     __slots__ = (
@@ -63,7 +67,6 @@ class Payload:
         "_uses",
         "_version",
         "alias",
-        "bundle",
         "index",
         "interleaved",
         "is_alone",
@@ -72,8 +75,8 @@ class Payload:
         "nbytes",
         "prefetch_budget",
         "reading",
+        "record",
         "route",
-        "seen",
         "spec",
         "token",
         "users",
@@ -91,6 +94,7 @@ class Payload:
         probe: Any,
         prefetch_budget: ByteBudget,
         timeouts: Timeouts,
+        record: Record | None = None,
     ) -> None:
         self.route = route
         self.alias = source
@@ -108,16 +112,14 @@ class Payload:
         self.loses = self.is_private and not route.is_lossless
         """Whether what comes back has a loss. Until its readers have decided that, its source comes back as it is."""
         self._stored: Stored | None = None
-        self.bundle: Bundle | None = None
-        """The record that it shares with others, if that has room; None if it has one of its own."""
         self._error: TensorStashError | None = None
         self.interleaved: InterleavedPlace | None = None
         self.index = self.users = self._uses = 0
         self.token: Hashable = None
         self.reading: Reading | None = None
         """What will read it, if its codecs lose something and that is found in the graph."""
-        self.seen: Any = None
-        """What a tracker knows of the tensor; None without one."""
+        self.record = record
+        """Of the tensor in the plan of a budget; None without one."""
         self.prefetch_budget = prefetch_budget
         self._timeouts = timeouts
         self._lock = threading.Lock()
@@ -139,20 +141,18 @@ class Payload:
         try:
             is_bare = self.is_private or self.is_alone
             probe = self._probe if is_bare else route.backend.version_probe(source)
-            stored = None if self.bundle is None else self.bundle.add(source, self.spec, route.backend)
-            if stored is None:
-                self.bundle = None
-                stored = route.encode(source, self.spec, ask, private=self.is_private)
+            stored = route.encode(source, self.spec, ask, private=self.is_private)
             if stored is None:
                 route.ledger.declined(self.spec.nbytes)
-                if self.seen is not None:
-                    self.seen.leaves(self.spec.nbytes)
+                if self.record is not None:
+                    self.record.was_stored(self.spec.nbytes)
                 return
             self.check(source if self.is_alone else probe)
             self._probe = probe
             self._keep(stored)
-            if self.seen is not None:
-                self.seen.leaves(stored.nbytes)
+            if self.record is not None:
+                is_same_memory = route.tier == ("memory" if self.spec.device == "cpu" else "device")
+                self.record.was_stored(stored.nbytes if is_same_memory else 0)
         except TensorStashError as error:
             self._error = error.again()
         except Exception as error:
@@ -167,8 +167,12 @@ class Payload:
 
     def _keep(self, stored: Stored) -> None:
         self._stored = stored
-        if self.bundle is None:  # which counts what is stored when it is
-            self.route.ledger.stored(stored, self.route.tier, stored.nbytes, self.spec)
+        self.route.ledger.stored(stored, self.route.tier, stored.nbytes, self.spec)
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether a budget may leave the tensor where it is, as it loses nothing and no plan says that it leaves."""
+        return self.route.is_lossless and (self.record is None or self.record.fate is not Fate.STORE)
 
     @property
     def source(self) -> Any:
@@ -226,14 +230,12 @@ class Payload:
         """Whether reading ahead would save time: the bytes are stored, and not at hand yet."""
         route = self.route
         is_stored = self._stored is not None and self._lease is None
-        if self.bundle is not None:
-            return is_stored and self.bundle.wants_reading
         return is_stored and route.is_costly and not route.is_now
 
     @property
     def is_prefetched(self) -> bool:
         """Whether its tensor is counted among what is read ahead."""
-        return self._lease is not None or (self.bundle is not None and self.bundle.is_prefetched)
+        return self._lease is not None
 
     @property
     def is_quick(self) -> bool:
@@ -248,8 +250,6 @@ class Payload:
 
     def prefetch(self, submit: Submit) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
-        if self.bundle is not None:
-            return self.bundle.prefetch(submit)
         with self._lock:
             if self._lease is None:
                 assert self._stored is not None, "asked to read what was never stored"
@@ -264,16 +264,14 @@ class Payload:
         # What has a place of its own in shared memory is copied there, and takes twice as much until then.
         return self.prefetch_budget.try_acquire(self.nbytes if self.interleaved is None else 2 * self.nbytes)
 
-    def drop(self) -> int:
-        """Drop what is held decoded, to be read again for whoever asks; return its bytes, 0 if there were none."""
-        loading, dropped = self._loading, 0 if self.bundle is None else self.bundle.drop()
+    def drop(self) -> None:
+        """Drop what is held decoded, to be read again for whoever asks."""
+        loading = self._loading
         if loading is not None and not loading.cancel():
             self._wait(loading)
         with self._lock:
-            if self._lease is None or self._loading is not loading:
-                return dropped
-            self._loading = self._data = self._rebuilt = self._lease = None
-        return self.nbytes + dropped
+            if self._lease is not None and self._loading is loading:
+                self._loading = self._data = self._rebuilt = self._lease = None
 
     def prefetch_to_device(self) -> bool:
         """Start bringing it back to its device; return False to look no further ahead for now."""

@@ -16,7 +16,7 @@ from tensorstash.engine.timeouts import Ask
 from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
 from tensorstash.host.checksum import checksum
-from tensorstash.protocols import Slot, Slots, Store, StoreConfig
+from tensorstash.protocols import Slot, Store, StoreConfig
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
 D = TypeVar("D", Array, "Stored")
@@ -128,7 +128,7 @@ class Stored:
 
     __slots__ = ("__weakref__", "digest", "nbytes", "slot", "store")
 
-    def __init__(self, store: Slots | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
+    def __init__(self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
         self.store = store
         self.slot = slot
         self.nbytes = nbytes
@@ -157,7 +157,6 @@ class Pipeline:
         "_waits",
         "is_costly",
         "runs",
-        "small_bytes",
         "stages",
         "store",
         "store_place",
@@ -174,9 +173,6 @@ class Pipeline:
         self._waits = config.tier != "memory"
         self.is_costly = bool(stages) or self._waits
         """Whether it takes longer to decode than a copy does."""
-        gathers = self._waits and not stages and not store.retains
-        self.small_bytes: int = getattr(store, "small_bytes", 0) if gathers else 0
-        """Payloads of up to so many bytes are put together with others."""
         self.runs = runs
         self._declines = bool(stages) and stages.may_pass_on and store.retains
 
@@ -239,9 +235,7 @@ class Pipeline:
             StoreError: the store could not give the payload back.
         """
         started = perf_counter()
-        if stored.store is not self.store:
-            data = self._part(stored)
-        elif self._waits and ask is not call:
+        if self._waits and ask is not call:
             data = self._ask_store(ask, self._get, stored, "reading")
         else:
             data = self._answer(self._get, stored)
@@ -258,14 +252,6 @@ class Pipeline:
         digest = None if self._trusts_store else checksum(payload)
         return Stored(self.store, self.store.put(payload), payload.nbytes, digest)
 
-    def persist(self, payload: Array) -> Stored:
-        """Do as :meth:`put` does, for nobody's tensor: it is not counted, and an error does not say where."""
-        return _answered(self._put, payload)
-
-    def fetch(self, stored: Stored) -> Array:
-        """Return what :meth:`persist` has put."""
-        return _answered(self._get, stored)
-
     def _get(self, stored: Stored) -> Array:
         data: object = self.store.get(stored.slot)
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (stored.nbytes,):
@@ -274,15 +260,6 @@ class Pipeline:
         if stored.digest is not None and checksum(data) != stored.digest:
             raise CorruptDataError(f"{stored.nbytes} bytes came back altered")
         return data
-
-    def _part(self, stored: Stored) -> Array:
-        assert stored.store is not None, "asked to read what never left its device"
-        try:
-            return stored.store.get(stored.slot)  # it asks its own store, and as long as it has to
-        except StashError as error:
-            raise error.at(self.store_place) from error
-        except Exception as error:
-            raise StoreError(f"{self.store_place}: {type(error).__name__}: {error}") from error
 
     def _ask_store(self, ask: Ask, question: Callable[[D], R], given: D, doing: str) -> R:
         try:

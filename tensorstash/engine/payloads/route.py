@@ -55,10 +55,6 @@ class PayloadRoute(ABC):
     tensor or asks for it; and whether they always do, as the tensor is small."""
     needs_worker = True
     """Whether there is work behind what is launched, or all of it."""
-    may_wait = False
-    """Whether nothing is lost if the tensor stays where it is for a while."""
-    small_bytes = 0
-    """Payloads of up to so many bytes are put together with others, and copied for that where they are saved."""
     is_at_hand = False
     """Whether each rebuilt tensor is made of the payload as it is, so that nothing decoded is worth holding."""
     shared_memory: SupportsSharedMemory[Any] | None = None
@@ -218,11 +214,9 @@ class HostRoute(PayloadRoute):
         are_quick = bool(codecs) and all(getattr(codec, "is_quick", False) for codec in codecs)
         self.may_be_now = are_quick and self.tier == "memory"
         self.is_now = self.may_be_now and self.spec.nbytes <= _SHORT_BYTES
-        self.may_wait = self.is_lossless
         is_plain = not self.kernels and self.spec.device == "cpu"
         if is_plain and not self.backend.backward_writes and isinstance(self.backend, SupportsSharedMemory):
             self.shared_memory = self.backend
-        self.small_bytes = pipeline.small_bytes if is_plain else 0
 
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
         """Return the elements in host memory where the program waits for a copy from a device, else a private copy."""
@@ -309,7 +303,7 @@ class TransferRoute(HostRoute):
 
     def __init__(self, parts: RouteParts, pipeline: Pipeline) -> None:
         super().__init__(parts, pipeline)
-        self.may_wait = self.may_be_now = self.is_now = False
+        self.may_be_now = self.is_now = False
         self.shares_source = not self.kernels and parts.spec.order.is_dense
         """Whether what is transferred is the tensor's own memory."""
         self.needs_worker = pipeline.looks_at_bytes

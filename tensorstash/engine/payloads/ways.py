@@ -16,6 +16,8 @@ from tensorstash.protocols import Codec, Demand, Store, StoreConfig
 from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
 
+SMALL = "smaller than min_bytes"
+
 POLICY = "policy"
 """Why a tensor is kept of which a policy says no more."""
 
@@ -43,6 +45,7 @@ class Ways:
         ledger: counts for the stores.
         adviser: is told where tensors go.
         transfers: brings payloads to the host; None without streams.
+        min_disk_bytes: smaller tensors are kept rather than written to a disk: each costs a thread's turn.
 
     Raises:
         StoreError: a store the policy may use cannot be opened.
@@ -55,7 +58,9 @@ class Ways:
         ledger: Ledger,
         adviser: Adviser,
         transfers: Transfers | None,
+        min_disk_bytes: int,
     ) -> None:
+        self._min_disk_bytes = min_disk_bytes
         self._backend = backend
         self._ledger = ledger
         self._adviser = adviser
@@ -103,8 +108,6 @@ class Ways:
         route = payload.route if demand == "any" else self._within(payload.route, demand)
         if isinstance(route, str):
             self._ledger.declined(payload.spec.nbytes)
-            if payload.seen is not None and not (is_guess and demands.is_new(reading)):
-                payload.seen.leaves(payload.spec.nbytes)
             return False
         payload.route = route
         payload.loses = not route.is_lossless  # last: who asks meanwhile, on another thread, gets the source
@@ -130,6 +133,8 @@ class Ways:
         if plan.keeps:
             return plan.reason or POLICY
         config = plan.store or Memory()
+        if config.tier == "disk" and spec.nbytes < self._min_disk_bytes:
+            return SMALL
         self.frees_host_memory |= spec.device == "cpu"
         self._adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
         parts = config, self._store(config), self._ledger, self.transfers

@@ -24,7 +24,7 @@ _COPY = Recipe("copy", 0, (), 0)
 class Saved:
     """The tensor that a recipe has to make, whole: itself while somebody may write to it, and a digest of it then.
 
-    Where the framework tells who holds a memory, it waits among :class:`~tensorstash.engine.payloads.capture.Held`
+    Where the framework tells who holds a memory, it waits among :class:`~tensorstash.engine.residency.Residency`
     until nobody else does, as payloads do: until then the memory itself is what backward reads without hooks, and
     afterwards nobody can change it. Else the digest is taken at once.
 
@@ -55,6 +55,9 @@ class Saved:
     reading = None
     """Nothing depends on who reads it, as for payloads with a loss."""
 
+    may_stay = False
+    """A budget leaves no room to what a recipe makes again."""
+
     def __init__(self, state: SessionState, producers: Producers[Any], whole: Any, spec: TensorSpec, module: str):
         backend = state.backend
         self._state, self._producers, self._module = state, producers, module
@@ -68,7 +71,7 @@ class Saved:
         self.alias: Any = backend.detached(whole)
         """The tensor, as long as somebody may write to it."""
         self._probe: Any = None
-        if state.held is None:
+        if state.residency is None:
             self._probe = backend.version_probe(whole)
             self.capture()
 
@@ -198,8 +201,8 @@ class Recomputed:
         if alias is None:
             return self._producers.part(self._output(saved), spec)
         state.ledger.forwarded()
-        assert state.held is not None
-        if not state.held.may_give(saved):
+        assert state.residency is not None
+        if not state.residency.may_give(saved):
             alias = self._producers.run(_COPY, (alias,), self._spec)
         return self._producers.part(alias, spec)
 

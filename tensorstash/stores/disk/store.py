@@ -98,7 +98,6 @@ class DiskStore:
 
     retains: ClassVar[bool] = False
     verifies: ClassVar[bool] = True
-    small_bytes: ClassVar[int] = 256 * 2**10
 
     def __init__(self, config: Disk, calls: Syscalls | None = None) -> None:
         self._config = config

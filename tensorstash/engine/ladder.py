@@ -1,0 +1,219 @@
+"""How a budget is met: of the bytes that the last equal step saved, the excess leaves, the cheapest tier first."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from enum import Enum
+from itertools import islice
+
+from tensorstash.engine.stats import Tally
+from tensorstash.spec import TensorSpec
+
+logger = logging.getLogger("tensorstash")
+
+_REMEMBERED_STEPS = 32
+
+
+class Fate(Enum):
+    """Where the plan of a step puts a saved tensor."""
+
+    KEEP = "kept"
+    RECOMPUTE = "recomputed"
+    STORE = "stored"
+
+
+class Record:
+    """One saved tensor of a step: its kind, its bytes, and the ways in which it can leave.
+
+    Args:
+        kind: equal for tensors that one program saves at the same point of two steps.
+        nbytes: bytes that leave with the tensor; 0 for a second save of the same bytes.
+        memory: position of the first record in the same memory, or of this one.
+        fate: where the plan puts it; None where no plan knows the step.
+    """
+
+    __slots__ = ("fate", "has_news", "is_remakable", "is_storable", "kind", "left_bytes", "memory", "nbytes")
+
+    def __init__(self, kind: Hashable, nbytes: int, memory: int, fate: Fate | None = None) -> None:
+        self.kind = kind
+        self.nbytes = nbytes
+        self.memory = memory
+        self.fate = fate
+        self.is_remakable = self.is_storable = False
+        self.left_bytes = 0
+        """Bytes of its payload in the memory that the budget is of."""
+        self.has_news = True
+        """Whether a plan that was made of it is out of date."""
+
+    def was_recomputed(self, is_remakable: bool) -> None:
+        """Note whether there is a recipe for the tensor."""
+        self.has_news |= self.is_remakable != is_remakable
+        self.is_remakable = is_remakable
+
+    def was_stored(self, left_bytes: int = 0) -> None:
+        """Note that the policy has a store for the tensor, and how many bytes of memory the payload takes."""
+        self.has_news |= not self.is_storable or self.left_bytes != left_bytes
+        self.is_storable, self.left_bytes = True, left_bytes
+
+    def planned(self, fate: Fate) -> "Record":
+        """Return a record with another fate, as no two plans share one."""
+        copy = Record(self.kind, self.nbytes, self.memory, fate)
+        copy.is_remakable, copy.is_storable, copy.left_bytes = self.is_remakable, self.is_storable, self.left_bytes
+        copy.has_news = False
+        return copy
+
+
+def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:
+    """Return the records of a step with a fate each, so that no more than ``limit_bytes`` stay.
+
+    Recipes come before stores, over the whole step; within a tier the oldest leave first, as backward needs them last.
+    Tensors in one memory leave together, or their memory would stay.
+
+    >>> step = [Record("x", 10, place) for place in range(3)]
+    >>> for record in step:
+    ...     record.was_stored()
+    >>> [record.fate.value for record in planned(step, 15)]
+    ['stored', 'stored', 'kept']
+    """
+    groups: dict[int, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.memory, []).append(record)
+    total = sum(record.nbytes for record in records)
+    room = limit_bytes
+    while True:
+        fates = _choose(groups, total - room)
+        over = _peak(groups, fates) - limit_bytes
+        if over <= 0 or room <= 0:
+            return [record.planned(fates[record.memory]) for record in records]
+        room = max(room - over, 0)
+
+
+def _choose(groups: dict[int, list[Record]], excess: int) -> dict[int, Fate]:
+    fates = dict.fromkeys(groups, Fate.KEEP)
+    for fate in (Fate.RECOMPUTE, Fate.STORE):
+        for memory, group in groups.items():
+            if excess <= 0:
+                return fates
+            gain = sum(record.nbytes for record in group)
+            if fate is Fate.STORE:
+                gain -= sum(record.left_bytes for record in group)
+            may_leave = all(record.is_remakable if fate is Fate.RECOMPUTE else record.is_storable for record in group)
+            if fates[memory] is Fate.KEEP and gain > 0 and may_leave:
+                fates[memory] = fate
+                excess -= gain
+    return fates
+
+
+def _peak(groups: dict[int, list[Record]], fates: dict[int, Fate]) -> int:
+    """Return the most bytes that are held in backward: tensors that stay, and one that is back, the newest first."""
+    sizes = {memory: sum(record.nbytes for record in group) for memory, group in groups.items()}
+    held = peak = sum(nbytes for memory, nbytes in sizes.items() if fates[memory] is Fate.KEEP)
+    for memory in reversed(sizes):
+        if fates[memory] is Fate.KEEP:
+            held -= sizes[memory]
+        else:
+            peak = max(peak, held + sizes[memory])
+    return peak
+
+
+class Ladder:
+    """Says for each saved tensor whether it stays, is made again or is stored, so that a budget is held. Thread-safe.
+
+    The i-th save of a step has the fate that the plan of an equal step gives it. A step is known by the kinds that it
+    has saved so far; where it differs from every step before, there is no fate, and tensors leave by age.
+    """
+
+    def __init__(self) -> None:
+        self.limit_bytes = 0
+        """Bytes of saved tensors that may stay."""
+        self.is_begun = False
+        """Whether the limit is known."""
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[int, list[Record]] = OrderedDict()
+        self._is_broken = False
+        self._small_bytes = 0
+        self._clear()
+
+    def begin(self, limit_bytes: int) -> None:
+        """Set the limit, which may be known only where the first tensor is saved."""
+        self.limit_bytes, self.is_begun = limit_bytes, True
+
+    def _clear(self) -> None:
+        self._plan: list[Record] | None = None
+        self._step: list[Record] = []
+        self._memories: dict[Hashable, int] = {}
+        self._blocks: set[Hashable] = set()
+
+    def saved(self, spec: TensorSpec, module: str, token: Hashable, start: int) -> Record:
+        """Return the record of the next saved tensor.
+
+        Args:
+            spec: of the tensor.
+            module: that it is saved in.
+            token: of its live storage.
+            start: byte offset of its first element in there.
+        """
+        kind = spec.dense(), module
+        with self._lock:
+            place = len(self._step)
+            plan = self._plan if place else self._plans.get(hash(kind))
+            if plan is not None and (place >= len(plan) or plan[place].kind != kind):
+                plan = self._other_plan(kind)
+            self._plan = plan
+            memory = self._memories.setdefault(token, place)
+            block = token, start, spec.order.block
+            nbytes = 0 if block in self._blocks else spec.nbytes
+            self._blocks.add(block)
+            record = Record(kind, nbytes, memory) if plan is None else plan[place]
+            self._step.append(record)
+        return record
+
+    def _other_plan(self, kind: Hashable) -> list[Record] | None:
+        """Return the plan of another step that has begun like this one and goes on with ``kind``."""
+        place = len(self._step)
+        for plan in reversed(self._plans.values()):
+            if len(plan) > place and plan[place].kind == kind:
+                both = zip(islice(plan, place), self._step, strict=True)
+                if all(one.kind == other.kind for one, other in both):
+                    return plan
+        return None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the step is known so far."""
+        return self._plan is not None
+
+    def step_ended(self, small_bytes: int = 0) -> None:
+        """Plan the next step that is equal to the one that has ended.
+
+        Args:
+            small_bytes: of tensors that the step kept since they are below ``min_bytes``.
+        """
+        with self._lock:
+            step = self._step
+            if step and not self._is_broken:
+                try:
+                    self._learn(step, small_bytes)
+                except Exception:  # a plan is advice: without one, tensors leave by age
+                    logger.exception("planning for a budget failed; from now on tensors leave by age")
+                    self._is_broken = True
+                    self._plans.clear()
+            self._clear()
+
+    def _learn(self, step: list[Record], small_bytes: int) -> None:
+        first = hash(step[0].kind)
+        is_same = self._plan is not None and len(self._plan) == len(step)
+        if not is_same or small_bytes != self._small_bytes or any(record.has_news for record in step):
+            self._small_bytes = small_bytes
+            self._plans[first] = planned(step, max(self.limit_bytes - small_bytes, 0))
+        self._plans.move_to_end(first)
+        if len(self._plans) > _REMEMBERED_STEPS:
+            self._plans.popitem(last=False)
+
+    def tallies(self) -> dict[str, Tally]:
+        """Return how many tensors the plan of the last step keeps, recomputes and stores; empty before there is one."""
+        with self._lock:
+            plan = next(reversed(self._plans.values()), [])
+        parts = {fate: [record.nbytes for record in plan if record.fate is fate] for fate in Fate}
+        return {fate.value: Tally(len(sizes), sum(sizes)) for fate, sizes in parts.items()} if plan else {}

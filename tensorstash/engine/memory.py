@@ -1,0 +1,99 @@
+"""How many bytes a budget leaves for saved tensors."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tensorstash.abilities import Backend, SupportsMemoryUse
+from tensorstash.errors import BackendError, ConfigError
+from tensorstash.sizes import parse_bytes
+
+AUTO = "auto"
+
+_MARGIN = 0.05
+"""Part of the free memory that an automatic budget leaves free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many bytes of saved tensors may stay where they are.
+
+    Args:
+        size: bytes; None for the memory that is free when the first tensor is saved.
+    """
+
+    size: int | None
+
+    def limit_bytes(self, backend: Backend[Any], device: str) -> int:
+        """Return the limit of a session in bytes.
+
+        Args:
+            backend: tells how much memory of a device is free.
+            device: of the first saved tensor.
+
+        Raises:
+            BackendError: it is not known how much memory of the device is free.
+        """
+        if self.size is not None:
+            return self.size
+        return int((1 - _MARGIN) * _free_bytes(backend, device))
+
+
+def budget_of(budget: object, caller: str) -> Budget | None:
+    """Return the budget that a user has passed.
+
+    Args:
+        budget: bytes, text with a unit, ``"auto"`` or None.
+        caller: the function that takes it, for the message.
+
+    Raises:
+        ConfigError: it is none of these.
+
+    >>> budget_of("6 GiB", "stash")
+    Budget(size=6442450944)
+    >>> budget_of("6", "stash")
+    Traceback (most recent call last):
+    tensorstash.errors.ConfigError: stash.budget: got '6', expected a size with a unit, such as '6GiB', or 'auto'
+    """
+    if budget is None:
+        return None
+    if budget == AUTO:
+        return Budget(None)
+    is_bare = isinstance(budget, str) and budget.strip().isdecimal()
+    if isinstance(budget, bool) or not isinstance(budget, int | str) or is_bare:
+        raise ConfigError(f"{caller}.budget: got {budget!r}, expected a size with a unit, such as '6GiB', or 'auto'")
+    return Budget(parse_bytes(budget, path=f"{caller}.budget"))
+
+
+def _free_bytes(backend: Backend[Any], device: str) -> int:
+    if device == "cpu":
+        return _free_host_bytes()
+    if not isinstance(backend, SupportsMemoryUse):
+        raise BackendError(
+            f"budget: {backend.name} does not tell how much memory of {device} is free; pass the bytes that saved "
+            f"tensors may take instead, such as budget='6GiB'"
+        )
+    return backend.memory_use(device)[1]
+
+
+def _free_host_bytes() -> int:
+    """Return the bytes that are free on the machine or in its container."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration) as error:
+        raise BackendError(
+            "budget: this system does not tell how much memory is free; pass the bytes that saved tensors may take "
+            "instead, such as budget='6GiB'"
+        ) from error
+    return min(free, _free_container_bytes())
+
+
+def _free_container_bytes() -> int:
+    sizes = []
+    for name in ("memory.max", "memory.current"):
+        try:
+            with open(f"/sys/fs/cgroup/{name}", encoding="ascii") as file:
+                sizes.append(file.read().strip())
+        except OSError:  # no container, or no limit
+            return 2**62
+    return 2**62 if sizes[0] == "max" else max(int(sizes[0]) - int(sizes[1]), 0)

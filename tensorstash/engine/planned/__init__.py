@@ -1,1 +1,0 @@
-"""A budget at work: steps are measured, planned, and held."""

@@ -1,0 +1,220 @@
+"""Which contents are resident: in the order of saving, until nobody else holds their memory and a limit is reached."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from itertools import islice
+from operator import call
+from typing import Any
+from weakref import ref
+
+from tensorstash.abilities import SupportsHolders
+from tensorstash.engine.payloads.payload import Payload
+from tensorstash.engine.stats import Tally
+from tensorstash.host.forks import renew_after_fork
+
+_LOOKS = 8
+"""Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,
+and a program may hold thousands."""
+
+
+class Residency:
+    """Contents that are resident, oldest first, and the one limit of bytes. Thread-safe.
+
+    A content waits until its source is the last alias of its memory. Until then the program may write to that memory,
+    with or without a new version, and may resize or free it. From then on the bytes are those that backward would read
+    without hooks, whenever they are captured. A lossy plan waits, besides, until the readers are known.
+
+    With a limit, a content whose memory is free of other holders stays until the limit is reached. Then the oldest
+    leaves first: backward is the reverse of forward, and needs the oldest last.
+
+    Contents are known weakly: a handle that is dropped takes its content with it.
+
+    Args:
+        backend: tells who holds the memory of a tensor.
+        others: returns bytes that count towards the limit besides: in flight, read back, and payloads in the same
+            memory.
+        has_limit: whether :meth:`begin` sets a limit; otherwise contents leave as soon as nobody else holds them.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_alive",
+        "_backend",
+        "_gone",
+        "_groups",
+        "_holders",
+        "_limit_bytes",
+        "_lock",
+        "_others",
+        "_peak_bytes",
+        "_staying",
+        "_used_bytes",
+    )
+
+    def __init__(
+        self, backend: SupportsHolders[Any], others: Callable[[], int] = int, *, has_limit: bool = False
+    ) -> None:
+        self._backend = backend
+        self._holders = backend.holders
+        self._limit_bytes: int | None = 0 if has_limit else None
+        self._others = others
+        self._groups: dict[Hashable, list[ref[Payload]]] = {}
+        self._staying: deque[ref[Payload]] = deque()
+        self._alive: dict[ref[Payload], int] = {}
+        self._gone: deque[ref[Payload]] = deque()
+        self._used_bytes = self._peak_bytes = 0
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Make the lock anew."""
+        self._lock = threading.Lock()
+
+    def begin(self, limit_bytes: int) -> None:
+        """Set the bytes of saved tensors that may stay, with those counted by ``others``."""
+        self._limit_bytes = limit_bytes
+
+    def saved(self, token: Hashable, payload: Any, room: int = 0) -> list[Any]:
+        """Make a content resident and return those that leave now, the oldest first.
+
+        Args:
+            token: of the memory, of which the content's source is the only alias here.
+            payload: the content: a payload, or the tensor that a recipe has to make again.
+            room: bytes below the limit at which contents begin to leave, so that stores need not be waited for.
+        """
+        with self._lock:
+            freed = self._freed()  # without this one: as long as it is being saved its memory is held
+            self._groups.setdefault(token, []).append(ref(payload))
+            payload.token = token
+            if self._limit_bytes is not None:
+                self._alive[ref(payload, self._gone.append)] = payload.nbytes
+                self._used_bytes += payload.nbytes
+            return self._leaving(freed, room)
+
+    def freed(self, *, all_of_them: bool = False, room: int = 0) -> list[Any]:
+        """Return contents that leave now, as nobody else holds their memory any more.
+
+        Args:
+            all_of_them: look at every memory, instead of a few of them each time, and wait for no reader.
+            room: as for :meth:`saved`.
+        """
+        with self._lock:
+            freed = self._taken(list(self._groups), unread=True) if all_of_them else self._freed()
+            return self._leaving(freed, room)
+
+    def clear(self) -> list[Any]:
+        """Return all contents, whoever holds their memory, but for memory that is not there now."""
+        with self._lock:
+            groups, self._groups = self._groups, {}
+            cleared: list[Payload] = []
+            for token, group in groups.items():
+                live = _live(group)
+                if all(self._backend.is_there(payload.alias, payload.spec) for payload in live):
+                    cleared += live
+                else:
+                    self._groups[token] = group
+            cleared += _live(self._staying)
+            self._staying.clear()
+            return cleared
+
+    def may_give(self, payload: Any) -> bool:
+        """Whether the source of a content may be handed out as it is.
+
+        A reader may write into it. That is as without hooks while somebody else holds the memory, and does no harm if
+        nobody asks for it again.
+        """
+        return self.holds(payload) or (payload.users == 1 and not self._backend.keeps_graph())
+
+    def holds(self, payload: Any) -> bool:
+        """Whether somebody besides the graph holds the memory of a content that waits."""
+        with self._lock:
+            group = self._groups.get(payload.token, [])
+            return ref(payload) in group and self._holders(payload.alias) > len(_live(group))
+
+    def tally(self) -> Tally:
+        """Return how many contents wait for others to release their memory, and their bytes."""
+        with self._lock:
+            waiting = [payload.nbytes for group in self._groups.values() for payload in _live(group)]
+        return Tally(len(waiting), sum(waiting))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that count towards the limit now."""
+        gone = self._gone
+        if gone:
+            with self._lock:
+                self._settle()
+        held = self._used_bytes + self._others()
+        if held > self._peak_bytes:
+            self._peak_bytes = held
+        return held
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes that have counted towards the limit at one time."""
+        return self._peak_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes that may be read back ahead of backward."""
+        return 2**62 if self._limit_bytes is None else self._limit_bytes - self.held_bytes
+
+    def _leaving(self, freed: list[Payload], room: int) -> list[Payload]:
+        if self._limit_bytes is None:
+            return freed
+        self._settle()
+        leaving: list[Payload] = []
+        for payload in freed:
+            if payload.may_stay:
+                self._staying.append(ref(payload))
+            else:
+                leaving.append(payload)
+                self._forget(ref(payload))
+        most_bytes = self._limit_bytes - room - self._others()
+        while self._used_bytes > most_bytes and self._staying:
+            if (oldest := self._staying.popleft()()) is not None:
+                leaving.append(oldest)
+                self._forget(ref(oldest))
+        return leaving
+
+    def _settle(self) -> None:
+        while self._gone:
+            self._forget(self._gone.popleft())
+
+    def _forget(self, entry: ref[Payload]) -> None:
+        self._used_bytes -= self._alive.pop(entry, 0)
+
+    def _freed(self) -> list[Payload]:
+        if len(self._groups) <= 2 * _LOOKS:
+            return self._taken(list(self._groups), unread=False)
+        newest = list(islice(reversed(self._groups), _LOOKS))
+        oldest = list(islice(self._groups, _LOOKS))
+        freed = self._taken([*oldest, *newest], unread=False)
+        for token in oldest:  # the others have their turn before these
+            if token in self._groups:
+                self._groups[token] = self._groups.pop(token)
+        return freed
+
+    def _taken(self, tokens: Iterable[Hashable], *, unread: bool) -> list[Payload]:
+        # Without frames of Python but one for each memory: it runs for every saved tensor.
+        taken: list[Payload] = []
+        for token in tokens:
+            group = self._groups[token]
+            live = list(filter(None, map(call, group)))
+            is_ready = True
+            for payload in () if unread else live:
+                reading = payload.reading
+                is_ready = is_ready and (reading is None or reading.known >= payload.users)
+            if not live or (is_ready and self._holders(live[0].alias) <= len(live)):
+                del self._groups[token]
+                taken += live
+                for payload in live:
+                    payload.is_alone = True
+            elif len(live) < len(group):
+                self._groups[token] = [ref(payload) for payload in live]
+        return taken
+
+
+def _live(group: Iterable[ref[Payload]]) -> list[Payload]:
+    return list(filter(None, map(call, group)))

@@ -1,0 +1,217 @@
+"""A budget: the excess over it leaves, recipes before stores, the oldest first; and it never ends a training."""
+
+import importlib
+import logging
+import threading
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+import tensorstash as ts
+from tensorstash.engine.ladder import Fate, Ladder, Record, planned
+from tensorstash.errors import ConfigError
+from tensorstash.spec import TensorSpec
+from tensorstash.testing import Lab
+
+WIDTH, ROWS = 32, 64
+ONE = WIDTH * ROWS * 4
+
+
+def step_of(*sizes: int, remakable: tuple[int, ...] = (), storable: bool = True) -> list[Record]:
+    records = [Record(("kind", nbytes), nbytes, place) for place, nbytes in enumerate(sizes)]
+    for place, record in enumerate(records):
+        record.was_recomputed(place in remakable)
+        if storable:
+            record.was_stored()
+    return records
+
+
+def fates(records: list[Record], limit: int) -> str:
+    letters = {Fate.KEEP: "k", Fate.RECOMPUTE: "r", Fate.STORE: "s"}
+    return "".join(letters[record.fate] for record in planned(records, limit))
+
+
+def test_what_fits_stays():
+    assert fates(step_of(10, 10, 10, remakable=(0,)), 30) == "kkk"
+
+
+def test_the_oldest_leave_first():
+    assert fates(step_of(10, 10, 10), 20) == "skk"
+    assert fates(step_of(10, 10, 10), 19) == "ssk"
+
+
+def test_recipes_come_before_stores_over_the_whole_step():
+    assert fates(step_of(10, 10, 10, 10, remakable=(2,)), 30) == "kkrk"
+    assert fates(step_of(10, 10, 10, 10, remakable=(2,)), 20) == "skrk"
+
+
+def test_what_cannot_leave_stays():
+    assert fates(step_of(10, 10, storable=False), 5) == "kk"
+
+
+def test_tensors_in_one_memory_leave_together():
+    records = step_of(10, 10, 10)
+    shared = Record("second view", 10, 0)
+    assert fates([*records, shared], 40) == "kkkk"
+    assert fates([*records, shared], 39) == "kskk"  # the second view has no store
+
+
+def test_payloads_in_the_same_memory_gain_only_the_difference():
+    records = step_of(10, 10, 10, 10)
+    for record in records:
+        record.was_stored(8)
+    assert fates(records, 38) == "skkk"
+    assert fates(records, 36) == "sskk"
+
+
+def test_a_recipe_that_backward_needs_first_leaves_room_for_its_result():
+    # The newest is made again while all others are still held: one of them has to make room.
+    assert fates(step_of(10, 10, 10, 20, remakable=(3,)), 40) == "skkr"
+
+
+def train(lab: Lab, stash: ts.Stash | None, *, depth: int = 6, steps: int = 4, rows: int = ROWS) -> list[bytes]:
+    """Return the gradient of each step."""
+    found = []
+    for step in range(steps):
+        values = np.linspace(0.5, 1.5, rows * WIDTH, dtype=np.float32).reshape(rows, WIDTH) + step
+        leaf = lab.tensor(values, requires_grad=True)
+        with stash or nullcontext():
+            out = leaf
+            for _ in range(depth):
+                out = lab.tanh(lab.mul(lab.exp(lab.mul(out, 0.25)), 0.5))
+            loss = lab.sum(out)
+        del out
+        lab.backward(loss)
+        found.append(lab.gradient(leaf).tobytes())
+    return found
+
+
+@pytest.fixture(params=["reference", "torch", "paddle"])
+def lab(request) -> Lab:
+    module = importlib.import_module(f"tensorstash.testing.labs.{request.param}")
+    return getattr(module, f"{request.param.capitalize()}Lab")()
+
+
+@pytest.mark.parametrize("budget", ["0B", ONE, 3 * ONE, 5 * ONE, "1GiB"])
+@pytest.mark.parametrize("policy", ["disk_spill", "recompute | disk_spill", "auto"])
+def test_gradients_are_bitwise_under_any_budget(lab, policy, budget):
+    stash = ts.stash(policy, budget=budget, framework=lab.name, min_bytes=0)
+    assert train(lab, stash) == train(lab, None)
+
+
+def test_a_budget_is_held_from_the_first_step_on(lab):
+    budget = 6 * ONE
+    stash = ts.stash("disk_spill", budget=budget, framework=lab.name, min_bytes=0)
+    assert train(lab, stash, depth=10) == train(lab, None, depth=10)
+    stats = stash.stats()
+    assert stats.planned["kept"].nbytes <= budget
+    assert stats.planned["stored"].nbytes > 0
+    assert stats.peak_held <= budget + 2 * ONE  # and the tensors that the program itself holds
+
+
+def test_where_everything_fits_nothing_leaves_once_the_step_is_known(lab):
+    stash = ts.stash("disk_spill", budget="1GiB", framework=lab.name, min_bytes=0)
+    train(lab, stash, steps=1)
+    before = stash.stats()
+    train(lab, stash, steps=3)
+    assert not (stash.stats() - before).stored
+
+
+def test_lossy_policies_lose_nothing_where_everything_fits(lab):
+    stash = ts.stash("quantize:bits=4", budget="1GiB", framework=lab.name, min_bytes=0)
+    assert train(lab, stash)[1:] == train(lab, None)[1:]
+
+
+def test_an_exception_in_backward_leaves_a_budget_usable(lab):
+    stash = ts.stash("recompute | disk_spill", budget=2 * ONE, framework=lab.name, min_bytes=0)
+    with stash:
+        abandoned = lab.sum(lab.tanh(lab.exp(lab.tensor(np.ones((ROWS, WIDTH), np.float32), requires_grad=True))))
+    del abandoned
+    assert train(lab, stash) == train(lab, None)
+
+
+def test_retained_graphs_and_alternating_steps_train_under_a_budget(lab):
+    stash = ts.stash("recompute | disk_spill", budget=2 * ONE, framework=lab.name, min_bytes=0)
+    values = np.linspace(-1, 1, ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
+
+    def two_losses(stash: ts.Stash | None, rows: int) -> bytes:
+        leaf = lab.tensor(values[:rows], requires_grad=True)
+        with stash or nullcontext():
+            shared = lab.tanh(lab.exp(leaf))
+            first, second = lab.sum(lab.mul(shared, shared)), lab.sum(lab.exp(shared))
+        lab.backward(first, retain_graph=True)
+        lab.backward(second)
+        return lab.gradient(leaf).tobytes()
+
+    for rows in (64, 48, 64, 32, 48, 64):
+        assert two_losses(stash, rows) == two_losses(None, rows)
+
+
+@pytest.mark.parametrize("size", ["6", "6 parsecs", True, -1, 1.5, [], "auto "], ids=repr)
+def test_a_budget_that_is_none_is_refused_at_once(size):
+    with pytest.raises(ConfigError, match=r"stash\.budget"):
+        ts.stash("disk_spill", budget=size, framework="reference")
+
+
+def test_a_failing_plan_is_logged_once_and_training_goes_on(caplog):
+    ladder = Ladder()
+    ladder.begin(10)
+    spec = TensorSpec((4,), (1,), 0, "float32", "cpu")
+    with caplog.at_level(logging.ERROR, logger="tensorstash"):
+        for step in range(3):
+            for place in range(3):
+                record = ladder.saved(spec, "", (step, place), 0)
+                assert record.fate is None
+                record.nbytes = "no number"  # a fault of the engine
+            ladder.step_ended()
+    assert [record.message for record in caplog.records].count(
+        "planning for a budget failed; from now on tensors leave by age"
+    ) == 1
+
+
+def test_an_equal_step_follows_the_plan_and_another_one_goes_by_age():
+    ladder = Ladder()
+    ladder.begin(2 * 16)
+    spec, other = (TensorSpec((4,), (1,), 0, dtype, "cpu") for dtype in ("float32", "int32"))
+
+    def step(*specs):
+        seen = []
+        for place, each in enumerate(specs):
+            record = ladder.saved(each, "", object(), place)
+            seen.append(record.fate)
+            record.was_stored()
+        ladder.step_ended()
+        return seen
+
+    assert step(spec, spec, spec) == [None] * 3
+    assert step(spec, spec, spec) == [Fate.STORE, Fate.KEEP, Fate.KEEP]
+    assert step(spec, other, spec) == [Fate.STORE, None, None]
+    assert step(other, spec) == [None, None]
+    assert step(other, spec) == [Fate.KEEP, Fate.KEEP]
+
+
+def test_threads_that_share_a_stash_train_under_a_budget():
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
+    stash = ts.stash("recompute | disk_spill", budget="16KiB", framework="torch", min_bytes=0)
+    failures = []
+
+    def work(seed):
+        try:
+            x = torch.randn(64, 32, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+            for _ in range(10):
+                with stash:
+                    loss = net(x).square().sum()
+                (got,) = torch.autograd.grad(loss, x)
+                (expected,) = torch.autograd.grad(net(x).square().sum(), x)
+                assert torch.equal(got, expected)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
