@@ -62,7 +62,12 @@ def put_kernels(device: str) -> None:
     found = DeviceKernels.kernel
 
     def kernel(self: Any, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
-        if spec.device.startswith(f"{device}:") and isinstance(codec, Affine) and codec.bits == 8 and spec.numel > 1:
+        if (
+            spec.device.startswith(f"{device}:")
+            and isinstance(codec, Affine)
+            and codec.bits == 8
+            and spec.itemsize <= 4
+        ):
             return Rounded(codec, spec)
         return found(self, codec, spec)
 

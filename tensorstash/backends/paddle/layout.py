@@ -116,7 +116,8 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     if spec.device == "cpu":
         return _on_host(_host_memory(data, spec), spec)
     run = TensorSpec((order.span,), (1,), 0, spec.dtype, "cpu")
-    whole = _allocation(spec)
+    # Device allocations are aligned alike, so that the same offset is the same alignment.
+    whole = uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
     # Not by paddle.assign(output=view): where a device has no kernel for it, the host's makes a new tensor, which takes
     # the place of the view, and the memory behind it stays as it was (Paddle 3.3.1).
     memory = _on_host(_host_memory(data, spec), run)
@@ -166,21 +167,13 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
     """
     if tensor.strides == layout.strides and tensor._offset() == layout.offset:
         return tensor
-    spec = layout.spec()
+    spec, own = layout.spec(), Layout(tensor).spec()
+    is_on_host = spec.device == "cpu"
+    source = tensor.detach() if is_on_host else rebuilt(elements(tensor, own), replace(own, device="cpu"))
     order = spec.order
-    if spec.device == "cpu":
-        on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec)
-        paddle.assign(tensor.detach(), output=on_host)
-        return on_host
-    whole = _allocation(spec)
-    exact: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
-    paddle.assign(tensor.detach(), output=exact)
-    if exact._is_shared_buffer_with(whole):
-        return exact
-    # There the result has taken the view's place: it is contiguous, and not where it was to be.
     on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec)
-    paddle.assign(exact._copy_to(paddle.CPUPlace(), True), output=on_host)
-    return rebuilt(elements(on_host, replace(spec, device="cpu")), spec)
+    paddle.assign(source, output=on_host)
+    return on_host if is_on_host else rebuilt(elements(on_host, replace(spec, device="cpu")), spec)
 
 
 def private_copy(tensor: Tensor) -> Tensor:
@@ -250,12 +243,6 @@ def _host_memory(data: Array, spec: TensorSpec) -> Array:
     strides = tuple(stride * spec.itemsize for stride in order.strides)
     np.ndarray(order.shape, spec.carrier, memory, strides=strides)[...] = data.reshape(order.shape)
     return memory
-
-
-def _allocation(spec: TensorSpec) -> Tensor:
-    order = spec.order
-    # Device allocations are aligned alike, so that the same offset is the same alignment.
-    return uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
 
 
 def uninitialised(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
