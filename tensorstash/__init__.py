@@ -39,6 +39,7 @@ from tensorstash.policies import (
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.registry import register
+from tensorstash.suspension import suspended
 
 __version__ = "0.1.0.dev0"
 
@@ -79,6 +80,7 @@ __all__ = [
     "save_on_cpu",
     "saved_tensors_hooks",
     "stash",
+    "suspended",
     "to_dict",
     "unwrap",
     "wrap",

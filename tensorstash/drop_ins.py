@@ -30,16 +30,16 @@ def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framewor
 
 
 def saved_tensors_hooks(
-    pack: Callable[[Any], Any], unpack: Callable[[Any], Any], *, framework: str | None = None
+    pack_hook: Callable[[Any], Any], unpack_hook: Callable[[Any], Any], *, framework: str | None = None
 ) -> AbstractContextManager[None]:
     """Install a pack/unpack pair of your own, with the same meaning on every framework.
 
     Pairs are per thread and nest: the innermost runs. On Paddle this is what makes pairs nest at all, puts exact
-    layouts back, and frees what ``pack`` returned when backward is done with it.
+    layouts back, and frees what ``pack_hook`` returned when backward is done with it.
 
     Args:
-        pack: gets a saved tensor, returns any object; must not keep the tensor itself but a detached one.
-        unpack: gets that object, returns a tensor of the same shape, dtype and device.
+        pack_hook: gets a saved tensor, returns any object; must not keep the tensor itself but a detached one.
+        unpack_hook: gets that object, returns a tensor of the same shape, dtype and device.
         framework: as in :func:`stash`.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
@@ -47,4 +47,4 @@ def saved_tensors_hooks(
     ...     y = ref.tensor([1.0], requires_grad=True).exp()
     """
     backend = backend_named(framework) if framework is not None else backend_loaded()
-    return backend.hooks(pack, unpack)
+    return backend.hooks(pack_hook, unpack_hook)

@@ -55,6 +55,14 @@ class Backend(Protocol[T]):
         """
         ...
 
+    def suspended(self) -> AbstractContextManager[None]:
+        """Take all hooks of this thread off until a block ends, others' too.
+
+        Raises:
+            BackendError: at its end: hooks that were entered inside are still in force.
+        """
+        ...
+
     def keep_reason(self, tensor: T, /) -> str | None:
         """Say why the tensor must be kept as it is, or return None if it can be stashed.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorstash.reference.autograd.graph import Edge, Meta, Node
-from tensorstash.reference.autograd.modes import enable_grad
+from tensorstash.reference.autograd.modes import enable_grad, is_grad_enabled
 from tensorstash.reference.errors import DeviceError
 from tensorstash.reference.storage.dtypes import Array, DType, DTypeLike
 from tensorstash.reference.storage.layout import Layout, Shape
@@ -137,20 +137,21 @@ class Tensor:
         return self._read().copy(order="C")
 
     def numpy(self) -> Array:
-        """Give the elements as an array that shares this memory and keeps it alive.
+        """Give the elements as an array that shares this memory and keeps it alive; a copy if the tensor requires grad.
 
         Raises:
             DeviceError: the tensor lies on an accelerator.
-            RuntimeError: the tensor requires grad.
+            RuntimeError: the tensor requires grad, and gradients are recorded, as they are not in a pack hook.
             TypeError: NumPy has no such element type.
         """
         if not self.storage.space.is_host:
             raise DeviceError(f"cannot give a {self.device} tensor to NumPy; use .to('cpu') first")
-        if self.requires_grad:
+        if self.requires_grad and is_grad_enabled():
             raise RuntimeError("cannot give a tensor that requires grad to NumPy; use .detach().numpy()")
         if self.dtype.name == "bfloat16":
             raise TypeError("NumPy has no bfloat16; use .astype('float32').numpy() or .host_bits()")
-        return self.storage.host_view(self.layout, self.dtype)
+        view = self.storage.host_view(self.layout, self.dtype)
+        return view.copy() if self.requires_grad else view
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype=dtype, copy=copy)

@@ -11,7 +11,7 @@ from paddle.nn import Layer
 
 from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.eligibility import Kinds
-from tensorstash.backends.paddle.hooks import HookScope, HookStack
+from tensorstash.backends.paddle.hooks import HookScope, HookStack, Suspended
 from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.operators.readers import Readers
@@ -96,6 +96,10 @@ class PaddleBackend:
         if not trusted:
             pack, unpack = checked(pack, unpack)
         return HookScope(_STACK, without_autocast(pack), without_autocast(unpack), private=trusted)
+
+    def suspended(self) -> AbstractContextManager[None]:
+        """Take all hooks of this thread off until a block ends, others' too."""
+        return Suspended(_STACK)
 
     def demand(self) -> Demand:
         """Return how exactly the operator that saves the tensor being packed has to get it back."""

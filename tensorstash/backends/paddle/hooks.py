@@ -63,7 +63,9 @@ class HookStack:
         """Whether Paddle calls the pair."""
         return self._registration is not None
 
-    def push(self, source: object, pack: Pack, unpack: Unpack, *, private: bool = False) -> None:
+    def push(
+        self, source: object, pack: Pack, unpack: Unpack, *, private: bool = False, suspends: bool = False
+    ) -> None:
         """Put a pair in force for this thread.
 
         Args:
@@ -71,12 +73,14 @@ class HookStack:
             pack: of the pair.
             unpack: of the pair.
             private: whether what ``unpack`` returns is either the saved tensor's memory or nobody else's.
+            suspends: whether no pair is in force while this one is the innermost, not even this.
 
         Raises:
             BackendError: a pair is in force that was entered earlier, and it cannot be told which.
         """
         with self._lock:
             scope = Scope(source, pack, unpack, self._patches.lease(), private=private)
+            scope.ready = not suspends
             if self._registration is None:
                 self._pair = pair_for_paddle(self._innermost, lambda: self._registration, self._tidy)
                 self._registration = self._patches.lease()  # first: what an interrupt leaves registered is taken back
@@ -203,6 +207,27 @@ class HookScope(Block):
     ) -> None:
         """Take the pair back, unless that is done."""
         self._stack.drop(self)
+
+
+class Suspended(HookScope):
+    """No hooks for this thread and one block of code; pairs that are entered inside are in force.
+
+    Args:
+        stack: where it is entered.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, stack: HookStack) -> None:
+        super().__init__(stack, _never_called, _never_called)
+
+    def enter(self) -> None:
+        """Take the pairs of this thread off."""
+        self._stack.push(self, self._pack, self._unpack, suspends=True)
+
+
+def _never_called(value: Any) -> Any:
+    raise AssertionError("hooks were called that are suspended")
 
 
 def without_recording(hook: Callable[[Any], Any], value: Any) -> Any:

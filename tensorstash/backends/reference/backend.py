@@ -1,6 +1,6 @@
 """The adapter of the reference engine: the contract at its plainest."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 from weakref import ref
@@ -23,6 +23,7 @@ from tensorstash.reference import (
     saved_tensors_hooks,
     streams,
 )
+from tensorstash.reference.autograd.modes import hook_stack
 from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
@@ -56,6 +57,23 @@ class ReferenceBackend:
                 scope.__exit__(None, None, None)
             except HookError as error:
                 raise BackendError(str(error)) from error
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Take all hooks of this thread off until a block ends, others' too."""
+        stack = hook_stack()
+        outer = stack[:]
+        stack.clear()
+        try:
+            yield
+        finally:
+            is_left_over = bool(stack)
+            stack[:] = outer
+            if is_left_over:
+                raise BackendError(
+                    "saved-tensor hooks that were entered inside of suspended() are still in force at its end; they "
+                    "are taken off; leave `with` blocks innermost first"
+                )
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         """Say why the tensor must be kept as it is, or return None if it can be stashed."""

@@ -23,7 +23,7 @@ from torch.nn import Module, Parameter
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running, running_compiled, upcoming
-from tensorstash.backends.torch.hooks import HookScope
+from tensorstash.backends.torch.hooks import HookScope, Suspended
 from tensorstash.backends.torch.kernels import DeviceKernels
 from tensorstash.backends.torch.layout import (
     DTYPE_NAMES,
@@ -48,7 +48,7 @@ class TorchBackend:
     """PyTorch tensors and modules, on the CPU and on every accelerator of PyTorch. Thread-safe.
 
     What it cannot help: ``F.rrelu(training=True)`` saves a buffer before the kernel fills it, so that every hook that
-    copies gets undefined values (pytorch#193671); ``torch.func.grad`` and relatives refuse to run under any hooks.
+    copies gets undefined values (pytorch#193671); ``torch.func.grad`` and relatives run only where hooks are suspended.
     """
 
     name: ClassVar[str] = "torch"
@@ -74,6 +74,10 @@ class TorchBackend:
     ) -> AbstractContextManager[None]:
         """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.torch.hooks.HookScope`."""
         return HookScope(pack, unpack, trusted=trusted)
+
+    def suspended(self) -> AbstractContextManager[None]:
+        """Take all hooks of this thread off until a block ends, others' too."""
+        return Suspended()
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         """Say why the tensor must be kept as it is, or return None if it can be stashed."""

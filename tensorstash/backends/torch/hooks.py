@@ -1,5 +1,6 @@
-"""A pair of saved-tensor hooks for one thread and one block of code."""
+"""Saved-tensor hooks for one thread and one block of code: a pair of them, or none."""
 
+from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
@@ -17,6 +18,12 @@ from tensorstash.errors import BackendError
 from tensorstash.host.blocks import Block
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_REFUSAL = "support saved tensor hooks"
+_CURE = (
+    "tensorstash: the hooks of a stash or a wrap are in force here; call torch.func inside of "
+    "`with tensorstash.suspended():`, which takes them off for a block"
+)
 
 
 def _opaque(function: F) -> F:
@@ -83,6 +90,8 @@ class HookScope(Block):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         """Take the pair back."""
+        if isinstance(error, RuntimeError) and _REFUSAL in str(error) and _CURE not in getattr(error, "__notes__", ()):
+            error.add_note(_CURE)
         if self._is_innermost():
             try:
                 _pop_saved_tensors_default_hooks()
@@ -130,3 +139,62 @@ class HookScope(Block):
         for pair in reversed(above):
             _push_saved_tensors_default_hooks(*pair)
         return top is not None
+
+
+class Suspended(Block):
+    """Takes all hooks of this thread off, and puts them back.
+
+    Raises:
+        BackendError: left where hooks are in force that were entered inside, which are taken off; or on another thread,
+            which changes nothing.
+    """
+
+    __slots__ = ("_taken", "_thread")
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+        self._thread = 0
+
+    @_opaque
+    def enter(self) -> None:
+        """Take the hooks off."""
+        self._thread = get_ident()
+        while (top := _top_saved_tensors_default_hooks(True)) is not None:
+            self._taken.append(top)
+            _pop_saved_tensors_default_hooks()
+
+    @_opaque
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Put the hooks back."""
+        if self._thread != get_ident():
+            raise BackendError("suspended() was left on another thread than it was entered on; leave it on that one")
+        is_left_over = False
+        while _top_saved_tensors_default_hooks(True) is not None:
+            is_left_over = True
+            _pop_saved_tensors_default_hooks()
+        self.undo()
+        if is_left_over:
+            raise BackendError(
+                "saved-tensor hooks that were entered inside of suspended() are still in force at its end; they are "
+                "taken off. Leave `with` blocks innermost first, on the thread that entered them"
+            )
+
+    @_opaque
+    def undo(self) -> None:
+        """Put back the hooks that have been taken off, as far as they are."""
+        top = _top_saved_tensors_default_hooks(True)
+        if self._taken and top is not None and top[0] is self._taken[-1][0]:  # where it was interrupted
+            self._taken.pop()
+        while self._taken:
+            _push_saved_tensors_default_hooks(*self._taken[-1])
+            self._taken.pop()
+
+    @_opaque
+    def finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Put the hooks back, unless that is done."""
+        if self._thread == get_ident():
+            self.undo()

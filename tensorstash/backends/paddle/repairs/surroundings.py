@@ -52,7 +52,8 @@ def static_patches(stack: HookStack) -> tuple[Patch, ...]:
     def warned(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def call(program: PartialProgramLayer, *args: Any, **kwargs: Any) -> Any:
-            if stack.current() is not None:
+            scope = stack.current()
+            if scope is not None and scope.ready:
                 warnings.warn(
                     "a program compiled by paddle.jit.to_static runs as one operation, so that saved-tensor hooks, "
                     "and tensorstash with them, do nothing inside; leave the part whose activations matter uncompiled",
