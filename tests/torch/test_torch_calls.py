@@ -38,10 +38,11 @@ def train(model, x):
 
 def assert_stashes(handle, model, x):
     before = handle.stats()
-    train(model, x)
+    gradients = train(model, x)
     after = handle.stats()
     assert after.seen.tensors > before.seen.tensors, "the wrap was dropped"
     assert after.stashed.tensors > before.stashed.tensors
+    return gradients
 
 
 def accelerate_forward(model):
@@ -84,9 +85,9 @@ def test_compiled_before_and_after(x, wrap_first, in_place, backend):
     else:
         compiled = torch.compile(model, backend=backend)
     handle = handle or wrapped(compiled)
-    assert_stashes(handle, compiled, x)
+    stashed = assert_stashes(handle, compiled, x)
     handle.remove()
-    assert_stands_aside(handle, compiled, x)
+    assert all(map(torch.equal, stashed, assert_stands_aside(handle, compiled, x)))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -117,8 +118,9 @@ def test_a_compiled_function_that_calls_a_wrapped_model_breaks_there(x):
 
 def assert_stands_aside(handle, model, x):
     before = handle.stats().seen
-    train(model, x)
+    gradients = train(model, x)
     assert handle.stats().seen == before
+    return gradients
 
 
 def test_a_replica_runs_its_own_weights_under_the_policy():
