@@ -1,6 +1,5 @@
 """Pairs of hooks nest, belong to a thread, and leave Paddle as it was."""
 
-import contextlib
 import gc
 import threading
 
@@ -50,16 +49,6 @@ def in_thread(work):
         raise raised[0]
 
 
-def test_the_innermost_pair_runs_and_the_outer_one_is_restored(backend):
-    notes = []
-    with backend.hooks(*noting(notes, "outer")):
-        with backend.hooks(*noting(notes, "inner")):
-            save_one()
-        save_one()
-    save_one()
-    assert notes == ["inner", "outer"]
-
-
 def test_each_pair_unpacks_what_it_packed(pair, backend):
     other = type(pair)(backend)
     x = leaf(noise(3, 3))
@@ -73,29 +62,6 @@ def test_each_pair_unpacks_what_it_packed(pair, backend):
     plain = leaf(noise(3, 3))
     paddle.tanh(paddle.exp(plain * 2.0 * plain)).sum().backward()
     assert bits(x.grad) == bits(plain.grad)
-
-
-def test_hooks_are_gone_after_the_body_raises(backend):
-    notes = []
-    with contextlib.suppress(KeyError), backend.hooks(*noting(notes, "ours")):
-        raise KeyError
-    save_one()
-    assert not notes
-
-
-def test_leaving_in_another_order_is_an_error_and_the_others_stay(backend):
-    notes = []
-    outer, inner = backend.hooks(*noting(notes, "outer")), backend.hooks(*noting(notes, "inner"))
-    outer.__enter__()
-    inner.__enter__()
-    with pytest.raises(BackendError, match="another order"):
-        outer.__exit__(None, None, None)
-    save_one()
-    inner.__exit__(None, None, None)
-    save_one()
-    assert notes == ["inner"]
-    with pytest.raises(BackendError, match="no longer in force"):
-        inner.__exit__(None, None, None)
 
 
 def test_leaving_on_another_thread_is_an_error_and_ends_the_scope(backend):
@@ -154,30 +120,6 @@ def test_another_threads_layers_may_save_anything(backend):
 
     with backend.hooks(same, same):
         in_thread(other)
-
-
-def test_two_threads_have_a_pair_each(backend):
-    notes, ready, done = [], threading.Event(), threading.Event()
-
-    def first():
-        with backend.hooks(*noting(notes, "first")):
-            ready.set()
-            assert done.wait(30)
-            save_one()
-
-    def second():
-        assert ready.wait(30)
-        with backend.hooks(*noting(notes, "second")):
-            y = save_one()
-            done.set()
-        y.sum().backward()
-
-    threads = [threading.Thread(target=work) for work in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(notes) == ["first", "second"]
 
 
 def test_many_threads_train_at_once_each_under_its_own_pair(pair, backend):
@@ -301,22 +243,6 @@ def test_operations_of_a_worker_inside_pack_are_not_packed(backend):
     assert len(packed) == 1
 
 
-def test_foreign_hooks_nest_inside_and_outside(backend):
-    notes = []
-    with saved_tensors_hooks(*noting(notes, "outermost")):
-        with backend.hooks(*noting(notes, "ours")):
-            with saved_tensors_hooks(*noting(notes, "inner")):
-                y = save_one()
-                with backend.hooks(*noting(notes, "innermost")):
-                    z = save_one()
-            u = save_one()
-        v = save_one()
-    save_one()
-    assert notes == ["inner", "innermost", "ours", "outermost"]
-    for out in (y, z, u, v):
-        out.sum().backward()
-
-
 @pytest.mark.parametrize("entered", [0, 1, 2])
 def test_foreign_hooks_that_were_entered_earlier_are_told_from_others_that_live(backend, entered):
     notes = []
@@ -424,11 +350,3 @@ def test_what_was_saved_beside_the_scope_of_another_thread_can_be_differentiated
     y.sum().backward(retain_graph=True)
     y.sum().backward()
     assert np.array_equal(x.grad.numpy(), 2 * y.numpy())
-
-
-def test_an_inplace_change_is_noticed_by_the_version_that_views_share(backend):
-    x = paddle.rand([4, 6])
-    view = x[1:].t()
-    assert backend.version(view) == backend.version(x)
-    x.add_(paddle.ones([4, 6]))
-    assert backend.version(view) == backend.version(x) == backend.version(backend.alias(view)) == 1

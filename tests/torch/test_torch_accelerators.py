@@ -172,3 +172,62 @@ def test_a_process_without_an_accelerator_says_so(monkeypatch: pytest.MonkeyPatc
     streams = DeviceStreams()
     assert streams.why_copies_wait("cuda:0") == "PyTorch knows no accelerator in this process"
     assert streams.current_stream("cuda:0") is None
+
+
+class Runtime:
+    """Stands in for the CUDA runtime: writes down the pages that it locks, or refuses."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.refusal = 0
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
+        self.calls.append(("register", address, nbytes, flags))
+        return self.refusal
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.calls.append(("unregister", address))
+        return 0
+
+    def cudaGetErrorString(self, error: int) -> str:  # noqa: N802
+        return f"error {error}"
+
+    def launch(self) -> int:
+        """Stands in for a launch, which takes the error of the call before."""
+        self.calls.append("launch")
+        raise RuntimeError("CUDA error: out of memory")
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    return Runtime()
+
+
+@pytest.fixture
+def streams(runtime: Runtime) -> DeviceStreams:
+    found = asked("cuda", queues(cudart=lambda: runtime, current_device=runtime.launch))
+    runtime.calls.clear()
+    return DeviceStreams(lambda: found)
+
+
+def test_only_the_accelerator_of_the_process_has_streams(streams: DeviceStreams) -> None:
+    assert streams.current_stream("cpu") is None
+    assert streams.current_stream("xpu:0") is None
+    assert streams.why_copies_wait("xpu:0") == "PyTorch's accelerator in this process is cuda"
+    assert streams.why_copies_wait("cuda:0") is None
+
+
+def test_pages_are_locked_for_all_devices_and_unlocked_while_they_are_there(
+    streams: DeviceStreams, runtime: Runtime
+) -> None:
+    memory = streams.locked_pages(8192)
+    address = memory.ctypes.data
+    del memory
+    assert runtime.calls == [("register", address, 8192, 1), ("unregister", address)]
+
+
+def test_a_refusal_to_lock_pages_says_why_and_leaves_no_error_behind(streams: DeviceStreams, runtime: Runtime) -> None:
+    runtime.refusal = 2
+    with pytest.raises(OSError, match="cudaHostRegister: error 2"):
+        streams.locked_pages(4096)
+    assert runtime.calls[-1] == "launch"  # the next operation of the program would raise it otherwise

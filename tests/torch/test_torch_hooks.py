@@ -1,8 +1,6 @@
 """Hooks are in force for one block on one thread, and never disturb those of others."""
 
-import gc
 import threading
-import weakref
 
 import pytest
 import torch
@@ -49,49 +47,6 @@ def no_hooks_left():
 def work():
     x = torch.randn(3, requires_grad=True)
     return x.exp()
-
-
-def test_the_innermost_pair_runs_and_the_outer_one_is_restored(backend):
-    outer, inner = Log(backend), Log(backend)
-    with outer.hooks():
-        work()
-        with inner.hooks():
-            work()
-            work()
-        work()
-    work()
-    assert (outer.packs, inner.packs) == (2, 2)
-
-
-def test_pairs_of_others_nest_both_ways(backend):
-    ours, theirs = Log(backend), Log(backend)
-    with ours.hooks(), theirs.foreign():
-        work()
-    with theirs.foreign():
-        with ours.hooks():
-            work()
-        work()
-    assert (ours.packs, theirs.packs) == (1, 2)
-
-
-def test_an_exception_leaves_no_hooks(log):
-    def fail():
-        with log.hooks():
-            work()
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    work()
-    assert log.packs == 1
-
-
-def test_an_exception_in_pack_propagates_unchanged(backend):
-    def pack(_):
-        raise ZeroDivisionError("ours")
-
-    with pytest.raises(ZeroDivisionError, match="ours"), backend.hooks(pack, lambda packed: packed):
-        work()
 
 
 def test_an_exception_in_unpack_propagates_and_gradient_recording_is_as_before(backend):
@@ -168,22 +123,6 @@ def test_leaving_on_another_thread_is_an_error(log):
     scope.__exit__(None, None, None)
 
 
-def test_hooks_are_per_thread(backend):
-    outer, inner = Log(backend), Log(backend)
-
-    def run():
-        work()
-        with inner.hooks():
-            work()
-
-    with outer.hooks():
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        work()
-    assert (outer.packs, inner.packs) == (1, 1)
-
-
 def test_disabled_hooks_say_why(log):
     with (
         disable_saved_tensors_hooks("not in this block"),
@@ -231,29 +170,6 @@ def test_what_is_rebuilt_is_part_of_no_graph_whatever_is_on(pair, function, crea
         assert tensor.dtype is torch.float32
         assert not tensor.requires_grad
         assert torch.equal(tensor, x)
-
-
-def test_what_pack_returns_is_dropped_when_backward_is_done_with_it(backend):
-    class Packed:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-    alive = []
-
-    def pack(tensor):
-        packed = Packed(tensor.detach())
-        alive.append(weakref.ref(packed))
-        return packed
-
-    gc.disable()
-    try:
-        with backend.hooks(pack, lambda packed: packed.tensor):
-            done, dropped = work(), work()
-        done.sum().backward()
-        del dropped
-        assert [reference() for reference in alive] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_one_scope_object_can_be_entered_again(log):

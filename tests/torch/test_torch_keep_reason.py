@@ -14,25 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 
-def test_plain_tensors_can_be_stashed(backend):
-    activation = torch.randn(3, 4, requires_grad=True) * 2
-    for tensor in (torch.randn(3), activation, activation.t(), activation[1:], torch.randn(3)[1:].detach()):
-        assert backend.keep_reason(tensor) is None
-
-
 def test_buffers_can_be_stashed(backend):
     assert backend.keep_reason(nn.Buffer(torch.randn(3))) is None
-
-
-@pytest.mark.parametrize("requires_grad", [True, False], ids=["trained", "frozen"])
-def test_parameters_and_their_views_are_kept(backend, requires_grad):
-    weight = nn.Parameter(torch.randn(4, 4), requires_grad=requires_grad)
-    assert backend.keep_reason(weight) == "parameter"
-    with torch.no_grad():
-        views = [weight.t(), weight[1:], weight.view(16).view(2, 8)]
-    for view in [weight.t(), weight[1:], weight.t()[::2], *views]:
-        assert backend.keep_reason(view) == "view of a parameter"
-    assert backend.keep_reason(weight * 1) is None
 
 
 def test_views_of_parameters_of_any_class_are_kept(backend):
@@ -59,19 +42,6 @@ def test_weights_saved_by_linear_conv_and_embedding_are_recognised(backend, pair
     weights = pair.kept["parameter"] + pair.kept["view of a parameter"]
     assert weights == 3
     assert not {(5, 5), (5, 5, 1)} & set(pair.copied)
-
-
-def test_other_leaves_that_require_grad_and_their_views_are_kept(backend):
-    leaf = torch.randn(4, 4, requires_grad=True)
-    assert backend.keep_reason(leaf) == "leaf that requires grad"
-    assert backend.keep_reason(leaf[1:]) == "view of a leaf that requires grad"
-    assert backend.keep_reason(leaf.t()) == "view of a leaf that requires grad"
-
-
-def test_views_of_activations_and_of_plain_inputs_can_be_stashed(backend):
-    activation = torch.randn(4, 4, requires_grad=True) * 1
-    assert backend.keep_reason(activation.t()) is None
-    assert backend.keep_reason(torch.randn(4, 4).t()) is None
 
 
 @pytest.mark.filterwarnings("ignore:Sparse (CSR|BSR|CSC|BSC)")

@@ -3,17 +3,13 @@
 import copy
 import gc
 import inspect
-import io
 import pickle
 import weakref
 from contextlib import contextmanager
 
 import pytest
-import torch
-from torch import nn
 
 from tensorstash.backends.forward import replace_method
-from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.errors import BackendError, ConfigError
 
 
@@ -30,21 +26,9 @@ class Plain:
         return self.weight * x + shift
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0))
-        self.register_buffer("scale", torch.tensor(1.0))
-
-    def forward(self, x, *, shift=0):
-        if x < 0:
-            raise ArithmeticError(x)
-        return self.weight * x + shift
-
-
-@pytest.fixture(params=[Plain, Net])
-def model(request):
-    return request.param()
+@pytest.fixture
+def model():
+    return Plain()
 
 
 class Scopes:
@@ -72,13 +56,6 @@ def scopes():
     return Scopes()
 
 
-def set_weight(model, value):
-    if isinstance(model, nn.Module):
-        model.weight.data.fill_(value)
-    else:
-        model.weight = value
-
-
 def test_forward_runs_inside_the_scope_until_the_undo(model, scopes):
     before = dict(vars(model))
     undo = replace_method(model, scopes.named("a"))
@@ -98,11 +75,10 @@ def test_an_exception_leaves_no_scope_open(model, scopes):
     assert model.forward(1) == 2
 
 
-@pytest.mark.parametrize("kind", [Plain, Net])
-def test_no_cycle_keeps_the_model_alive(kind, scopes):
+def test_no_cycle_keeps_the_model_alive(scopes):
     gc.disable()
     try:
-        model = kind()
+        model = Plain()
         undo = replace_method(model, scopes.named("a"))
         model.forward(1)
         gone, forward = weakref.ref(model), model.forward
@@ -118,7 +94,7 @@ def test_no_cycle_keeps_the_model_alive(kind, scopes):
 def test_a_deep_copy_runs_its_own_weights_inside_the_scope(model, scopes):
     undo = replace_method(model, scopes.named("a"))
     twin = copy.deepcopy(model)
-    set_weight(twin, 10)
+    twin.weight = 10
     assert twin.forward(3) == 30
     assert model.forward(3) == 6
     assert scopes.entered == ["a", "a"]
@@ -140,7 +116,7 @@ def test_a_deep_copy_of_nested_replacements_stays_nested(model, scopes):
     replace_method(model, scopes.named("a"))
     replace_method(model, scopes.named("b"))
     twin = copy.deepcopy(model)
-    set_weight(twin, 10)
+    twin.weight = 10
     assert twin.forward(3) == 30
     assert scopes.entered == ["b", "a"]
 
@@ -150,7 +126,7 @@ def test_a_pickle_is_unwrapped(model, scopes):
     data = pickle.dumps(model)
     assert b"tensorstash" not in data
     twin = pickle.loads(data)
-    set_weight(twin, 10)
+    twin.weight = 10
     assert twin.forward(3) == 30
     assert scopes.entered == []
 
@@ -169,18 +145,6 @@ def test_a_pickle_of_the_forward_alone_brings_its_own_model(model, scopes):
     assert scopes.entered == []
 
 
-def test_torch_save_of_a_wrapped_model_gives_an_unwrapped_one(scopes):
-    model = Net()
-    replace_method(model, scopes.named("a"))
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    twin = torch.load(file, weights_only=False)
-    twin.weight.data.fill_(10)
-    assert twin(torch.tensor(3.0)) == 30
-    assert scopes.entered == []
-
-
 def test_signature_name_and_documentation_lookups_see_the_model_s_own_forward(model, scopes):
     signature, name = inspect.signature(model.forward), model.forward.__name__
     code, function = model.forward.__code__, model.forward.__func__
@@ -193,15 +157,6 @@ def test_signature_name_and_documentation_lookups_see_the_model_s_own_forward(mo
     assert model.forward.__self__ is model
     with pytest.raises(AttributeError):
         _ = model.forward.no_such_name
-
-
-def test_class_parameters_and_state_dict_are_unchanged(scopes):
-    model = Net()
-    before = (type(model), list(model.parameters()), list(model.state_dict()), repr(model), list(model.modules()))
-    replace_method(model, scopes.named("a"))
-    after = (type(model), list(model.parameters()), list(model.state_dict()), repr(model), list(model.modules()))
-    assert all(a is b for a, b in zip(before[1], after[1], strict=True))
-    assert before == after
 
 
 def test_an_instance_forward_is_called_and_put_back(model, scopes):
@@ -299,24 +254,3 @@ def test_static_and_inherited_forwards_are_found(scopes):
     assert static.forward(3) == -3
     assert child.forward(3) == 6
     assert scopes.entered == ["a", "b"]
-
-
-def test_scripted_and_traced_modules_are_wrapped(scopes):
-    linear = nn.Linear(3, 3)
-    x = torch.randn(2, 3)
-    with pytest.warns(DeprecationWarning, match="script"):
-        scripted = torch.jit.script(linear)
-    for model in (scripted, torch.fx.symbolic_trace(linear)):
-        undo = replace_method(model, scopes.named("a"))
-        assert torch.equal(model(x), linear(x))
-        undo()
-        assert torch.equal(model(x), linear(x))
-    assert scopes.entered == ["a", "a"]
-
-
-def test_backend_owns_tensors_and_modules_and_names_them():
-    backend = TorchBackend()
-    model = nn.Sequential(Net(), nn.ReLU())
-    assert all(map(backend.owns, (model, torch.ones(1), nn.Parameter(torch.ones(1)))))
-    assert not any(map(backend.owns, (3, Plain(), nn.Module)))
-    assert [name for name, _ in backend.named_modules(model)] == ["", "0", "1"]

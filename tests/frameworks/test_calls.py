@@ -1,0 +1,158 @@
+"""A wrapped module can be copied, pickled and nested, may call itself, and stays wrapped until it is unwrapped."""
+
+import copy
+import gc
+import pickle
+import weakref
+from contextlib import contextmanager
+
+import pytest
+
+import tensorstash as ts
+from tensorstash.errors import ConfigError
+from tests.frameworks.conftest import wrapped
+
+
+def train(framework, model):
+    """Do one step and return the gradients, bit by bit."""
+    lab = framework.lab
+    lab.backward(lab.sum(lab.mul(model(framework.batch()), 2.0)))
+    gradients = [lab.gradient(parameter).tobytes() for parameter in lab.parameters(model)]
+    for parameter in lab.parameters(model):
+        parameter.grad = None
+    return gradients
+
+
+def assert_stashes(handle, framework, model):
+    before = handle.stats().stashed
+    train(framework, model)
+    assert handle.stats().stashed.tensors > before.tensors
+
+
+def assert_stands_aside(handle, framework, model):
+    before = handle.stats().seen
+    train(framework, model)
+    assert handle.stats().seen == before
+
+
+def test_a_deep_copy_is_wrapped_until_it_or_the_original_is_unwrapped(framework):
+    lab, model = framework.lab, framework.network()
+    handle = wrapped(model)
+    twin = copy.deepcopy(model)
+    third = copy.deepcopy(twin)
+    plain = lab.bits(model(framework.batch())).tobytes()
+    for parameter in lab.parameters(twin):
+        lab.write_unversioned(parameter, 0.0)
+    assert lab.bits(twin(framework.batch())).tobytes() != plain, "the copy runs the weights of the original"
+    assert lab.bits(model(framework.batch())).tobytes() == plain
+    assert_stashes(handle, framework, twin)
+    ts.unwrap(twin)
+    assert_stands_aside(handle, framework, twin)
+    assert_stashes(handle, framework, model)
+    handle.remove()
+    assert_stands_aside(handle, framework, third)
+    assert_stands_aside(handle, framework, model)
+
+
+def test_a_pickle_is_not_wrapped(framework):
+    model = framework.network()
+    handle = wrapped(model)
+    data = pickle.dumps(model)
+    assert b"tensorstash" not in data
+    assert_stands_aside(handle, framework, pickle.loads(data))
+    assert_stashes(handle, framework, model)
+
+
+def countdown(framework, error=None):
+    """Return a module that calls itself, and raises at the end if told so."""
+    lab, nn = framework.lab, framework.nn
+
+    class Countdown(framework.module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 16)
+
+        def forward(self, x, n=2):
+            if n == 0 and error is not None:
+                raise error
+            return self(lab.tanh(self.linear(x)), n - 1) if n else x
+
+    return Countdown()
+
+
+def test_a_module_that_calls_itself_trains_as_without(framework):
+    model = countdown(framework)
+    plain = train(framework, model)
+    handle = wrapped(model)
+    assert train(framework, model) == plain
+    assert_stashes(handle, framework, model)
+
+
+@pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
+def test_no_hooks_are_left_whatever_is_raised(framework, error):
+    model = countdown(framework, error)
+    handle = wrapped(model)
+    with pytest.raises(error):
+        model(framework.batch())
+    before = handle.stats().seen
+    framework.save_one()
+    assert handle.stats().seen == before
+
+
+def noting(entered, name):
+    @contextmanager
+    def scope():
+        entered.append(name)
+        yield
+
+    return scope
+
+
+def attributes(model):
+    """Return the attributes of a module and the entries of its tables, but for Paddle's note of the first call."""
+    found = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(model).items()}
+    return {name: value for name, value in found.items() if name != "_built"}
+
+
+def test_without_gradients_no_scope_is_entered(framework):
+    entered, model = [], framework.network()
+    framework.backend.wrap_forward(model, noting(entered, 1))
+    with framework.no_grad():
+        model(framework.batch())
+    assert entered == []
+    model(framework.batch())
+    assert entered == [1]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_nested_wraps_are_removed_in_any_order_and_leave_nothing(framework, order):
+    entered, model = [], framework.network()
+    before = attributes(model)
+    undos = [framework.backend.wrap_forward(model, noting(entered, number)) for number in range(3)]
+    active = [2, 1, 0]
+    for number in order:
+        entered.clear()
+        model(framework.batch())
+        assert entered == active
+        undos[number]()
+        active.remove(number)
+    assert attributes(model) == before
+
+
+def test_no_cycle_keeps_model_or_session_alive(framework):
+    gc.disable()
+    try:
+        model = framework.network()
+        handle = wrapped(model)
+        train(framework, model)
+        gone = weakref.ref(model), weakref.ref(handle._session)
+        del model, handle
+        assert [each() for each in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_value_that_is_no_module_is_refused(framework):
+    expected = rf"expected a {framework.lab.name}\.nn\.{framework.module.__name__}"
+    with pytest.raises(ConfigError, match=expected):
+        framework.backend.wrap_forward(abs, lambda: None)
