@@ -17,8 +17,7 @@ from tensorstash.errors import MissingDependencyError
 try:
     from tensorstash.testing.backend_suite import BackendSuite
     from tensorstash.testing.codec_suite import CodecSuite, Golden
-    from tensorstash.testing.counting_store import Tap, Watched
-    from tensorstash.testing.faults import FaultyCodec, FaultyStore, Gate, Gated
+    from tensorstash.testing.faults import FaultyCodec, FaultyStore, Gate, Gated, Tap, Watched
     from tensorstash.testing.lab import Lab, Layout
     from tensorstash.testing.store_suite import StoreSuite
 except ModuleNotFoundError as error:

@@ -1,8 +1,10 @@
-"""Stores and codecs that fail on purpose."""
+"""Stores that fail, wait or count, and codecs that fail, on purpose."""
 
 import errno
 import threading
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import count
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -72,33 +74,48 @@ class FaultyStore:
         return _FaultyStore(self, self.inner.open())
 
 
-class _FaultyStore:
+class Passing:
+    """A live store that passes everything on to another."""
+
     retains: ClassVar[bool] = True
 
-    def __init__(self, config: FaultyStore, inner: Store) -> None:
-        self._config = config
+    def __init__(self, inner: Store) -> None:
         self._inner = inner
-        self._lock = threading.Lock()
-        self._puts = 0
-        self._gets = 0
 
     def put(self, data: Array, /) -> Slot:
-        with self._lock:
-            self._puts += 1
-            record = self._puts
-        fault = self._config.fault
+        """Store the bytes."""
+        return self._inner.put(data)
+
+    def get(self, slot: Slot, /) -> Array:
+        """Return the bytes that were put."""
+        return self._inner.get(slot)
+
+    def delete(self, slot: Slot, /) -> None:
+        """Free the slot; idempotent, never blocks."""
+        self._inner.delete(slot)
+
+    def close(self) -> None:
+        """Close the inner store; idempotent."""
+        self._inner.close()
+
+
+class _FaultyStore(Passing):
+    def __init__(self, config: FaultyStore, inner: Store) -> None:
+        super().__init__(inner)
+        self._config = config
+        self._puts, self._gets = count(1), count(1)
+
+    def put(self, data: Array, /) -> Slot:
+        record, fault = next(self._puts), self._config.fault
         if fault in get_args(PutFault) and self._is_hit(record):
             if fault == "full":
                 raise StoreFullError(f"{self._config!r}: no room for record {record} of {data.nbytes} bytes")
             raise OSError(errno.ENODEV, f"injected at put {record}")
-        return self._inner.put(data)
+        return super().put(data)
 
     def get(self, slot: Slot, /) -> Array:
-        with self._lock:
-            self._gets += 1
-            record = self._gets
-        data = self._inner.get(slot)
-        fault = self._config.fault
+        record, fault = next(self._gets), self._config.fault
+        data = super().get(slot)
         if fault not in get_args(GetFault) or not self._is_hit(record):
             return data
         if fault == "get_error":
@@ -108,12 +125,6 @@ class _FaultyStore:
         if fault == "corrupt":
             raise CorruptDataError(f"{self._config!r}: the checksum of record {record} does not match")
         return _altered(data, fault)
-
-    def delete(self, slot: Slot, /) -> None:
-        self._inner.delete(slot)
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _is_hit(self, record: int) -> bool:
         return self._config.at <= record < self._config.at + self._config.times
@@ -163,25 +174,145 @@ class Gated:
         return _GatedStore(self.gate, self.inner.open())
 
 
-class _GatedStore:
-    retains: ClassVar[bool] = True
-
+class _GatedStore(Passing):
     def __init__(self, gate: Gate, inner: Store) -> None:
+        super().__init__(inner)
         self._gate = gate
-        self._inner = inner
 
     def put(self, data: Array, /) -> Slot:
         self._gate.wait()
-        return self._inner.put(data)
+        return super().put(data)
+
+
+class Tap:
+    """Counts what goes in and out of every store that was opened with it. Thread-safe.
+
+    >>> import numpy as np
+    >>> tap = Tap()
+    >>> store = Watched(tap=tap).open()
+    >>> slot = store.put(np.zeros(3, np.uint8))
+    >>> tap.puts, tap.live, tap.live_bytes
+    (1, 1, 3)
+    >>> store.delete(slot)
+    >>> tap.puts, tap.live, tap.live_bytes, tap.peak_bytes
+    (1, 0, 0, 3)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._serials = count()
+        self._deleted: deque[tuple[int, Slot]] = deque()
+        self._closed: deque[int] = deque()
+        self._sizes: dict[tuple[int, Slot], int] = {}
+        self._open: set[int] = set()
+        self.puts = 0
+        """Payloads put so far."""
+        self.gets = 0
+        """Payloads read so far."""
+        self.peak_bytes = 0
+        """Largest :attr:`live_bytes` so far."""
+
+    @property
+    def live(self) -> int:
+        """Payloads that have been put and not deleted."""
+        with self._lock:
+            self._settle()
+            return len(self._sizes)
+
+    @property
+    def live_bytes(self) -> int:
+        """Their bytes."""
+        with self._lock:
+            self._settle()
+            return sum(self._sizes.values())
+
+    @property
+    def open_stores(self) -> int:
+        """Stores that have been opened, and neither closed nor forgotten."""
+        with self._lock:
+            self._settle()
+            return len(self._open)
+
+    def opened(self) -> int:
+        """Note that a store was opened, and return its serial number."""
+        with self._lock:
+            serial = next(self._serials)
+            self._open.add(serial)
+            return serial
+
+    def put(self, serial: int, slot: Slot, nbytes: int) -> None:
+        """Note a payload."""
+        with self._lock:
+            self._settle()
+            self.puts += 1
+            self._sizes[serial, slot] = nbytes
+            self.peak_bytes = max(self.peak_bytes, sum(self._sizes.values()))
+
+    def got(self) -> None:
+        """Note a read."""
+        with self._lock:
+            self.gets += 1
+
+    def deleted(self, serial: int, slot: Slot) -> None:
+        """Note a deletion; takes no lock, since finalizers call it."""
+        self._deleted.append((serial, slot))
+
+    def closed(self, serial: int) -> None:
+        """Note that a store is closed; takes no lock, since finalizers call it."""
+        self._closed.append(serial)
+
+    def _settle(self) -> None:
+        while self._deleted:
+            self._sizes.pop(self._deleted.popleft(), None)
+        while self._closed:
+            self._open.discard(self._closed.popleft())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """A store whose traffic a tap counts.
+
+    Args:
+        inner: the store that holds the payloads.
+        tap: the counter; two configurations are equal only if they share it.
+    """
+
+    name: ClassVar[str] = "watched"
+    tier: ClassVar[Tier] = "memory"
+    inner: StoreConfig = field(default_factory=Memory)
+    tap: Tap = field(default_factory=Tap)
+
+    def open(self) -> Store:
+        """Open the inner store; the caller closes it."""
+        return _WatchedStore(self.tap, self.inner.open())
+
+
+class _WatchedStore(Passing):
+    def __init__(self, tap: Tap, inner: Store) -> None:
+        super().__init__(inner)
+        self._tap = tap
+        self._serial = tap.opened()
+
+    def put(self, data: Array, /) -> Slot:
+        nbytes = data.nbytes
+        slot = super().put(data)
+        self._tap.put(self._serial, slot, nbytes)
+        return slot
 
     def get(self, slot: Slot, /) -> Array:
-        return self._inner.get(slot)
+        self._tap.got()
+        return super().get(slot)
 
     def delete(self, slot: Slot, /) -> None:
-        self._inner.delete(slot)
+        super().delete(slot)
+        self._tap.deleted(self._serial, slot)
 
     def close(self) -> None:
-        self._inner.close()
+        super().close()
+        self._tap.closed(self._serial)
+
+    def __del__(self) -> None:
+        self._tap.closed(self._serial)
 
 
 def _altered(data: Array, fault: str) -> Array:

@@ -1,7 +1,6 @@
 """What every store must do, as one class of tests."""
 
 import dataclasses
-import gc
 import json
 import os
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -21,14 +21,15 @@ from tensorstash import registry
 from tensorstash.config import from_dict, to_dict
 from tensorstash.engine.session import Session
 from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
-from tensorstash.host.arrays import Array
+from tensorstash.host.arrays import Array, borrowed
 from tensorstash.policies import StoreIn
 from tensorstash.policies.limits import Limits
 from tensorstash.protocols import Store, StoreConfig
+from tensorstash.testing.harness import reference_counting_only
 from tensorstash.testing.layouts import assert_same_bits
 from tensorstash.testing.store_machine import machine_over
 
-SIZES = (0, 1, 7, 4095, 4096, 4097, 70_001, (1 << 20) + 3)
+SIZES = (0, 1, 7, 63, 4095, 4096, 4097, 100_000, (1 << 20) + 3, (5 << 20) + 8)
 """Lengths of records, in bytes."""
 
 _DIES = """
@@ -110,7 +111,9 @@ class StoreSuite:
 
     def test_what_was_put_comes_back(self, store: Store) -> None:
         payloads = [payload(size) for size in SIZES]
-        slots = [store.put(array.copy()) for array in payloads]
+        payloads += [borrowed(payload(70_000)[start:]) for start in (1, 16, 64, 512)]
+        slots = [store.put(array if array.base is not None else array.copy()) for array in payloads]
+        assert len(set(slots)) == len(slots), "a slot was given twice"
         for _ in range(2):
             for slot, array in reversed(list(zip(slots, payloads, strict=True))):
                 assert_same_bits(store.get(slot), array, f"record of {array.size} bytes")
@@ -136,19 +139,23 @@ class StoreSuite:
         assert_same_bits(store.get(slot), payload(5000), "a record after its source changed")
 
     def test_what_it_hands_out_outlives_the_record(self, store: Store) -> None:
-        slot = store.put(payload(5000))
-        array = store.get(slot)
+        slot = store.put(payload(3 << 20))
+        array, part = store.get(slot), store.get(slot)[1000:2000]
         store.delete(slot)
-        for _ in range(5):
-            store.put(payload(5000, seed=1))
-        assert_same_bits(array, payload(5000), "an array whose record is gone")
+        others = [store.get(store.put(payload(3 << 20, seed=seed))) for seed in (1, 2)]
+        store.close()
+        assert_same_bits(array, payload(3 << 20), "an array whose record and store are gone")
+        assert_same_bits(part, payload(3 << 20)[1000:2000], "a part of an array whose record and store are gone")
+        assert_same_bits(others[0], payload(3 << 20, seed=1), "an array that was read before another")
 
     def test_a_deleted_slot_is_gone_and_deleting_is_idempotent(self, store: Store) -> None:
         slot, other = store.put(payload(100)), store.put(payload(200))
         for _ in range(3):
             store.delete(slot)
-        with pytest.raises(SlotGoneError):
-            store.get(slot)
+        for seed in range(3):
+            with pytest.raises(SlotGoneError):
+                store.get(slot)
+            store.put(payload(100, seed=seed))
         assert_same_bits(store.get(other), payload(200), "the slot beside a deleted one")
 
     def test_a_slot_of_nobody_is_gone(self, store: Store) -> None:
@@ -158,9 +165,21 @@ class StoreSuite:
             store.delete(nobody)
 
     def test_closing_is_final_and_idempotent(self, store: Store) -> None:
-        slot = store.put(payload(100))
-        for _ in range(2):
+        slot = store.put(payload(1 << 20))
+        together = threading.Barrier(5)
+
+        def read() -> None:
+            together.wait(self.timeout_s)
+            with suppress(SlotGoneError):
+                assert_same_bits(store.get(slot), payload(1 << 20), "a record that was read while its store closed")
+
+        with ThreadPoolExecutor(4) as pool:
+            readers = [pool.submit(read) for _ in range(4)]
+            together.wait(self.timeout_s)
             store.close()
+        for reader in readers:
+            reader.result()
+        store.close()
         with pytest.raises(SlotGoneError):
             store.get(slot)
         with pytest.raises(StoreError):
@@ -180,16 +199,18 @@ class StoreSuite:
 
     def test_threads_do_not_disturb_one_another(self, store: Store) -> None:
         together = threading.Barrier(4)
+        shared = store.put(payload(300_000))
 
         def work(worker: int) -> None:
             together.wait(self.timeout_s)
             rng = np.random.default_rng(worker)
             held: list[tuple[object, Array]] = []
-            for step in range(60):
+            for step in range(40):
                 array = payload(int(rng.integers(0, 9000)), seed=worker * 1000 + step)
                 held.append((store.put(array.copy()), array))
                 slot, expected = held[int(rng.integers(0, len(held)))]
                 assert_same_bits(store.get(slot), expected, f"record of worker {worker}")
+                assert_same_bits(store.get(shared), payload(300_000), "a record that all threads read")
                 if len(held) > 8:
                     slot, _ = held.pop(int(rng.integers(0, len(held))))
                     store.delete(slot)
@@ -200,18 +221,27 @@ class StoreSuite:
 
     def test_delete_may_run_inside_any_other_method(self, store: Store) -> None:
         slot = store.put(payload(500))
-        doomed = iter([store.put(payload(500)) for _ in range(1000)])
+        doomed = iter([store.put(payload(500)) for _ in range(2000)])
+        stuck: list[str] = []
+
+        def delete_here_and_elsewhere() -> None:
+            store.delete(next(doomed))
+            other = threading.Thread(target=store.delete, args=(next(doomed),), daemon=True)
+            other.start()
+            other.join(self.timeout_s)
+            stuck.extend(["a delete waits for a call that another thread is in"] * other.is_alive())
 
         def work() -> None:
             for call in (lambda: store.delete(store.put(payload(500))), lambda: store.get(slot)):
                 line = 0
-                while _interrupt(call, lambda: store.delete(next(doomed)), at_line=line):
-                    line += 1 + line // 20
+                while not stuck and _interrupt(call, delete_here_and_elsewhere, at_line=line):
+                    line += 1 + line // 8
 
         worker = threading.Thread(target=work, daemon=True)
         worker.start()
-        worker.join(self.timeout_s)
+        worker.join(2 * self.timeout_s)
         assert not worker.is_alive(), "a delete that came from a finalizer blocks for ever"
+        assert not stuck, stuck[0]
         assert_same_bits(store.get(slot), payload(500), "the record beside those that finalizers deleted")
 
     def test_a_budget_holds_and_freed_room_is_used_again(self, tmp_path: os.PathLike[str]) -> None:
@@ -230,11 +260,20 @@ class StoreSuite:
             fill()
         assert len(slots) * size <= budget, f"{len(slots)} records of {size} bytes in a budget of {budget}"
         assert len(slots) >= 4, f"only {len(slots)} records of {size} bytes in a budget of {budget}"
+        for seed, slot in enumerate(slots):
+            assert_same_bits(store.get(slot), payload(size, seed=seed), "a record of a store that was full")
         for round_ in range(30):
             store.delete(slots.pop(0))
             slots.append(store.put(payload(size, seed=round_)))
-            with pytest.raises(StoreFullError):
-                store.put(payload(size))
+            for too_much in (size, budget + 1):
+                with pytest.raises(StoreFullError):
+                    store.put(payload(too_much))
+        while slots:
+            store.delete(slots.pop())
+        for round_ in range(60):
+            slots = [store.put(payload(blocks * 4096)) for blocks in ((1, 3, 2) if round_ % 2 else (2, 1, 1))]
+            for slot in slots if round_ % 3 else reversed(slots):
+                store.delete(slot)
         store.close()
 
     def test_altered_records_are_noticed(self, tmp_path: os.PathLike[str]) -> None:
@@ -250,15 +289,16 @@ class StoreSuite:
     def test_no_file_is_left(self, tmp_path: os.PathLike[str]) -> None:
         for closes in (True, False):
             before = _open_files()
-            store = self.config(os.fspath(tmp_path)).open()
-            for n in range(5):
-                store.put(payload(9000, seed=n))
-            if closes:
-                store.close()
-            del store
-            gc.collect()
-            assert os.listdir(tmp_path) == [], "files are left"
-            assert _open_files() <= before, "files are open"
+            with reference_counting_only():
+                store = self.config(os.fspath(tmp_path)).open()
+                slots = [store.put(payload(9000, seed=n)) for n in range(5)]
+                with pytest.raises(SlotGoneError):
+                    store.get("no slot at all")
+                if closes:
+                    store.close()
+                del store, slots
+                assert os.listdir(tmp_path) == [], "files are left"
+                assert _open_files() <= before, "files are open"
 
     @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
     def test_no_file_survives_a_killed_process(self, tmp_path: os.PathLike[str]) -> None:

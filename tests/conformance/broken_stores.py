@@ -134,7 +134,7 @@ class RetainsWithoutSaying(MemoryStore):
 class ReusesItsBuffers(MemoryStore):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._scratch = np.zeros(1 << 21, np.uint8)
+        self._scratch = np.zeros(6 << 20, np.uint8)
 
     def put(self, data: Any, /) -> Any:
         self._scratch[:] = 0

@@ -1,10 +1,13 @@
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from altering_calls import AlteringCalls
 
 from tensorstash import registry
-from tensorstash.protocols import Store, StoreConfig
+from tensorstash.protocols import Store, StoreConfig, Tier
 from tensorstash.stores.disk.store import Disk, DiskStore
+from tensorstash.stores.disk.syscalls import Syscalls
 from tensorstash.stores.memory import Memory
 from tensorstash.stores.tiered import Tiered
 from tensorstash.testing import FaultyStore, Gate, Gated, StoreSuite, Watched
@@ -36,6 +39,40 @@ class TestDisk(StoreSuite):
 class TestBufferedDisk(TestDisk):
     def config(self, directory: str) -> StoreConfig:
         return Disk(directory=directory, direct=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limited:
+    """A store on disk where the system cannot do something."""
+
+    name: ClassVar[str] = "limited"
+    tier: ClassVar[Tier] = "disk"
+    directory: str
+    lacks: tuple[str, ...]
+
+    def open(self) -> Store:
+        calls = Syscalls(**dict.fromkeys(self.lacks, False))
+        return DiskStore(Disk(directory=self.directory), calls)
+
+
+class TestDiskWithoutUnnamedFiles(StoreSuite):
+    is_registered = False
+    lacks: ClassVar[tuple[str, ...]] = ("unnamed",)
+
+    def config(self, directory: str) -> StoreConfig:
+        return Limited(directory=directory, lacks=self.lacks)
+
+
+class TestDiskWithoutUnlinking(TestDiskWithoutUnnamedFiles):
+    lacks = ("unnamed", "unlink_open")
+
+
+class TestDiskWithoutPreallocation(TestDiskWithoutUnnamedFiles):
+    lacks = ("preallocate",)
+
+
+class TestDiskWithoutPositionedCalls(TestDiskWithoutUnnamedFiles):
+    lacks = ("positioned", "direct")
 
 
 class TestTiered(StoreSuite):

@@ -173,3 +173,10 @@ def test_a_limit_is_used_in_whole_blocks(tmp_path, direct):
     assert [extent and extent.size for extent in extents] == [4096, 4096, None]
     assert slab.size == 8192
     slab.close()
+
+
+@pytest.mark.parametrize("nbytes", [1, 5_000, 100_000, 3 * MIB])
+def test_what_is_read_is_aligned_for_any_kernel(tmp_path, payload, nbytes):
+    store = Disk(directory=str(tmp_path)).open()
+    assert store.get(store.put(payload(nbytes))).ctypes.data % 64 == 0
+    store.close()

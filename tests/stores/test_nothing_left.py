@@ -349,6 +349,6 @@ def test_opening_again_and_again_leaks_no_descriptor(tmp_path, level, open_descr
     for _ in range(50):
         DiskStore(Disk(directory=str(tmp_path)), LEVELS[level]).close()
         with pytest.raises(StoreError):
-            DiskStore(Disk(directory=(str(tmp_path), str(tmp_path / "none"))), LEVELS[level])
+            DiskStore(Disk(directory=str(tmp_path / "none")), LEVELS[level])
     assert open_descriptors() == before
     assert entries(tmp_path) == []

@@ -9,8 +9,7 @@ from tensorstash.policies import Compress, DiskSpill, StoreIn
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.counting_store import Tap, Watched
-from tensorstash.testing.faults import Gate, Gated
+from tensorstash.testing.faults import Gate, Gated, Tap, Watched
 from tensorstash.testing.harness import AT_ONCE, Harness, scratch_directory, settled
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
 from tensorstash.testing.programs import attention

@@ -11,7 +11,7 @@ from tensorstash.api import Stash
 from tensorstash.policies import Compress, DiskSpill, Keep, Route, Rule, StoreIn
 from tensorstash.policies.selectors import ModuleNames
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.counting_store import Tap, Watched
+from tensorstash.testing.faults import Tap, Watched
 from tensorstash.testing.harness import AT_ONCE, Harness, scratch_directory
 from tensorstash.testing.lab import Model
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats

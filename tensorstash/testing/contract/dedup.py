@@ -4,7 +4,7 @@ import numpy as np
 
 from tensorstash.policies import StoreIn
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.counting_store import Tap, Watched
+from tensorstash.testing.faults import Tap, Watched
 from tensorstash.testing.harness import AT_ONCE, Harness, settled
 from tensorstash.testing.layouts import assert_same_bits, floats
 from tensorstash.testing.programs import square

@@ -9,8 +9,7 @@ from tensorstash.codecs.zstd import Zstd
 from tensorstash.errors import CodecError, StashError, StoreError
 from tensorstash.policies import Encode, StoreIn
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.testing.counting_store import Tap, Watched
-from tensorstash.testing.faults import CodecFault, FaultyCodec, FaultyStore
+from tensorstash.testing.faults import CodecFault, FaultyCodec, FaultyStore, Tap, Watched
 from tensorstash.testing.harness import Harness, reference_counting_only, settled
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits
 from tensorstash.testing.programs import attention, square

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tensorstash.policies import CpuOffload, StoreIn
-from tensorstash.testing.counting_store import Tap, Watched
+from tensorstash.testing.faults import Tap, Watched
 from tensorstash.testing.harness import AT_ONCE, Harness, settled
 from tensorstash.testing.lab import Tensor
 from tensorstash.testing.layouts import assert_same_bits, floats

@@ -9,7 +9,7 @@ import pytest
 from tensorstash.api import Stash
 from tensorstash.policies import Chain, Keep, Recompute, StoreIn
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.testing.counting_store import Tap, Watched
+from tensorstash.testing.faults import Tap, Watched
 from tensorstash.testing.harness import Harness, reference_counting_only, settled
 from tensorstash.testing.lab import Lab, Sink, Tensor
 from tensorstash.testing.layouts import assert_same_bits, floats
