@@ -81,7 +81,7 @@ lossless = st.one_of(
 )
 memories = st.builds(Memory, budget=budgets)
 in_memory = st.just(CpuOffload()) | st.builds(StoreIn, memories)
-directories = st.none() | texts | st.lists(texts, min_size=2, max_size=3, unique=True).map(tuple)
+directories = st.none() | texts
 disks = st.builds(Disk, directory=directories, budget=budgets, direct=st.booleans())
 on_disk = st.one_of(
     st.builds(DiskSpill, directories, budget=budgets),

@@ -35,7 +35,7 @@ from tensorstash.stores.memory import Memory
 
 EVERYTHING = Route(
     (
-        Rule(MinBytes("1 MiB") & Dtypes("float32"), Quantize(4) | DiskSpill(("/a", "/b"), budget="40 GiB")),
+        Rule(MinBytes("1 MiB") & Dtypes("float32"), Quantize(4) | DiskSpill("/a", budget="40 GiB")),
         Rule(~ModuleNames(("head", "*.norm")), PackMasks() | Compress(level=3)),
     ),
     otherwise=Encode(Zstd(level=9)) | StoreIn(Disk(directory="/x", direct=False)),

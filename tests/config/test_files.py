@@ -93,7 +93,7 @@ def test_without_pyyaml_the_message_says_what_to_install(tmp_path: Path, monkeyp
 
 
 def test_what_omegaconf_makes_is_read_as_it_is() -> None:
-    policy = ts.Quantize(4) | ts.DiskSpill(("/a", "/b"))
+    policy = ts.Quantize(4) | ts.DiskSpill("/a")
     config = OmegaConf.create({"policy": ts.to_dict(policy), "line": "compress"})
     assert ts.from_dict(config.policy) == policy
 

@@ -61,10 +61,10 @@ def test_other_nonsense_is_refused():
 def test_the_default_directory_is_one_for_temporary_files(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    assert Disk().place == str(tmp_path)
+    assert Disk().directories == (str(tmp_path),)
     monkeypatch.delenv("TMPDIR")
     monkeypatch.setattr("tempfile.tempdir", None)
-    assert os.path.isdir(Disk().place)
+    assert os.path.isdir(*Disk().directories)
 
 
 def test_a_home_directory_is_found_on_the_machine_that_opens(monkeypatch):
@@ -72,7 +72,7 @@ def test_a_home_directory_is_found_on_the_machine_that_opens(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("USERPROFILE", "/home/someone")
     assert config.directory == "~/scratch"
-    assert config.place == os.path.join("/home/someone", "scratch")
+    assert config.directories == (os.path.join("/home/someone", "scratch"),)
 
 
 def test_a_tier_that_cannot_open_closes_the_other(tmp_path):

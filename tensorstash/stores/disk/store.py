@@ -58,13 +58,13 @@ class Disk:
             raise ConfigError(f"disk.direct: got {self.direct!r}, expected true or false")
 
     @property
-    def place(self) -> str:
+    def directories(self) -> tuple[str, ...]:
         """The directory, as it is on this machine."""
         if self.directory is not None:
-            return os.path.expanduser(self.directory)
+            return (os.path.expanduser(self.directory),)
         if not os.environ.get("TMPDIR") and os.path.isdir("/var/tmp"):
-            return "/var/tmp"
-        return tempfile.gettempdir()
+            return ("/var/tmp",)
+        return (tempfile.gettempdir(),)
 
     def open(self) -> "DiskStore":
         """Open an empty store; the caller closes it.
@@ -125,7 +125,8 @@ class DiskStore:
     def _open(self) -> None:
         config = self._config
         limit = None if config.budget is None else parse_bytes(config.budget, path="disk.budget")
-        self._slabs.append(Slab(config.place, self._calls, direct=config.direct, limit_bytes=limit))
+        (directory,) = config.directories
+        self._slabs.append(Slab(directory, self._calls, direct=config.direct, limit_bytes=limit))
 
     @property
     def used_bytes(self) -> int:
