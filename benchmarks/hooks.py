@@ -1,13 +1,12 @@
-"""What a saved tensor costs beyond the copy of its bytes: one that is kept, and one that is stashed.
+"""Cost of a saved tensor beyond the copy of its bytes: one that is kept, and one that is stashed.
 
-    python -m benchmarks hooks --framework torch --many 50000
+    python -m benchmarks hooks --framework torch
 
-A chain of operations saves tensors of one size: small ones and parameters, which are kept, beside a pair of hooks that
-does nothing; and larger ones, which are stashed. Cost is the time of forward (a pack) and of backward (an unpack) above
-the same without hooks, less that of hooks that copy what is stashed each way, divided by the number of saved tensors.
-All variants of a program take turns; the median of all rounds counts. *At once* means that nothing is done behind the
-program (``Limits(in_flight=0, ahead=0)``); else what workers do is waited for. Each framework, and the simulated device
-of the tests, has a process of its own, with one thread for computing, whose time counts for what Paddle keeps.
+A chain of operations saves tensors of one size: small ones, which are kept, and larger ones, which are stashed. Cost is
+the time of forward (a pack) and of backward (an unpack) above the same without hooks, less that of hooks that copy
+what is stashed each way, by the number of saved tensors. All variants of a program take turns; the median of all
+rounds counts. *At once* means that nothing is done behind the program (``Limits(in_flight=0, ahead=0)``); else work
+behind it is waited for. Each framework has a process of its own, with one thread for computing.
 """
 
 import argparse
@@ -18,9 +17,8 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
-from operator import methodcaller
 from statistics import median
-from time import perf_counter, thread_time
+from time import perf_counter
 from types import FrameType
 from typing import Any
 
@@ -31,73 +29,46 @@ from tensorstash.stores import Memory
 from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 
-KINDS = {"torch": ("torch", "cpu"), "paddle": ("paddle", "cpu"), "sim": ("torch", "sim:0")}
-"""Framework and device of each process."""
-
+FRAMEWORKS = ("torch", "paddle")
 COLUMNS = columns("""
-    on | saved | under | copy, pack:.1f | copy, unpack:.1f | pack:.2f | unpack:.2f | calls, pack:> | calls, unpack:> |
-    growth, pack:.2f | growth, unpack:.2f
+    framework | saved | under | copy, pack:.1f | copy, unpack:.1f | pack:.2f | unpack:.2f | calls, pack:> |
+    calls, unpack:>
 """)
 LEGEND = """\
-Microseconds per saved tensor beyond hooks that copy it within its device, whose own are given; calls of Python
-functions per tensor, by the program's thread + by others; what each of many takes in multiples of each of a tenth as
-many."""
+Microseconds per saved tensor beyond hooks that copy it, whose own are given; calls of Python functions per tensor, by
+the program's thread + by others."""
 
 Scope = Callable[[], AbstractContextManager[Any]]
-Times = tuple[float, float]
+Pair = tuple[float, float]
 
-PARAMETERS, SMALL, LARGE = "parameters", "small tensors", "large tensors"
-COPIES = "copies"
+SMALL, LARGE, COPIES = "small tensors", "large tensors", "copies"
 
 
 class Program:
-    """A chain of operations on tensors of so many elements, each of which saves its input.
+    """A chain of operations on tensors of so many elements, each of which saves its input."""
 
-    Where parameters are to be saved: a frozen one and a view of it in PyTorch, an activation and a parameter in Paddle.
-    """
+    def __init__(self, framework: str, elements: int) -> None:
+        self._start = lab_of(framework).tensor(floats(elements), requires_grad=True)
 
-    def __init__(self, framework: str, device: str, saved: str, elements: int) -> None:
-        lab: Any = lab_of(framework)
-        self._clock = thread_time if framework == "paddle" and saved != LARGE else perf_counter
-        self._synchronize: Callable[[], object] = bool
-        self._start = lab.tensor(floats(elements), requires_grad=True)
-        if device.startswith("sim"):
-            from benchmarks.harness.torch_accelerator import accelerator_named
-
-            self._synchronize = accelerator_named(device).synchronize
-            self._start = lab.tensor(floats(elements)).to(device).requires_grad_()
-        self._saves = 2 if saved == PARAMETERS else 1  # tensors, by each link
-        if saved != PARAMETERS:
-            self._link: Callable[[Any], Any] = methodcaller("sin")
-            return
-        parameter = lab.parameter(floats(elements), trainable=framework == "paddle")
-        view = parameter.view(elements) if framework == "torch" else None
-        self._link = lambda x: x * parameter if view is None else x * parameter * view
-
-    def passes(self, scope: Scope, saves: int, clock: Callable[[], float] | None = None) -> Times:
-        """Return the seconds of a forward and of its backward, or what else a clock counts."""
-        clock = clock or self._clock
-        for _ in range(2):  # the second counts: the first has taken back what memory and caches held for others
+    def passes(self, scope: Scope, saves: int, clock: Callable[[], float] = perf_counter) -> Pair:
+        """Return the seconds of a forward and of its backward, or another count that a clock has."""
+        for _ in range(2):  # the second counts: the first takes back memory and caches
             gc.collect()
             started, x = clock(), self._start
             with scope():
-                for _ in range(saves // self._saves):
-                    x = self._link(x)
-            self._synchronize()
+                for _ in range(saves):
+                    x = x.sin()
             half, result = clock(), x.sum()
-            if (note := sys.getprofile()) is not None:
-                result.register_hook(lambda _, note=note: sys.setprofile(note))  # a device's backward is another's
             result.backward()
-            self._synchronize()
             del x, result
         return half - started, clock() - half
 
 
 class Calls:
-    """Counts calls of Python functions while its context lasts, by whose thread they are."""
+    """Counts calls of Python functions while its context lasts, by the thread that makes them."""
 
     def __init__(self) -> None:
-        self.counts = dict.fromkeys(("here", "others"), 0)
+        self.counts = {"here": 0, "others": 0}
         self._is_on = False
         threading.setprofile(self._note)  # for all threads that start from now on
 
@@ -126,77 +97,61 @@ class Calls:
         return [" + ".join(some) for some in found]
 
 
-def scopes(kind: str) -> Mapping[str, Mapping[str, Scope]]:
-    """Return what is measured, by what is saved and by name."""
-    framework, _ = KINDS[kind]
+def scopes(framework: str) -> Mapping[str, Mapping[str, Scope]]:
+    """Return the contexts that are measured, by size of the tensors and by name."""
     graph = import_module("torch.autograd.graph" if framework == "torch" else "paddle.autograd")
 
-    def under(policy: ts.HookPolicy, **options: Any) -> Scope:
+    def under(policy: str | ts.HookPolicy, **options: Any) -> Scope:
         session = ts.stash(policy, framework=framework, **options)
         return lambda: session
 
-    copies = {COPIES: lambda: graph.saved_tensors_hooks(*[lambda x: x.detach().clone()] * 2)}
-    if kind == "sim":
-        pinned = partial(graph.save_on_cpu, pin_memory=True)
-        return {LARGE: {**copies, "save_on_cpu": pinned, "CpuOffload": under(ts.CpuOffload())}}
-    identity = {"a pair that does nothing": lambda: graph.saved_tensors_hooks(lambda x: x, lambda x: x)}
-    # In PyTorch nothing but parameters is saved: none is to be kept for its size.
-    parameters = under(ts.Compress(), **({"min_bytes": 0} if framework == "torch" else {}))
     small = {
-        "Compress, which keeps what is small": under(ts.Compress()),
-        "Keep": under(ts.Keep(), min_bytes=0),
-        "CpuOffload, in host memory already": under(ts.CpuOffload(), min_bytes=0),
+        "a pair that does nothing": lambda: graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+        "disk_spill, which keeps small ones": under("disk_spill"),
+        "keep": under("keep", min_bytes=0),
+        "cpu_offload, in host memory already": under("cpu_offload", min_bytes=0),
     }
-    stashed = {"host memory": ts.StoreIn(Memory()), "Quantize(8)": ts.Quantize(bits=8), "DiskSpill": ts.DiskSpill()}
-    large = {**copies, "save_on_cpu": graph.save_on_cpu} if kind == "torch" else copies
-    for name, policy in stashed.items():
+    large = {COPIES: lambda: graph.saved_tensors_hooks(*[lambda x: x.detach().clone()] * 2)}
+    for name, policy in {
+        "host memory": ts.StoreIn(Memory()),
+        "quantize": "quantize",
+        "disk_spill": "disk_spill",
+    }.items():
         large[f"{name}, at once"] = under(policy, min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
         large[name] = under(policy, min_bytes=0)
-    return {PARAMETERS: {**identity, "Compress": parameters}, SMALL: {**identity, **small}, LARGE: large}
+    return {SMALL: small, LARGE: large}
 
 
-def costs(kind: str, nbytes: int, saves: int, rounds: int, many: int) -> Generator[list[Any] | None, None, None]:
-    """Yield the rows of a framework, or of the simulated device."""
-    framework, device = KINDS[kind]
-    calls, measured = Calls(), scopes(kind)
-    gc.freeze()  # what is imported, which each pass would look through
+def costs(framework: str, nbytes: int, saves: int, rounds: int) -> Generator[list[Any] | None, None, None]:
+    """Yield the rows of a framework."""
+    calls, measured = Calls(), scopes(framework)
+    gc.freeze()  # imported modules, which each pass would look through
     yield None
     for saved, chosen in measured.items():
-        program = Program(framework, device, saved, nbytes // 4 if saved == LARGE else 64)
-        every = {"none": nullcontext, **chosen}
-        passes = {name: partial(program.passes, scope, saves) for name, scope in every.items()}
-        found = interleave(passes, rounds if saved == LARGE else 10 * rounds)  # what is kept takes a tenth of the time
+        program = Program(framework, nbytes // 4 if saved == LARGE else 64)
+        passes = {
+            name: partial(program.passes, scope, saves) for name, scope in ({"none": nullcontext} | chosen).items()
+        }
+        found = interleave(passes, rounds if saved == LARGE else 10 * rounds)  # a kept tensor takes a tenth of the time
         plain = [median(times) for times in zip(*found.pop("none"), strict=True)]
         copies = [median(times) for times in zip(*found.pop(COPIES), strict=True)] if saved == LARGE else plain
         given = [1e6 * (copy - base) / saves or None for copy, base in zip(copies, plain, strict=True)]
         for name, times in found.items():
             both = zip(zip(*times, strict=True), copies, strict=True)
             beyond = [1e6 * (median(some) - base) / saves for some, base in both]
-            counted = calls.of(program, chosen[name], saves)
-            is_growing = many and saved == LARGE and name != "save_on_cpu"
-            growth = grown(program, chosen[name], many) if is_growing else [None, None]
-            yield [kind, saved, name, *given, *beyond, *counted, *growth]
-
-
-def grown(program: Program, scope: Scope, many: int) -> list[float]:
-    """Return what each of many saved tensors takes, there and back, in multiples of each of a tenth as many."""
-    counts = (max(many // 10, 1), many)
-    times = interleave({saves: partial(program.passes, scope, saves) for saves in counts}, 3)
-    few, all_of_them = ([median(some) / saves for some in zip(*times[saves], strict=True)] for saves in counts)
-    return [later / first for first, later in zip(few, all_of_them, strict=True)]
+            yield [framework, saved, name, *given, *beyond, *calls.of(program, chosen[name], saves)]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--framework", action="append", choices=KINDS)
+    parser.add_argument("--framework", action="append", choices=FRAMEWORKS)
     parser.add_argument("--kib", type=int, default=80, help="size of a tensor that is stashed, in KiB")
     parser.add_argument("--saves", type=int, default=200, help="saved tensors of a program")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--many", type=int, default=0, help="saved tensors to look for growth with; 0 for none")
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
     report.legend = LEGEND
     report.begin(COLUMNS)
-    sizes = {"nbytes": options.kib * 2**10, "saves": options.saves, "rounds": options.rounds, "many": options.many}
-    for kind in options.framework or KINDS:
-        alone("hooks:costs", f"hooks, {kind}", report.row, kind=kind, **sizes)
+    sizes = {"nbytes": options.kib * 2**10, "saves": options.saves, "rounds": options.rounds}
+    for framework in options.framework or FRAMEWORKS:
+        alone("hooks:costs", f"hooks, {framework}", report.row, framework=framework, **sizes)

@@ -3,7 +3,6 @@
     python -m benchmarks torch_device                              # a GPT on CUDA, within ten minutes
     python -m benchmarks torch_device --device xpu                 # or any other accelerator of PyTorch
     python -m benchmarks torch_device --device sim --gigabytes 1 --width 64 --depth 2 --heads 2 --length 64
-    OMP_NUM_THREADS=1 python -m benchmarks torch_device --device sim --network feed_forward
 
 A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns. Memory is
 the peak that the device's allocator has handed out, less what it held before the step. The ratio of a step is the
@@ -13,11 +12,6 @@ Copies are read from a profile of a step of its own, or from the log of the simu
 copies between page-locked memory and the device. Hidden is the share of their time in which the device computed, too;
 waited is for how long it could not compute before a copy had ended. Few blocks hide less than many: nothing computes
 beside the first copy out and the last one back.
-
-The blocks of a transformer's feed-forward compute much and save little. The link of a simulated device is as slow as
-makes the copies of ``cpu_offload`` take each share of the forward's computation; with a share of 0 it is as fast as
-memory. An operation takes as long as the simulated memory needs for what it reads and writes; with ``--memory 0`` as
-long as the processor needs, which otherwise sleeps for the rest, so that the program runs ahead of the device.
 """
 
 import argparse
@@ -43,25 +37,15 @@ from benchmarks.models import torch as pytorch
 from benchmarks.models.networks import GPT, new
 
 NONE, HOST, OURS = "none", "save_on_cpu pinned", "cpu_offload"
-METHODS: Mapping[str, Sequence[str]] = {
-    "gpt": (
-        *(NONE, "checkpoint", "save_on_cpu", HOST, "trl", OURS, "quantize:bits=8", "quantize:bits=4 | cpu_offload"),
-        *("cpu_offload | disk_spill:directory={directory}", "some: cpu_offload"),
-        *("checkpoint, save_on_cpu", "checkpoint, trl", "checkpoint, cpu_offload"),
-    ),
-    "feed_forward": (NONE, HOST, OURS),
-}
-"""By network. A policy after ``some:`` holds for every fourth block, so that copies fit behind the computation of the
-others."""
-
-SIZES: Mapping[str, Mapping[str, Any]] = {
-    "gpt": {"width": 4096, "depth": 8, "batch": 1, "rounds": 3, "every": 1, "memory": 0.0},
-    "feed_forward": {"width": 512, "depth": 6, "batch": 48, "rounds": 8, "every": 4, "memory": 0.2},
-}
-"""What options are unless they are given, by network; ``every``: turns between two of HOST, which may take long."""
+METHODS = (
+    *(NONE, "checkpoint", "save_on_cpu", HOST, "trl", OURS, "quantize:bits=8", "quantize:bits=4 | cpu_offload"),
+    *("cpu_offload | disk_spill:directory={directory}", "some: cpu_offload"),
+    *("checkpoint, save_on_cpu", "checkpoint, trl", "checkpoint, cpu_offload"),
+)
+"""A policy after ``some:`` holds for every fourth block, so that copies fit behind the computation of the others."""
 
 COLUMNS = columns("""
-    length, or share:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none's:> | GiB out:.3f |
+    length:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none's:> | GiB out:.3f |
     out ms, of bare:> | hidden out:.3f | back ms, of bare:> | hidden back:.3f | waited ms:.0f | hidden ms:.0f |
     sooner than save_on_cpu ms:.0f | page-locked GiB, of payload:> | gradients | failure
 """)
@@ -98,25 +82,17 @@ class Bench:
     """A model on a device, and the measurements of one length of sequences."""
 
     def __init__(self, options: argparse.Namespace, length: int, accelerator: Accelerator) -> None:
-        self.accelerator, self.is_gpt = accelerator, options.network == "gpt"
+        self.accelerator = accelerator
         torch.manual_seed(0)
         with accelerator.device:
-            if self.is_gpt:
-                sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
-                model = Model(framework="torch", network="gpt", rate=0.0, context=length, **sizes)
-                self.model: Any = new(pytorch, GPT, model).to(torch.bfloat16)
-                self.batch = torch.randint(options.vocabulary, (options.batch, length + 1))
-            else:
-                there, back = ((options.width, 4 * options.width)[::way] for way in (1, -1))
-                blocks = (nn.Sequential(nn.Linear(*there), nn.GELU(), nn.Linear(*back)) for _ in range(options.depth))
-                self.model = nn.Sequential(*blocks)
-                self.batch = torch.randn(options.batch, options.width)
-        self.blocks = list(self.model.blocks if self.is_gpt else self.model)
+            sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
+            model = Model(framework="torch", network="gpt", rate=0.0, context=length, **sizes)
+            self.model: Any = new(pytorch, GPT, model).to(torch.bfloat16)
+            self.batch = torch.randint(options.vocabulary, (options.batch, length + 1))
+        self.blocks = list(self.model.blocks)
 
     def loss(self) -> Tensor:
         """Run a forward."""
-        if not self.is_gpt:
-            return self.model(self.batch).square().mean()
         logits = self.model(self.batch[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1).float(), self.batch[:, 1:].flatten())
 
@@ -139,13 +115,6 @@ class Bench:
         finally:
             torch.use_deterministic_algorithms(False)
         return [parameter.grad.clone() for parameter in self.model.parameters()]
-
-    def set_share(self, share: float, offload: Method) -> None:
-        """Make the link so slow that copies out take this share of the computation of a forward."""
-        self.accelerator.log.link(bandwidth=0.0)
-        nbytes = self.accelerator.copies(partial(self.step, offload))["DtoH"]["nbytes"]
-        forward = min(self.accelerator.timed(self.loss)[0] for _ in range(3))
-        self.accelerator.log.link(bandwidth=nbytes / (share * forward) if share else 0.0)
 
 
 def compare(gradients: list[Tensor], expected: list[Tensor]) -> str:
@@ -172,7 +141,7 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
     rows: dict[str, dict[str, Any]] = {}
     methods: dict[str, Method] = {}
     expected: list[Tensor] | None = None
-    for name in dict.fromkeys([NONE, *(options.method or METHODS[options.network])]):
+    for name in dict.fromkeys([NONE, *(options.method or METHODS)]):
         row = rows[name] = {"seconds": {}, "peaks": {}}
         if perf_counter() > deadline:
             row["failure"] = "no time left"
@@ -195,7 +164,7 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
     for turn in range(options.rounds):
         for name in list(methods)[:: 1 if turn % 2 else -1]:
             row = rows[name]
-            if perf_counter() > deadline or "failure" in row or (name == HOST and turn % options.every):
+            if perf_counter() > deadline or "failure" in row:
                 continue
             method = make(name) if methods[name].session is None else methods[name]
             with failures(row):
@@ -244,38 +213,30 @@ def cells(name: str, rows: Mapping[str, Mapping[str, Any]], bare: Mapping[str, f
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda", help="of any accelerator of PyTorch; cpu; sim")
-    parser.add_argument("--network", choices=SIZES, default="gpt")
     parser.add_argument("--length", action="append", type=int, help="of the GPT's sequences")
     parser.add_argument("--method", action="append")
-    parser.add_argument("--share", action="append", type=float, help="of the forward's computation: copies out")
     parser.add_argument("--gigabytes", type=float, default=0.0, help="a second over each link of the simulated device")
-    parser.add_argument("--memory", type=float, help="of the simulated device, in GB/s; 0: as the processor")
     parser.add_argument("--budget", type=float, default=540, help="seconds after which nothing new is measured")
     parser.add_argument("--directory", default=tempfile.gettempdir())
-    sizes = {"width": None, "depth": None, "batch": None, "rounds": None, "heads": 32, "vocabulary": 32_000, "steps": 3}
+    sizes = {"width": 4096, "depth": 8, "batch": 1, "heads": 32, "vocabulary": 32_000, "rounds": 3, "steps": 3}
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of deterministic algorithms
-    for name, size in SIZES[options.network].items():
-        setattr(options, name, size if getattr(options, name, None) is None else getattr(options, name))
-    accelerator = accelerator_named(options.device, bandwidth=options.gigabytes * 1e9, memory=options.memory * 1e9)
+    accelerator = accelerator_named(options.device, bandwidth=options.gigabytes * 1e9)
     deadline = perf_counter() + options.budget
     is_real = accelerator.module is not None and accelerator.log is None
-    shares = options.share or ((0.3, 0.5, 0.7) if options.network == "feed_forward" and accelerator.log else ())
     report.conditions = f"{accelerator.name}, {torch.get_num_threads()} compute threads, {report.conditions}"
     report.begin(COLUMNS)
     report.measured["found"] = {}
-    for case in shares or options.length or (4096, 8192, 16_384):
-        bench = Bench(options, 1 if shares else case, accelerator)
-        if shares:
-            bench.set_share(case, Method(OURS, bench.blocks, options.directory, "sim"))
+    for length in options.length or (4096, 8192, 16_384):
+        bench = Bench(options, length, accelerator)
         bare = bare_seconds(accelerator, (256 if is_real else 1) << 20)
         rows = measure(options, bench, deadline)
         for name, row in rows.items():
-            report.row({"length, or share": str(case)} | cells(name, rows, bare))
+            report.row({"length": str(length)} | cells(name, rows, bare))
             times = {key: list(row[key].values()) for key in ("seconds", "peaks")}
-            report.measured["found"].setdefault(str(case), {})[name] = row | times
+            report.measured["found"].setdefault(str(length), {})[name] = row | times
         accelerator.clear()

@@ -70,7 +70,7 @@ def test_every_command_exists() -> None:
         if words[:1] == ["run.py"]:
             assert f"python3 run.py {words[1]} " in offered.stderr, command
             if words[1] == "train":
-                parser_of("main_job").parse_args(words[2:])
+                parser_of("policies").parse_args(words[2:])
         elif words[:2] == ["-m", "benchmarks"] and words[2:]:
             assert words[2] in NAMES, command
             parser_of(words[2]).parse_args(words[3:])

@@ -139,20 +139,16 @@ def bare_seconds(accelerator: Accelerator, nbytes: int) -> dict[str, float]:
     return {way: min(some[1:]) / nbytes for way, some in times.items()}
 
 
-def accelerator_named(name: str, *, bandwidth: float = 0.0, memory: float = 0.0) -> Accelerator:
-    """Return a device by PyTorch's name, or end the program; ``sim`` registers the simulated one.
+def accelerator_named(name: str, *, bandwidth: float = 0.0) -> Accelerator:
+    """Return a device by PyTorch's name, or end the program.
 
-    Args:
-        name: of the device.
-        bandwidth: of the links of the simulated one, in bytes per second; 0 for no limit.
-        memory: the same of its memory; with 0 its operations take as long as the processor needs.
+    ``sim`` registers the simulated one, whose links have a bandwidth in bytes per second; 0 for no limit.
     """
     if name.partition(":")[0] == "sim":
         from tests.device.simulated import simulated
 
         device = simulated()
         device.link(bandwidth=bandwidth)
-        device.memory(bandwidth=memory)
         return Accelerator(torch.device(name), "simulated device", torch.sim, device)  # type: ignore[attr-defined]
     device = torch.device(name)
     if device.type == "cpu":
