@@ -1,12 +1,15 @@
 """Hooks are in force for one block on one thread, and never disturb those of others."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
-from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
+from torch.autograd.graph import allow_mutation_on_saved_tensors, disable_saved_tensors_hooks, saved_tensors_hooks
 
-from tensorstash.errors import BackendError
+import tensorstash as ts
+from tensorstash.errors import BackendError, SavedTensorModifiedError
+from tensorstash.stores import Memory
 
 
 class Log:
@@ -179,3 +182,51 @@ def test_one_scope_object_can_be_entered_again(log):
             work()
     work()
     assert log.packs == 2
+
+
+EDITS = {
+    "an input": lambda x, y, z: x.add_(1.0),
+    "a result": lambda x, y, z: y.mul_(3.0),
+    "the last result": lambda x, y, z: z.mul_(2.0),
+}
+
+
+def edited(edit, outer, inner, before=lambda: None):
+    """A gradient of a program that modifies a saved tensor, which only PyTorch's own context allows."""
+    start = torch.linspace(0.1, 1, 64).requires_grad_()
+    with outer, inner:
+        x = start * 2.0
+        y = x * x
+        z = y.exp()
+        before()
+        EDITS[edit](x, y, z)
+        (z + y).sum().backward()
+    return start.grad
+
+
+@pytest.mark.parametrize("policy", ["keep", "compress", "recompute | disk_spill"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_mutation_that_pytorch_allows_inside_of_a_stash_is_allowed(edit, policy):
+    expected = edited(edit, allow_mutation_on_saved_tensors(), nullcontext())
+    stash = ts.stash(policy, framework="torch", min_bytes=0)
+    assert torch.equal(edited(edit, stash, allow_mutation_on_saved_tensors()), expected)
+
+
+@pytest.mark.parametrize("policy", ["keep", "compress", "recompute | disk_spill"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_mutation_that_pytorch_allows_around_a_stash_is_right_or_refused(edit, policy):
+    expected = edited(edit, allow_mutation_on_saved_tensors(), nullcontext())
+    stash = ts.stash(policy, framework="torch", min_bytes=0)
+    try:
+        got = edited(edit, allow_mutation_on_saved_tensors(), stash)
+    except SavedTensorModifiedError:
+        assert edit != "a result"  # which nobody has saved
+    else:
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_captured_bytes_are_immune_to_mutation_that_pytorch_allows(edit):
+    expected = edited(edit, allow_mutation_on_saved_tensors(), nullcontext())
+    stash = ts.stash(ts.StoreIn(Memory()), framework="torch", min_bytes=0)
+    assert torch.equal(edited(edit, allow_mutation_on_saved_tensors(), stash, stash.drain), expected)
