@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from tensorstash.cli.program import POLICY_VARIABLE, RECORD_VARIABLE
+from tensorstash.cli.program import BUDGET_VARIABLE, POLICY_VARIABLE, RECORD_VARIABLE, arguments_of
 from tensorstash.cli.recorder import Record
-from tensorstash.config.settings import settings_of
 from tensorstash.errors import TensorStashError
 from tensorstash.host.allocator import advised_environment
 
@@ -31,10 +30,11 @@ _MIB = 2**20
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Return the options, and the program with the words behind ``--`` as its arguments."""
     ours, rest = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    parser.usage = "tensorstash compare SCRIPT|-m MODULE [--policy LINE ...] [--steps N] [--plot FILE] [-- WORDS]"
+    parser.usage = "tensorstash compare SCRIPT|-m MODULE [--policy LINE ...] [--budget SIZE] [--steps N] [-- WORD ...]"
     parser.add_argument("script", nargs="?", help="the training script")
     parser.add_argument("-m", dest="module", metavar="MODULE", help="in place of a script")
     parser.add_argument("--policy", action="append", metavar="LINE", help="repeatable; none and disk_spill by default")
+    parser.add_argument("--budget", metavar="SIZE", help="for all policies but none, as of tensorstash run")
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="2 or more; the first does not count (5)")
     parser.add_argument("--plot", default="compare.png", metavar="FILE", help="the picture, with matplotlib")
     options = parser.parse_args(ours)
@@ -50,12 +50,11 @@ def main(options: argparse.Namespace) -> int:
     """Print the table; the status is 1 if a run fails."""
     policies = options.policy or [NONE, "disk_spill"]
     for policy in policies:
-        if policy != NONE:
-            settings_of(policy, "--policy")
+        arguments_of(variables(policy, options.budget))
     runs: list[tuple[str, Record]] = []
     for policy in policies:
         print(f"tensorstash: {policy}", file=sys.stderr, flush=True)
-        runs.append((policy, run(policy, options.program, options.steps)))
+        runs.append((policy, run(policy, options)))
     print(table(runs))
     try:
         plot(options.plot, runs)
@@ -66,19 +65,26 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def run(policy: str, program: Sequence[str], steps: int) -> Record:
-    """Run a program under a policy, and return its record.
+def variables(policy: str, budget: str | None) -> dict[str, str]:
+    """Return the variables of a run: those that a policy and a budget set, if it is not the script as it is."""
+    if policy == NONE:
+        return {}
+    return {POLICY_VARIABLE: policy} | ({} if budget is None else {BUDGET_VARIABLE: budget})
+
+
+def run(policy: str, options: argparse.Namespace) -> Record:
+    """Run the program under a policy, and return its record.
 
     Raises:
         TensorStashError: it has failed, or has made fewer than two steps.
     """
-    environment = {name: value for name, value in os.environ.items() if name != POLICY_VARIABLE}
+    environment = {k: value for k, value in os.environ.items() if k not in (POLICY_VARIABLE, BUDGET_VARIABLE)}
     if policy != NONE:
-        environment = {**advised_environment(environment), POLICY_VARIABLE: policy}
+        environment = advised_environment(environment) | variables(policy, options.budget)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "record.json")
-        environment[RECORD_VARIABLE] = f"{steps}:{path}"
-        command = [sys.executable, "-m", "tensorstash.cli.program", *program]
+        environment[RECORD_VARIABLE] = f"{options.steps}:{path}"
+        command = [sys.executable, "-m", "tensorstash.cli.program", *options.program]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TensorStashError(f"{policy}: the program ended with status {done.returncode}\n{done.stderr[-4000:]}")

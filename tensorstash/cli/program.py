@@ -8,21 +8,27 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tensorstash.api import Stash, stash
 from tensorstash.cli.recorder import Recorder
 from tensorstash.config.settings import settings_of
+from tensorstash.engine.memory import budget_of
+from tensorstash.policies.automatic import AUTO
 from tensorstash.sizes import format_bytes
 
 POLICY_VARIABLE = "TENSORSTASH_POLICY"
 """A policy as one line of text, or the path of a file with settings."""
+
+BUDGET_VARIABLE = "TENSORSTASH_BUDGET"
+"""Bytes of saved tensors that may stay, such as ``6GiB``; without a policy, that of the machine."""
 
 STATS_VARIABLE = "TENSORSTASH_STATS"
 """The path of the file that gets the statistics, as JSON; without it, one line goes to standard error."""
@@ -103,15 +109,34 @@ def report(framework: str, scope: Stash, path: str | None) -> None:
     print(f"tensorstash: {framework}: stashed {stashed} of {seen} saved{told}", file=sys.stderr, flush=True)
 
 
+def arguments_of(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of :func:`~tensorstash.stash` that variables hold; none without a policy and a budget.
+
+    Args:
+        environment: the variables.
+
+    Raises:
+        ConfigError: a variable holds no policy, or no budget.
+    """
+    policy, budget = (environment.get(name) for name in (POLICY_VARIABLE, BUDGET_VARIABLE))
+    if not policy and not budget:
+        return {}
+    found: dict[str, Any] = {"policy": AUTO} if policy in (None, "", AUTO) else {**settings_of(policy, POLICY_VARIABLE)}
+    if budget:
+        budget_of(budget, BUDGET_VARIABLE)
+        found["budget"] = budget
+    return found
+
+
 def main() -> None:
     """Run the program of the command line as the variables say."""
-    policy, recorded = (os.environ.get(name) for name in (POLICY_VARIABLE, RECORD_VARIABLE))
-    settings = settings_of(policy, POLICY_VARIABLE) if policy else None
+    recorded = os.environ.get(RECORD_VARIABLE)
+    settings = arguments_of(os.environ)
     scopes: dict[str, Stash] = {}
     with ExitStack() as ends:
 
         def enter(framework: str) -> None:
-            if settings is not None:
+            if settings:
                 scopes[framework] = scope = stash(**settings, framework=framework)
                 ends.callback(report, framework, scope, os.environ.get(STATS_VARIABLE))
                 ends.enter_context(scope)
@@ -121,9 +146,9 @@ def main() -> None:
 
         sys.meta_path.insert(0, Watch(enter))
         run_program(sys.argv[1:])
-    if settings is not None and not scopes:
+    if settings and not scopes:
         print(
-            f"tensorstash: {POLICY_VARIABLE} had no effect: the program has imported none of {', '.join(FRAMEWORKS)}",
+            f"tensorstash: the policy had no effect: the program has imported none of {', '.join(FRAMEWORKS)}",
             file=sys.stderr,
         )
 

@@ -1,15 +1,15 @@
 """Run a program where freed activations really leave the process, and under a policy if you like.
 
-tensorstash run [--policy LINE|FILE] [--stats FILE] SCRIPT|-m MODULE|-c CODE [ARGUMENT ...]
+tensorstash run [--policy LINE|FILE] [--budget SIZE] [--stats FILE] SCRIPT|-m MODULE|-c CODE [ARGUMENT ...]
 
 Starts `python SCRIPT ...` in the environment that tensorstash.allocator.advised_environment gives, and says on
 standard error what was set. The process is replaced, with its number, standard streams and exit status; options of
 this Python, such as `-X dev`, hold for it, too.
 
-With a policy, or with the variable TENSORSTASH_POLICY, everything that the program's main thread saves follows it, from
-the moment that PyTorch or PaddlePaddle is imported: for scripts that cannot be edited. A file (.toml, .json, .yaml) may
-also set limits and min_bytes. Where another launcher starts the processes, let it start this one:
-`torchrun -m tensorstash run train.py`.
+With a policy or a budget, or with the variables TENSORSTASH_POLICY and TENSORSTASH_BUDGET, every tensor that the main
+thread of the program saves follows it, from the moment that PyTorch or PaddlePaddle is imported: for scripts that
+cannot be edited. A file (.toml, .json, .yaml) may also set limits and min_bytes. Where another launcher starts the
+processes, let it start this one: `torchrun -m tensorstash run train.py`.
 """
 
 import argparse
@@ -18,17 +18,20 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tensorstash.cli.program import POLICY_VARIABLE, STATS_VARIABLE
-from tensorstash.config.settings import settings_of
+from tensorstash.cli.program import BUDGET_VARIABLE, POLICY_VARIABLE, STATS_VARIABLE, arguments_of
 from tensorstash.host.allocator import advised_environment
 
-_OURS = ("--policy", "--stats")
+_OURS = {"--policy": POLICY_VARIABLE, "--budget": BUDGET_VARIABLE, "--stats": STATS_VARIABLE}
+"""Options, and the variables of the program that they set."""
 
 
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Return the options in front, and the rest as ``program``, untouched."""
-    parser.usage = "tensorstash run [--policy LINE|FILE] [--stats FILE] SCRIPT|-m MODULE|-c CODE [ARGUMENT ...]"
+    parser.usage = (
+        "tensorstash run [--policy LINE|FILE] [--budget SIZE] [--stats FILE] SCRIPT|-m MODULE|-c CODE [WORD ...]"
+    )
     parser.add_argument("--policy", metavar="LINE|FILE", help="for the saved tensors of the program")
+    parser.add_argument("--budget", metavar="SIZE", help="bytes of saved tensors that may stay, such as 6GiB, or auto")
     parser.add_argument("--stats", metavar="FILE", help="write the statistics, as JSON")
     count = 0
     while count < len(words) and words[count].partition("=")[0] in (*_OURS, "-h", "--help"):
@@ -46,16 +49,13 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
 def main(options: argparse.Namespace) -> int:
     """Replace this process by the program."""
     environment = advised_environment(os.environ)
-    if options.policy is not None:
-        environment[POLICY_VARIABLE] = options.policy
-    if options.stats is not None:
-        environment[STATS_VARIABLE] = options.stats
+    given = {variable: getattr(options, option[2:]) for option, variable in _OURS.items()}
+    environment |= {variable: value for variable, value in given.items() if value is not None}
     added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
     settings = ", ".join(f"{name}={value}" for name, value in added.items())
     print(f"tensorstash: {settings or 'the allocator is left as it is'}", file=sys.stderr, flush=True)
     through = []
-    if environment.get(POLICY_VARIABLE):
-        settings_of(environment[POLICY_VARIABLE], POLICY_VARIABLE)  # a mistake in it is one here, not in the program
+    if arguments_of(environment):  # a mistake in them is one here, not in the program
         through = ["-m", "tensorstash.cli.program"]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     command = [sys.executable, *flags, *through, *options.program]

@@ -35,8 +35,6 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
-    is_whole: ClassVar[bool] = False
-    """Whether it decides about everything, and so can be no part of another policy."""
 
     @abstractmethod
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
@@ -190,11 +188,6 @@ def require_policy(value: object, *, path: str) -> None:
     """
     if isinstance(value, type):
         raise ConfigError(f"{path}: got the class {value.__name__}, expected a policy such as {value.__name__}()")
-    if getattr(value, "is_whole", False):
-        raise ConfigError(
-            f"{path}: got {value!r}, expected a policy that can be part of another; a budget decides about everything, "
-            f"so pass it alone"
-        )
     if isinstance(value, Policy | HookPolicy):
         return
     if isinstance(value, Codec):

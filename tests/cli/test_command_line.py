@@ -11,6 +11,7 @@ import pytest
 
 import tensorstash as ts
 from tensorstash.cli import VERBS, main
+from tensorstash.cli.program import arguments_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,11 +110,22 @@ def test_a_script_that_nobody_edits_follows_a_policy(tmp_path: Path) -> None:
     assert "torch: stashed 0 B" in smaller.stderr, smaller.stderr
 
 
+def test_a_budget_without_a_policy_takes_that_of_the_machine() -> None:
+    assert arguments_of({"TENSORSTASH_BUDGET": "6GiB"}) == {"policy": "auto", "budget": "6GiB"}
+    assert arguments_of({"TENSORSTASH_POLICY": "keep", "TENSORSTASH_BUDGET": "auto"})["budget"] == "auto"
+    assert arguments_of({}) == {}
+
+
+def test_a_mistake_in_the_budget_is_found_before_the_program_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--budget", "6", "train.py"]) == 1
+    assert "TENSORSTASH_BUDGET.budget: got '6', expected a size with a unit" in capsys.readouterr().err
+
+
 def test_a_policy_without_a_framework_is_said_to_have_no_effect() -> None:
     program = "import sys; print(sys.argv, sys._xoptions['dev'])"
     done = command("-c", program, "x", TENSORSTASH_POLICY="keep")
     assert done.stdout == "['-c', 'x'] True\n"
-    assert "TENSORSTASH_POLICY had no effect" in done.stderr
+    assert "the policy had no effect" in done.stderr
 
 
 def test_a_mistake_in_the_policy_is_found_before_the_program_begins() -> None:
