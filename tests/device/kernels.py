@@ -9,7 +9,6 @@ from tensorstash.abilities import Kernel
 from tensorstash.backends.torch.kernels import DeviceKernels
 from tensorstash.backends.torch.layout import Unrecorded
 from tensorstash.codecs.affine import Affine
-from tensorstash.codecs.wire.format import HEADER_NBYTES
 from tensorstash.kernels.groups import Groups
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
@@ -26,8 +25,9 @@ class Rounded:
     def __init__(self, codec: Affine, spec: TensorSpec) -> None:
         self._spec = spec
         self._groups = Groups.of(spec.shape, codec.group_size)
-        self._codes_at = HEADER_NBYTES + 8 * self._groups.count
         (self._nbytes,) = codec.encoded_spec(spec).shape
+        self._codes_at = self._nbytes - spec.numel
+        self._tables_at = self._codes_at - 8 * self._groups.count
 
     def encode(self, dense: Tensor, /) -> Tensor:
         with Unrecorded(), torch.autocast(dense.device.type, enabled=False):
@@ -36,13 +36,13 @@ class Rounded:
             scale = (high - low) / 255
             codes = ((values - low[:, None]) / torch.where(scale > 0, scale, 1)[:, None]).round()
             payload = torch.zeros(self._nbytes, dtype=torch.uint8, device=dense.device)
-            payload[HEADER_NBYTES : self._codes_at] = torch.cat([scale, low]).view(torch.uint8)
+            payload[self._tables_at : self._codes_at] = torch.cat([scale, low]).view(torch.uint8)
             payload[self._codes_at :] = self._in_rows(codes).to(torch.uint8)
             return payload
 
     def decode(self, payload: Tensor, /) -> Tensor:
         with Unrecorded(), torch.autocast(payload.device.type, enabled=False):
-            scale, low = payload[HEADER_NBYTES : self._codes_at].view(torch.float32).reshape(2, -1, 1)
+            scale, low = payload[self._tables_at : self._codes_at].view(torch.float32).reshape(2, -1, 1)
             values = self._by_group(payload[self._codes_at :].float()) * scale + low
             return self._in_rows(values).to(getattr(torch, self._spec.dtype)).reshape(self._spec.shape)
 
