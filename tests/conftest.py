@@ -1,8 +1,7 @@
 """What all tests share: with what is compiled and without, and little to do for the collector."""
 
 import gc
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,3 @@ def either_way(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("nothing_is_compiled")
     elif native.functions is None:
         pytest.skip("nothing is compiled here")
-
-
-@pytest.fixture(scope="session")
-def warm() -> Callable[..., str]:
-    """Return Python itself, whatever modules a program will import; new tests write ``sys.executable``."""
-    return lambda *modules, **variables: sys.executable

@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 
 import pytest
 
 from tensorstash.host import native
 from tensorstash.host.blocks import PythonBlock
-from tests.forked_workers import PROGRAMS
 
 BASES = [PythonBlock] if native.functions is None else [PythonBlock, native.functions.Block]
 
@@ -135,14 +135,14 @@ print("left")
 @pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers of POSIX")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_no_interrupt_leaves_hooks_behind(framework, warm):
+def test_no_interrupt_leaves_hooks_behind(framework):
     """At random moments of entering and leaving, which take some microseconds."""
     number = os.environ.get("TENSORSTASH_INTERRUPTS", "300")
     engine = os.path.join(os.path.dirname(__file__), "engine")
     root = os.path.dirname(os.path.dirname(__file__))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, engine])}
     done = subprocess.run(
-        [warm(*PROGRAMS[framework]), "-W", "ignore", "-c", INTERRUPTED, framework, number],
+        [sys.executable, "-W", "ignore", "-c", INTERRUPTED, framework, number],
         env=environment,
         capture_output=True,
         text=True,

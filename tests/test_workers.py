@@ -1,4 +1,4 @@
-"""Threads that need not answer: work is done once, lost threads are replaced, nothing waits for what hangs."""
+"""Threads that need not answer: work has one end, lost threads are replaced, nothing waits for work that hangs."""
 
 import ctypes
 import gc
@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from tensorstash.host import futures
+from tensorstash.host.futures import Future
 from tensorstash.host.workers import Workers
 
 HANGS = """
@@ -76,6 +77,17 @@ def gate():
     event.set()
 
 
+@pytest.fixture
+def made(request):
+    """Return what makes workers, and what lists their threads by the name that they alone have."""
+
+    def make(number=None, **options):
+        return Workers(request.node.name, number, **options)
+
+    make.threads = lambda: [one for one in threading.enumerate() if one.name.startswith(f"{request.node.name}-")]
+    return make
+
+
 def kill(thread):
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)) == 1
 
@@ -85,37 +97,21 @@ def quiet(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
 
-def test_work_is_done_in_order_on_one_thread():
-    workers, done = Workers("test", 1), []
+def test_work_is_done_in_order_on_one_thread(made):
+    workers, done = made(1), []
     for future in [workers.submit(lambda i=i: done.append(i)) for i in range(100)]:
         future.result()
     assert done == list(range(100))
-    assert len(workers._pool.threads) == 1
+    assert len(made.threads()) == 1
 
 
-def test_threads_start_with_the_work_that_needs_them(gate):
-    workers = Workers("test", 3)
+def test_threads_start_with_the_work_that_needs_them(made, gate):
+    workers = made(3)
     workers.submit(lambda: None).result()
-    assert len(workers._pool.threads) == 1
+    assert len(made.threads()) == 1
     for _ in range(5):
         workers.submit(gate.wait)
-    assert len(workers._pool.threads) == 3
-
-
-def test_no_thread_starts_while_one_is_idle():
-    workers = Workers("test", 3)
-    for _ in range(5):
-        workers.submit(lambda: None).result()
-        while workers._pool.threads[0].job is not None:
-            pass
-    assert len(workers._pool.threads) == 1
-
-
-def test_without_a_number_there_is_always_a_thread(gate):
-    workers = Workers("test")
-    for _ in range(10):
-        workers.submit(gate.wait)
-    assert workers.submit(lambda: "answer").result() == "answer"
+    assert len(made.threads()) == 3
 
 
 def test_an_error_is_for_whoever_asks_and_the_thread_goes_on():
@@ -152,94 +148,48 @@ def test_who_is_told_of_the_end_finds_nothing_of_the_work_alive():
         return payload.is_set()
 
     held, alive = weakref.ref(work.__defaults__[0]), []
-    future = futures.Future(work, ended=lambda: alive.append(held() is not None))
+    future = Future(work, ended=lambda: alive.append(held() is not None))
     del work
     future.run()
     assert alive == [False]
 
 
-def test_work_is_not_done_if_an_interrupt_came_while_it_was_submitted(gate, monkeypatch):
-    workers, done, ended = Workers("test", 1), [], []
-    workers.submit(gate.wait)
-    enlist = workers._pool.enlist
-
-    def interrupted(job):
-        enlist(job)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(workers._pool, "enlist", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        workers.submit(lambda: done.append(1), ended=lambda: ended.append(1))
-    monkeypatch.undo()
-    gate.set()
-    workers.submit(lambda: None).result(60)
-    assert (done, ended) == ([], [1])
-
-
-def test_all_idle_threads_end_when_the_workers_are_closed():
-    workers, meeting = Workers("test", 3), threading.Barrier(3, timeout=60)
+def test_all_idle_threads_end_when_the_workers_are_closed(made):
+    workers, meeting = made(3), threading.Barrier(3, timeout=60)
     for future in [workers.submit(meeting.wait) for _ in range(3)]:
         future.result(60)
-    threads = list(workers._pool.threads)
+    threads = list(made.threads())
     workers.close()
     for thread in threads:
         thread.join(60)
     assert [thread.is_alive() for thread in threads] == [False] * 3
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_process_does_not_wait_for_what_its_parent_began(gate):
-    future = Workers("test", 1).submit(gate.wait)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            future.result(20)
-        except RuntimeError:
-            os._exit(7)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    gate.set()
-
-
-def test_where_no_thread_can_be_started_work_is_done_by_the_caller_until_one_can(monkeypatch):
+def test_where_no_thread_can_be_started_work_is_done_by_the_caller_until_one_can(made, monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
-    workers, main = Workers("test", 2), threading.get_ident()
+    workers, main = made(2), threading.get_ident()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert workers.submit(threading.get_ident).result(0) == main
-    assert not workers._pool.threads, "who ends the process would wait for it"
-    assert not workers._pool._todo, "it is done already"
+    assert not made.threads(), "who ends the process would wait for it"
     monkeypatch.undo()
     assert workers.submit(threading.get_ident).result(60) != main
 
 
-def test_cancelled_work_is_not_done(gate):
-    workers, done = Workers("test", 1), []
-    workers.submit(gate.wait)
-    waiting = workers.submit(lambda: done.append(1))
-    assert waiting.cancel()
-    gate.set()
-    workers.submit(lambda: None).result()
-    assert not done
-    with pytest.raises(CancelledError):
-        waiting.result()
-
-
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_thread_that_is_killed_while_it_waits_is_replaced(number, quiet):
-    workers, meeting = Workers("test", number), threading.Barrier(number, timeout=60)
+def test_a_thread_that_is_killed_while_it_waits_is_replaced(made, number, quiet):
+    workers, meeting = made(number), threading.Barrier(number, timeout=60)
     for future in [workers.submit(meeting.wait) for _ in range(number)]:
         future.result()
-    victims = list(workers._pool.threads)
+    victims = list(made.threads())
     for victim in victims:
         kill(victim)
     futures = [workers.submit(meeting.wait) for _ in range(number)]
     assert sorted(future.result(60) for future in futures) == list(range(number))
     for victim in victims:
         victim.join(60)
-    assert not set(victims) & set(workers._pool.threads)
+    assert not set(victims) & set(made.threads())
 
 
 def test_a_thread_that_is_killed_at_work_is_replaced_and_its_work_is_an_error(quiet):
@@ -263,21 +213,23 @@ def test_an_end_that_comes_before_the_one_who_waits_is_seen_is_not_waited_for(mo
             assert not self.is_taken, "nobody would open it"
             self.is_taken = True
 
-    future = futures.Future(lambda: 42)
+    future = Future(lambda: 42)
     future._gates = Ends()
     monkeypatch.setattr(futures.threading, "Lock", Gate)
     assert future.result() == 42
 
 
-def test_work_that_takes_too_long_is_given_up_and_what_it_returns_is_dropped(gate):
+def test_work_that_takes_too_long_is_given_up_and_what_it_returns_is_dropped(made, gate):
     class Late:
         pass
 
     late, timeout_s = [Late()], 0.01
     gone = weakref.ref(late[0])
-    workers = Workers("test", 1, timeout_s=timeout_s)
-    hangs = workers.submit(lambda: (gate.wait(), late.pop())[1])
-    (lost,) = workers._pool.threads
+    workers = made(1, timeout_s=timeout_s)
+    begun = threading.Event()
+    hangs = workers.submit(lambda: (begun.set(), gate.wait(), late.pop())[2])
+    assert begun.wait(60)
+    (lost,) = made.threads()
     with pytest.raises(TimeoutError):
         hangs.exception(2 * timeout_s)
     assert workers.submit(lambda: threading.current_thread()).result(60) is not lost
@@ -299,11 +251,11 @@ def test_what_waits_behind_work_that_hangs_is_done_when_that_is_given_up(gate):
     assert waiting.result(60) == "done"
 
 
-def test_threads_end_with_their_owner_after_what_was_submitted(gate):
-    workers, done = Workers("test", 1), []
+def test_threads_end_with_their_owner_after_what_was_submitted(made, gate):
+    workers, done = made(1), []
     workers.submit(gate.wait)
     last = workers.submit(lambda: done.append(1))
-    (thread,) = workers._pool.threads
+    (thread,) = made.threads()
     del workers
     gate.set()
     last.result(60)
@@ -312,24 +264,13 @@ def test_threads_end_with_their_owner_after_what_was_submitted(gate):
     assert not thread.is_alive()
 
 
-def test_after_close_work_is_done_by_the_caller():
-    workers = Workers("test", 1)
+def test_after_close_work_is_done_by_the_caller(made):
+    workers = made(1)
     workers.submit(lambda: None).result()
-    (thread,) = workers._pool.threads
+    (thread,) = made.threads()
     workers.close()
     thread.join(60)
     assert workers.submit(threading.get_ident).result(0) == threading.get_ident()
-
-
-def test_a_thread_that_is_killed_before_it_has_taken_its_work_leaves_it_to_another(quiet):
-    class KilledAtFirst(deque):
-        def popleft(self):
-            self.popleft = super().popleft
-            raise SystemExit
-
-    workers = Workers("test", 1)
-    workers._pool._todo = KilledAtFirst()
-    assert workers.submit(lambda: 7).result(60) == 7
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
@@ -347,20 +288,6 @@ def test_a_fork_while_another_thread_submits_leaves_the_child_no_lock():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_has_threads_of_its_own():
-    workers = Workers("test", 1)
-    workers.submit(lambda: None).result()
-    pid = os.fork()
-    if not pid:
-        try:
-            os._exit(workers.submit(lambda: 7).result(60))
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-
-
 @pytest.mark.parametrize(("program", "printed"), [(HANGS, ""), (ENDS, "ended\n"), (DROPS, "ended\n")])
 def test_at_exit_what_runs_has_a_few_seconds_and_what_waits_is_dropped(program, printed):
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
@@ -370,3 +297,99 @@ def test_at_exit_what_runs_has_a_few_seconds_and_what_waits_is_dropped(program, 
 def test_idle_threads_end_at_exit():
     done = subprocess.run([sys.executable, "-W", "error", "-c", IDLE], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+def test_it_has_one_end_and_the_first_counts():
+    ends = []
+    future = Future(lambda: "result", lambda: ends.append("ended"))
+    assert not future.done()
+    future.run()
+    future.fail(OSError("late"))
+    future.run()
+    assert future.done()
+    assert (future.result(), future.exception()) == ("result", None)
+    assert ends == ["ended"]
+
+
+def test_what_returns_after_its_end_is_dropped():
+    class Late:
+        pass
+
+    late = [Late()]
+    gone = weakref.ref(late[0])
+    future = Future(late.pop)
+    future.fail(TimeoutError("given up"))
+    future.run()
+    gc.disable()
+    try:
+        assert gone() is None
+    finally:
+        gc.enable()
+    with pytest.raises(TimeoutError, match="given up"):
+        future.result()
+
+
+def test_what_is_cancelled_is_not_done_and_what_is_begun_is_not_cancelled():
+    done, ends = [], []
+    future = Future(lambda: done.append(1), lambda: ends.append(1))
+    assert future.cancel()
+    assert not future.cancel()
+    future.run()
+    assert (done, ends) == ([], [1])
+    with pytest.raises(CancelledError):
+        future.result()
+    other = Future(lambda: other.cancel())
+    other.run()
+    assert other.result() is False
+
+
+def test_all_who_wait_are_woken():
+    go_on = threading.Event()
+    workers = Workers("test", 1)
+    future = workers.submit(lambda: go_on.wait(60))
+    got = []
+    threads = [threading.Thread(target=lambda: got.append(future.result(60))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert got == [True] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_waits_for_no_work_of_the_parent():
+    go_on = threading.Event()
+    workers = Workers("test", 1)
+    future = workers.submit(lambda: go_on.wait(60))
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)
+        try:
+            os._exit(0 if isinstance(future.exception(), RuntimeError) and workers.submit(lambda: 1).result() else 1)
+        finally:
+            os._exit(2)
+    go_on.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert future.result(60) is True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_an_interrupt_of_who_waits_keeps_nobody_from_working_on():
+    """Where the futures of the standard library lose their lock for ever, now and then."""
+    workers = Workers("test", 1, timeout_s=60)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for number in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + number % 40))
+                while True:
+                    workers.submit(lambda: None).result(60)
+            except KeyboardInterrupt:
+                pass
+            assert workers.submit(lambda: "works").result(60) == "works"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)

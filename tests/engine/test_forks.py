@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 import traceback
 from pathlib import Path
@@ -19,7 +20,6 @@ from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
-from tests.forked_workers import PROGRAMS
 
 HERE = Path(__file__).parent
 WATCHDOG_S = 60
@@ -194,8 +194,8 @@ def test_a_child_of_a_child_trains(tmp_path):
     ("framework", "method"),
     [("torch", "fork"), ("torch", "spawn"), ("torch", "process"), ("paddle", "fork"), ("paddle", "process")],
 )
-def test_workers_of_data_loaders_inside_the_block_compute_at_once(framework, method, warm, tmp_path):
-    program = [warm(*PROGRAMS[framework]), str(HERE / "forked_loaders.py"), framework, method, str(tmp_path)]
+def test_workers_of_data_loaders_inside_the_block_compute_at_once(framework, method, tmp_path):
+    program = [sys.executable, str(HERE / "forked_loaders.py"), framework, method, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)])}
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=2 * WATCHDOG_S)
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_workers import PROGRAMS as PROCESSES
-
 HERE = Path(__file__).parent
 INTERRUPTS = int(os.environ.get("TENSORSTASH_INTERRUPTS", "12"))
 PROGRAMS = [
@@ -34,10 +32,8 @@ PROGRAMS = [
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.timeout(60 + 4 * INTERRUPTS)
 @pytest.mark.parametrize(("framework", "policy"), PROGRAMS)
-def test_after_an_interrupt_at_any_moment_the_budgets_are_whole_and_the_next_step_is_right(
-    framework, policy, warm, tmp_path
-):
-    program = [warm(*PROCESSES[framework]), str(HERE / "interrupted_training.py"), framework, policy, str(tmp_path)]
+def test_after_an_interrupt_at_any_moment_the_budgets_are_whole_and_the_next_step_is_right(framework, policy, tmp_path):
+    program = [sys.executable, str(HERE / "interrupted_training.py"), framework, policy, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)])}
     moments, outcomes, pause = random.Random(f"{framework} {policy}"), Counter(), threading.Event()
     pipe = subprocess.PIPE

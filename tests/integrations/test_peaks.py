@@ -7,6 +7,7 @@ one that has imported what it needs.
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
@@ -44,16 +45,14 @@ Measure = Callable[[Cell], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def measured(warm: Callable[..., str]) -> Measure:
+def measured() -> Measure:
     """Return how much memory a cell takes, and what it stashes; what has no policy is measured once."""
-    in_trainers = ("trainers", "transformers.models.llama.modeling_llama")
 
     @cache
     def measure(cell: Cell) -> dict[str, Any]:
-        python = warm(*(("torch", "torch._dynamo") if cell.trainer.startswith("blocks") else in_trainers), **VARIABLES)
         given = {name: value for name, value in asdict(cell).items() if name != "policy"}
         done = subprocess.run(
-            [python, WORKER, json.dumps(given)], capture_output=True, text=True, env=os.environ | VARIABLES
+            [sys.executable, WORKER, json.dumps(given)], capture_output=True, text=True, env=os.environ | VARIABLES
         )
         assert done.returncode == 0, done.stderr[-4000:]
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -1,3 +1,0 @@
-"""Imports that a program of a test needs, for tests that still name them."""
-
-PROGRAMS = {"torch": ("torch", "torch._dynamo"), "paddle": ("paddle",)}
