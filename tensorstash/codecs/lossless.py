@@ -131,8 +131,8 @@ class Lossless:
         if data.size == spec.nbytes:
             return passed_on(data, spec)
         tag = int(data[-1])
-        if tag >= len(_CODECS) or not _CODECS[tag]().accepts(spec):
-            raise damaged(self, f"no codec of {spec.dtype} has the tag {tag}")
+        if data.size > spec.nbytes or tag >= len(_CODECS) or not _CODECS[tag]().accepts(spec):
+            raise damaged(self, f"no codec of {spec.dtype} has the tag {tag} and {data.size} bytes")
         try:
             array: Array = _CODECS[tag]().decode(data[:-1], spec)
         except CodecError as error:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash.codecs.wire.entropy import compressed_rows, read_row, stored_rows, total_size
+from tensorstash.codecs.wire.entropy import compressed_rows, read_row, stored_rows
 from tensorstash.codecs.wire.format import check_data, check_integer, check_run, damaged, joined
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.protocols import CodecKind
@@ -22,10 +22,11 @@ class Zstd:
     A ``uint8`` array of 2 to 16 rows, such as shuffled bytes, is compressed row by row; anything else is one row. A
     row of which a sample does not compress is stored as it is. Rows whose bytes are merely unevenly distributed, such
     as the exponents of floats, are coded with parameters that search little, at twice the speed, unless the level does
-    better on the sample. The GIL is released while compressing. Payloads are at most 8 bytes larger than the data.
+    better on the sample. The GIL is released while compressing. Payloads are at most 8 bytes larger than the data, and
+    8 for each row.
 
-    Payload: the number of bytes as ``uint64``, then either as many, or the length of every stored row as ``uint64`` and
-    the rows, each as Zstandard frames of 1 MiB, or as it is where the length is its own.
+    Payload: the number of bytes and the length of every stored row as ``uint64``, and the rows, each as Zstandard
+    frames of 1 MiB, or as it is where the length is its own.
 
     Args:
         level: Zstandard's compression level, from -7 to 22; up to 0 trades Huffman coding for speed.
@@ -62,8 +63,8 @@ class Zstd:
         check_data(self, data, spec)
         raw = as_bytes(data)
         count = _row_count(spec)
-        parts = compressed_rows(raw.reshape(count, raw.size // count), self.level)
-        return joined(np.array([raw.size], "<u8").view(np.uint8), *(parts if total_size(parts) < raw.size else [raw]))
+        rows = compressed_rows(raw.reshape(count, raw.size // count), self.level)
+        return joined(np.array([raw.size], "<u8").view(np.uint8), *rows)
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the array in fresh memory."""
@@ -72,13 +73,9 @@ class Zstd:
         body, count, is_run = data[_TOTAL_NBYTES:], _row_count(spec), spec.shape == (-1,)
         if not is_run and total != spec.nbytes:
             raise damaged(self, f"the payload is of {total} bytes, expected {spec.nbytes}")
-        target = aligned_empty(total)
-        if body.size == total:
-            target[:] = body
-        else:
-            rows = target.reshape(count, total // count)
-            for stored, row in zip(stored_rows(self, body, count), rows, strict=True):
-                read_row(self, stored, row)
+        stored, target = stored_rows(self, body, count), aligned_empty(total)
+        for frames, row in zip(stored, target.reshape(count, total // count), strict=True):
+            read_row(self, frames, row)
         return target if is_run else target.view(spec.carrier).reshape(spec.shape)
 
 

@@ -103,8 +103,6 @@ def _tiles(groups: Groups, bits: int) -> tuple[tuple[int], dict[str, object]]:
 def _quantize(
     source,
     payload,
-    head,
-    tail,
     seed,
     count,
     per_row,
