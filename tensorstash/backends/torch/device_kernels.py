@@ -114,7 +114,7 @@ class _AsTypeKernel(_DeviceKernel):
 
 
 class _PackBitsKernel(_DeviceKernel):
-    def __init__(self, codec: PackBits, spec: TensorSpec) -> None:
+    def __init__(self, _: PackBits, spec: TensorSpec) -> None:
         super().__init__(spec)
 
     def _encode(self, dense: Tensor) -> Tensor:
