@@ -58,7 +58,7 @@ WORKLOADS = {
 }
 LOSSLESS = codecs_of("lossless lossless:level=2 lossless:level=4")
 CODECS = LOSSLESS + codecs_of("""
-pack_bits two_valued frame_of_reference sparse sparse:split_floats=true float_split zstd
+pack_bits two_valued sparse zstd
 affine:bits=8,rounding=nearest affine:bits=4,rounding=nearest affine:bits=2,rounding=nearest
 affine:bits=8,rounding=stochastic affine:bits=4,rounding=stochastic affine:bits=2,rounding=stochastic
 astype:dtype=bfloat16 astype:dtype=float16 astype:dtype=float8_e4m3fn astype:dtype=float8_e5m2

@@ -9,7 +9,6 @@
 #include "floats.h"
 #include "simd.h"
 #include "tables.h"
-#include "team.h"
 
 enum {
     BATCH = 2048, /* elements */
@@ -17,7 +16,6 @@ enum {
     USUAL = 128,  /* elements of a group, unless a user says otherwise */
     SPECIALS = 3, /* codes for minus infinity, infinity and NaN in groups that hold one */
     PER_BYTE = 4, /* codes, at most */
-    CACHED = 65536, /* elements that stay in the second cache with their codes */
 };
 
 static const float FINEST = 255, LIMIT = 0x1p126f, LEAST = 0x1p-100f, MAGIC = 0x1.8p23f;
@@ -255,11 +253,13 @@ restore_specials(const uint8_t *codes, size_t groups, size_t size, const Grids *
 typedef void Work(void *of, size_t at, size_t group, size_t groups, size_t size);
 
 static void
-each_batch(const Plan *plan, size_t first, size_t last, Work *work, void *of)
+each_batch(const Plan *plan, Work *work, void *of)
 {
+    fenv_t before;
+    const int has_mode = default_mode(&before);
     size_t size = plan->size, most = size < BATCH / MOST ? MOST : size < BATCH ? BATCH / size : 1;
-    size_t rows = last - first, whole = plan->length / size, rest = plan->length % size;
-    size_t at = first * plan->length, group = first * (whole + (rest != 0));
+    size_t rows = plan->rows, whole = plan->length / size, rest = plan->length % size;
+    size_t at = 0, group = 0;
     if (rest == 0) {
         whole *= rows;
         rows = 1;
@@ -277,14 +277,9 @@ each_batch(const Plan *plan, size_t first, size_t last, Work *work, void *of)
             group += 1;
         }
     }
-}
-
-/* Share out the rows, so many at a time as stay in a core's cache; a multiple of 8, so that each part begins with a
- * byte of codes. */
-static void
-share_rows(const Plan *plan, Part *part, void *of)
-{
-    in_parts(part, of, plan->rows, (CACHED / plan->length / 8 + 1) * 8);
+    if (has_mode) {
+        fesetenv(&before);
+    }
 }
 
 typedef struct {
@@ -387,17 +382,6 @@ encode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
 }
 
 /* Each part has what waits to be packed to itself; only the last leaves any, in the last byte. */
-static void
-encode_part(void *of, size_t first, size_t last)
-{
-    Encoder e = *(const Encoder *)of;
-    each_batch(&e.plan, first, last, encode_batch, &e);
-    if (e.waiting) {
-        memset(e.codes + e.waiting, 0, PER_BYTE);
-        pack_codes(e.codes, e.plan.bits, e.last, 1);
-    }
-}
-
 typedef struct {
     Plan plan;
     void *target;
@@ -435,12 +419,6 @@ decode_batch(void *of, size_t at, size_t group, size_t groups, size_t size)
     for (size_t done = 0; done < size; done += part) {
         decode_piece(d, at + done, groups, smaller(size - done, part), &grids);
     }
-}
-
-static void
-decode_part(void *of, size_t first, size_t last)
-{
-    each_batch(&((const Decoder *)of)->plan, first, last, decode_batch, of);
 }
 
 /* ---- for Python ---- */
@@ -505,7 +483,11 @@ affine_encode(PyObject *Py_UNUSED(module), PyObject *args)
         e.stochastic = seed >= 0;
         e.seed = (uint32_t)seed;
         e.last = (uint8_t *)body.buf + body.len - 1;
-        share_rows(&e.plan, encode_part, &e);
+        each_batch(&e.plan, encode_batch, &e);
+        if (e.waiting) {
+            memset(e.codes + e.waiting, 0, PER_BYTE);
+            pack_codes(e.codes, e.plan.bits, e.last, 1);
+        }
         Py_END_ALLOW_THREADS
     }
     return released(&source, &body, NULL) ? Py_NewRef(Py_None) : NULL;
@@ -522,7 +504,7 @@ affine_decode(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyErr_Occurred()) {
         Py_BEGIN_ALLOW_THREADS
         d.target = target.buf;
-        share_rows(&d.plan, decode_part, &d);
+        each_batch(&d.plan, decode_batch, &d);
         Py_END_ALLOW_THREADS
     }
     return released(&body, &target, NULL) ? Py_NewRef(Py_None) : NULL;

@@ -2,29 +2,6 @@
 
 #include "floats.h"
 #include "tables.h"
-#include "team.h"
-
-/* Elements that stay in the second cache, both as they were and as they will be. */
-enum { CACHED = 65536 };
-
-typedef struct {
-    const void *from;
-    void *to;
-    Kind kind;
-    int narrows;
-} Conversion;
-
-static void
-convert_part(void *of, size_t first, size_t last)
-{
-    const Conversion *c = of;
-    if (c->narrows) {
-        narrow(c->kind, (const float *)c->from + first, (uint16_t *)c->to + first, last - first);
-    }
-    else {
-        widen(c->kind, (const uint16_t *)c->from + first, (float *)c->to + first, last - first);
-    }
-}
 
 /* Fill as many elements of the other width as there are of this. */
 static PyObject *
@@ -45,9 +22,18 @@ convert(PyObject *args, int narrows)
         PyErr_SetString(PyExc_ValueError, "expected as many words of 2 bytes as of 4, at multiples of their size");
     }
     else {
-        Conversion c = {from.buf, to.buf, kind, narrows};
         Py_BEGIN_ALLOW_THREADS
-        in_parts(convert_part, &c, (size_t)count, CACHED);
+        fenv_t before;
+        const int has_mode = default_mode(&before);
+        if (narrows) {
+            narrow(kind, from.buf, to.buf, (size_t)count);
+        }
+        else {
+            widen(kind, from.buf, to.buf, (size_t)count);
+        }
+        if (has_mode) {
+            fesetenv(&before);
+        }
         Py_END_ALLOW_THREADS
     }
     return released(&from, &to, NULL) ? Py_NewRef(Py_None) : NULL;

@@ -3,6 +3,7 @@
 #ifndef TENSORSTASH_FLOATS_H
 #define TENSORSTASH_FLOATS_H
 
+#include <fenv.h>
 #include <float.h>
 #include <stddef.h>
 #include <string.h>
@@ -12,6 +13,13 @@
 #if FLT_EVAL_METHOD != 0
 #error "float is not computed in float here: results would not be those of NumPy"
 #endif
+
+/* Threads may differ in how they round and whether they flush subnormals, results must not. */
+INLINE int
+default_mode(fenv_t *before)
+{
+    return fegetenv(before) == 0 && fesetenv(FE_DFL_ENV) == 0;
+}
 
 enum { SIGN_16 = 0x8000, INFINITY_FLOAT16 = 0x7C00, NAN_FLOAT16 = 0x7E00, NAN_BFLOAT16 = 0x7FC0 };
 

@@ -7,13 +7,8 @@
 
 static PyMethodDef *const tables[] = {
     affine_functions,
-    float_fields_functions,
     floats_functions,
     hooks_functions,
-    integers_functions,
-    masks_functions,
-    nonzero_functions,
-    team_functions,
 };
 
 static int

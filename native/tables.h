@@ -7,13 +7,8 @@
 #include <Python.h>
 
 extern PyMethodDef affine_functions[];
-extern PyMethodDef float_fields_functions[];
 extern PyMethodDef floats_functions[];
 extern PyMethodDef hooks_functions[];
-extern PyMethodDef integers_functions[];
-extern PyMethodDef masks_functions[];
-extern PyMethodDef nonzero_functions[];
-extern PyMethodDef team_functions[];
 
 extern PyTypeObject BlockType;
 

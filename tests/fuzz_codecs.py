@@ -25,8 +25,8 @@ from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import special_values
 
 CODECS = codecs_of("""
-shuffle zstd zstd:level=-3 zstd:level=9 pack_bits two_valued frame_of_reference float_split float_split:level=6 lossless
-lossless:level=5,min_ratio=1 sparse sparse:split_floats=true affine affine:bits=4,group_size=33
+shuffle zstd zstd:level=-3 zstd:level=9 pack_bits two_valued lossless
+lossless:level=5,min_ratio=1 sparse affine affine:bits=4,group_size=33
 affine:bits=2,group_size=5,rounding=stochastic,seed=7 affine:bits=4,group_size=100000,rounding=stochastic
 affine:bits=8,group_size=1 astype:dtype=bfloat16 astype:dtype=float16
 astype:dtype=float8_e4m3fn astype:dtype=float8_e5m2

@@ -2,8 +2,6 @@
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
-from tensorstash.codecs.float_split import FloatSplit
-from tensorstash.codecs.frame_of_reference import FrameOfReference
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.shuffle import Shuffle
@@ -14,8 +12,6 @@ from tensorstash.codecs.zstd import Zstd
 __all__ = [
     "Affine",
     "AsType",
-    "FloatSplit",
-    "FrameOfReference",
     "Lossless",
     "PackBits",
     "Shuffle",

@@ -2,26 +2,13 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from tensorstash import kernels
-from tensorstash.codecs.wire.format import (
-    CODED,
-    HEADER_NBYTES,
-    PLAIN,
-    Header,
-    check_choice,
-    check_data,
-    check_integer,
-    check_length,
-    empty_array,
-    open_payload,
-    plain_payload,
-)
-from tensorstash.host.arrays import Array, payload_empty
+from tensorstash.codecs.wire.format import check_choice, check_data, check_integer, check_run, passed_on
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
 from tensorstash.kernels.dither import seed_word
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.kernels.groups import Groups
@@ -30,29 +17,14 @@ from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
 
 _REMEMBERED = 1024
-MAGIC = b"AFF1"
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-class _Layout(NamedTuple):
-    """What is known of every payload of tensors of one shape.
-
-    Args:
-        groups: of the tensor.
-        nbytes: of scales, lows and codes.
-        header: the bytes in front of them.
-    """
-
-    groups: Groups
-    nbytes: int
-    header: Array
-
-
 @lru_cache(_REMEMBERED)
-def _layout(dtype: str, shape: tuple[int, ...], group_size: int, bits: int) -> _Layout:
-    groups, header = Groups.of(shape, group_size), np.empty(HEADER_NBYTES, np.uint8)
-    Header(MAGIC, CODED, bits, prod(shape)).write(header)
-    return _Layout(groups, sum(section_nbytes(dtype, groups, bits)), header)
+def _layout(dtype: str, shape: tuple[int, ...], group_size: int, bits: int) -> tuple[Groups, int]:
+    """Return the groups of tensors of one shape, and the bytes of their scales, lows and codes."""
+    groups = Groups.of(shape, group_size)
+    return groups, sum(section_nbytes(dtype, groups, bits))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,17 +40,16 @@ class Affine:
     codes for them, which leaves a single code, for the middle of its range, where there are four. What is beyond
     2**126 comes back as that, and a range below 2**-100 as its lower end (``float64``: 2**1022 and 2**-1000).
 
-    The size of a payload is a function of the spec alone, so that a device can make one without being waited for; it is
-    at most 16 bytes more than that of the data.
+    The size of a payload is a function of the spec alone, so that a device can make one without being waited for. A
+    tensor that would not get smaller is passed on untouched and without a copy.
 
     Stochastic rounding rounds x up with the probability of its distance from the lower code, so that the expectation
     is x to within 2**-12 of a scale. The random bits are a function of ``seed``, the place of the element and the
     extremes of its group: the same tensor has the same payload on every device, and no generator of the user is
     touched.
 
-    Payload: header (mode 0 plain, 1 coded; param bits, count elements), then the bytes, where coding saves nothing; or
-    the scale of every group, its sign bit set where codes are given up, the lows of the groups, and the codes, first in
-    the lowest bits.
+    Payload: the bytes of the tensor where it is as long as the tensor; else the scale of every group, its sign bit set
+    where codes are given up, the lows of the groups, and the codes, first in the lowest bits.
 
     Args:
         bits: 2, 4 or 8 per element.
@@ -119,32 +90,28 @@ class Affine:
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
         """Return a run of bytes."""
-        coded = _layout(spec.dtype, spec.shape, self.group_size, self.bits).nbytes
-        nbytes = HEADER_NBYTES + min(coded, spec.nbytes)
-        return TensorSpec((nbytes,), (1,), 0, "uint8", spec.device, module=spec.module)
+        _, nbytes = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
+        return TensorSpec((min(nbytes, spec.nbytes),), (1,), 0, "uint8", spec.device, module=spec.module)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload in fresh memory."""
+        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
         check_data(self, data, spec)
-        layout = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
-        if layout.nbytes >= spec.nbytes:
-            return plain_payload(Header(MAGIC, PLAIN, self.bits, spec.numel), data)
-        payload = payload_empty(HEADER_NBYTES + layout.nbytes)
-        payload[:HEADER_NBYTES] = layout.header
-        body = payload[HEADER_NBYTES:]
+        groups, nbytes = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
+        if nbytes >= spec.nbytes:
+            return as_bytes(data)
+        payload = payload_empty(nbytes)
         seed = seed_word(self.seed) if self.rounding == "stochastic" else None
-        kernels.active.quantize(data, body, spec.dtype, layout.groups, self.bits, seed)
+        kernels.active.quantize(data, payload, spec.dtype, groups, self.bits, seed)
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the elements in fresh memory."""
-        header, body, plain = open_payload(self, data, spec, MAGIC, param=self.bits)
-        if plain is not None:
-            return plain
-        layout = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
-        check_length(self, body, layout.nbytes)
-        array = empty_array(self, header.count, spec)
-        kernels.active.dequantize(body, array, spec.dtype, layout.groups, self.bits)
+        """Return the elements, in fresh memory, or ``data`` itself in their shape where it was passed on."""
+        groups, nbytes = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
+        check_run(self, data, min(nbytes, spec.nbytes))
+        if nbytes >= spec.nbytes:
+            return passed_on(data, spec)
+        array = aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
+        kernels.active.dequantize(data, array, spec.dtype, groups, self.bits)
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:

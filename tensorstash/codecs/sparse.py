@@ -1,35 +1,19 @@
 """Tensors of many zeros, such as the outputs of ReLU and masked attention, as a bit mask and the rest."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from tensorstash import kernels
-from tensorstash.codecs.float_split import FloatSplit
-from tensorstash.codecs.wire.entropy import Compressor, Decompressor
-from tensorstash.codecs.wire.format import (
-    HEADER_NBYTES,
-    Header,
-    check_choice,
-    check_data,
-    damaged,
-    empty_array,
-    open_payload,
-    plain_payload,
-    split_sections,
-)
-from tensorstash.errors import CodecError
-from tensorstash.host.arrays import Array, payload_empty
+from tensorstash.codecs.wire.entropy import compressed_rows, read_row, stored_rows
+from tensorstash.codecs.wire.format import check_data, check_run, damaged, passed_on, split_sections
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
 from tensorstash.kernels.bits import packed_nbytes
-from tensorstash.kernels.integers import unsigned
+from tensorstash.kernels.masks import gather_masked, mask_nonzero, scatter_masked, unsigned
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-MAGIC = b"SPR1"
-_PLAIN, _VALUES, _CODED = 0, 1, 2
-_TABLE_NBYTES = 24
-_FLOATS = FloatSplit()
+_COUNT_NBYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,25 +21,17 @@ class Sparse:
     """Store which elements are not zero, at one bit each, and those elements.
 
     Zero means all bits zero: -0 is stored. The mask is compressed with Zstandard where a sample shows that to help,
-    as with causal attention.
+    as with causal attention. A tensor that does not get smaller is passed on untouched and without a copy.
 
-    Payload: header (mode 0 plain, 1 values, 2 coded values; count elements), then the bytes; or the number of
-    elements not zero, the stored length of them, and of the mask, as ``uint64``, the elements (in mode 2 as
-    :class:`~tensorstash.codecs.float_split.FloatSplit` codes them), and the mask, with the first element in the lowest
-    bit, as it is or as Zstandard frames if they are shorter.
-
-    Args:
-        split_floats: whether the exponents of what is not zero are compressed as well, where that is floats: smaller,
-            and slower in proportion to what is not zero.
-
-    Raises:
-        ConfigError: neither True nor False.
+    Payload: the bytes of the tensor where it is as long as the tensor; else the number of elements not zero as
+    ``uint64``, these elements, and the mask, with the first element in the lowest bit, as one stored row of
+    :class:`~tensorstash.codecs.zstd.Zstd`.
 
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((1000,), (1,), 0, "float32", "cpu")
-    >>> codec, data = Sparse(split_floats=False), np.maximum(np.arange(-900, 100, dtype=np.float32), 0)
+    >>> codec, data = Sparse(), np.maximum(np.arange(-900, 100, dtype=np.float32), 0)
     >>> payload = codec.encode(data, spec)
-    >>> payload.size <= 40 + 99 * 4 + 125, bool((codec.decode(payload, spec) == data).all())
+    >>> payload.size <= 16 + 99 * 4 + 125, bool((codec.decode(payload, spec) == data).all())
     (True, True)
     """
 
@@ -63,80 +39,47 @@ class Sparse:
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
 
-    split_floats: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("sparse.split_floats", self.split_floats, (False, True))
-
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are numbers of 2, 4 or 8 bytes."""
         return 2 <= spec.itemsize <= 8
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return a run of bytes, whose length depends on what the tensor holds."""
+        """Return a run of bytes, whose length depends on the content."""
         return opaque_bytes(spec)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload in fresh memory."""
+        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
         check_data(self, data, spec)
         bits = unsigned(data)
         mask = np.empty(packed_nbytes(bits.size, 1), np.uint8)
-        total = kernels.active.mask_nonzero(bits, mask)
-        inner = _values_spec(spec, total)
-        masks = Compressor(1).compress(mask)
-        mask_length = sum(frame.size for frame in masks)
-        coded = _coded_values(bits, mask, inner) if self.split_floats and _FLOATS.accepts(inner) else None
-        length = inner.nbytes if coded is None else coded.size
-        if _TABLE_NBYTES + length + mask_length >= data.nbytes:
-            return plain_payload(Header(MAGIC, _PLAIN, 0, bits.size), data)
-        payload = payload_empty(HEADER_NBYTES + _TABLE_NBYTES + length + mask_length)
-        Header(MAGIC, _VALUES if coded is None else _CODED, 0, bits.size).write(payload)
-        table, values, end = split_sections(self, payload[HEADER_NBYTES:], _TABLE_NBYTES, length, mask_length)
-        table.view("<u8")[:] = total, length, mask_length
-        if coded is None:
-            kernels.active.gather_masked(bits, mask, values.view(bits.dtype))
-        else:
-            values[:] = coded
-        np.concatenate(masks, out=end)
+        count = mask_nonzero(bits, mask)
+        end = _COUNT_NBYTES + count * spec.itemsize
+        parts = compressed_rows([mask], 1)
+        nbytes = end + sum(part.size for part in parts)
+        if nbytes >= data.nbytes:
+            return as_bytes(data)
+        payload = payload_empty(nbytes)
+        payload[:_COUNT_NBYTES].view("<u8")[:] = count
+        gather_masked(bits, mask, payload[_COUNT_NBYTES:end].view(bits.dtype))
+        np.concatenate(parts, out=payload[end:])
         return payload
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array in fresh memory."""
-        header, body, plain = open_payload(self, data, spec, MAGIC, modes=(_PLAIN, _VALUES, _CODED))
-        if plain is not None:
-            return plain
-        array = empty_array(self, header.count, spec)
-        if body.size < _TABLE_NBYTES:
-            raise damaged(self, f"{body.size} bytes are too few for the lengths of the sections")
-        total, length, mask_length = body[:_TABLE_NBYTES].view("<u8").tolist()
-        section, stored_mask = split_sections(self, body[_TABLE_NBYTES:], length, mask_length)
-        inner = _values_spec(spec, total)
-        if total > header.count:
-            raise damaged(self, f"{total} of {header.count} elements are not zero")
-        if header.mode == _CODED:
-            try:
-                values = _FLOATS.decode(section, inner)
-            except CodecError as error:
-                raise error.at(repr(self)) from error
-        else:
-            (values,) = split_sections(self, section, inner.nbytes)
-        mask = stored_mask
-        if mask.size != packed_nbytes(header.count, 1):
-            mask = np.empty(packed_nbytes(header.count, 1), np.uint8)
-            frame = Decompressor(self, stored_mask)
-            frame.read_into(mask)
-            frame.finish()
+        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
+        check_run(self, data)
+        if data.size == spec.nbytes:
+            return passed_on(data, spec)
+        check_run(self, data, at_least=_COUNT_NBYTES)
+        (count,) = data[:_COUNT_NBYTES].view("<u8").tolist()
+        if count > spec.numel:
+            raise damaged(self, f"{count} of {spec.numel} elements are not zero")
+        end = _COUNT_NBYTES + count * spec.itemsize
+        values, stored = split_sections(self, data[_COUNT_NBYTES:], end - _COUNT_NBYTES, max(data.size - end, 0))
+        mask = np.empty(packed_nbytes(spec.numel, 1), np.uint8)
+        (row,) = stored_rows(self, stored, 1)
+        read_row(self, row, mask)
+        array = aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
         bits = unsigned(array)
-        if not kernels.active.scatter_masked(values.view(bits.dtype), mask, bits):
-            raise damaged(self, f"the mask has not {total} ones")
+        if not scatter_masked(values.view(bits.dtype), mask, bits):
+            raise damaged(self, f"the mask has not {count} ones")
         return array
-
-
-def _values_spec(spec: TensorSpec, count: int) -> TensorSpec:
-    return replace(spec, shape=(count,), strides=(1,))
-
-
-def _coded_values(bits: Array, mask: Array, inner: TensorSpec) -> Array:
-    values = np.empty(inner.shape, bits.dtype)
-    kernels.active.gather_masked(bits, mask, values)
-    return _FLOATS.encode(values.view(inner.carrier), inner)

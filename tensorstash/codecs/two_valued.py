@@ -5,24 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash import kernels
-from tensorstash.codecs.wire.format import (
-    CODED,
-    HEADER_NBYTES,
-    Header,
-    check_data,
-    empty_array,
-    open_payload,
-    passed_on,
-    split_sections,
-)
-from tensorstash.host.arrays import Array, as_bytes, payload_empty
+from tensorstash.codecs.wire.format import check_data, check_run, passed_on, split_sections
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
 from tensorstash.kernels.bits import packed_nbytes
-from tensorstash.kernels.integers import unsigned
+from tensorstash.kernels.masks import pack_two_values, unpack_two_values, unsigned
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-MAGIC = b"TWO1"
 MOST_VALUES = 2
 _FIRST_ELEMENTS = 64
 
@@ -35,15 +24,15 @@ class TwoValued:
     more values, or of too few elements to get smaller, is passed on untouched and without a copy; finding that out
     takes until the first block that holds a third, and most tensors show it in their first elements.
 
-    Payload: the bytes of the tensor where it is as long as the tensor; else a header (mode 1; count elements), the two
-    values and the bits, with the first element in the lowest bit and the last byte filled with zeros.
+    Payload: the bytes of the tensor where it is as long as the tensor; else the two values and the bits,
+    with the first element in the lowest bit and the last byte filled with zeros.
 
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((4096,), (1,), 0, "float32", "cpu")
     >>> codec, data = TwoValued(), np.where(np.arange(4096) % 3, np.float32(1.25), 0)
     >>> payload = codec.encode(data, spec)
     >>> payload.size, bool((codec.decode(payload, spec) == data).all())
-    (536, True)
+    (520, True)
     """
 
     name: ClassVar[str] = "two_valued"
@@ -75,26 +64,21 @@ class TwoValued:
         """
         check_data(self, data, spec)
         bits = unsigned(data)
-        nbytes = HEADER_NBYTES + 2 * spec.itemsize + packed_nbytes(bits.size, 1)
-        pack, few = kernels.active.pack_two_values, bits[:_FIRST_ELEMENTS]
-        if nbytes >= data.nbytes or not pack(
-            few, np.empty(2, bits.dtype), np.empty(packed_nbytes(few.size, 1), np.uint8)
-        ):
+        nbytes, few = 2 * spec.itemsize + packed_nbytes(bits.size, 1), bits[:_FIRST_ELEMENTS]
+        scratch = np.empty(packed_nbytes(few.size, 1), np.uint8)
+        if nbytes >= data.nbytes or not pack_two_values(few, np.empty(2, bits.dtype), scratch):
             return None  # most tensors show it at once: before memory for all of them is asked for
         payload = payload_empty(nbytes)
-        Header(MAGIC, CODED, 0, bits.size).write(payload)
-        pair = payload[HEADER_NBYTES : HEADER_NBYTES + 2 * spec.itemsize].view(bits.dtype)
-        return payload if pack(bits, pair, payload[HEADER_NBYTES + 2 * spec.itemsize :]) else None
+        pair = payload[: 2 * spec.itemsize].view(bits.dtype)
+        return payload if pack_two_values(bits, pair, payload[2 * spec.itemsize :]) else None
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
-        if data.dtype == np.uint8 and data.ndim == 1 and data.size == spec.nbytes:
+        check_run(self, data)
+        if data.size == spec.nbytes:
             return passed_on(data, spec)
-        header, body, plain = open_payload(self, data, spec, MAGIC)
-        if plain is not None:
-            return plain
-        array = empty_array(self, header.count, spec)
+        pair, packed = split_sections(self, data, 2 * spec.itemsize, packed_nbytes(spec.numel, 1))
+        array = aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
         target = unsigned(array)
-        pair, packed = split_sections(self, body, 2 * spec.itemsize, packed_nbytes(target.size, 1))
-        kernels.active.unpack_two_values(packed, pair.view(target.dtype), target)
+        unpack_two_values(packed, pair.view(target.dtype), target)
         return array

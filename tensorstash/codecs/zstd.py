@@ -4,28 +4,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import zstandard
 
-from tensorstash.codecs.wire.entropy import FRAME_NBYTES, Compressor, Decompressor
-from tensorstash.codecs.wire.format import (
-    CODED,
-    HEADER_NBYTES,
-    PLAIN,
-    Header,
-    check_data,
-    check_integer,
-    damaged,
-    empty_array,
-    open_payload,
-    plain_payload,
-    split_sections,
-)
-from tensorstash.host.arrays import Array, as_bytes, payload_empty
+from tensorstash.codecs.wire.entropy import compressed_rows, read_row, stored_rows
+from tensorstash.codecs.wire.format import check_data, check_integer, check_run, damaged, joined
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-MAGIC = b"ZST1"
 _MAX_ROWS = 16
+_TOTAL_NBYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,11 +22,11 @@ class Zstd:
     A ``uint8`` array of 2 to 16 rows, such as shuffled bytes, is compressed row by row; anything else is one row. A
     row of which a sample does not compress is stored as it is. Rows whose bytes are merely unevenly distributed, such
     as the exponents of floats, are coded with parameters that search little, at twice the speed, unless the level does
-    better on the sample. Contexts live for one call: making one costs about 10 us. The GIL is released while
-    compressing. Payloads are at most 16 bytes larger than the data.
+    better on the sample. The GIL is released while compressing. Payloads are at most 8 bytes larger than the data, and
+    8 for each row.
 
-    Payload: header (mode 0 plain, 1 rows; param rows, count bytes), then the bytes, or the length of every stored row
-    as ``uint64`` and the rows, each as Zstandard frames of 1 MiB, or as it is where the length is its own.
+    Payload: the number of bytes and the length of every stored row as ``uint64``, and the rows, each as Zstandard
+    frames of 1 MiB, or as it is where the length is its own.
 
     Args:
         level: Zstandard's compression level, from -7 to 22; up to 0 trades Huffman coding for speed.
@@ -76,50 +63,20 @@ class Zstd:
         check_data(self, data, spec)
         raw = as_bytes(data)
         count = _row_count(spec)
-        compressor = Compressor(self.level)
-        stored = [compressor.compress(row) for row in raw.reshape(count, raw.size // count)]
-        lengths = np.array([sum(frame.size for frame in frames) for frames in stored], "<u8")
-        if lengths.nbytes + int(lengths.sum()) >= raw.size:
-            return plain_payload(Header(MAGIC, PLAIN, count, raw.size), data)
-        payload = payload_empty(HEADER_NBYTES + lengths.nbytes + int(lengths.sum()))
-        Header(MAGIC, CODED, count, raw.size).write(payload)
-        parts = [lengths.view(np.uint8), *(frame for frames in stored for frame in frames)]
-        np.concatenate(parts, out=payload[HEADER_NBYTES:])
-        return payload
+        rows = compressed_rows(raw.reshape(count, raw.size // count), self.level)
+        return joined(np.array([raw.size], "<u8").view(np.uint8), *rows)
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the array in fresh memory."""
-        count = _row_count(spec)
-        header, body, plain = open_payload(self, data, spec, MAGIC, param=count, unit=spec.itemsize)
-        if plain is not None:
-            return plain
-        if body.size < 8 * count:
-            raise damaged(self, f"{body.size} bytes are too few for the lengths of {count} rows")
-        lengths = body[: 8 * count].view("<u8").tolist()
-        stored = split_sections(self, body[8 * count :], *lengths)
-        row_nbytes = header.count // count
-        for row in stored:
-            self._check_frames(row, row_nbytes)
-        array = empty_array(self, header.count // spec.itemsize, spec)
-        for source, target in zip(stored, as_bytes(array).reshape(count, row_nbytes), strict=True):
-            if source.size == row_nbytes:
-                target[:] = source
-            else:
-                frame = Decompressor(self, source)
-                frame.read_into(target)
-                frame.finish()
-        return array
-
-    def _check_frames(self, row: Array, row_nbytes: int) -> None:
-        """Compare the length of a row with what its first frame promises, before memory of that length is asked for."""
-        if row.size == row_nbytes:
-            return
-        try:
-            promised = zstandard.frame_content_size(row.data)
-        except zstandard.ZstdError as error:
-            raise damaged(self, f"no Zstandard frame: {error}") from error
-        if promised != min(row_nbytes, FRAME_NBYTES) or row_nbytes > FRAME_NBYTES * row.size:
-            raise damaged(self, f"{row.size} bytes whose first frame holds {promised} do not give {row_nbytes}")
+        check_run(self, data, at_least=_TOTAL_NBYTES)
+        (total,) = data[:_TOTAL_NBYTES].view("<u8").tolist()
+        body, count, is_run = data[_TOTAL_NBYTES:], _row_count(spec), spec.shape == (-1,)
+        if not is_run and total != spec.nbytes:
+            raise damaged(self, f"the payload is of {total} bytes, expected {spec.nbytes}")
+        stored, target = stored_rows(self, body, count), aligned_empty(total)
+        for frames, row in zip(stored, target.reshape(count, total // count), strict=True):
+            read_row(self, frames, row)
+        return target if is_run else target.view(spec.carrier).reshape(spec.shape)
 
 
 def _row_count(spec: TensorSpec) -> int:

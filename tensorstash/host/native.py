@@ -19,14 +19,6 @@ class Functions(Protocol):
         """What :class:`tensorstash.host.blocks.Block` is derived from."""
         ...
 
-    def join_team(self, address: int, threads: int, /) -> None:
-        """Let a function of OpenMP share out what compiled kernels do on this thread, from now on."""
-        ...
-
-    def leave_team(self) -> None:
-        """Take back :meth:`join_team`."""
-        ...
-
     def keeping(
         self,
         small: Mapping[int, Any],

@@ -1,16 +1,14 @@
 """The functions compiled from ``native/``, where the package was installed with a C compiler."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
 
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
-from tensorstash.kernels.float_fields import field_start
 from tensorstash.kernels.groups import Groups
-from tensorstash.kernels.table import Kernels
 from tensorstash.spec import DTYPES
 
 QUANTIZED = frozenset({"float32", "bfloat16", "float16"})
@@ -20,11 +18,32 @@ CONVERTED = frozenset({"bfloat16", "float16"})
 """What is converted from and to ``float32`` in compiled code."""
 
 
-class Extension(Protocol):
-    """What is compiled for arrays: as the functions of :class:`~tensorstash.kernels.table.Kernels`, but where noted.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """The functions on arrays that NumPy defines and compiled code may replace; each has the docstring of NumPy's.
 
-    Each checks the sizes of its arrays, takes the width of an element from the array, and raises ValueError where they
-    do not fit together. The interpreter lock is released meanwhile.
+    Arrays are contiguous and may start at any address. Only those that are said to be filled are written.
+
+    Args:
+        quantize: see :func:`~tensorstash.kernels.quantize.quantize`.
+        dequantize: see :func:`~tensorstash.kernels.quantize.dequantize`.
+        narrow: see :func:`~tensorstash.kernels.floats.narrow`.
+        widen: see :func:`~tensorstash.kernels.floats.widen`.
+        convert: see :func:`~tensorstash.kernels.floats.convert`.
+    """
+
+    quantize: Callable[[Array, Array, str, Groups, int, int | None], None]
+    dequantize: Callable[[Array, Array, str, Groups, int], None]
+    narrow: Callable[[Array, str], Array]
+    widen: Callable[[Array, str], Array]
+    convert: Callable[[Array, str, Array, str], None]
+
+
+class Extension(Protocol):
+    """The compiled functions on arrays, which release the interpreter lock.
+
+    Raises:
+        ValueError: sizes of arrays do not fit together.
     """
 
     def affine_encode(
@@ -44,25 +63,6 @@ class Extension(Protocol):
     def widen_floats(self, bits: Array, values: Array, dtype: str, /) -> None:
         """Fill ``values``, ``float32``, with those of a format of :data:`CONVERTED`."""
         ...
-
-    def take_fields(self, floats: Array, /, *pairs: int | Array) -> None:
-        """Fill at most four fields; for each its lowest bit, -1 for that of the sign, and its array."""
-        ...
-
-    def join_fields(self, floats: Array, /, *fields: Array) -> None:
-        """Fill floats from all their fields, the highest first."""
-        ...
-
-    def integer_range(self, words: Array, is_signed: bool, /) -> tuple[int, int]: ...
-    def subtract_base(self, words: Array, base: Array, stored: Array, /) -> None: ...
-    def add_base(self, stored: Array, base: Array, words: Array, /) -> None: ...
-    def pack_booleans(self, flags: Array, packed: Array, /) -> bool: ...
-    def unpack_booleans(self, packed: Array, flags: Array, /) -> None: ...
-    def pack_two_values(self, words: Array, pair: Array, packed: Array, /) -> bool: ...
-    def unpack_two_values(self, packed: Array, pair: Array, words: Array, /) -> None: ...
-    def mask_nonzero(self, words: Array, mask: Array, /) -> int: ...
-    def gather_masked(self, words: Array, mask: Array, values: Array, /) -> bool: ...
-    def scatter_masked(self, values: Array, mask: Array, words: Array, /) -> bool: ...
 
 
 def taking_the_place_of(defined: Kernels) -> Kernels:
@@ -108,29 +108,4 @@ def _over(defined: Kernels, compiled: Extension) -> Kernels:
         else:
             defined.convert(source, dtype, target, wanted)
 
-    def take_fields(floats: Array, fields: Mapping[int, Array]) -> None:
-        pairs: list[int | Array] = []
-        for k, field in fields.items():
-            pairs += field_start(floats.itemsize, k), field
-        compiled.take_fields(floats, *pairs)
-
-    return replace(
-        defined,
-        quantize=quantize,
-        dequantize=dequantize,
-        narrow=narrow,
-        widen=widen,
-        convert=convert,
-        take_fields=take_fields,
-        join_fields=lambda fields, floats: compiled.join_fields(floats, *reversed(fields)),
-        integer_range=lambda words: compiled.integer_range(words, words.dtype.kind == "i"),
-        subtract_base=compiled.subtract_base,
-        add_base=compiled.add_base,
-        pack_booleans=compiled.pack_booleans,
-        unpack_booleans=compiled.unpack_booleans,
-        pack_two_values=compiled.pack_two_values,
-        unpack_two_values=compiled.unpack_two_values,
-        mask_nonzero=compiled.mask_nonzero,
-        gather_masked=compiled.gather_masked,
-        scatter_masked=compiled.scatter_masked,
-    )
+    return Kernels(quantize=quantize, dequantize=dequantize, narrow=narrow, widen=widen, convert=convert)

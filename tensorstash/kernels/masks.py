@@ -6,6 +6,14 @@ from tensorstash.host.arrays import Array
 from tensorstash.kernels.groups import BLOCK
 
 
+def unsigned(array: Array) -> Array:
+    """Return the bits of an array as a flat view of unsigned integers, on which every comparison is exact.
+
+    Elements of 16 bytes become two integers each.
+    """
+    return array.reshape(-1).view(f"u{min(array.itemsize, 8)}")
+
+
 def pack_booleans(flags: Array, packed: Array) -> bool:
     """Pack bytes at one bit each, if all of them are 0 or 1, and return whether they are.
 

@@ -48,9 +48,8 @@ class Encode(Policy):
 class Compress(Policy):
     """Payloads are compressed without loss and held in host memory.
 
-    How is chosen by content, tensor by tensor: masks and two-valued numbers become one bit per element, integers get
-    the narrowest width, zeros are left out, floating-point numbers have their exponents compressed. What does not
-    shrink is kept as it is.
+    The form is chosen by content, tensor by tensor: masks and two-valued numbers become one bit per element, zeros are
+    left out, and the bytes of numbers are compressed apart, such as exponents. A tensor that does not shrink is kept.
 
     Args:
         level: of Zstandard; higher is smaller and slower, and 1 is already the best trade for activations.

@@ -44,7 +44,7 @@ def test_masks_of_floats_take_a_bit_each_and_what_is_dense_stays(framework, limi
     assert_same_bits(masked(lab, scope), masked(lab, ts.stash("keep", framework=framework)), framework)
     stats = scope.stats()
     assert stats.stored["memory"].tensors == 4
-    assert stats.stored["memory"].nbytes == 4 * (16 + 8 + 64 * 512 // 8)
+    assert stats.stored["memory"].nbytes == 4 * (8 + 64 * 512 // 8)
     assert 0 < stats.declined.nbytes <= stats.stashed.nbytes - 4 * NBYTES
 
 

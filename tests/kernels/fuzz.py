@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,9 @@ native = loaded(options.module)
 import numpy as np  # noqa: E402
 
 from tensorstash import kernels  # noqa: E402
-from tensorstash.codecs import Affine, AsType, FloatSplit, FrameOfReference, PackBits, Sparse, TwoValued  # noqa: E402
+from tensorstash.codecs import Affine, AsType  # noqa: E402
 from tensorstash.errors import CodecError  # noqa: E402
 from tensorstash.host.arrays import Array  # noqa: E402
-from tensorstash.kernels.float_fields import field_start, field_widths  # noqa: E402
 from tensorstash.kernels.floats import FORMATS  # noqa: E402
 from tensorstash.kernels.groups import Groups  # noqa: E402
 from tensorstash.kernels.quantize import section_nbytes  # noqa: E402
@@ -56,12 +55,6 @@ REFUSALS = (ValueError, TypeError, BufferError, OverflowError)
 SIZES = (0, 1, 2, 7, 8, 9, 63, 64, 65, 127, 129, 1000, 1023, 1024, 1025, 4099)
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 CODECS: tuple[Codec, ...] = (
-    PackBits(),
-    TwoValued(),
-    FrameOfReference(),
-    Sparse(),
-    Sparse(split_floats=True),
-    FloatSplit(),
     Affine(bits=2, group_size=7),
     Affine(bits=4, group_size=33, rounding="stochastic"),
     Affine(bits=8),
@@ -98,38 +91,7 @@ def filled(dtype: str, size: int) -> Array:
 
 def cases() -> Iterator[tuple[str, tuple[Any, ...], tuple[str, tuple[Any, ...]]]]:
     """Yield functions of the table with arguments that fit, and the compiled function that does it with its own."""
-    size, itemsize = int(rng.choice(SIZES)), int(rng.choice([2, 4, 8]))
-    packed = -(-size // 8)
-    words, any_width = words_of(itemsize, size), words_of(int(rng.choice([1, 2, 4, 8])), size)
-
-    def same(name: str, *arguments: Any) -> tuple[str, tuple[Any, ...], tuple[str, tuple[Any, ...]]]:
-        return name, arguments, (name, arguments)
-
-    flags = rng.integers(0, 2, size, np.uint8)
-    if size and rng.random() < 0.3:
-        flags[rng.integers(size)] = 2
-    yield same("pack_booleans", flags, filled("u1", packed))
-    yield same("unpack_booleans", rng.integers(0, 256, packed, np.uint8), filled("u1", size))
-    yield same("pack_two_values", any_width, filled(any_width.dtype.str, 2), filled("u1", packed))
-    pair = words_of(any_width.itemsize, 2)
-    yield same("unpack_two_values", rng.integers(0, 256, packed, np.uint8), pair, filled(pair.dtype.str, size))
-    mask, there = np.packbits(words != 0, bitorder="little"), int(np.count_nonzero(words))
-    yield same("mask_nonzero", words, filled("u1", packed))
-    for total in (there, there + 1, max(there - 1, 0)):
-        yield same("gather_masked", words, mask, filled(words.dtype.str, total))
-        yield same("scatter_masked", words_of(itemsize, total), mask, filled(words.dtype.str, size))
-    if size:
-        integers = words.view(f"{rng.choice(['i', 'u'])}{itemsize}")
-        raw = ("integer_range", (integers, integers.dtype.kind == "i"))
-        yield "integer_range", (integers,), raw
-    narrower = f"u{rng.choice([width for width in (1, 2, 4) if width < itemsize])}"
-    yield same("subtract_base", words, words_of(itemsize, 1), filled(narrower, size))
-    yield same("add_base", words_of(int(narrower[1]), size), words_of(itemsize, 1), filled(words.dtype.str, size))
-    fields = {k: filled(f"u{width}", size) for k, width in enumerate(field_widths(itemsize)) if rng.random() < 0.7}
-    pairs = chain.from_iterable((field_start(itemsize, k), field) for k, field in fields.items())
-    yield "take_fields", (words, fields), ("take_fields", (words, *pairs))
-    parts = [words_of(width, size) for width in field_widths(itemsize)]
-    yield "join_fields", (parts, filled(words.dtype.str, size)), ("join_fields", (words, *reversed(parts)))
+    size = int(rng.choice(SIZES))
     values = words_of(4, size).view(np.float32)
     dtype = str(rng.choice(list(FORMATS)))
     carrier = words_of(FORMATS[dtype].nbits // 8, size).view(DTYPES[dtype].carrier)
@@ -321,7 +283,7 @@ def main() -> None:
             assert_hostile_payloads_end_as_in_numpy(codec)
     exercise_hooks()
     missing = {name for name in vars(native) if not name.startswith("_")} - set(called)
-    missing -= {"Block", "join_team", "leave_team"}  # which do no arithmetic
+    missing -= {"Block"}  # which does no arithmetic
     assert not missing, f"never called: {missing}"
     print(", ".join(f"{name} {number}" for name, number in sorted(called.items())))
 

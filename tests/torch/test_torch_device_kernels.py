@@ -253,8 +253,7 @@ def test_triton_kernels_compile_for_a_device_and_round_every_operation(
     tile = {"TALL": 32, "WIDTH": 128, "BITS": 4}
     for dtype, whole, stochastic in (("fp32", True, True), ("bf16", False, False), ("fp16", True, False)):
         known = {**tile, "WHOLE": whole, "DTYPE": dtype}
-        header = {"head": "i64", "tail": "i64", "seed": "i64"}
-        signature = {"source": pointers[dtype], "payload": "*u8", **header, **groups}
+        signature = {"source": pointers[dtype], "payload": "*u8", "seed": "i64", **groups}
         code = compiled(torch_triton_affine._quantize, signature, {**known, "STOCHASTIC": stochastic})
         assert "div.rn.f32" in code
         signature = {"payload": "*u8", "target": pointers[dtype], **groups}

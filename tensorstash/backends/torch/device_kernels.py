@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
@@ -20,12 +19,9 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from tensorstash.abilities import Kernel
 from tensorstash.backends.torch import triton
 from tensorstash.backends.torch.layout import Unrecorded
-from tensorstash.codecs.affine import MAGIC as AFFINE
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
-from tensorstash.codecs.pack_bits import MAGIC as PACK_BITS
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.wire.format import CODED, HEADER_NBYTES, Header
 from tensorstash.kernels.dither import seed_word
 from tensorstash.kernels.groups import Groups
 from tensorstash.protocols import Codec
@@ -92,12 +88,11 @@ class _AffineKernel(_DeviceKernel):
         self._groups = Groups.of(spec.shape, codec.group_size)
         self._bits = codec.bits
         self._seed = seed_word(codec.seed) if codec.rounding == "stochastic" else None
-        self._header = _words(Header(AFFINE, CODED, codec.bits, spec.numel))
         (self._nbytes,) = codec.encoded_spec(spec).shape
 
     def _encode(self, dense: Tensor) -> Tensor:
         payload = self._bytes(self._nbytes)
-        triton.quantize(dense, payload, self._header, self._groups, self._bits, self._seed)
+        triton.quantize(dense, payload, self._groups, self._bits, self._seed)
         return payload
 
     def _decode(self, payload: Tensor, dense: Tensor) -> None:
@@ -119,13 +114,12 @@ class _AsTypeKernel(_DeviceKernel):
 
 
 class _PackBitsKernel(_DeviceKernel):
-    def __init__(self, codec: PackBits, spec: TensorSpec) -> None:
+    def __init__(self, _: PackBits, spec: TensorSpec) -> None:
         super().__init__(spec)
-        self._header = _words(Header(PACK_BITS, CODED, 0, spec.numel))
 
     def _encode(self, dense: Tensor) -> Tensor:
-        payload = self._bytes(HEADER_NBYTES + -(-self._spec.numel // 8))
-        triton.pack_flags(dense, payload, self._header)
+        payload = self._bytes(-(-self._spec.numel // 8))
+        triton.pack_flags(dense, payload)
         return payload
 
     def _decode(self, payload: Tensor, dense: Tensor) -> None:
@@ -133,7 +127,7 @@ class _PackBitsKernel(_DeviceKernel):
 
 
 def _affine(codec: Affine, spec: TensorSpec) -> Kernel[Tensor] | None:
-    if codec.encoded_spec(spec).nbytes >= HEADER_NBYTES + spec.nbytes:  # stored as it is
+    if codec.encoded_spec(spec).nbytes >= spec.nbytes:  # passed on as it is
         return None
     is_taken = triton.fits(Groups.of(spec.shape, codec.group_size), codec.bits, getattr(torch, spec.dtype))
     return _AffineKernel(codec, spec) if is_taken else None
@@ -152,10 +146,3 @@ _MAKERS: tuple[tuple[type, Callable[[Any, TensorSpec], Kernel[Tensor] | None]], 
     (AsType, _astype),
     (PackBits, _pack_bits),
 )
-
-
-def _words(header: Header) -> tuple[int, int]:
-    memory = np.empty(HEADER_NBYTES, np.uint8)
-    header.write(memory)
-    head, tail = memory.view(np.int64).tolist()
-    return head, tail

@@ -1,1 +1,1 @@
-"""How payloads are written: headers, entropy coding, and the choice of codecs by measurement."""
+"""Checks of payloads, and Zstandard on rows of bytes."""

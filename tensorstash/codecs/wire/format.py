@@ -1,110 +1,23 @@
-"""The wire format: headers and sections of payloads, the checks that keep a damaged one from becoming a tensor.
+"""Checks of payloads, of what goes into them, and of the fields of codecs.
 
-Also the checks of a codec's fields, which decide what is in a payload.
+A payload never outlives its process, and stores verify their bytes. So payloads name no codec and no version: each
+codec tells its forms by their lengths, and checks these.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from struct import Struct
+from collections.abc import Iterable
 
 import numpy as np
 
 from tensorstash.errors import CodecError, ConfigError
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
+from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 
-PLAIN, CODED = 0, 1
-"""Modes of a payload: the bytes as they are, and what the codec makes of them."""
 
-_HEADER = Struct("<4sBBHQ")
-HEADER_NBYTES = _HEADER.size
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The first 16 bytes of a payload.
-
-    Args:
-        magic: four bytes that name the codec and the version of its format.
-        mode: which of the codec's layouts follows.
-        param: a small number of the codec's own.
-        count: elements or bytes that the payload stands for.
-    """
-
-    magic: bytes
-    mode: int
-    param: int
-    count: int
-
-    def write(self, payload: Array) -> None:
-        """Put the header in front of ``payload``, a writable run of bytes."""
-        _HEADER.pack_into(payload.data, 0, self.magic, self.mode, self.param, 0, self.count)
-
-
-def read_header(codec: Codec, payload: Array, magic: bytes) -> tuple[Header, Array]:
-    """Return the header of a payload, and what follows it.
-
-    Raises:
-        CodecError: the payload is not a run of bytes, is too short, or does not begin with ``magic``.
-    """
-    if payload.dtype != np.uint8 or payload.ndim != 1:
-        raise CodecError(f"{codec!r}: got a payload of {payload.dtype}{payload.shape}, expected a run of bytes")
-    if payload.size < HEADER_NBYTES:
-        raise CodecError(f"{codec!r}: got a payload of {payload.size} bytes, expected a header of {HEADER_NBYTES}")
-    found, mode, param, reserved, count = _HEADER.unpack_from(payload.data)
-    if found != magic or reserved:
-        raise CodecError(f"{codec!r}: the payload begins with {found!r}, expected {magic!r}; it is not of this codec")
-    return Header(found, mode, param, count), payload[HEADER_NBYTES:]
-
-
-def open_payload(
-    codec: Codec,
-    payload: Array,
-    spec: TensorSpec,
-    magic: bytes,
-    *,
-    modes: Collection[int] = (PLAIN, CODED),
-    plain: int = PLAIN,
-    param: int = 0,
-    unit: int = 1,
-) -> tuple[Header, Array, Array | None]:
-    """Check what every payload begins with, and decode one that holds the bytes of the tensor as they are.
-
-    Args:
-        codec: whose payload it is, for messages.
-        payload: to be decoded.
-        spec: of the tensor.
-        magic: the codec's.
-        modes: that the codec writes.
-        plain: the one of them that is followed by the bytes as they are.
-        param: that the codec writes.
-        unit: what ``count`` counts, per element: 1 for elements, the bytes of one for bytes.
-
-    Returns:
-        The header, what follows it, and the tensor where its bytes are that, else None.
-
-    Raises:
-        CodecError: it is not a payload of this codec and this spec.
-    """
-    header, body = read_header(codec, payload, magic)
-    if header.mode not in modes or header.param != param or header.count % unit:
-        raise damaged(codec, f"unknown mode {header.mode} with {header.param} for {header.count}")
-    count = header.count // unit
-    check_count(codec, count, spec)
-    if header.mode != plain:
-        return header, body, None
-    check_length(codec, body, count * spec.itemsize)
-    array = empty_array(codec, count, spec)
-    as_bytes(array)[:] = body
-    return header, body, array
-
-
-def plain_payload(header: Header, data: Array) -> Array:
-    """Return a header and, behind it, the bytes of ``data`` as they are."""
-    payload = payload_empty(HEADER_NBYTES + data.nbytes)
-    header.write(payload)
-    payload[HEADER_NBYTES:] = as_bytes(data)
+def joined(*parts: Array) -> Array:
+    """Return runs of bytes one behind the other, in fresh memory of a payload."""
+    payload = payload_empty(sum(part.size for part in parts))
+    np.concatenate(parts, out=payload)
     return payload
 
 
@@ -119,26 +32,38 @@ def split_sections(codec: Codec, body: Array, *sizes: int) -> list[Array]:
     """Return consecutive views of a run of bytes, which together are all of it.
 
     Args:
+        codec: whose payload it is, for messages.
+        body: the run.
         sizes: lengths in bytes, 0 or more.
 
     Raises:
         CodecError: the lengths do not add up to the run's.
     """
-    check_length(codec, body, sum(sizes))
-    sections, start = [], 0
-    for size in sizes:
-        sections.append(body[start : start + size])
-        start += size
-    return sections
+    check_run(codec, body, sum(sizes))
+    ends = np.cumsum(sizes).tolist()
+    return [body[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
-def damaged(codec: Codec, what: str) -> CodecError:
+def damaged(codec: Codec, fault: str) -> CodecError:
     """Return the error for a payload whose parts contradict one another."""
-    return CodecError(f"{codec!r}: {what}; the payload was cut or altered, or belongs to another tensor")
+    return CodecError(f"{codec!r}: {fault}; the payload was cut or altered, or belongs to another tensor")
+
+
+def check_run(codec: Codec, payload: Array, nbytes: int | None = None, at_least: int = 0) -> None:
+    """Raise unless a payload is a run of bytes, of a known or a least length.
+
+    Raises:
+        CodecError: it is not.
+    """
+    if payload.dtype != np.uint8 or payload.ndim != 1:
+        raise damaged(codec, f"got a payload of {payload.dtype}{payload.shape}, expected a run of bytes")
+    if payload.size != nbytes if nbytes is not None else payload.size < at_least:
+        expected = f"at least {at_least}" if nbytes is None else nbytes
+        raise damaged(codec, f"got {payload.size} bytes, expected {expected}")
 
 
 def check_data(codec: Codec, data: Array, spec: TensorSpec) -> None:
-    """Raise unless ``codec`` accepts ``spec`` and ``data`` is what ``spec`` says.
+    """Raise unless ``codec`` accepts ``spec`` and ``data`` is of it.
 
     Raises:
         CodecError: it does not, or it is not.
@@ -161,47 +86,13 @@ def check_shape(codec: Codec, data: Array, spec: TensorSpec) -> None:
         )
 
 
-def check_count(codec: Codec, count: int, spec: TensorSpec) -> None:
-    """Raise unless a payload of ``count`` elements is one of a tensor of this spec, whose length may be unknown.
-
-    Raises:
-        CodecError: it is not.
-    """
-    if spec.shape != (-1,) and count != spec.numel:
-        raise damaged(codec, f"the payload holds {count} elements, expected {spec.numel} for {spec}")
-
-
-def empty_array(codec: Codec, count: int, spec: TensorSpec) -> Array:
-    """Return fresh aligned memory shaped as ``spec`` says, or of ``count`` bytes where that is a run of any length.
-
-    Raises:
-        CodecError: there is not as much memory as a run, whose length only the payload knows, asks for.
-    """
-    if spec.shape != (-1,):
-        return aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
-    try:
-        return aligned_empty(count)
-    except (MemoryError, ValueError, OverflowError) as error:
-        raise damaged(codec, f"the payload asks for {count} bytes: {error}") from error
-
-
-def check_length(codec: Codec, body: Array, nbytes: int) -> None:
-    """Raise unless so many bytes follow the header.
-
-    Raises:
-        CodecError: there are others.
-    """
-    if body.size != nbytes:
-        raise CodecError(
-            f"{codec!r}: got {body.size} bytes after the header, expected {nbytes}; the payload was cut or altered"
-        )
-
-
 def check_choice(path: str, value: object, choices: Iterable[object]) -> None:
     """Raise unless ``value`` is one of ``choices``, of the same type.
 
     Args:
         path: the dotted path of the field, such as ``"affine.bits"``.
+        value: of the field.
+        choices: allowed values.
 
     Raises:
         ConfigError: it is not.
@@ -212,10 +103,7 @@ def check_choice(path: str, value: object, choices: Iterable[object]) -> None:
 
 
 def check_integer(path: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise unless ``value`` is an int from ``low`` to ``high``, both included.
-
-    Args:
-        path: the dotted path of the field, such as ``"zstd.level"``.
+    """Raise unless ``value`` is an int from ``low`` to ``high``, both included; arguments as for :func:`check_choice`.
 
     Raises:
         ConfigError: it is not.
@@ -226,10 +114,7 @@ def check_integer(path: str, value: object, low: int, high: int | None = None) -
 
 
 def check_ratio(path: str, value: object, low: float) -> None:
-    """Raise unless ``value`` is a finite number of at least ``low``.
-
-    Args:
-        path: the dotted path of the field, such as ``"lossless.min_ratio"``.
+    """Raise unless ``value`` is a finite number of at least ``low``; arguments as for :func:`check_choice`.
 
     Raises:
         ConfigError: it is not.

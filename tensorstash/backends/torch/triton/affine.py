@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tensorstash.backends.torch.triton.language import (
-    HEADER,
     INFINITY,
     MAX,
     MIN,
@@ -21,7 +20,6 @@ from tensorstash.backends.torch.triton.language import (
     jit,
     next_power_of_2,
     pack,
-    put_header,
     tl,
     unpack,
 )
@@ -55,20 +53,19 @@ def fits(groups: Groups, bits: int, dtype: torch.dtype) -> bool:
     return dtype in _FLOATS and in_bytes and min(groups.size, groups.length) <= _LONGEST
 
 
-def quantize(dense: Tensor, payload: Tensor, header: tuple[int, int], groups: Groups, bits: int, seed: int | None):
+def quantize(dense: Tensor, payload: Tensor, groups: Groups, bits: int, seed: int | None):
     """Write the payload of :class:`~tensorstash.codecs.affine.Affine`.
 
     Args:
         dense: contiguous floats of a type that :func:`fits`.
         payload: bytes, all of which are written.
-        header: its first sixteen bytes, as two integers.
         groups: how ``dense`` is cut.
         bits: of a code.
         seed: word of stochastic rounding; None for rounding to nearest.
     """
     grid, tile = _tiles(groups, bits)
     _quantize[grid](
-        _raw(dense), payload, *header, 0 if seed is None else seed, *_numbers(groups), **tile,
+        _raw(dense), payload, 0 if seed is None else seed, *_numbers(groups), **tile,
         DTYPE=_FLOATS[dense.dtype], STOCHASTIC=seed is not None, **OPTIONS,
     )  # fmt: skip
 
@@ -106,8 +103,6 @@ def _tiles(groups: Groups, bits: int) -> tuple[tuple[int], dict[str, object]]:
 def _quantize(
     source,
     payload,
-    head,
-    tail,
     seed,
     count,
     per_row,
@@ -171,12 +166,11 @@ def _quantize(
         odd = 2**BITS - _SPECIALS + (values > 0).to(tl.int32) + 2 * (values != values).to(tl.int32)
         codes = tl.where(tl.abs(values) < _INFINITE, codes, odd)
     codes = _chosen(mask, codes, 0, WHOLE)
-    tables = (payload + HEADER).to(tl.pointer_type(tl.float32))
+    tables = payload.to(tl.pointer_type(tl.float32))
     tl.store(tables + group, scale, mask=there)
     tl.store(tables + count + group, low, mask=there)
     at, inside = _bytes(count, start, length, size, group, there, WIDTH, WHOLE, BITS, per_row)
     tl.store(payload + at, pack(codes, BITS).to(tl.uint8), mask=inside)
-    put_header(payload, head, tail)
 
 
 @jit
@@ -194,7 +188,7 @@ def _dequantize(
     DTYPE: tl.constexpr,
 ):
     group, there, start, place, mask = _cut(count, per_row, length, size, TALL, WIDTH, WHOLE)
-    tables = (payload + HEADER).to(tl.pointer_type(tl.float32))
+    tables = payload.to(tl.pointer_type(tl.float32))
     scale = tl.load(tables + group, mask=there, other=0.0)
     low = tl.load(tables + count + group, mask=there, other=0.0)
     at, inside = _bytes(count, start, length, size, group, there, WIDTH, WHOLE, BITS, per_row)
@@ -232,7 +226,7 @@ def _bytes(
 ):  # fmt: skip
     """Return where in the payload the codes of this program are, and which of the places exist."""
     column = tl.arange(0, WIDTH * BITS // 8)
-    first = HEADER + tl.multiple_of(8 * count, 8) + start * BITS // 8
+    first = tl.multiple_of(8 * count, 8) + start * BITS // 8
     if WHOLE:
         inside = there[:, None] & (column >= 0)[None, :]
     else:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tensorstash.backends.torch.triton.language import HEADER, OPTIONS, TILE, cdiv, jit, pack, put_header, tl, unpack
+from tensorstash.backends.torch.triton.language import OPTIONS, TILE, cdiv, jit, pack, tl, unpack
 
 
-def pack_flags(flags: Tensor, payload: Tensor, header: tuple[int, int]):
+def pack_flags(flags: Tensor, payload: Tensor):
     """Write the payload of :class:`~tensorstash.codecs.pack_bits.PackBits`; bytes that are not 0 count as 1."""
     count = flags.numel()
-    _pack_flags[(cdiv(count, 2 * TILE),)](
-        flags.reshape(-1).view(torch.uint8), payload, *header, count, 2 * TILE, **OPTIONS
-    )
+    _pack_flags[(cdiv(count, 2 * TILE),)](flags.reshape(-1).view(torch.uint8), payload, count, 2 * TILE, **OPTIONS)
 
 
 def unpack_flags(payload: Tensor, flags: Tensor):
@@ -36,15 +34,14 @@ def _places(count, TILE: tl.constexpr):
 
 
 @jit
-def _pack_flags(flags, payload, head, tail, count, TILE: tl.constexpr):
+def _pack_flags(flags, payload, count, TILE: tl.constexpr):
     place, mask, at, inside = _places(count, TILE)
     raised = (tl.load(flags + place, mask=mask, other=0) != 0).to(tl.int32)
-    tl.store(payload + HEADER + at, pack(raised, 1).to(tl.uint8), mask=inside)
-    put_header(payload, head, tail)
+    tl.store(payload + at, pack(raised, 1).to(tl.uint8), mask=inside)
 
 
 @jit
 def _unpack_flags(payload, flags, count, TILE: tl.constexpr):
     place, mask, at, inside = _places(count, TILE)
-    marks = tl.load(payload + HEADER + at, mask=inside, other=0).to(tl.int32)
+    marks = tl.load(payload + at, mask=inside, other=0).to(tl.int32)
     tl.store(flags + place, unpack(marks, 1).to(tl.uint8), mask=mask)

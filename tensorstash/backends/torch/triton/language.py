@@ -12,8 +12,6 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
-from tensorstash.codecs.wire.format import HEADER_NBYTES
-
 AVAILABLE = find_spec("triton") is not None
 """Whether Triton is installed."""
 
@@ -44,7 +42,6 @@ TILE = 4096
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 """Of every launch: a product and a sum are rounded one after the other, as NumPy does it."""
 
-HEADER = constexpr(HEADER_NBYTES)
 MAX = constexpr(0x7FFFFFFF)
 MIN = constexpr(-0x80000000)
 INFINITY = constexpr(0x7F800000)
@@ -52,16 +49,7 @@ INFINITY = constexpr(0x7F800000)
 
 def jit(function):
     """Return the kernel of a function, compiled once whatever the numbers of a payload are."""
-    return triton.jit(function, do_not_specialize=["head", "tail", "seed"]) if AVAILABLE else function
-
-
-@jit
-def put_header(payload, head, tail):
-    """Write the first sixteen bytes of a payload, which nobody else writes to."""
-    if tl.program_id(0) == 0:
-        words = payload.to(tl.pointer_type(tl.int64))
-        tl.store(words, head)
-        tl.store(words + 1, tail)
+    return triton.jit(function, do_not_specialize=["seed"]) if AVAILABLE else function
 
 
 @jit
