@@ -45,8 +45,9 @@ class Recompute(Policy):
     What is not made again is left to the other steps of the chain, which come behind this one. Under a lossy step, only
     what is made of parameters and of tensors that come back exactly is, so that no error is ever widened.
 
-    A kind of tensor is made again and compared before the first one is trusted, and again from time to time; what is
-    not equal to the bit is stored from then on.
+    The first tensor of a kind is made again at once, and stored if it is not equal to the bit. All others are compared
+    whole when backward needs them: a difference is a :class:`~tensorstash.errors.StashError`, and its kind is stored
+    from then on.
 
     Args:
         ops: names of the rules to use, of :data:`RULES` or of plug-ins; None for all.

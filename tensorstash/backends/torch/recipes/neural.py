@@ -20,7 +20,7 @@ _EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 
 
 Found = dict[Hashable, float]
-"""The value of eps of each layer of one session, by what it normalizes over and the address of its weight.
+"""The value of eps of each layer of one session, by what it normalizes over and the place of its weight.
 
 It is found once, when the layer's kind is proved, and never by a later result: that would wait for a device each time,
 and statistics that are NaN tell nothing."""
@@ -29,7 +29,7 @@ and statistics that are NaN tell nothing."""
 def _layer_norm(
     found: Found,
     shape: tuple[int, ...],
-    layer: int,
+    layer: Hashable,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -67,12 +67,16 @@ def _eps(
 
 
 def _with_layer(read: Settings) -> Settings:
-    """Return what reads settings, and the address of the weight besides, which tells one layer from another."""
+    """Return what reads settings, and where the weight is besides, which tells one layer from another.
+
+    Not the address: trainers that shard weights gather them in fresh memory, under the same storage object.
+    """
 
     def settings(node: Any, output: int) -> tuple[Hashable, ...] | None:
         values, weight = read(node, output), node._raw_saved_weight.data
         tensor = weight[1] if type(weight) is tuple else getattr(weight, "tensor", None)
-        return None if values is None else (*values, 0 if tensor is None else tensor.data_ptr())
+        place = None if tensor is None else (tensor.untyped_storage()._cdata, tensor.storage_offset())
+        return None if values is None else (*values, place)
 
     return settings
 
