@@ -45,7 +45,7 @@ OPTIONAL = {
     "testing": {"pytest", "hypothesis"},
 }
 
-ASSIGNED_FROM_OUTSIDE = 109
+ASSIGNED_FROM_OUTSIDE = 58
 """Places where an attribute of an engine's object is assigned from outside of its class. May only fall."""
 
 

@@ -98,7 +98,7 @@ def test_one_thread_drains_while_another_one_saves(policy, tmp_path, same_bits):
 
     def drain():
         while not is_done.is_set():
-            stash._session.drain()
+            stash.drain()
 
     on_threads([train, drain])
     assert same_bits(plain, found)

@@ -71,7 +71,7 @@ def test_models_train_the_same(name: str, policy: str, limits: ts.Limits, device
     expected = gradients(model, batch, steps=2)
     one = stash(POLICIES[policy](tmp_path), limits)
     assert gradients(model, batch, lambda: one, steps=2) == expected
-    one._session.drain()  # a writer that is at a payload holds it, though nobody wants it any more
+    one.drain()  # a writer that is at a payload holds it, though nobody wants it any more
     stats = one.stats()
     assert stats.stashed.tensors
     assert not stats.live.tensors
