@@ -142,7 +142,7 @@ def main(options: argparse.Namespace, report: Report) -> bool:
     variants = [Variant(), *map(Variant, options.fixed or FIXED)]
     variants += [Variant(line, part) for line in options.policy or ("recompute | disk_spill",) for part in parts]
     if options.beside:
-        beside = options.beside_policy or ("budget:size={budget}",)
+        beside = options.beside_policy or ("budget:size={budget}B",)
         variants += [Variant(line, part, options.beside.resolve()) for line in beside for part in parts]
     differ = False
     for name in options.workload or WORKLOADS:
