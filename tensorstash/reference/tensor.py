@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -167,19 +167,8 @@ class Tensor:
     def tolist(self) -> Any:
         return self.dtype.decode(self._read()).tolist()
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("a 0-d tensor has no length")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[index] for index in range(len(self)))
-
     def __bool__(self) -> bool:
         return bool(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
 
     def __repr__(self) -> str:
         history = f", grad_fn={self.grad_fn.name}" if self.grad_fn else ", requires_grad" if self.requires_grad else ""

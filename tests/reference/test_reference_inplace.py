@@ -93,7 +93,7 @@ def test_result_must_fit_in_shape_and_type() -> None:
     with pytest.raises(ValueError, match="float32 cannot be stored as int64"):
         zeros((2,), "int64").add_(0.5)
     assert zeros((2,), "int64").fill_(2.5).tolist() == [2, 2]
-    narrow = zeros((2,), "float16").add_(tensor([0.5, 1.0], "float64"))
+    narrow = zeros((2,), "float16").copy_(tensor([0.5, 1.0], "float64"))
     assert (narrow.dtype.name, narrow.tolist()) == ("float16", [0.5, 1.0])
 
 

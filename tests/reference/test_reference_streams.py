@@ -11,7 +11,7 @@ import pytest
 
 import tensorstash.reference as ref
 from tensorstash.reference.storage import streams
-from tensorstash.reference.storage.streams import Prefers, Shuffled, Stream, asynchronous, current_stream, use_stream
+from tensorstash.reference.storage.streams import Shuffled, Stream, asynchronous, current_stream, use_stream
 from tensorstash.testing.labs.reference import ReferenceLab
 from tensorstash.testing.programs import attention
 
@@ -165,7 +165,7 @@ def test_what_the_host_reads_is_what_the_program_computes(lazy: None) -> None:
     assert np.array_equal((y[1:] + 1.0).host_bits(), np.float32([6]))
 
 
-@pytest.mark.parametrize("schedule", [Shuffled(0), Shuffled(1, 0.95), Prefers("side"), Prefers("default"), Lazy()])
+@pytest.mark.parametrize("schedule", [Shuffled(0), Shuffled(1, 0.95), Lazy()])
 def test_programs_train_the_same_under_any_schedule(schedule: streams.Schedule) -> None:
     expected = attention(LAB, "sim:0")
     with asynchronous(schedule):

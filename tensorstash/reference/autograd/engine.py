@@ -86,10 +86,15 @@ def _walk(
 ) -> list[Tensor | None]:
     """Run the graph behind `outputs`; give the gradients at `wanted`, or accumulate into all leaves if that is None."""
     with set_grad_enabled(create_graph):
-        pending = _Pending()
+        pending: dict[tuple[int, int], Tensor] = {}
+
+        def arrive(edge: Edge[Tensor], gradient: Tensor) -> None:
+            slot = edge.node.key, edge.output
+            pending[slot] = pending[slot] + gradient if slot in pending else gradient
+
         roots = _edges_of(outputs)
         for edge, output, gradient in zip(roots, outputs, gradients or [None] * len(outputs), strict=True):
-            pending.add(edge, _seed(output, gradient))
+            arrive(edge, _seed(output, gradient))
         plan = _order([edge.node for edge in roots])
         targets = None if wanted is None else {(edge.node.key, edge.output) for edge in wanted}
         useful = None if targets is None else _leading_to({key for key, _ in targets}, plan)
@@ -97,7 +102,7 @@ def _walk(
         plan.reverse()
         while plan:
             node = plan.pop()
-            incoming = pending.take(node)
+            incoming = [pending.pop((node.key, index), None) for index in range(len(node.outputs))]
             if targets is not None:
                 found.update(
                     ((node.key, index), g)
@@ -110,29 +115,10 @@ def _walk(
             elif useful is None or node.key in useful:
                 for target, gradient in zip(node.edges, node.apply(incoming), strict=True):
                     if target is not None and gradient is not None:
-                        pending.add(target, gradient)
+                        arrive(target, gradient)
                 if not retain_graph:
                     node.release()
         return [found.get((edge.node.key, edge.output)) for edge in wanted or ()]
-
-
-class _Pending:
-    """Gradients that have arrived at the outputs of nodes that have not run yet."""
-
-    def __init__(self) -> None:
-        self._gradients: dict[tuple[int, int], Tensor] = {}
-
-    def add(self, edge: Edge[Tensor], gradient: Tensor) -> None:
-        slot = edge.node.key, edge.output
-        arrived = self._gradients.get(slot)
-        self._gradients[slot] = gradient if arrived is None else arrived + gradient
-
-    def take(self, node: Node[Tensor]) -> list[Tensor | None]:
-        gradients = [self._gradients.pop((node.key, index), None) for index in range(len(node.outputs))]
-        return [
-            g if g is None or g.dtype is meta.dtype else g.astype(meta.dtype)
-            for g, meta in zip(gradients, node.outputs, strict=True)
-        ]
 
 
 def _order(roots: Sequence[Node[Tensor]]) -> list[Node[Tensor]]:
@@ -195,7 +181,7 @@ def _seed(output: Tensor, gradient: Tensor | None) -> Tensor:
             f"the gradient of an output must match it: got shape {gradient.shape} on {gradient.device}, "
             f"expected {output.shape} on {output.device}"
         )
-    return gradient
+    return gradient.astype(output.dtype)
 
 
 def _accumulate(variable: Tensor, gradient: Tensor) -> None:

@@ -30,7 +30,7 @@ from tensorstash.reference.autograd.graph import Edge, Meta, Node
 from tensorstash.reference.autograd.modes import is_grad_enabled
 from tensorstash.reference.autograd.saved import SavedTensor
 from tensorstash.reference.errors import DeviceError
-from tensorstash.reference.storage.dtypes import Array, DType, as_dtype, float32, promote, promote_number
+from tensorstash.reference.storage.dtypes import Array, DType, as_dtype, float32, promote_number
 from tensorstash.reference.storage.layout import Layout
 from tensorstash.reference.storage.memory import Storage, adopt_array, memory, result_layout
 from tensorstash.reference.storage.streams import current_stream, is_asynchronous
@@ -164,19 +164,23 @@ class Primitive:
     """An operation that computes new elements.
 
     Args:
+        name: of the operation.
         kernel: from operand arrays (positional) and attributes (keyword-only) to an array. An attribute named
             ``dtype`` or ``device`` is that of the result.
-        formulas: gradient of each differentiable operand.
         moves: the kernel moves stored elements bit for bit, and so sees carriers, not compute elements.
         floating: integers are promoted to float32 first.
+        formulas: gradient of each differentiable operand.
+
+    Raises:
+        TypeError: a formula names something the kernel does not have.
     """
 
     def __init__(
-        self, kernel: Callable[..., Any], formulas: dict[str, Formula], *, moves: bool, floating: bool
+        self, name: str, kernel: Callable[..., Any], *, moves: bool = False, floating: bool = False, **formulas: Formula
     ) -> None:
-        self.signature = Signature(kernel.__name__, kernel, formulas)
+        self.signature = Signature(name, kernel, formulas)
         self.kernel, self._moves, self._floating = kernel, moves, floating
-        self.__name__, self.__doc__ = kernel.__name__, kernel.__doc__
+        self.__name__, self.__doc__ = name, kernel.__doc__
 
     def __get__(self, tensor: Tensor | None, owner: type | None = None) -> Callable[..., Tensor]:
         """Bind as a function does, so that a class may have the operation for a method."""
@@ -187,6 +191,7 @@ class Primitive:
 
         Raises:
             DeviceError: the operands lie on different devices.
+            TypeError: they are of different element types.
         """
         attributes = {**self.signature.defaults, **attributes}
         device = attributes.get("device") or _common_device(self.signature.name, operands)
@@ -228,11 +233,11 @@ class Primitive:
             return (result if self._moves else dtype.encode(result)), dtype
 
     def _common_dtype(self, operands: Sequence[Operand]) -> DType:
-        common: DType | None = None
         data = [x for k, x in enumerate(operands) if self.signature.is_data(k)]
-        for operand in data:
-            if isinstance(operand, Tensor):
-                common = operand.dtype if common is None else promote(common, operand.dtype)
+        dtypes = {x.dtype.name: x.dtype for x in data if isinstance(x, Tensor)}
+        if len(dtypes) > 1:
+            raise TypeError(f"{self.signature.name} got tensors of {' and '.join(dtypes)}; use astype() on all but one")
+        common = next(iter(dtypes.values()), None)
         for operand in data:
             if not isinstance(operand, Tensor):
                 common = promote_number(common, _number(operand))
@@ -265,14 +270,14 @@ class ViewPrimitive:
     """An operation that gives another layout over the same storage.
 
     Args:
+        name: of the operation.
         relayout: from the operand's layout and keyword attributes to the layout of the view.
         formulas: gradient of the operand.
     """
 
-    def __init__(self, relayout: Callable[..., Layout], formulas: dict[str, Formula]) -> None:
-        self.signature = Signature(relayout.__name__, relayout, formulas)
+    def __init__(self, name: str, relayout: Callable[..., Layout], **formulas: Formula) -> None:
+        self.signature = Signature(name, relayout, formulas)
         self._relayout = relayout
-        self.__doc__ = relayout.__doc__
 
     def __call__(self, operand: Tensor, **attributes: Any) -> Tensor:
         """Make the view, and record it if the operand requires grad."""
@@ -282,24 +287,9 @@ class ViewPrimitive:
         return view
 
 
-def primitive(
-    *, moves: bool = False, floating: bool = False, **formulas: Formula
-) -> Callable[[Callable[..., Any]], Primitive]:
-    """Make an operation of a NumPy kernel and its formulas; see the module's table for what a formula may name.
-
-    Raises:
-        TypeError: a formula names something the kernel does not have.
-    """
-
-    def decorate(kernel: Callable[..., Any]) -> Primitive:
-        return Primitive(kernel, formulas, moves=moves, floating=floating)
-
-    return decorate
-
-
-def view_primitive(**formulas: Formula) -> Callable[[Callable[..., Layout]], ViewPrimitive]:
-    """Make an operation of a relayout and its formulas."""
-    return lambda relayout: ViewPrimitive(relayout, formulas)
+def primitive(*, moves: bool = False, **formulas: Formula) -> Callable[[Callable[..., Any]], Primitive]:
+    """Make an operation of a NumPy kernel and its formulas; see the module's table for what a formula may name."""
+    return lambda kernel: Primitive(kernel.__name__, kernel, moves=moves, floating=False, **formulas)
 
 
 def record(

@@ -141,12 +141,9 @@ class PyLayerNode(Node[Tensor]):
             raise ValueError(
                 f"{self.name}.backward returned {len(found)} gradients for {len(self._inputs)} input tensors"
             )
-        for position, (gradient, meta) in enumerate(zip(found, self._inputs, strict=True)):
-            if gradient is not None:
-                self._check(position, gradient, meta)
-        return found
+        return [g if g is None else self._checked(k, g, self._inputs[k]) for k, g in enumerate(found)]
 
-    def _check(self, position: int, gradient: Any, meta: Meta) -> None:
+    def _checked(self, position: int, gradient: Any, meta: Meta) -> Tensor:
         got = f"{self.name}.backward returned for input {position}"
         if not isinstance(gradient, Tensor):
             raise TypeError(f"{got} a {type(gradient).__name__}; expected a tensor or None")
@@ -155,6 +152,7 @@ class PyLayerNode(Node[Tensor]):
                 f"{got} a gradient of shape {gradient.shape} on {gradient.device}; expected {meta.shape} on "
                 f"{meta.device}"
             )
+        return gradient.astype(meta.dtype)
 
     def release(self) -> None:
         for saved in _leaves(self._context._saved):

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta
-from tensorstash.reference.autograd.primitive import primitive, view_primitive
+from tensorstash.reference.autograd.primitive import ViewPrimitive, primitive
 from tensorstash.reference.inplace import copy_
 from tensorstash.reference.storage.dtypes import Array
-from tensorstash.reference.storage.layout import BasicKey, Layout, Shape
+from tensorstash.reference.storage.layout import BasicKey, Shape
 from tensorstash.reference.tensor import Tensor
 
 KeyTemplate: TypeAlias = "tuple[int | slice | EllipsisType | _Slot | None, ...]"
@@ -28,10 +28,7 @@ def _place_back(g: Tensor, key: BasicKey, x_meta: Meta) -> Tensor:
     return place(g, key=key, shape=x_meta.shape)
 
 
-@view_primitive(x=_place_back)
-def take_view(x: Layout, *, key: BasicKey) -> Layout:
-    """The view at a key of integers, slices, None and Ellipsis."""
-    return x.index(key)
+take_view = ViewPrimitive("take_view", lambda x, *, key: x.index(key), x=_place_back)
 
 
 @primitive(x=lambda g, key: take_view(g, key=key))

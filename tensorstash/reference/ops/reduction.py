@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta
-from tensorstash.reference.autograd.primitive import primitive
+from tensorstash.reference.autograd.primitive import Primitive, primitive
 from tensorstash.reference.storage.dtypes import Array
 from tensorstash.reference.storage.layout import Shape, resolve_axes
 from tensorstash.reference.tensor import Tensor
@@ -23,10 +23,7 @@ def _spread(g: Tensor, x_meta: Meta, axes: Shape) -> Tensor:
     return g.reshape(*kept).expand(*x_meta.shape)
 
 
-@primitive(x=_spread)
-def fold_sum(x: Array, *, axes: Shape) -> Array:
-    """The sum over `axes`."""
-    return np.asarray(np.sum(x, axis=axes))
+fold_sum = Primitive("fold_sum", lambda x, *, axes: np.sum(x, axis=axes), x=_spread)
 
 
 def reduce_sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -63,11 +60,12 @@ def _softmax_gradient(g: Tensor, out: Tensor, axis: int) -> Tensor:
     return out * (g - reduce_sum(g * out, axis, keepdims=True))
 
 
-@primitive(floating=True, x=_softmax_gradient)
-def scale_exponentials(x: Array, *, axis: int) -> Array:
-    """Exponentials along `axis`, scaled to sum 1."""
+def _softmax(x: Array, *, axis: int) -> Array:
     powers = np.exp(x - np.max(x, axis=axis, keepdims=True))
     return np.asarray(powers / np.sum(powers, axis=axis, keepdims=True))
+
+
+scale_exponentials = Primitive("scale_exponentials", _softmax, floating=True, x=_softmax_gradient)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta
-from tensorstash.reference.autograd.primitive import primitive, view_primitive
+from tensorstash.reference.autograd.primitive import Primitive, ViewPrimitive, primitive
 from tensorstash.reference.ops.elementwise import contiguous
 from tensorstash.reference.storage.dtypes import Array
 from tensorstash.reference.storage.layout import Layout, Shape, resolve_axes, resolve_shape
@@ -18,29 +18,16 @@ def _permute_back(g: Tensor, axes: Sequence[int]) -> Tensor:
     return permute_axes(g, axes=[list(axes).index(axis) for axis in range(len(axes))])
 
 
-@view_primitive(x=_permute_back)
-def permute_axes(x: Layout, *, axes: Sequence[int]) -> Layout:
-    """The same elements with the dimensions in another order."""
-    return x.permute(axes)
-
-
-@view_primitive(x=lambda g, x_meta: g.sum_to(x_meta.shape))
-def expand_to(x: Layout, *, shape: Shape) -> Layout:
-    """The same elements, repeated with stride 0."""
-    return x.expand(shape)
-
-
-@view_primitive(x=lambda g, x_meta: g.reshape(*x_meta.shape))
-def view_as(x: Layout, *, shape: Shape) -> Layout:
-    """The same elements under another shape.
-
-    Raises:
-        ValueError: only a copy could have that shape.
-    """
+def _view_as(x: Layout, *, shape: Shape) -> Layout:
     layout = x.reshape(shape)
     if layout is None:
         raise ValueError(f"no view of {x.shape} with strides {x.strides} has shape {shape}; use reshape")
     return layout
+
+
+permute_axes = ViewPrimitive("permute_axes", lambda x, *, axes: x.permute(axes), x=_permute_back)
+expand_to = ViewPrimitive("expand_to", lambda x, *, shape: x.expand(shape), x=lambda g, x_meta: g.sum_to(x_meta.shape))
+view_as = ViewPrimitive("view_as", _view_as, x=lambda g, x_meta: g.reshape(*x_meta.shape))
 
 
 def _restride_back(g: Tensor, source: Layout, target: Layout) -> Tensor:
@@ -51,10 +38,7 @@ def _restride(g: Tensor, source: Layout, target: Layout) -> Tensor:
     return gather_layout(g, source=source, target=target)
 
 
-@view_primitive(x=_restride_back)
-def restride(x: Layout, *, source: Layout, target: Layout) -> Layout:
-    """Another layout over the storage."""
-    return target
+restride = ViewPrimitive("restride", lambda x, *, source, target: target, x=_restride_back)
 
 
 def _positions(layout: Layout, start: int) -> Array:
@@ -184,10 +168,7 @@ def _part(g: Tensor, i: int, xs_meta: Sequence[Meta], axis: int) -> Tensor:
     return _narrow(g, axis, sum(meta.shape[axis] for meta in xs_meta[:i]), xs_meta[i].shape[axis])
 
 
-@primitive(moves=True, xs=_part)
-def join(*xs: Array, axis: int) -> Array:
-    """Arrays one after another along `axis`."""
-    return np.concatenate(xs, axis=axis)
+join = Primitive("join", lambda *xs, axis: np.concatenate(xs, axis=axis), moves=True, xs=_part)
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:

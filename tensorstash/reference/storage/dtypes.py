@@ -96,25 +96,6 @@ def as_dtype(value: DTypeLike) -> DType:
     return DTYPES[name]
 
 
-def promote(left: DType, right: DType) -> DType:
-    """Give the type in which two tensors meet: the higher category wins, as in both frameworks.
-
-    >>> promote(bfloat16, int64), promote(bfloat16, float16), promote(float32, complex128)
-    (bfloat16, float32, complex128)
-    """
-    if left is right:
-        return left
-    ranks = _CATEGORY[left.compute.kind], _CATEGORY[right.compute.kind]
-    if min(ranks) < 2 and ranks[0] != ranks[1]:
-        return left if ranks[0] > ranks[1] else right
-    if left.itemsize == right.itemsize == 2 and ranks == (2, 2):
-        return float32
-    narrow, wide = sorted((left, right), key=lambda dtype: dtype.itemsize)
-    if narrow.itemsize == 2 and ranks[0] >= 2:
-        return wide
-    return as_dtype(np.promote_types(left.carrier, right.carrier))
-
-
 def promote_number(dtype: DType | None, number: complex) -> DType:
     """Give the type in which a tensor of `dtype` meets a Python number, which only lifts the category."""
     rank = 0 if isinstance(number, bool) else 1 if isinstance(number, int) else 2 if isinstance(number, float) else 3

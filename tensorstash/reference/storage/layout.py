@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import TypeAlias
 
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
 Shape: TypeAlias = tuple[int, ...]
 BasicKey: TypeAlias = "tuple[int | slice | EllipsisType | None, ...]"
 
@@ -110,33 +113,15 @@ class Layout:
         return replace(self, shape=tuple(sizes), strides=tuple(strides))
 
     def index(self, key: BasicKey) -> Layout:
-        """Apply integers, slices, None and one Ellipsis."""
-        taken = sum(item is not None and item is not Ellipsis for item in key)
-        if taken > len(self.shape):
-            raise IndexError(f"too many indices for a tensor of shape {self.shape}: {key}")
-        rest = (slice(None),) * (len(self.shape) - taken)
-        where = key.index(Ellipsis) if Ellipsis in key else len(key)
-        shape, strides, start, axis = [], [], 0, 0
-        for item in (*key[:where], *rest, *key[where + 1 :]):
-            if item is None:
-                shape.append(1)
-                strides.append(0)
-                continue
-            size, stride = self.shape[axis], self.strides[axis]
-            axis += 1
-            if isinstance(item, slice):
-                first, stop, step = item.indices(size)
-                count = len(range(first, stop, step))
-                shape.append(count)
-                strides.append(stride * step)
-                start += first * stride if count else 0
-            elif isinstance(item, int):
-                if not -size <= item < size:
-                    raise IndexError(f"index {item} is out of bounds for dimension {axis - 1} with size {size}")
-                start += item % size * stride
-            else:
-                raise IndexError("an index may hold only one Ellipsis")
-        return Layout(tuple(shape), tuple(strides), self.offset + start * self.itemsize, self.itemsize)
+        """Apply integers, slices, None and one Ellipsis, as NumPy does.
+
+        Raises:
+            IndexError: the key does not fit the shape.
+        """
+        nowhere = as_strided(np.empty(1, f"V{self.itemsize}"), self.shape, self.byte_strides)  # is never read
+        view = nowhere[key if Ellipsis in key else (*key, ...)]
+        start = self.offset + view.ctypes.data - nowhere.ctypes.data if view.size else self.offset
+        return Layout(view.shape, tuple(step // self.itemsize for step in view.strides), start, self.itemsize)
 
     def reshape(self, shape: Shape) -> Layout | None:
         """Give the layout of the same elements under `shape`, or None where only a copy can do it."""

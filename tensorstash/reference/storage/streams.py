@@ -54,25 +54,6 @@ class Shuffled:
         return self._random.choice(streams)
 
 
-class Prefers:
-    """The streams of some names first, and those before all others only when somebody waits for them.
-
-    Args:
-        first: names of streams that work as early as they can; the others as late as they can.
-    """
-
-    def __init__(self, *first: str) -> None:
-        self._first = first
-
-    def pauses(self) -> bool:
-        """Once only those are left that are not in a hurry."""
-        return not any(stream.name in self._first for stream in _timeline.runnable())
-
-    def pick(self, streams: Sequence[Stream]) -> Stream:
-        """One of the names first, if there is one."""
-        return next((stream for stream in streams if stream.name in self._first), streams[-1])
-
-
 class Event:
     """A point in the work of a stream."""
 
