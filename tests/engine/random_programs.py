@@ -57,6 +57,21 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
+class Edit:
+    """A change in place of a value, between two steps, that no graph records.
+
+    Args:
+        at: after the step of this number, of the value that it has made; modulo the number of steps.
+        versioned: whether the framework counts it, as under ``no_grad``; else not, as through ``.data``.
+        value: that is added, or that every element has from then on.
+    """
+
+    at: int
+    versioned: bool
+    value: float
+
+
+@dataclass(frozen=True)
 class Program:
     """Matrices in, a scalar out.
 
@@ -68,6 +83,7 @@ class Program:
         holds: bit n says whether the program holds value n until after backward; else it lets go of it when no further
             step needs it.
         rewrites: what is written without a bump.
+        edits: what is done to values without a record.
     """
 
     shape: Shape
@@ -76,7 +92,14 @@ class Program:
     modified: int | None = None
     holds: int = -1
     rewrites: tuple[Rewrite, ...] = ()
+    edits: tuple[Edit, ...] = ()
 
+
+RECOMPUTING: dict[str, Callable[[str], ts.HookPolicy]] = {
+    "recompute": lambda directory: ts.Recompute(),
+    "recompute | compress": lambda directory: ts.Recompute() | ts.Compress(min_ratio=1),
+    "recompute | disk": lambda directory: ts.Recompute() | ts.DiskSpill(directory),
+}
 
 OPERATIONS = (
     "tanh", "relu", "softmax", "mul", "square", "gram", "transpose", "rows", "columns", "reshape", "concat", "split",
@@ -84,12 +107,13 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def programs(*, modified: bool = False, rewrites: bool = False) -> st.SearchStrategy[Program]:
+def programs(*, modified: bool = False, rewrites: bool = False, edits: bool = False) -> st.SearchStrategy[Program]:
     operations = st.sampled_from(OPERATIONS)
     if rewrites:  # more of what they can change
         operations = st.one_of(operations, st.sampled_from(["owned", "owned columns"]))
     steps = st.builds(Step, operations, st.integers(0, 20), st.integers(0, 20))
     values = st.sampled_from([0.0, 0.5, -1.5, 3.0])
+    editing = st.builds(Edit, st.integers(0, 9), st.booleans(), values)
     rewriting = st.builds(Rewrite, st.integers(0, 11), st.integers(0, 20), values, st.booleans())
     return st.builds(
         Program,
@@ -99,6 +123,7 @@ def programs(*, modified: bool = False, rewrites: bool = False) -> st.SearchStra
         st.integers(0, 20) if modified else st.none(),
         st.integers(0, 2**11 - 1) | st.sampled_from([0, -1]),
         st.lists(rewriting, min_size=1, max_size=6).map(tuple) if rewrites else st.just(()),
+        st.lists(editing, min_size=1, max_size=3).map(tuple) if edits else st.just(()),
     )
 
 
@@ -173,6 +198,7 @@ class Forward:
             operands = [values[index % (number + 1)] for index in (step.left, step.right)]
             made = values[number + 1] = _apply(lab, device, step, *operands, self._owned)
             del operands
+            self._edit(number, made[0])
             self.loss = self.loss + lab.sum(lab.tanh(made[0]))
             del made
         self._hold(values, len(program.steps))
@@ -192,6 +218,14 @@ class Forward:
         """The number of the value that the program changes in place."""
         assert self._program.modified is not None
         return self._program.modified % (len(self._program.steps) + 1)
+
+    def _edit(self, number: int, value: Any) -> None:
+        for edit in self._program.edits:
+            if edit.at % len(self._program.steps) == number:
+                if edit.versioned:
+                    self._lab.add_(self._lab.backend.detached(value), edit.value)
+                else:
+                    self._lab.write_unversioned(value, edit.value)
 
     def finish(self) -> None:
         """Do what is done between the forward pass and backward."""

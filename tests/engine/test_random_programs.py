@@ -10,18 +10,20 @@ The profile "thorough" runs 10,000 examples of each; ``-k memory_of_the_user`` c
 import contextlib
 import tempfile
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_programs import LOSSLESS, Forward, limits, programs
+from random_programs import LOSSLESS, RECOMPUTING, Forward, limits, programs
 from timeouts import settle
 
 import tensorstash as ts
 from tensorstash.abilities import SupportsHolders
-from tensorstash.errors import SavedTensorModifiedError, StashError
+from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError
 from tensorstash.policies import StoreIn
+from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import FaultyCodec, FaultyStore
 from tensorstash.testing.lab import Lab
 
@@ -124,6 +126,33 @@ class TestRandomPrograms:
         for _ in range(2 if again else 1):
             found = gradient(lab, device, program, lambda: stash, values_too=is_live)
             assert np.array_equal(expected, found, equal_nan=True)
+        settle(stash._session)
+        assert stash.stats().live.tensors == 0
+
+    @given(program=programs(edits=True), policy=st.sampled_from(sorted(RECOMPUTING)), starts_edited=st.booleans())
+    def test_an_edit_without_a_record_gives_the_gradient_without_hooks_or_a_named_error(
+        self, lab, directory, program, policy, starts_edited
+    ):
+        device, unedited = lab.devices[-1], replace(program, edits=())
+        # Where the framework does not say who holds a memory, its bytes count as they were saved, unless they are kept.
+        is_live = isinstance(lab.backend, SupportsHolders)
+        policy = "recompute | compress" if policy == "recompute" and not is_live else policy
+        copied = ts.stash(StoreIn(Memory()), framework=lab.name, min_bytes=0)
+        around = contextlib.nullcontext if is_live else lambda: copied
+        stash = ts.stash(RECOMPUTING[policy](directory), framework=lab.name, min_bytes=0)
+        for each in (program, program, program) if starts_edited else (unedited, program, program):
+            try:
+                expected = gradient(lab, device, each, around)
+            except RuntimeError:
+                expected = None  # refused
+            try:
+                found = gradient(lab, device, each, lambda: stash)
+            except TensorStashError:
+                assert each.edits, "a program without edits was refused"
+            else:
+                assert expected is not None, "a program that is refused without hooks has trained"
+                assert found.tobytes() == expected.tobytes(), "another gradient"
+        gradient(lab, device, unedited)
         settle(stash._session)
         assert stash.stats().live.tensors == 0
 

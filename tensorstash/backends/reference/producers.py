@@ -216,7 +216,7 @@ class _Search(AnySearch[Rule]):
             raise NoRecipe(f"no rule for {node.name}")
         rule = self.rule(node.name)
         found = [self._operand(node, place) for place in range(len(node.operands))]
-        return self.call(rule, (node.operation, tuple(sorted(node.attributes.items()))), found)
+        return self.call(rule, (node.operation, _hashable(node.attributes)), found)
 
     def _operand(self, node: OpNode, place: int) -> tuple[Any, int]:
         saved = node.saved(place)
@@ -230,6 +230,10 @@ class _Search(AnySearch[Rule]):
         if edge is None:
             raise NoRecipe("an operand that the graph does not know")
         return self.output(edge.node)
+
+
+def _hashable(attributes: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:
+    return tuple((name, tuple(each) if isinstance(each, list) else each) for name, each in sorted(attributes.items()))
 
 
 def _alignment(tensor: Tensor) -> int:
