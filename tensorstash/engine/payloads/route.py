@@ -166,13 +166,17 @@ class PayloadRoute(ABC):
         """
         if self.is_lossless:
             return self.copy(source, spec, wanted)
-        twin = self._twin
-        if twin is None:
-            here = Memory()
-            plan = replace(self.plan, store=here if self.plan.store is not None else None)
-            twin = self._twin = route_for(plan, spec, self.backend, here, here.open(), Ledger(), None)
+        twin = self._in_memory(spec)
         stored = twin.encode(source, spec)
         return self.copy(source, spec, wanted) if stored is None else twin.rebuild(twin.decode(stored), wanted)
+
+    def _in_memory(self, spec: TensorSpec) -> "PayloadRoute":
+        """Return the same route with a store in memory, where nothing is counted."""
+        if self._twin is None:
+            here = Memory()
+            plan = replace(self.plan, store=here if self.plan.store is not None else None)
+            self._twin = route_for(plan, spec, self.backend, here, here.open(), Ledger(), None)
+        return self._twin
 
     def copy(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return a copy of a tensor of ``spec`` in private writable memory with the exact layout of ``wanted``."""
@@ -307,6 +311,8 @@ class TransferRoute(HostRoute):
         self.shares_source = not self.kernels and parts.spec.order.is_dense
         """Whether what is transferred is the tensor's own memory."""
         self.needs_worker = pipeline.looks_at_bytes
+        self.loses_on_host = not all(codec.lossless for codec in self.plan.codecs[len(self.kernels) :])
+        """Whether a codec that runs after the transfer loses something."""
 
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, None]:
         """Return the tensor itself: what is launched is private, or a copy is made then, if it has to be."""
@@ -337,6 +343,13 @@ class TransferRoute(HostRoute):
         stored = self.pipeline.encode(transferred.view(spec.carrier).reshape(spec.shape), ask)
         assert stored is not None, "memory that was handed over is never declined"
         return stored
+
+    def as_stored(self, transferred: Array) -> Array:
+        """Return what will be read of bytes that were transferred and are not stored yet; see :meth:`round_trip`."""
+        twin, launched = self._in_memory(self.spec), self.launched_spec(transferred.nbytes)
+        assert isinstance(twin, HostRoute), "what stays on its device is not transferred"
+        stored = twin.pipeline.encode(borrowed(transferred.view(launched.carrier).reshape(launched.shape)), call)
+        return transferred if stored is None else twin.pipeline.decode(stored, call)
 
     def decode(self, stored: Stored, ask: Ask = call) -> Array:
         """Return what was transferred, in memory that a device reads on its own if there is any left."""

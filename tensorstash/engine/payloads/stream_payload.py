@@ -199,7 +199,10 @@ class StreamPayload(Payload):
             StashError: they could not be captured, loaded or decoded.
         """
         flight = self._flight
+        route = self.route
         if self._stored is None and flight is not None:
+            if isinstance(route, TransferRoute) and route.loses_on_host:
+                return as_bytes(route.as_stored(flight.wait())), None
             return flight.array, flight.end
         self.raise_failure()
         return as_bytes(self._decode()), None if flight is None else flight.end

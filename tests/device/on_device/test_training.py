@@ -14,6 +14,8 @@ import tensorstash as ts
 from tensorstash.backends import backend_named
 from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies.plan import HookPolicy
+from tensorstash.stores.memory import Memory
+from tensorstash.testing.faults import Gate, Gated
 from tests.device.models import MODELS, Attention, gradients, made
 from tests.device.simulated import TO_HOST, Simulated
 
@@ -294,3 +296,22 @@ def test_quantized_payloads_cross_small(device: Simulated, net: nn.Module) -> No
         torch.accelerator.synchronize("sim")
         moved.append(sum(record.nbytes for record in device.records() if record.stream))
     assert moved[1] < 0.7 * moved[0]
+
+
+def test_what_has_crossed_and_is_not_stored_yet_has_the_loss_of_what_is_stored(device: Simulated) -> None:
+    values, gate = torch.randn(6, 40), Gate()
+
+    def gradient(policy: HookPolicy, limits: ts.Limits) -> Tensor:
+        one, other = (torch.ones(6, 40).to("sim").requires_grad_() for _ in range(2))
+        with stash(policy, limits=limits):
+            loss = ((one * values.to("sim")) * other).sum()
+        torch.accelerator.synchronize("sim")
+        loss.backward()
+        assert one.grad is not None
+        return one.grad.cpu()
+
+    stored = gradient(ts.Quantize(bits=4) | ts.StoreIn(Memory()), ts.Limits(in_flight=0, ahead=0))
+    crossed = gradient(ts.Quantize(bits=4) | ts.StoreIn(Gated(gate=gate)), ts.Limits())
+    gate.open()
+    assert torch.equal(crossed, stored)
+    assert not torch.equal(stored, values)
