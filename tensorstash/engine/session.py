@@ -95,7 +95,7 @@ class Session(Generic[T]):
         self._state = SessionState(backend, ledger, self.adviser, limits, self._prefetched, self._residency, spare)
         self._transfers = transfers_of(backend, limits, self._sender.shares)
         # Looked up once: these run for every tensor.
-        self._kept, self._movable = ledger.kept, ledger.movable
+        self._kept = ledger.kept
         self._small = self._kept[SMALL]
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version = backend.alias, backend.version
@@ -127,7 +127,6 @@ class Session(Generic[T]):
     def _entry_ended(self) -> None:
         self._start_all_freed()
         self._sender.entry_ended(self._state.ledger.saved_bytes)
-        self._movable.step_ended()
         is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
         if is_recording and self.adviser.entry_ended():
             self.adviser.judge(self._state.ledger.snapshot())
@@ -137,19 +136,12 @@ class Session(Generic[T]):
             self._start(self._residency.freed(all_of_them=True))
 
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
-        pack = self._counting_pack if self._movable.is_counting else self.pack
         if native.functions is None or type(self).pack is not Session.pack:
-            return pack, self.unpack
+            return self.pack, self.unpack
         # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
-        keeps_all = self._only_keeps and not self._movable.is_counting
-        large: Any = self._kept[POLICY] if keeps_all else None
-        parts = self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, pack
+        large: Any = self._kept[POLICY] if self._only_keeps else None
+        parts = self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, self.pack
         return native.functions.keeping(*parts), native.functions.restoring(self.unpack)
-
-    def _counting_pack(self, tensor: T) -> Handle:
-        """Return what :meth:`pack` does; while the first step lasts, and in the scopes that have begun in it."""
-        self._movable.look(tensor, self.backend, self._min_bytes, is_over=self._state.was_asked)
-        return self.pack(tensor)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return what says that what this thread saves until a block ends belongs to the module ``name``."""
@@ -351,7 +343,17 @@ class Session(Generic[T]):
         """Return the payload of a private copy, or else of an alias."""
         probe = None if source is None else self.backend.version_probe(tensor)
         source = self.backend.detached(tensor) if source is None else source
-        parts = route, source, spec, version, probe, self._prefetched, self._sender.timeouts, record
+        parts = (
+            route,
+            source,
+            spec,
+            version,
+            probe,
+            self._prefetched,
+            self._state.prefetcher.readers,
+            self._sender.timeout_s,
+            record,
+        )
         return Payload(*parts) if route.transfers is None else StreamPayload(route.transfers, *parts)
 
     def _new_readers(self) -> Readers[T] | None:

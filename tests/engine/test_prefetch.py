@@ -61,7 +61,7 @@ def test_without_reading_ahead_every_payload_is_read_by_backward():
 
 
 def test_deleting_the_hint_changes_no_result(monkeypatch):
-    monkeypatch.setattr(Prefetcher, "asked", lambda self, requests, index, foretold: None)
+    monkeypatch.setattr(Prefetcher, "asked", lambda self, requests, index: None)
     grads, _, _ = run(ts.Limits())
     assert all(np.array_equal(grad, plain()) for grad in grads)
 

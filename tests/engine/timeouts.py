@@ -8,13 +8,13 @@ from tensorstash.engine.session import Session
 from tensorstash.host.workers import Workers
 
 
-def teams(session: Session[Any]) -> tuple[Workers, Workers, Workers]:
-    return session._sender.writers, session._state.prefetcher._readers, session._sender.timeouts._callers
+def teams(session: Session[Any]) -> tuple[Workers, Workers]:
+    return session._sender.writers, session._state.prefetcher.readers
 
 
 def set_timeout(session: Session[Any], timeout_s: float) -> None:
     session.limits = replace(session.limits, timeout_s=timeout_s)
-    session._sender.timeouts.timeout_s = timeout_s
+    session._sender.timeout_s = timeout_s
     for workers in teams(session):
         workers._pool._timeout_s = timeout_s
 
