@@ -343,17 +343,7 @@ class Session(Generic[T]):
         """Return the payload of a private copy, or else of an alias."""
         probe = None if source is None else self.backend.version_probe(tensor)
         source = self.backend.detached(tensor) if source is None else source
-        parts = (
-            route,
-            source,
-            spec,
-            version,
-            probe,
-            self._prefetched,
-            self._state.prefetcher.readers,
-            self._sender.timeout_s,
-            record,
-        )
+        parts = route, source, spec, version, probe, self._prefetched, self._state.prefetcher.readers, record
         return Payload(*parts) if route.transfers is None else StreamPayload(route.transfers, *parts)
 
     def _new_readers(self) -> Readers[T] | None:

@@ -154,10 +154,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "reader killed while it waits": Fault(killed("reader"), None, impossible=NO_WORKERS),
     "reader killed at work": Fault(
-        calls("get", end_the_thread, prefix="tensorstash-reader"), None, impossible=NOT_READ_AHEAD | NO_WORKERS
+        calls("get", end_the_thread, prefix="tensorstash-reader"), StoreError, "was killed", NOT_READ_AHEAD | NO_WORKERS
     ),
-    "caller killed at put": Fault(calls("put", end_the_thread), StoreError, "ended its thread", NO_CALLERS),
-    "caller killed at get": Fault(calls("get", end_the_thread), StoreError, "ended its thread", NO_DEVICE),
     "no directory at open": Fault(no_directory, StoreError, "ENOENT", NO_FILES, at_open=True),
     "no permission at open": Fault(no_permission, StoreError, "EACCES", NO_FILES, at_open=True),
     "out of descriptors at open": Fault(no_descriptor, StoreError, "EMFILE", NO_FILES, at_open=True),

@@ -14,9 +14,8 @@ def teams(session: Session[Any]) -> tuple[Workers, Workers]:
 
 def set_timeout(session: Session[Any], timeout_s: float) -> None:
     session.limits = replace(session.limits, timeout_s=timeout_s)
-    session._sender.timeout_s = timeout_s
     for workers in teams(session):
-        workers._pool._timeout_s = timeout_s
+        workers.timeout_s = workers._pool._timeout_s = timeout_s
 
 
 def settle(session: Session[Any]) -> None:
@@ -26,7 +25,7 @@ def settle(session: Session[Any]) -> None:
         workers.submit(lambda: None).result(60)
         timeout_s, workers._pool._timeout_s = workers._pool._timeout_s, -1
         workers.abandon()
-        workers._pool._timeout_s = timeout_s
+        workers.timeout_s = workers._pool._timeout_s = timeout_s
     for thread in threading.enumerate():
         if getattr(thread, "is_abandoned", False):
             thread.join(60)

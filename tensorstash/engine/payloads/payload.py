@@ -45,8 +45,7 @@ class Payload:
         version: the saved tensor's in-place version when it was saved.
         probe: the version probe of the saved tensor, if ``source`` is a private copy.
         prefetch_budget: bytes that all payloads together may hold decoded.
-        readers: threads that load.
-        timeout_s: longest wait for what is read, in seconds.
+        readers: threads that load, and are given up after their timeout.
         record: of the tensor in the plan of a budget.
     """
 
@@ -61,7 +60,6 @@ class Payload:
         "_readers",
         "_rebuilt",
         "_stored",
-        "_timeout_s",
         "_uses",
         "_version",
         "alias",
@@ -92,7 +90,6 @@ class Payload:
         probe: Any,
         prefetch_budget: ByteBudget,
         readers: Workers,
-        timeout_s: float,
         record: Record | None = None,
     ) -> None:
         self.route = route
@@ -121,7 +118,6 @@ class Payload:
         """Of the tensor in the plan of a budget; None without one."""
         self.prefetch_budget = prefetch_budget
         self._readers = readers
-        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._loading: Future[Any] | None = None
         self._data: Any = None
@@ -364,11 +360,11 @@ class Payload:
 
     def _wait(self, loading: Future[Any]) -> None:
         try:
-            loading.exception(self._timeout_s)
+            loading.exception(self._readers.timeout_s)
         except TimeoutError as error:
             self._loading = loading  # still under way, and still in the budget
             raise StoreError(
-                f"{self.route.store_place}: reading {self.nbytes} bytes took longer than {self._timeout_s} seconds; "
+                f"{self.route.store_place}: reading {self.nbytes} bytes took longer than {self._readers.timeout_s} seconds; "
                 f"the device hangs, or timeout_s is too short for it"
             ) from error
 
