@@ -62,7 +62,6 @@ ANSWERS_S = 4 * PATIENCE_S
 NO_DEVICE = {"memory": "it has no device: what is put is kept as the array it is"}
 NO_FILES = {"memory": "it has no directory and no file"}
 NOT_READ_AHEAD = {"memory": "what is in memory is not read ahead of backward"}
-NO_CALLERS = NO_DEVICE | {"asynchronous": "pack asks no store, a writer does"}
 NO_WORKERS = {"synchronous": "no worker runs: all is done inside pack and unpack"}
 
 

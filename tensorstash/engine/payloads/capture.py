@@ -134,8 +134,8 @@ class Sender:
         except TimeoutError as error:
             self.writers.abandon()
             raise StoreError(
-                f"{payload.route.store_place}: storing {payload.nbytes} bytes took longer than {self.writers.timeout_s} "
-                f"seconds; the device hangs, or timeout_s is too short for it"
+                f"{payload.route.store_place}: storing {payload.nbytes} bytes took longer than "
+                f"{self.writers.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             ) from error
 
     def _room_for(self, nbytes: int, route: PayloadRoute) -> Lease:

@@ -363,10 +363,9 @@ class Payload:
             loading.exception(self._readers.timeout_s)
         except TimeoutError as error:
             self._loading = loading  # still under way, and still in the budget
-            raise StoreError(
-                f"{self.route.store_place}: reading {self.nbytes} bytes took longer than {self._readers.timeout_s} seconds; "
-                f"the device hangs, or timeout_s is too short for it"
-            ) from error
+            took = f"reading {self.nbytes} bytes took longer than {self._readers.timeout_s} seconds"
+            cure = "the device hangs, or timeout_s is too short for it"
+            raise StoreError(f"{self.route.store_place}: {took}; {cure}") from error
 
     def _hand_out(self, data: Any) -> tuple[Any, Lease | None]:
         """Return data, and the bytes that nobody else needs any more."""
