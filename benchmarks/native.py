@@ -1,4 +1,4 @@
-"""Each compiled function beside NumPy, and steps with and without compiled hooks.
+"""Each compiled function beside NumPy.
 
     python -m benchmarks native --markdown benchmarks/results/native.md
 
@@ -15,15 +15,12 @@ from typing import Any
 
 import numpy as np
 
-import tensorstash as ts
 from benchmarks.harness.report import Report, columns
 from tensorstash import kernels
-from tensorstash.host import native
 from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.quantize import section_nbytes
 
 FUNCTIONS = columns("function | NumPy ms:.2f | C ms:.2f | times:.1f")
-STEPS = columns("step of 200 tensors | in Python us:.2f | in C us:.2f | saved per tensor us:.2f")
 
 
 def calls(table: Any, elements: int) -> dict[str, Callable[[], Any]]:
@@ -57,23 +54,6 @@ def least(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> tupl
     return min(times[0]), min(times[1])
 
 
-def step(policy: str, elements: int) -> Callable[[], Any]:
-    """Return a step that saves 200 tensors of so many float32."""
-    import torch
-
-    torch.set_num_threads(1)
-    scope, x = ts.stash(policy, framework="torch", min_bytes=2**16), torch.zeros(elements, requires_grad=True)
-
-    def run() -> None:
-        y = x
-        with scope:
-            for _ in range(200):
-                y = y.tanh()
-        y.backward(x.detach())
-
-    return run
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--elements", type=int, default=2**20)
     parser.add_argument("--rounds", type=int, default=15)
@@ -85,17 +65,3 @@ def main(options: argparse.Namespace, report: Report) -> None:
     for name, defined in calls(kernels.DEFINED, options.elements).items():
         slow, fast = least(defined, compiled[name], options.rounds)
         report.row((name, 1e3 * slow, 1e3 * fast, slow / fast))
-    report.begin(STEPS, before="Hooks: the program's thread, forward and backward, per saved tensor.")
-    known = native.functions
-    for name, policy, elements in (("keep", "keep", 256), ("small under disk_spill", "disk_spill", 256)):
-        run = step(policy, elements)
-
-        def in_python(run: Callable[[], Any] = run) -> None:
-            native.functions = None
-            try:
-                run()
-            finally:
-                native.functions = known
-
-        slow, fast = least(in_python, run, options.rounds)
-        report.row((name, 1e6 * slow / 200, 1e6 * fast / 200, 1e6 * (slow - fast) / 200))

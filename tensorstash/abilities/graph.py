@@ -142,21 +142,6 @@ class SupportsReaders(Protocol[T_contra]):
 
 
 @runtime_checkable
-class SupportsOrder(Protocol):
-    """A backend whose framework shows the order in which a backward will ask, while it runs."""
-
-    def upcoming(self, is_ours: Callable[[object], bool], /) -> Iterable[list[Any]]:
-        """Return the handles that the backward on this thread will ask for, operation by operation, in order.
-
-        The running operation is the first. Only a hint: what is not known is left out.
-
-        Args:
-            is_ours: whether an object is a handle.
-        """
-        ...
-
-
-@runtime_checkable
 class SupportsSharedMemory(Protocol[T_co]):
     """A backend that puts tensors of the host side by side into one memory, as views of one tensor are."""
 

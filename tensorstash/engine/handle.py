@@ -1,8 +1,6 @@
 """What the autograd graph holds in place of a saved tensor."""
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from typing import Any
 
 from tensorstash.engine.payloads.demands import Reading
@@ -42,17 +40,7 @@ def restore(handle: Handle) -> Any:
     return alias
 
 
-class Asking:  # no ABC: whether a handle is one is asked for every tensor, which would run Python
-    """A handle that asks for stored tensors when it is asked itself."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def asks(self) -> Iterator["Stashed"]:
-        """Give the handles that it will ask, in order; itself if it is stored."""
-
-
-class Stashed(Asking):
+class Stashed:
     """A tensor whose bytes are in a store, or on their way there.
 
     Several handles may share one payload, each with a layout of its own.
@@ -93,7 +81,7 @@ class Stashed(Asking):
         state = self.state
         state.was_asked = True
         state.ledger.unpacked()
-        state.prefetcher.asked(self._requests, self.payload.index, self._foretold)
+        state.prefetcher.asked(self._requests, self.payload.index)
         if state.adviser.watches and state.compiled_graph is not None:
             graph = state.compiled_graph()
             if graph is not None:
@@ -105,18 +93,6 @@ class Stashed(Asking):
         if self.payload.is_streamed:
             state.prefetcher.prefetch_to_device(self._requests)
         return tensor
-
-    def _foretold(self) -> tuple[int, ...]:
-        """Return the indices of the payloads that the running backward will ask for, in order; empty if none runs."""
-        if self.state.upcoming is None:
-            return ()
-        operations = self.state.upcoming(lambda handle: isinstance(handle, Asking))
-        stored = (each for handle in chain.from_iterable(operations) for each in handle.asks())
-        return tuple(dict.fromkeys(each.payload.index for each in stored if each._requests is self._requests))
-
-    def asks(self) -> Iterator["Stashed"]:
-        """Give itself."""
-        yield self
 
     @property
     def is_exact(self) -> bool:

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from time import perf_counter
@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import ref
 
-from tensorstash.abilities import Backend
 from tensorstash.engine.stats import StageStats, Stats, Tally
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.spec import TensorSpec
@@ -59,46 +58,6 @@ class Runs:
             return StageStats(*parts)
 
 
-class Movable:
-    """Counts what a policy could move in one step, each content once. Thread-safe."""
-
-    __slots__ = ("_contents", "tally")
-
-    def __init__(self) -> None:
-        self.tally = Tally()
-        self._contents: set[Hashable] | None = set()
-
-    @property
-    def is_counting(self) -> bool:
-        """Whether the first step that saves anything still lasts."""
-        return self._contents is not None
-
-    def look(self, tensor: T, backend: Backend[T], min_bytes: int, *, is_over: bool) -> None:
-        """Count a saved tensor, if a policy could move it and its content was not counted before.
-
-        Args:
-            tensor: that autograd saves.
-            backend: of its framework.
-            min_bytes: smaller ones are not moved.
-            is_over: whether backward has begun, which ends the step.
-        """
-        contents = self._contents
-        if is_over:
-            self.step_ended()
-        elif contents is not None and backend.keep_reason(tensor) is None:
-            spec = backend.spec(tensor)
-            # A token of a storage is no other storage's while it is alive, and so are kept here those of one step.
-            content = *backend.storage(tensor), spec.order.block, spec.dtype, backend.version(tensor)
-            if spec.nbytes >= min_bytes and content not in contents:
-                contents.add(content)
-                self.tally = self.tally.plus(spec.nbytes)
-
-    def step_ended(self) -> None:
-        """Count no more, if anything was counted."""
-        if self.tally.tensors:
-            self._contents = None
-
-
 class _Sum:
     """What a tally is of, as it grows."""
 
@@ -141,7 +100,6 @@ class Ledger:
         self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
         self.saved_bytes = 0
         """Bytes by which payloads so far were smaller than their tensors; all of a tensor's where one is elsewhere."""
-        self.movable = Movable()
         self._live: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._live_bytes = 0
         self._peaks: dict[str, int] = {}
@@ -265,7 +223,6 @@ class Ledger:
                 stages=stages,
                 stored=_tallies(self._stored),
                 saved_bytes=self.saved_bytes,
-                movable=self.movable.tally,
                 modules=MappingProxyType(self._tallies(self.modules)),
                 live=Tally(len(self._entries), self._live_bytes),
                 peak_bytes=self._peak,

@@ -112,7 +112,7 @@ class Prefetcher:
     """Loads what will be asked for next, within a budget. Thread-safe.
 
     The order is remembered by the signature of what was saved, so that alternating shapes, several graphs and changing
-    control flow each find their own. At first it is what the framework's graph tells, or else the reverse of packing.
+    control flow each find their own. At first it is the reverse of packing.
 
     Args:
         budget: bytes that all payloads together may hold decoded.
@@ -129,12 +129,12 @@ class Prefetcher:
         "_prefetched",
         "_quick",
         "_quick_bytes",
-        "_readers",
         "_reserved",
         "_room",
         "_spare_bytes",
         "_waiting",
         "budget",
+        "readers",
     )
 
     def __init__(
@@ -146,7 +146,8 @@ class Prefetcher:
     ) -> None:
         self.budget = budget
         self._spare_bytes = spare_bytes
-        self._readers = readers
+        self.readers = readers
+        """Threads that load."""
         self._quick_bytes = quick_bytes
         self._prefetched: list[ref[Payload]] = []
         self._room = _FEW
@@ -162,20 +163,17 @@ class Prefetcher:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def asked(self, requests: Requests, index: int, foretold: Callable[[], tuple[int, ...]]) -> None:
+    def asked(self, requests: Requests, index: int) -> None:
         """Note that a payload was asked for, and start reading those that are expected next.
 
         Args:
             requests: for what was saved with it.
             index: of the payload.
-            foretold: returns the order that the running backward will ask in, as far as that can be known; called
-                where none was learned.
         """
         order: tuple[int, ...] = ()
         if requests.needs_order:
             POOL.give_back(QUICK_BYTES)  # what only forward uses: here a step has its peak
-            learned = self._orders.get(requests.saved.signature)
-            order = foretold() if learned is None else learned  # without the lock: what it looks at may be let go
+            order = self._orders.get(requests.saved.signature, ())
         with self._lock:
             if requests.ask(index, order):
                 self._pause = 0
@@ -188,7 +186,7 @@ class Prefetcher:
                     break
                 if self._spare_bytes is not None and payload.nbytes > self._spare_bytes():
                     break
-                if not payload.prefetch(self._readers.submit):
+                if not payload.prefetch():
                     break
                 self._prefetched.append(ref(payload))
                 if payload.is_quick:

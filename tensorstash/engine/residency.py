@@ -2,13 +2,14 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from itertools import islice
 from operator import call
 from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import SupportsHolders
+from tensorstash.engine.memory import Account
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.stats import Tally
 from tensorstash.host.forks import renew_after_fork
@@ -32,33 +33,27 @@ class Residency:
 
     Args:
         backend: tells who holds the memory of a tensor.
-        others: returns bytes that count towards the limit besides: in flight, read back, and payloads in the same
-            memory.
-        has_limit: whether :meth:`begin` sets a limit; otherwise contents leave as soon as nobody else holds them.
+        account: of a budget; None if contents leave as soon as nobody else holds them.
     """
 
     __slots__ = (
         "__weakref__",
+        "_account",
         "_alive",
         "_backend",
         "_gone",
         "_groups",
         "_holders",
-        "_limit_bytes",
         "_lock",
-        "_others",
         "_peak_bytes",
         "_staying",
         "_used_bytes",
     )
 
-    def __init__(
-        self, backend: SupportsHolders[Any], others: Callable[[], int] = int, *, has_limit: bool = False
-    ) -> None:
+    def __init__(self, backend: SupportsHolders[Any], account: Account | None = None) -> None:
         self._backend = backend
         self._holders = backend.holders
-        self._limit_bytes: int | None = 0 if has_limit else None
-        self._others = others
+        self._account = account
         self._groups: dict[Hashable, list[ref[Payload]]] = {}
         self._staying: deque[ref[Payload]] = deque()
         self._alive: dict[ref[Payload], int] = {}
@@ -70,10 +65,6 @@ class Residency:
     def after_fork(self) -> None:
         """Make the lock anew."""
         self._lock = threading.Lock()
-
-    def begin(self, limit_bytes: int) -> None:
-        """Set the bytes of saved tensors that may stay, with those counted by ``others``."""
-        self._limit_bytes = limit_bytes
 
     def saved(self, token: Hashable, payload: Any, room: int = 0) -> list[Any]:
         """Make a content resident and return those that leave now, the oldest first.
@@ -87,7 +78,7 @@ class Residency:
             freed = self._freed()  # without this one: as long as it is being saved its memory is held
             self._groups.setdefault(token, []).append(ref(payload))
             payload.token = token
-            if self._limit_bytes is not None:
+            if self._account is not None:
                 self._alive[ref(payload, self._gone.append)] = payload.nbytes
                 self._used_bytes += payload.nbytes
             return self._leaving(freed, room)
@@ -145,7 +136,7 @@ class Residency:
         if gone:
             with self._lock:
                 self._settle()
-        held = self._used_bytes + self._others()
+        held = self._used_bytes + (0 if self._account is None else self._account.other_bytes())
         if held > self._peak_bytes:
             self._peak_bytes = held
         return held
@@ -155,13 +146,13 @@ class Residency:
         """Most bytes that have counted towards the limit at one time."""
         return self._peak_bytes
 
-    @property
     def spare_bytes(self) -> int:
-        """Bytes that may be read back ahead of backward."""
-        return 2**62 if self._limit_bytes is None else self._limit_bytes - self.held_bytes
+        """Return the bytes that are left of the limit; less than none if it is exceeded."""
+        assert self._account is not None, "a limit without a budget"
+        return self._account.limit_bytes - self.held_bytes
 
     def _leaving(self, freed: list[Payload], room: int) -> list[Payload]:
-        if self._limit_bytes is None:
+        if self._account is None:
             return freed
         self._settle()
         leaving: list[Payload] = []
@@ -171,7 +162,7 @@ class Residency:
             else:
                 leaving.append(payload)
                 self._forget(ref(payload))
-        most_bytes = self._limit_bytes - room - self._others()
+        most_bytes = self._account.limit_bytes - room - self._account.other_bytes()
         while self._used_bytes > most_bytes and self._staying:
             if (oldest := self._staying.popleft()()) is not None:
                 leaving.append(oldest)

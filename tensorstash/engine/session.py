@@ -18,7 +18,7 @@ from tensorstash.engine.advice import Adviser
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.memory import Budget
+from tensorstash.engine.memory import Account, Budget
 from tensorstash.engine.payloads.capture import Sender
 from tensorstash.engine.payloads.dedup import DedupIndex
 from tensorstash.engine.payloads.demands import Reading, Trail
@@ -87,15 +87,15 @@ class Session(Generic[T]):
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
         self._budget, self._ladder = budget, None if budget is None else Ladder()
         self._prefetched = self._sender.ahead(limits)
-        self._budgeted_tiers: tuple[str, ...] = ()
-        self._residency: Residency | None = None
-        if isinstance(backend, SupportsHolders):
-            self._residency = Residency(backend, self._other_bytes, has_limit=budget is not None)
-        spare = None if budget is None else self._spare_bytes
+        account = None if budget is None else Account(ledger, self._sender.in_flight, self._prefetched)
+        self._account = account
+        self._residency = Residency(backend, account) if isinstance(backend, SupportsHolders) else None
+        # Not of the session, which would be a cycle.
+        spare = None if account is None else (self._residency or account).spare_bytes
         self._state = SessionState(backend, ledger, self.adviser, limits, self._prefetched, self._residency, spare)
         self._transfers = transfers_of(backend, limits, self._sender.shares)
         # Looked up once: these run for every tensor.
-        self._kept, self._movable = ledger.kept, ledger.movable
+        self._kept = ledger.kept
         self._small = self._kept[SMALL]
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version = backend.alias, backend.version
@@ -127,7 +127,6 @@ class Session(Generic[T]):
     def _entry_ended(self) -> None:
         self._start_all_freed()
         self._sender.entry_ended(self._state.ledger.saved_bytes)
-        self._movable.step_ended()
         is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
         if is_recording and self.adviser.entry_ended():
             self.adviser.judge(self._state.ledger.snapshot())
@@ -137,19 +136,12 @@ class Session(Generic[T]):
             self._start(self._residency.freed(all_of_them=True))
 
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
-        pack = self._counting_pack if self._movable.is_counting else self.pack
         if native.functions is None or type(self).pack is not Session.pack:
-            return pack, self.unpack
+            return self.pack, self.unpack
         # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
-        keeps_all = self._only_keeps and not self._movable.is_counting
-        large: Any = self._kept[POLICY] if keeps_all else None
-        parts = self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, pack
+        large: Any = self._kept[POLICY] if self._only_keeps else None
+        parts = self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, self.pack
         return native.functions.keeping(*parts), native.functions.restoring(self.unpack)
-
-    def _counting_pack(self, tensor: T) -> Handle:
-        """Return what :meth:`pack` does; while the first step lasts, and in the scopes that have begun in it."""
-        self._movable.look(tensor, self.backend, self._min_bytes, is_over=self._state.was_asked)
-        return self.pack(tensor)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return what says that what this thread saves until a block ends belongs to the module ``name``."""
@@ -224,12 +216,11 @@ class Session(Generic[T]):
 
     def _recorded(self, ladder: Ladder, tensor: T, spec: TensorSpec) -> Record:
         assert self._budget is not None, "a ladder without a budget"
+        assert self._account is not None, "a budget without an account"
         if not ladder.is_begun:
-            limit = self._budget.limit_bytes(self.backend, spec.device)
-            self._budgeted_tiers = ("memory", "device") if spec.device == "cpu" else ("device",)
-            ladder.begin(limit)
-            if self._residency is not None:
-                self._residency.begin(limit)
+            limit_bytes = self._budget.limit_bytes(self.backend, spec.device)
+            self._account.begin(limit_bytes, spec.device)
+            ladder.begin(limit_bytes)
         return ladder.saved(spec, self._thread.module, *self.backend.storage(tensor))
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
@@ -329,21 +320,9 @@ class Session(Generic[T]):
 
     def _make_room(self, residency: Residency) -> None:
         """Wait until the budget is held, or nothing is in flight any more."""
-        while (excess := -residency.spare_bytes) > 0:
+        while (excess := -residency.spare_bytes()) > 0:
             if not self._sender.wait_for(excess):
                 break
-
-    def _other_bytes(self) -> int:
-        """Return the bytes that count towards a budget beside resident contents."""
-        stored = self._state.ledger.bytes_in(self._budgeted_tiers)
-        return self._sender.in_flight.used + self._prefetched.used + stored
-
-    def _spare_bytes(self) -> int:
-        """Return how many bytes may be read back ahead of backward under the budget."""
-        if self._residency is not None:
-            return self._residency.spare_bytes
-        assert self._ladder is not None, "a budget without a ladder"
-        return self._ladder.limit_bytes - self._other_bytes()
 
     def _payload(
         self, tensor: T, source: T | None, spec: TensorSpec, version: int, route: PayloadRoute, record: Record | None
@@ -351,7 +330,7 @@ class Session(Generic[T]):
         """Return the payload of a private copy, or else of an alias."""
         probe = None if source is None else self.backend.version_probe(tensor)
         source = self.backend.detached(tensor) if source is None else source
-        parts = route, source, spec, version, probe, self._prefetched, self._sender.timeouts, record
+        parts = route, source, spec, version, probe, self._prefetched, self._state.prefetcher.readers, record
         return Payload(*parts) if route.transfers is None else StreamPayload(route.transfers, *parts)
 
     def _new_readers(self) -> Readers[T] | None:

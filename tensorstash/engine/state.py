@@ -6,7 +6,6 @@ from typing import Any
 from tensorstash.abilities import (
     Backend,
     SupportsCompiledGraphs,
-    SupportsOrder,
     SupportsReaders,
     SupportsWriters,
 )
@@ -43,7 +42,6 @@ class SessionState:
         "prefetcher",
         "residency",
         "running_demand",
-        "upcoming",
         "version",
         "was_asked",
     )
@@ -68,7 +66,6 @@ class SessionState:
         self.version = backend.version
         self.compiled_graph = backend.compiled_graph if isinstance(backend, SupportsCompiledGraphs) else None
         self.running_demand = backend.running_demand if isinstance(backend, SupportsReaders) else None
-        self.upcoming = backend.upcoming if isinstance(backend, SupportsOrder) else None
         self.may_write = backend.may_write if isinstance(backend, SupportsWriters) else bool
         self.demands = Demands()
         self.was_asked = False

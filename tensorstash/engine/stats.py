@@ -73,8 +73,6 @@ class Stats:
         stages: codecs and stores by name, in the order in which the session met them.
         stored: payloads put, by tier, as bytes after encoding.
         saved_bytes: by how much the memory that the tensors were in got emptier, added up over all stashed so far.
-        movable: contents that a policy could move, each once: without parameters, views of them, second saves, and what
-            is below ``min_bytes``; of the first step that saved any, whatever the policy did with them.
         modules: stashed tensors by the module they belong to, where the policy selects by module name.
         live: payloads that exist now, as bytes after encoding.
         peak_bytes: largest ``live.nbytes`` so far.
@@ -100,7 +98,6 @@ class Stats:
     stages: Mapping[str, StageStats] = field(default_factory=dict)
     stored: Mapping[str, Tally] = field(default_factory=dict)
     saved_bytes: int = 0
-    movable: Tally = Tally()
     modules: Mapping[str, Tally] = field(default_factory=dict)
     live: Tally = Tally()
     peak_bytes: int = 0
@@ -163,7 +160,6 @@ class Stats:
             "stages": {name: asdict(stage) for name, stage in self.stages.items()},
             "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},
             "saved_bytes": self.saved_bytes,
-            "movable": asdict(self.movable),
             "modules": {name: asdict(tally) for name, tally in self.modules.items()},
             "live": asdict(self.live),
             "peak_bytes": self.peak_bytes,
@@ -217,9 +213,6 @@ class Stats:
     def _sentences(self) -> Iterator[str]:
         if self.stashed.tensors:
             yield f"saved {format_bytes(self.saved_bytes)} of {format_bytes(self.stashed.nbytes)} that were stashed"
-        if self.movable.tensors:
-            tensors, nbytes = self.movable.tensors, format_bytes(self.movable.nbytes)
-            yield f"a policy could move {tensors} tensors of {nbytes} a step (as counted in the first)"
         by_tier = ", ".join(f"{tier} {format_bytes(peak)}" for tier, peak in self.peak_bytes_by_tier.items())
         yield f"peak payload {format_bytes(self.peak_bytes)}" + (f" ({by_tier})" if by_tier else "")
         yield f"unpacked {self.unpacked} times, {self.forwarded} of them before the bytes had left"

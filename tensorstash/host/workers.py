@@ -39,12 +39,12 @@ class Workers:
     42
     """
 
-    __slots__ = ("__weakref__", "_name", "_pool", "_threads", "_timeout_s")
+    __slots__ = ("__weakref__", "_name", "_pool", "_threads", "timeout_s")
 
     def __init__(self, name: str, threads: int | None = None, *, timeout_s: float = math.inf) -> None:
         self._name = name
         self._threads = sys.maxsize if threads is None else threads
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._start()
 
     def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
@@ -81,7 +81,7 @@ class Workers:
             self._pool.stop()
 
     def _start(self) -> None:
-        self._pool = _ThreadPool(self, self._name, self._threads, self._timeout_s)
+        self._pool = _ThreadPool(self, self._name, self._threads, self.timeout_s)
 
 
 class _Life:

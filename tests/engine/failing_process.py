@@ -22,7 +22,7 @@ Role = Literal["writer", "reader"]
 
 def workers(site: Site, role: Role) -> Workers:
     assert site.session is not None
-    return site.session._sender.writers if role == "writer" else site.session._state.prefetcher._readers
+    return site.session._sender.writers if role == "writer" else site.session._state.prefetcher.readers
 
 
 def killed(role: Role) -> Plant:

@@ -121,7 +121,7 @@ def session(
     copies_of = copies(one.backend.streams, pinned, out_bytes=out_bytes, back_bytes=back_bytes)
     one._transfers = one._ways.transfers = copies_of
     one._sender.writers = Queue(host)  # type: ignore[assignment]
-    one._state.prefetcher._readers = Queue(host)  # type: ignore[assignment]
+    one._state.prefetcher.readers = Queue(host)  # type: ignore[assignment]
     one._sender.in_flight = DrivenBudget(limits.in_flight_bytes, host)
     return one
 

@@ -62,7 +62,6 @@ ANSWERS_S = 4 * PATIENCE_S
 NO_DEVICE = {"memory": "it has no device: what is put is kept as the array it is"}
 NO_FILES = {"memory": "it has no directory and no file"}
 NOT_READ_AHEAD = {"memory": "what is in memory is not read ahead of backward"}
-NO_CALLERS = NO_DEVICE | {"asynchronous": "pack asks no store, a writer does"}
 NO_WORKERS = {"synchronous": "no worker runs: all is done inside pack and unpack"}
 
 
@@ -154,10 +153,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "reader killed while it waits": Fault(killed("reader"), None, impossible=NO_WORKERS),
     "reader killed at work": Fault(
-        calls("get", end_the_thread, prefix="tensorstash-reader"), None, impossible=NOT_READ_AHEAD | NO_WORKERS
+        calls("get", end_the_thread, prefix="tensorstash-reader"), StoreError, "was killed", NOT_READ_AHEAD | NO_WORKERS
     ),
-    "caller killed at put": Fault(calls("put", end_the_thread), StoreError, "ended its thread", NO_CALLERS),
-    "caller killed at get": Fault(calls("get", end_the_thread), StoreError, "ended its thread", NO_DEVICE),
     "no directory at open": Fault(no_directory, StoreError, "ENOENT", NO_FILES, at_open=True),
     "no permission at open": Fault(no_permission, StoreError, "EACCES", NO_FILES, at_open=True),
     "out of descriptors at open": Fault(no_descriptor, StoreError, "EMFILE", NO_FILES, at_open=True),

@@ -208,7 +208,7 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
     # next paddle.grad.
     gradient(lab, 1, plan.nested, None)
     session.drain()
-    _wait_for_readers(session._state.prefetcher._readers.submit, plan.limits.readers)
+    _wait_for_readers(session._state.prefetcher.readers.submit, plan.limits.readers)
     peaks = {
         "in flight": (session._sender.in_flight, plan.limits.in_flight_bytes),
         "ahead": (session._state.prefetcher.budget, plan.limits.ahead_bytes),

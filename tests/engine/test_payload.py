@@ -190,7 +190,7 @@ def test_what_could_not_be_read_ahead_counts_no_longer(monkeypatch):
 
     monkeypatch.setattr(store, "get", fail)
     payload = handle.payload
-    assert payload.prefetch(stash._session._state.prefetcher._readers.submit)
+    assert payload.prefetch()
     assert budget.used == VALUES.nbytes
     with pytest.raises(StoreError, match="Input/output error"):
         handle()
@@ -204,7 +204,7 @@ def test_what_was_read_ahead_counts_until_it_is_handed_out():
     prefetcher = stash._session._state.prefetcher
     with stash:
         handle = stash._session.pack(tensor)
-    assert handle.payload.prefetch(prefetcher._readers.submit)
+    assert handle.payload.prefetch()
     assert prefetcher.budget.used == VALUES.nbytes
     assert np.array_equal(handle().numpy(), VALUES)
     assert prefetcher.budget.used == 0

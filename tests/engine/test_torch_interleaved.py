@@ -343,7 +343,7 @@ def test_parts_count_among_what_is_read_ahead_until_backward_lets_go_of_them():
     unpack, handles = saved(parts)
     prefetcher = handles[0].state.prefetcher
     for handle in handles:
-        assert handle.payload.prefetch(prefetcher._readers.submit)
+        assert handle.payload.prefetch()
     nbytes = sum(part.nbytes for part in parts)
     assert prefetcher.budget.used == 2 * nbytes, "as they are read, and in their place"
     back = [unpack(handle) for handle in handles]

@@ -8,15 +8,14 @@ from tensorstash.engine.session import Session
 from tensorstash.host.workers import Workers
 
 
-def teams(session: Session[Any]) -> tuple[Workers, Workers, Workers]:
-    return session._sender.writers, session._state.prefetcher._readers, session._sender.timeouts._callers
+def teams(session: Session[Any]) -> tuple[Workers, Workers]:
+    return session._sender.writers, session._state.prefetcher.readers
 
 
 def set_timeout(session: Session[Any], timeout_s: float) -> None:
     session.limits = replace(session.limits, timeout_s=timeout_s)
-    session._sender.timeouts.timeout_s = timeout_s
     for workers in teams(session):
-        workers._pool._timeout_s = timeout_s
+        workers.timeout_s = workers._pool._timeout_s = timeout_s
 
 
 def settle(session: Session[Any]) -> None:
@@ -26,7 +25,7 @@ def settle(session: Session[Any]) -> None:
         workers.submit(lambda: None).result(60)
         timeout_s, workers._pool._timeout_s = workers._pool._timeout_s, -1
         workers.abandon()
-        workers._pool._timeout_s = timeout_s
+        workers.timeout_s = workers._pool._timeout_s = timeout_s
     for thread in threading.enumerate():
         if getattr(thread, "is_abandoned", False):
             thread.join(60)

@@ -22,7 +22,7 @@ from torch.nn import Module, Parameter
 
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
-from tensorstash.backends.torch.graph import Readers, running, running_compiled, upcoming
+from tensorstash.backends.torch.graph import Readers, running, running_compiled
 from tensorstash.backends.torch.hooks import HookScope, Suspended
 from tensorstash.backends.torch.kernels import DeviceKernels
 from tensorstash.backends.torch.layout import (
@@ -164,10 +164,6 @@ class TorchBackend:
 
     is_recording: Callable[[], bool] = staticmethod(torch.is_grad_enabled)
     """Return whether gradients are recorded on this thread."""
-
-    def upcoming(self, is_ours: Callable[[object], bool], /) -> Iterable[list[Any]]:
-        """Return the handles that the running backward will ask for, operation by operation, in order."""
-        return upcoming(is_ours)
 
     def compiled_graph(self) -> int | None:
         """Return the number of the node of a compiled graph whose backward runs on this thread; None if none does."""

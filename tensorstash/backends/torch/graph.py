@@ -1,9 +1,7 @@
 """Who will read what was saved, and in which order: found in the graph of PyTorch."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache
-from heapq import heappop, heappush
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -111,66 +109,6 @@ def running(handle: object) -> list[str]:
     if node is None:
         return []
     return [found.reader for found in _shown(node, lambda other: other is handle)] or [type(node).__name__]
-
-
-def upcoming(is_ours: Callable[[object], bool]) -> list[list[Any]]:
-    """Return the handles that the backward on this thread will ask for, operation by operation, the running one first.
-
-    Of the operations that have all gradients of their results, the engine runs the one that was recorded last; leaves,
-    which have the highest number, come at once (``torch/csrc/autograd/engine.cpp``). What no path leads to from the
-    running operation is not known, and neither is which of its saved tensors an operation asks for first.
-
-    Args:
-        is_ours: whether an object is a handle.
-
-    >>> import torch
-    >>> asked = []
-    >>> def unpack(saved):
-    ...     asked.append([len(handles) for handles in upcoming(lambda handle: isinstance(handle, tuple))])
-    ...     return saved[0]
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (tensor.detach(),), unpack):
-    ...     loss = x.exp().sin().sum()
-    >>> loss.backward()
-    >>> asked
-    [[1, 1], [1]]
-    """
-    root = torch._C._current_autograd_node() if CAN_TELL else None
-    nodes = () if root is None else _in_order(root)
-    saved = ([found.handle for found in _shown(node, is_ours)] for node in nodes)
-    return [handles for handles in saved if handles]
-
-
-def _in_order(root: Any) -> Iterator[Any]:
-    """Give the nodes behind ``root`` in the order in which the engine runs them, ``root`` first."""
-    missing = _edges_into(root)
-    ready: list[tuple[int, int, Any]] = []
-    arrivals = count()
-    node = root
-    while True:
-        yield node
-        for behind, _ in node.next_functions:
-            if behind is not None:
-                missing[behind] -= 1
-                if not missing[behind]:
-                    heappush(ready, (-behind._sequence_nr(), next(arrivals), behind))
-        if not ready:
-            return
-        _, _, node = heappop(ready)
-
-
-def _edges_into(root: Any) -> dict[Any, int]:
-    """Return how many edges lead to each of the nodes behind ``root``."""
-    edges: dict[Any, int] = {root: 0}
-    waiting = [root]
-    while waiting:
-        for behind, _ in waiting.pop().next_functions:
-            if behind is not None:
-                if behind not in edges:
-                    edges[behind] = 0
-                    waiting.append(behind)
-                edges[behind] += 1
-    return edges
 
 
 def running_compiled() -> int | None:

@@ -7,7 +7,6 @@ from weakref import ref
 from tensorstash.abilities import Backend, SupportsStorageRelease
 from tensorstash.engine.payloads.payload import Payload, capture
 from tensorstash.engine.payloads.route import PayloadRoute
-from tensorstash.engine.timeouts import Timeouts
 from tensorstash.errors import StoreError
 from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.pool import IDLE_BYTES, POOL
@@ -27,8 +26,6 @@ class Sender:
         self._release_storages = backend.release_storages if isinstance(backend, SupportsStorageRelease) else None
         self.shares = Shares()
         """How much may be on its way, where the limits do not say so."""
-        self.timeouts = Timeouts(limits.timeout_s)
-        """How long to wait for a store."""
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         self.in_flight = self.shares.budget(limits.in_flight_bytes, is_share=limits.in_flight == AUTO)
         """Bytes that are on their way."""
@@ -92,7 +89,7 @@ class Sender:
         used = self.in_flight.used
         if not used:
             return False
-        lease = self.in_flight.acquire(self.in_flight.limit - max(used - nbytes, 0), timeout_s=self.timeouts.timeout_s)
+        lease = self.in_flight.acquire(self.in_flight.limit - max(used - nbytes, 0), timeout_s=self.writers.timeout_s)
         if lease is not None:
             lease.release()
         return lease is not None
@@ -103,7 +100,7 @@ class Sender:
         Raises:
             StoreError: it was not within ``timeout_s``.
         """
-        timeout_s = self.timeouts.timeout_s
+        timeout_s = self.writers.timeout_s
         if not self.in_flight.wait_until_unused(timeout_s=timeout_s):
             used = self.in_flight.used
             self.writers.abandon()
@@ -115,7 +112,10 @@ class Sender:
         if self.is_now(route, nbytes):
             if payload.is_streamed:
                 payload.launch()
-            payload.run(self.timeouts.ask)
+            if route.may_hang:
+                self._capture_and_wait(payload)
+            else:
+                payload.run()
             return
         lease = self._room_for(nbytes, route)
         try:
@@ -127,13 +127,24 @@ class Sender:
             lease.release()
             raise
 
+    def _capture_and_wait(self, payload: Payload) -> None:
+        captured = self.writers.submit(partial(capture, ref(payload)))
+        try:
+            captured.exception(self.writers.timeout_s)
+        except TimeoutError as error:
+            self.writers.abandon()
+            raise StoreError(
+                f"{payload.route.store_place}: storing {payload.nbytes} bytes took longer than "
+                f"{self.writers.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+            ) from error
+
     def _room_for(self, nbytes: int, route: PayloadRoute) -> Lease:
-        lease = self.in_flight.acquire(nbytes, timeout_s=self.timeouts.timeout_s)
+        lease = self.in_flight.acquire(nbytes, timeout_s=self.writers.timeout_s)
         if lease is None:
             used = self.in_flight.used
             self.writers.abandon()
             raise StoreError(
                 f"{route.store_place}: {used} bytes have been on their way into the store for "
-                f"{self.timeouts.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+                f"{self.writers.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         return lease

@@ -1,9 +1,8 @@
 """A saved content on its way into a store, what is stored of it, and its way back."""
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
-from operator import call
 from typing import Any, ClassVar
 from weakref import ref
 
@@ -14,15 +13,12 @@ from tensorstash.engine.payloads.demands import Reading
 from tensorstash.engine.payloads.interleaved import InterleavedPlace, Rebuilt, memory_of
 from tensorstash.engine.payloads.pipeline import Stored
 from tensorstash.engine.payloads.route import PayloadRoute
-from tensorstash.engine.timeouts import Ask, Timeouts
 from tensorstash.errors import CodecError, SlotGoneError, StashError, StoreError, TensorStashError, modified
 from tensorstash.host.arrays import borrowed
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
+from tensorstash.host.workers import Workers
 from tensorstash.spec import TensorSpec
-
-Submit = Callable[[Callable[[], Any]], Future[Any]]
-"""Starts a call on another thread."""
 
 FEW = 4
 """A payload that is so many times smaller than its tensor is read in about the time that decoding it takes."""
@@ -49,7 +45,7 @@ class Payload:
         version: the saved tensor's in-place version when it was saved.
         probe: the version probe of the saved tensor, if ``source`` is a private copy.
         prefetch_budget: bytes that all payloads together may hold decoded.
-        timeouts: how long to wait for what is read.
+        readers: threads that load, and are given up after their timeout.
         record: of the tensor in the plan of a budget.
     """
 
@@ -61,9 +57,9 @@ class Payload:
         "_loading",
         "_lock",
         "_probe",
+        "_readers",
         "_rebuilt",
         "_stored",
-        "_timeouts",
         "_uses",
         "_version",
         "alias",
@@ -93,7 +89,7 @@ class Payload:
         version: int,
         probe: Any,
         prefetch_budget: ByteBudget,
-        timeouts: Timeouts,
+        readers: Workers,
         record: Record | None = None,
     ) -> None:
         self.route = route
@@ -121,7 +117,7 @@ class Payload:
         self.record = record
         """Of the tensor in the plan of a budget; None without one."""
         self.prefetch_budget = prefetch_budget
-        self._timeouts = timeouts
+        self._readers = readers
         self._lock = threading.Lock()
         self._loading: Future[Any] | None = None
         self._data: Any = None
@@ -135,13 +131,13 @@ class Payload:
         if not self.route.needs_worker:
             self.run()
 
-    def run(self, ask: Ask = call) -> None:
+    def run(self) -> None:
         """Encode and store the source's bytes and drop it, if they shrink; a failure is kept for whoever asks."""
         source, route = self.alias, self.route
         try:
             is_bare = self.is_private or self.is_alone
             probe = self._probe if is_bare else route.backend.version_probe(source)
-            stored = route.encode(source, self.spec, ask, private=self.is_private)
+            stored = route.encode(source, self.spec, private=self.is_private)
             if stored is None:
                 route.ledger.declined(self.spec.nbytes)
                 if self.record is not None:
@@ -248,7 +244,7 @@ class Payload:
         """Whether it was read ahead of the request for the payload of index ``asked``, and still waits for its own."""
         return self._loading is not None and self.index != asked
 
-    def prefetch(self, submit: Submit) -> bool:
+    def prefetch(self) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
         with self._lock:
             if self._lease is None:
@@ -256,8 +252,7 @@ class Payload:
                 self._lease = self._take_bytes()
                 if self._lease is None:
                     return False
-                # Weakly: work that waits in a queue must not keep the slot.
-                self._loading = submit(partial(_decode, self.route, ref(self._stored)))
+                self._loading = self._begin_load()
         return True
 
     def _take_bytes(self) -> Lease | None:
@@ -340,9 +335,19 @@ class Payload:
             raise
         return self._hand_out(data)
 
+    def _begin_load(self) -> Future[Any]:
+        assert self._stored is not None, "asked to read what was never stored"
+        # Weakly: work that waits in a queue must not keep the slot.
+        return self._readers.submit(partial(_decode, self.route, ref(self._stored)))
+
     def _decode(self) -> Any:
-        assert self._stored is not None, "asked to decode what was never stored"
-        return self.route.decode(self._stored, self._timeouts.ask)
+        """Return the decoded bytes, by way of a thread that can be given up if the store may hang."""
+        if not self.route.may_hang:
+            return self.route.decode(self._stored)  # type: ignore[arg-type]  # it is stored
+        data = self._read(self._begin_load())
+        if data is None:
+            raise StoreError(f"{self.route.store_place}: the thread that read {self.nbytes} bytes was killed")
+        return data
 
     def _read(self, loading: Future[Any]) -> Any:
         """Return what a reader has read, or None if the reader was lost meanwhile."""
@@ -355,10 +360,12 @@ class Payload:
 
     def _wait(self, loading: Future[Any]) -> None:
         try:
-            self._timeouts.wait(loading)
+            loading.exception(self._readers.timeout_s)
         except TimeoutError as error:
             self._loading = loading  # still under way, and still in the budget
-            raise StoreError(f"{self.route.store_place}: reading {self.nbytes} bytes {error}") from error
+            took = f"reading {self.nbytes} bytes took longer than {self._readers.timeout_s} seconds"
+            cure = "the device hangs, or timeout_s is too short for it"
+            raise StoreError(f"{self.route.store_place}: {took}; {cure}") from error
 
     def _hand_out(self, data: Any) -> tuple[Any, Lease | None]:
         """Return data, and the bytes that nobody else needs any more."""

@@ -3,8 +3,7 @@
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from operator import call
+from functools import cache
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -12,7 +11,6 @@ import numpy as np
 
 from tensorstash.abilities import Backend
 from tensorstash.engine.ledger import Runs
-from tensorstash.engine.timeouts import Ask
 from tensorstash.errors import CodecError, CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, as_bytes, copied, is_private
 from tensorstash.host.checksum import checksum
@@ -154,7 +152,6 @@ class Pipeline:
         "_declines",
         "_has_stages",
         "_trusts_store",
-        "_waits",
         "is_costly",
         "runs",
         "stages",
@@ -170,8 +167,7 @@ class Pipeline:
         self.store_place = store_place
         self.tier = config.tier
         self._trusts_store = getattr(store, "verifies", False)
-        self._waits = config.tier != "memory"
-        self.is_costly = bool(stages) or self._waits
+        self.is_costly = bool(stages) or config.tier != "memory"
         """Whether it takes longer to decode than a copy does."""
         self.runs = runs
         self._declines = bool(stages) and stages.may_pass_on and store.retains
@@ -181,12 +177,11 @@ class Pipeline:
         """Whether a codec or the store needs the bytes themselves, and not just the memory that they arrive in."""
         return bool(self.stages) or not getattr(self.store, "takes_pending", False)
 
-    def encode(self, data: Array, ask: Ask = call) -> Stored | None:
+    def encode(self, data: Array) -> Stored | None:
         """Run the codecs and put the result into the store.
 
         Args:
             data: elements in memory order; borrowed (read-only) or private (writable).
-            ask: how a store is asked that may not answer.
 
         Returns:
             Where the payload is; None if the codecs have passed on borrowed elements as they are: the tensor can stay
@@ -202,10 +197,6 @@ class Pipeline:
         payload = as_bytes(data)
         if self._declines and not is_private(payload):
             return None
-        if self._waits and ask is not call:
-            stored = self._ask_store(ask, self._put, payload, "storing")
-            self.runs.count_in(payload.nbytes, payload.nbytes, started)
-            return stored
         return self.put(payload, started)
 
     def put(self, payload: Array, started: float | None = None) -> Stored:
@@ -223,22 +214,18 @@ class Pipeline:
         self.runs.count_in(payload.nbytes, payload.nbytes, started)
         return stored
 
-    def decode(self, stored: Stored, ask: Ask = call) -> Array:
+    def decode(self, stored: Stored) -> Array:
         """Return the elements again, in memory order; writable if the array is private to the caller.
 
         Args:
             stored: what :meth:`encode` returned.
-            ask: how a store is asked that may not answer.
 
         Raises:
             CodecError: a codec raised, or returned something of another shape or dtype than went in.
             StoreError: the store could not give the payload back.
         """
         started = perf_counter()
-        if self._waits and ask is not call:
-            data = self._ask_store(ask, self._get, stored, "reading")
-        else:
-            data = self._answer(self._get, stored)
+        data = self._answer(self._get, stored)
         result = self.stages.result
         if result.shape != (-1,):
             data = data.view(result.carrier).reshape(result.shape)
@@ -260,15 +247,6 @@ class Pipeline:
         if stored.digest is not None and checksum(data) != stored.digest:
             raise CorruptDataError(f"{stored.nbytes} bytes came back altered")
         return data
-
-    def _ask_store(self, ask: Ask, question: Callable[[D], R], given: D, doing: str) -> R:
-        try:
-            answer: R = ask(partial(self._answer, question, given))
-            return answer
-        except StashError:
-            raise
-        except (TimeoutError, RuntimeError) as error:
-            raise StoreError(f"{self.store_place}: {doing} {given.nbytes} bytes {error}") from error
 
     def _answer(self, question: Callable[[D], R], given: D) -> R:
         """Return the answer of the store; an error says where."""

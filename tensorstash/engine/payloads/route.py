@@ -7,7 +7,6 @@ thread and stored on the host, what stays on its device, and what is transferred
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from operator import call
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.payloads.interleaved import InterleavedPlace
 from tensorstash.engine.payloads.pipeline import Pipeline, Stages, Stored
 from tensorstash.engine.payloads.stages import device_stages, host_stages, stage_places
-from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed
 from tensorstash.host.checksum import checksum
@@ -48,6 +46,8 @@ class PayloadRoute(ABC):
     tier: str
     number = 0
     """The same for all routes of a session that have the same plan."""
+    may_hang = False
+    """Whether its store may never answer, so that it is for threads that can be given up."""
     is_costly = False
     """Whether it takes longer to decode than a copy does."""
     may_be_now = is_now = False
@@ -75,13 +75,12 @@ class PayloadRoute(ABC):
         self._twin: PayloadRoute | None = None
 
     @abstractmethod
-    def encode(self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
+    def encode(self, source: Any, spec: TensorSpec, *, private: bool = False) -> Stored | None:
         """Run the codecs on a tensor of ``spec`` and store the result.
 
         Args:
             source: the tensor.
             spec: its spec.
-            ask: how a store is asked that may not answer.
             private: whether nobody else has the tensor, so that its memory may become the payload.
 
         Returns:
@@ -93,12 +92,11 @@ class PayloadRoute(ABC):
         """
 
     @abstractmethod
-    def decode(self, stored: Stored, ask: Ask = call) -> Any:
+    def decode(self, stored: Stored) -> Any:
         """Return what :meth:`rebuild` needs: an array, or the payload itself where it has stayed on its device.
 
         Args:
             stored: what :meth:`encode` returned.
-            ask: how a store is asked that may not answer.
 
         Raises:
             CodecError: a codec raised, or returned something of another shape or dtype than went in.
@@ -214,6 +212,7 @@ class HostRoute(PayloadRoute):
         super().__init__(parts)
         self.pipeline = pipeline
         self.tier, self.is_costly = pipeline.tier, pipeline.is_costly
+        self.may_hang = self.tier != "memory"
         codecs = self.plan.codecs[len(self.kernels) :]
         are_quick = bool(codecs) and all(getattr(codec, "is_quick", False) for codec in codecs)
         self.may_be_now = are_quick and self.tier == "memory"
@@ -235,7 +234,7 @@ class HostRoute(PayloadRoute):
             return super().copy(source, spec, wanted)
         return self.backend.from_host(borrowed(source).reshape(wanted.dense().shape), wanted)
 
-    def encode(self, source: Any, spec: TensorSpec, ask: Ask = call, *, private: bool = False) -> Stored | None:
+    def encode(self, source: Any, spec: TensorSpec, *, private: bool = False) -> Stored | None:
         """Run the codecs on a tensor, or its elements, and store the result; see :meth:`PayloadRoute.encode`."""
         if self.runs_kernels:
             source = self.launch(source, spec)
@@ -248,11 +247,11 @@ class HostRoute(PayloadRoute):
             data = adopted(data)
         elif self.plan.codecs:  # also a copy of what is not dense: the same bytes in there would save nothing
             data = borrowed(data)
-        return self.pipeline.encode(data, ask)
+        return self.pipeline.encode(data)
 
-    def decode(self, stored: Stored, ask: Ask = call) -> Array:
+    def decode(self, stored: Stored) -> Array:
         """Return an array; see :meth:`PayloadRoute.decode`."""
-        return self.pipeline.decode(stored, ask)
+        return self.pipeline.decode(stored)
 
     def rebuild(self, data: Any, spec: TensorSpec, interleaved: InterleavedPlace | None = None) -> Any:
         """Return a fresh tensor; see :meth:`PayloadRoute.rebuild`."""
@@ -276,11 +275,11 @@ class DeviceRoute(PayloadRoute):
         super().__init__(parts)
         self.needs_worker = self.transfers is None  # else all that there is to do is launched
 
-    def encode(self, source: Any, spec: TensorSpec, _: Ask = call, *, private: bool = False) -> Stored:
+    def encode(self, source: Any, spec: TensorSpec, *, private: bool = False) -> Stored:
         """Run the kernels; see :meth:`PayloadRoute.encode`."""
         return self.stored_at_once(self.launch(source, spec), None)
 
-    def decode(self, stored: Stored, ask: Ask = call) -> Any:
+    def decode(self, stored: Stored) -> Any:
         """Return the payload itself."""
         return stored.slot
 
@@ -328,19 +327,18 @@ class TransferRoute(HostRoute):
         assert flight is not None, "what is not under way"
         return self.pipeline.put(flight.array)
 
-    def store(self, transferred: Array, ask: Ask = call) -> Stored:
+    def store(self, transferred: Array) -> Stored:
         """Run the codecs of the host and store the result.
 
         Args:
             transferred: bytes of what :meth:`launch` returned, which are this route's now.
-            ask: how a store is asked that may not answer.
 
         Raises:
             CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
         spec = self.launched_spec(transferred.nbytes)
-        stored = self.pipeline.encode(transferred.view(spec.carrier).reshape(spec.shape), ask)
+        stored = self.pipeline.encode(transferred.view(spec.carrier).reshape(spec.shape))
         assert stored is not None, "memory that was handed over is never declined"
         return stored
 
@@ -348,12 +346,12 @@ class TransferRoute(HostRoute):
         """Return what will be read of bytes that were transferred and are not stored yet; see :meth:`round_trip`."""
         twin, launched = self._in_memory(self.spec), self.launched_spec(transferred.nbytes)
         assert isinstance(twin, HostRoute), "what stays on its device is not transferred"
-        stored = twin.pipeline.encode(borrowed(transferred.view(launched.carrier).reshape(launched.shape)), call)
-        return transferred if stored is None else twin.pipeline.decode(stored, call)
+        stored = twin.pipeline.encode(borrowed(transferred.view(launched.carrier).reshape(launched.shape)))
+        return transferred if stored is None else twin.pipeline.decode(stored)
 
-    def decode(self, stored: Stored, ask: Ask = call) -> Array:
+    def decode(self, stored: Stored) -> Array:
         """Return what was transferred, in memory that a device reads on its own if there is any left."""
-        data = self.pipeline.decode(stored, ask)
+        data = self.pipeline.decode(stored)
         return self.transfers.staged(data) if self.needs_worker else data
 
     def on_device(self, stored: Stored | None, flight: Transfer | None) -> Any:

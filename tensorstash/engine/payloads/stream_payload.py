@@ -5,13 +5,11 @@ the order that :mod:`tensorstash.engine.transfers` argues for. Workers begin whe
 the host and stores that look at the bytes; a payload that just stays in host memory needs none.
 """
 
-from operator import call
 from typing import Any
 
 from tensorstash.abilities import Event
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import DeviceRoute, TransferRoute
-from tensorstash.engine.timeouts import Ask
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.errors import TensorStashError
 from tensorstash.host.arrays import Array, as_bytes
@@ -82,17 +80,13 @@ class StreamPayload(Payload):
         if not route.needs_worker:
             self._keep(route.stored_at_once(launched, self._flight))
 
-    def run(self, ask: Ask = call) -> None:
-        """Wait for the transfer, and encode and store what it has brought; a failure is kept for whoever asks.
-
-        Args:
-            ask: how a store is asked that may not answer.
-        """
+    def run(self) -> None:
+        """Wait for the transfer, and encode and store what it has brought; a failure is kept for whoever asks."""
         flight, route = self._flight, self.route
         assert flight is not None, "nothing was launched"
         assert isinstance(route, TransferRoute), "nothing to do on the host"
         try:
-            self._keep(route.store(flight.wait(), ask))
+            self._keep(route.store(flight.wait()))
         except TensorStashError as error:
             self._fail(error)
         # Last: whoever finds no transfer takes the slot or the error.

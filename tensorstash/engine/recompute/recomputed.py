@@ -6,12 +6,11 @@ after it was made, through ``.data`` or an alias that bumps no version, before i
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from time import perf_counter
 from typing import Any
 
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe
-from tensorstash.engine.handle import Asking, Stashed
 from tensorstash.engine.state import SessionState
 from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError, modified
 from tensorstash.host.budget import Lease
@@ -285,7 +284,7 @@ class Recomputed:
                 self._made = whole, self._state.version(whole), digest
 
 
-class RecomputedHandle(Asking):
+class RecomputedHandle:
     """The handle of a tensor that is recomputed, in the graph."""
 
     __slots__ = ("__weakref__", "content", "saved", "spec", "state")
@@ -310,12 +309,6 @@ class RecomputedHandle(Asking):
     def peek(self) -> Any:
         """Return the tensor, to look at it and drop it."""
         return self.content.peek(self.saved, self.spec)
-
-    def asks(self) -> Iterator[Stashed]:
-        """Give what its recipe needs of what is stored."""
-        for each in self.content.inputs:
-            if isinstance(each, Asking):
-                yield from each.asks()
 
     @property
     def depth(self) -> int:
