@@ -2,7 +2,7 @@
 
     python -m benchmarks budget_sweep
     python -m benchmarks budget_sweep --workload torch_gpt --part 0.5 --policy "recompute | disk_spill" --rounds 9
-    python -m benchmarks budget_sweep --policy "disk_spill; resident={budget}"
+    python -m benchmarks budget_sweep --policy "disk_spill; writers=2"
     python -m benchmarks budget_sweep --beside ../before --beside-policy "budget:size={budget}B"
 
 Each policy runs at each budget. Where its line holds ``{budget}``, the bytes are put there; else they are the argument

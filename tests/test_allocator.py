@@ -174,8 +174,10 @@ def test_the_launcher_runs_the_program_with_its_arguments_and_exit_status(tmp_pa
 
 SHOWS_ITS_OPTIONS = """
 import sys, warnings
-sys._xoptions.pop("utf8", None)  # the flags tell it
-print(sys.flags, sys._xoptions, warnings.filters[0], sys.argv)
+names = [name for name in dir(sys.flags) if name.islower() and not name.startswith(("_", "n_", "utf8"))]
+flags = {name: getattr(sys.flags, name) for name in names if name not in ("count", "index")}
+sys._xoptions.pop("utf8", None)  # Python itself hands on a locale that it has changed: the encoding tells both
+print(flags, sys.getfilesystemencoding(), sys._xoptions, warnings.filters[0], sys.argv)
 """
 
 

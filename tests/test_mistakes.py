@@ -196,7 +196,7 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
         torch._dynamo.exc.Unsupported,
         r"compile first and wrap.*block\.compile",
     ),
-    "a trainer that is not installed": (without_its_library, MissingDependencyError, r"pip install 'tensorstash\[lig"),
+    "a trainer that is not installed": (without_its_library, MissingDependencyError, "pip install lightning"),
 }
 
 WARNINGS: dict[str, tuple[Says, str]] = {

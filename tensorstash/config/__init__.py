@@ -42,7 +42,7 @@ def from_dict(data: Mapping[str, object]) -> HookPolicy:
 
     >>> from_dict({"name": "chain", "steps": [{"name": "quantize", "bitz": 4}]})
     Traceback (most recent call last):
-    tensorstash.errors.ConfigError: policy.steps[0].bitz: unknown key; did you mean 'bits'? Known: bits, budget, \
+    tensorstash.errors.ConfigError: policy.steps[0].bitz: unknown key; did you mean 'bits'? Known: bits, \
 group_size, rounding, seed
     """
     return read_policy(data, "policy")

@@ -26,7 +26,7 @@ def rule(when="parameters", use="keep"):
         (3, "policy: got 3, expected a policy (a table with a name, or text)"),
         (
             {"name": "quantize", "bitz": 4},
-            "policy.bitz: unknown key; did you mean 'bits'? Known: bits, budget, group_size",
+            "policy.bitz: unknown key; did you mean 'bits'? Known: bits, group_size",
         ),
         ({"name": "keep", "x": 4}, "policy.x: unknown key; Known: none"),
         ({"name": "quantize", "bits": 3}, "policy.bits: got 3, expected 2 or 4 or 8"),

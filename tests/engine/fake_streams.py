@@ -68,6 +68,8 @@ class Host(Shuffled):
 class Queue:
     """Stands in for worker threads."""
 
+    timeout_s = 60.0
+
     def __init__(self, host: Host) -> None:
         self._host = host
 

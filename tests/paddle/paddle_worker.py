@@ -73,7 +73,7 @@ def under_budget() -> dict[str, object]:
         return found
 
     expected = train(nullcontext(), lambda: None)
-    stash = ts.stash("disk_spill", budget="1MiB", framework="paddle", min_bytes=4096)
+    stash = ts.stash("disk_spill", budget="256KiB", framework="paddle", min_bytes=4096)
     equal = train(stash, lambda: None) == expected
     return {"budget_equal": equal, "budget_plan": {fate: one.nbytes for fate, one in stash.stats().planned.items()}}
 

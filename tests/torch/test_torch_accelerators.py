@@ -13,16 +13,13 @@ import tensorstash as ts
 from tensorstash.backends.torch import accelerator
 from tensorstash.backends.torch.accelerator import Accelerator, asked, found_accelerator
 from tensorstash.backends.torch.eligibility import dispatch_reason
-from tensorstash.backends.torch.kernels import DeviceKernels
 from tensorstash.backends.torch.streams import DeviceStreams
-from tensorstash.codecs import Affine
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Stats, Tally
 from tensorstash.errors import BackendError, TensorStashWarning
 from tensorstash.host.arrays import Array
 from tensorstash.policies.limits import Limits
-from tensorstash.spec import TensorSpec
 
 WITHOUT_TENSORS = {"mkldnn", "opengl", "opencl", "ideep"}
 """Types that have a name and no key: no tensor can be made on them."""
@@ -73,11 +70,6 @@ def test_training_on_a_device_without_memory_warns_once() -> None:
         train()
     train()
     assert stash.stats().kept["no real memory"].tensors == 16
-
-
-@pytest.mark.parametrize("kind", sorted(set(kinds()) - WITHOUT_TENSORS - {"cpu"}))
-def test_codecs_run_where_the_tensor_is_on_every_type_of_device(kind: str) -> None:
-    assert DeviceKernels().kernel(Affine(), TensorSpec((4096,), (1,), 0, "float32", f"{kind}:0")) is not None
 
 
 @pytest.mark.parametrize("kind", sorted(WITHOUT_TENSORS))

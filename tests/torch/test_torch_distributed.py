@@ -46,10 +46,12 @@ def test_what_is_made_again_of_parameters_is_made_of_those_that_backward_has_gat
     for report in reports[kind]:
         assert report["recomputed_equal"]
         assert report["recomputed_casts_equal"]
-        assert not report["refused"] or kind == "fsdp2_bf16"  # statistics of bfloat16 do not tell eps
+        # A cast of a weight that autograd does not save is stored; statistics of bfloat16 do not tell eps.
+        others = [reason for reason in report["refused"] if "parameter that autograd has not saved" not in reason]
+        assert not others or kind == "fsdp2_bf16"
         made = report["recomputed"]
         assert sum(made[rule] for rule in made if "layer_norm" in rule) > 0
-        assert "cast" in made or kind == "fsdp2_bf16"  # which casts weights itself
+        assert kind == "fsdp2_bf16" or any("cast" in rule for rule in made)  # that one casts weights itself
         assert all(made.values())
 
 

@@ -57,7 +57,8 @@ def test_gradients_are_bitwise_those_without_hooks(build, autocast):
         for _ in range(2):
             assert equal(gradients(model, loss, lambda around=around: around), expected)
         stats = around.stats()
-        assert not stats.refused
+        # The sum of GPT-2's embeddings is of weights that autograd does not save: others may write to them.
+        assert not [reason for reason in stats.refused if "parameter that autograd has not saved" not in reason]
         assert sum(done.bytes_in for done in stats.recomputed.values()) > 0.2 * stats.seen.nbytes
 
 
@@ -74,7 +75,7 @@ def test_what_is_read_in_another_way_is_no_layout_of_what_is_made_again(dtype, r
     def gradient(scope):
         leaf = torch.arange(1.0, 25.0).reshape(4, 6).to(dtype).requires_grad_()
         with scope:
-            made = leaf * 1.5
+            made = leaf.exp() * 1.5
             loss = (made * made).sum().real + reread(made).sum()
         loss.backward()
         return leaf.grad
@@ -316,8 +317,8 @@ def test_a_library_of_kernels_may_be_switched_off_for_the_forward_pass_alone():
 
 
 @pytest.mark.parametrize("shape", [(300, 250), (300, 1)], ids=["large", "small"])
-def test_memory_of_the_user_is_not_read_again_once_it_was_rewritten_unseen(shape, policy):
-    buffer = torch.ones(shape)
+def test_memory_of_the_user_is_not_read_again_once_it_was_rewritten_unseen(shape):
+    policy, buffer = ts.Recompute(), torch.ones(shape)
 
     def rewrite():
         buffer.data[buffer.shape[0] // 2 + 1, 0] = 3.0

@@ -63,7 +63,7 @@ def test_layers_with_running_statistics_train(layer, policy, limits, tmp_path, s
         return [x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
 
     plain, stashed = setting(), setting()
-    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", limits=LIMITS[limits])
+    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=2**10, limits=LIMITS[limits])
     for number in range(STEPS):
         expected = step(*plain)
         with stash:

@@ -22,7 +22,7 @@ def submissions(monkeypatch) -> Submissions:
     return Submissions.watch(monkeypatch)
 
 
-@pytest.fixture(params=["default", "synchronous", "resident"])
+@pytest.fixture(params=["default", "synchronous"])
 def limits(request):
     return LIMITS[request.param]
 

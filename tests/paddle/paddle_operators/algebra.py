@@ -135,7 +135,6 @@ _FUSED = [
     one("fused.fused_dropout_add", x(), x(), p=0.4),
     one("fused.fused_bias_dropout_residual_layer_norm", x(2, 3, 4), x(2, 3, 4), x(4), x(4), x(4)),
     one("fused.fused_rotary_position_embedding", x(2, 4, 2, 4), x(2, 4, 2, 4)),
-    one("fused.fused_rms_norm", x(3, 4), x(4), x(4), epsilon=1e-5, begin_norm_axis=1),
     one("fused.fused_layer_norm", x(3, 4), x(4), x(4), epsilon=1e-5),
     one("fused.fused_bias_act", x(3, 4), x(4)),
     one("F.scaled_dot_product_attention", x(1, 4, 2, 3), x(1, 4, 2, 3), x(1, 4, 2, 3)),
