@@ -23,6 +23,7 @@ from tensorstash.host import allocator
 from tensorstash.policies import (
     Cast,
     Chain,
+    Checkpoint,
     Compress,
     CpuOffload,
     DiskSpill,
@@ -46,6 +47,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Cast",
     "Chain",
+    "Checkpoint",
     "Compress",
     "CpuOffload",
     "DiskSpill",

@@ -2,17 +2,17 @@
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from tensorstash.abilities import Backend
+from tensorstash.abilities import Backend, Region, SupportsCheckpoints
 from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
-from tensorstash.config.reading import read_policy
+from tensorstash.config.reading import policy_of
 from tensorstash.engine.advice import say
 from tensorstash.engine.memory import budget_of
 from tensorstash.engine.recompute.recomputer import Recomputer
@@ -20,7 +20,7 @@ from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
-from tensorstash.policies.automatic import AUTO, automatic
+from tensorstash.policies.checkpoint import checkpoint_of
 from tensorstash.policies.limits import Limits, limits_of
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
@@ -220,6 +220,8 @@ def stash(
     policy = policy_of(policy, "stash")
     if _module_patterns(policy):
         raise ConfigError("stash: the policy selects by module name, which only wrap(model, policy) knows; use wrap")
+    if checkpoint_of(policy):
+        raise ConfigError("stash: got Checkpoint, which is about the blocks of a model; use ts.wrap(model, policy)")
     backend = backend_named(framework) if framework is not None else backend_loaded()
     return Stash(_session(policy, backend, budget, min_bytes, limits, "stash"))
 
@@ -278,6 +280,10 @@ def wrap(
     modules = dict(backend.named_modules(model))
     patterns = _module_patterns(policy)
     named = named_for(patterns, modules) if patterns else {}
+    checkpoint = checkpoint_of(policy)
+    blocks = checkpoint.chosen(modules) if checkpoint else {}
+    if blocks and not isinstance(backend, SupportsCheckpoints):
+        raise ConfigError(f"wrap: {backend.name} computes no block again; leave Checkpoint out")
     if any(method.scope is not None and _session_of(method.scope) for method in scoped_methods(model)):
         say(
             "the model is wrapped already, and the policy that it was wrapped with first takes the place of this one; "
@@ -294,6 +300,10 @@ def wrap(
                 undos.append(backend.wrap_forward(module, scope))
             else:
                 undos.append(replace_method(module, scope, method))
+            undo_all.callback(undos[-1])
+        for place, name in blocks.items():
+            session.regions[name] = Region(name)
+            undos.append(backend.checkpoint_calls(modules[place], partial(session.region, name)))  # type: ignore[attr-defined]
             undo_all.callback(undos[-1])
         undo_all.pop_all()
     session.adviser.expect_entry(session, NEVER_CALLED)
@@ -343,30 +353,6 @@ def unwrap(model: object) -> None:
     """
     for handle in wrapped(model):
         handle.remove()
-
-
-def policy_of(policy: object, caller: str) -> HookPolicy:
-    """Return a policy, given as one or as a line of text.
-
-    Args:
-        policy: what a user has passed.
-        caller: who takes it, for the message.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if policy == AUTO:
-        return automatic()
-    if isinstance(policy, str):
-        return read_policy(policy, f"{caller}.policy")
-    if isinstance(policy, Mapping):
-        raise ConfigError(f"{caller}: got a dictionary, expected a policy; pass tensorstash.from_dict(...) of it")
-    if isinstance(policy, type) or not isinstance(policy, HookPolicy):
-        raise ConfigError(
-            f"{caller}: got {policy!r}, expected a policy such as CpuOffload() or Compress() | DiskSpill('/scratch'), "
-            f"or text such as 'compress | disk_spill'; several are joined by |, or by tensorstash.Chain(...)"
-        )
-    return policy
 
 
 def _session(

@@ -48,6 +48,7 @@ _BUILT_IN = {
         "pack_masks": "policies.encoding:PackMasks",
         "recompute": "policies.recompute:Recompute",
         "chain": "policies.policy:Chain",
+        "checkpoint": "policies.checkpoint:Checkpoint",
         "route": "policies.route:Route",
     },
     "selectors": {

@@ -5,6 +5,7 @@ is asked for by its protocol.
 """
 
 from tensorstash.abilities.backend import Backend
+from tensorstash.abilities.checkpoints import Region, SupportsCheckpoints
 from tensorstash.abilities.devices import (
     Event,
     Kernel,
@@ -38,8 +39,10 @@ __all__ = [
     "Producers",
     "Readers",
     "Recipe",
+    "Region",
     "Stream",
     "Streams",
+    "SupportsCheckpoints",
     "SupportsCompiledGraphs",
     "SupportsDemand",
     "SupportsHolders",

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from operator import itemgetter
 from typing import Any, Self
 from weakref import ref
@@ -10,7 +9,8 @@ from weakref import ref
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.protocols import Undo
 
-Scope = Callable[[], AbstractContextManager[Any]]
+Scope = Callable[[], Any]
+"""Makes a context manager for a call; some adapters take other things."""
 
 
 def replace_method(model: object, scope: Scope, name: str = "forward") -> Undo:

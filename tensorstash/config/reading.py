@@ -11,6 +11,7 @@ from tensorstash.config.schema import GROUPS, SCALARS, SINGULAR, in_words
 from tensorstash.config.text import Text, split_steps
 from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies import Chain, Encode, Policy, StoreIn
+from tensorstash.policies.automatic import AUTO, automatic
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec, StoreConfig, require_shallow
 from tensorstash.registry import did_you_mean, lookup, names
@@ -33,6 +34,30 @@ def read_policy(value: object, path: str) -> HookPolicy:
     require_shallow(value, path=path)
     policy = _component(value, HookPolicy, path)
     assert isinstance(policy, HookPolicy)
+    return policy
+
+
+def policy_of(policy: object, caller: str) -> HookPolicy:
+    """Return a policy, given as one or as a line of text.
+
+    Args:
+        policy: what a user has passed.
+        caller: who takes it, for the message.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if policy == AUTO:
+        return automatic()
+    if isinstance(policy, str):
+        return read_policy(policy, f"{caller}.policy")
+    if isinstance(policy, Mapping):
+        raise ConfigError(f"{caller}: got a dictionary, expected a policy; pass tensorstash.from_dict(...) of it")
+    if isinstance(policy, type) or not isinstance(policy, HookPolicy):
+        raise ConfigError(
+            f"{caller}: got {policy!r}, expected a policy such as CpuOffload() or Compress() | DiskSpill('/scratch'), "
+            f"or text such as 'compress | disk_spill'; several are joined by |, or by tensorstash.Chain(...)"
+        )
     return policy
 
 

@@ -9,12 +9,14 @@ from typing import Any, Generic, TypeVar
 from tensorstash.abilities import (
     Backend,
     Readers,
+    Region,
     SupportsDemand,
     SupportsHolders,
     SupportsReaders,
     SupportsRecording,
 )
 from tensorstash.engine.advice import Adviser
+from tensorstash.engine.checkpoints import by_treatment, judge_regions
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
@@ -108,6 +110,8 @@ class Session(Generic[T]):
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if only_keeps else backend.most_bytes
         self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers, min_disk_bytes)
+        self.regions: dict[str, Region] = {}
+        """The blocks of a model that may be computed again, by name."""
         self.after_fork()
         renew_after_fork(self)
 
@@ -126,6 +130,7 @@ class Session(Generic[T]):
 
     def _entry_ended(self) -> None:
         self._start_all_freed()
+        judge_regions(self.adviser, self.regions.values())
         self._sender.entry_ended(self._state.ledger.saved_bytes)
         is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
         if is_recording and self.adviser.entry_ended():
@@ -147,6 +152,10 @@ class Session(Generic[T]):
         """Return what says that what this thread saves until a block ends belongs to the module ``name``."""
         return InModule(self._thread, name)
 
+    def region(self, name: str) -> Region:
+        """Return what is known of the block ``name`` of the model."""
+        return self.regions[name]
+
     def stats(self) -> Stats:
         """Return what the session has done so far."""
         stats = self._state.ledger.snapshot()
@@ -156,6 +165,7 @@ class Session(Generic[T]):
             stats = replace(stats, planned=self._ladder.tallies())
         if self._transfers is not None:
             stats = replace(stats, pinned_bytes=self._transfers.pinned_bytes)
+        stats = replace(stats, blocks=by_treatment(self.regions.values()))
         return replace(stats, advice=self.adviser.text(self._ways.frees_host_memory))
 
     def drain(self) -> None:

@@ -82,6 +82,7 @@ class Stats:
         pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
         waits: devices whose copies make the program wait, and what they lack.
         planned: tensors that a budget keeps, recomputes and stores in a step like the last, by these words.
+        blocks: names of the blocks of a model under ``checkpoint``, by what becomes of them.
         peak_held: most bytes that saved tensors and the engine held at one time, under a budget.
         advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
     """
@@ -107,6 +108,7 @@ class Stats:
     pinned_bytes: int = 0
     waits: Mapping[str, str] = field(default_factory=dict)
     planned: Mapping[str, Tally] = field(default_factory=dict)
+    blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     peak_held: int = 0
     advice: str = ""
 
@@ -169,6 +171,7 @@ class Stats:
             "pinned_bytes": self.pinned_bytes,
             "waits": dict(self.waits),
             "planned": {fate: asdict(tally) for fate, tally in self.planned.items()},
+            "blocks": {treatment: len(names) for treatment, names in self.blocks.items()},
             "peak_held": self.peak_held,
             "advice": self.advice,
         }
@@ -219,6 +222,8 @@ class Stats:
         if self.pinned_bytes:
             yield f"page-locked host memory {format_bytes(self.pinned_bytes)}"
         yield from (f"the program waits for copies of {device}: {why}" for device, why in self.waits.items())
+        if self.blocks:
+            yield f"blocks: {', '.join(f'{len(names)} {treatment}' for treatment, names in self.blocks.items())}"
         if self.planned:
             parts = (f"{fate} {tally.tensors} of {format_bytes(tally.nbytes)}" for fate, tally in self.planned.items())
             yield f"under the budget each step has {', '.join(parts)}; held at most {format_bytes(self.peak_held)}"

@@ -3,7 +3,8 @@
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-from tensorstash.api import DEFAULT_LIMITS, Wrapped, policy_of, wrap
+from tensorstash.api import DEFAULT_LIMITS, Wrapped, wrap
+from tensorstash.config.reading import policy_of
 from tensorstash.engine.memory import budget_of
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import MissingDependencyError

@@ -1,5 +1,6 @@
 """What the user selects: frozen values that plan for each saved tensor, and compose with ``|``."""
 
+from tensorstash.policies.checkpoint import Checkpoint
 from tensorstash.policies.encoding import Cast, Compress, Encode, PackMasks, Quantize
 from tensorstash.policies.placement import CpuOffload, DiskSpill, Keep, StoreIn
 from tensorstash.policies.policy import Chain, Policy, append
@@ -9,6 +10,7 @@ from tensorstash.policies.route import Route, Rule
 __all__ = [
     "Cast",
     "Chain",
+    "Checkpoint",
     "Compress",
     "CpuOffload",
     "DiskSpill",

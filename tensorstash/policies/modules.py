@@ -15,7 +15,7 @@ _OUTERMOST = ("module.", "base_model.model.")
 _SHOWN = 12
 
 
-def named_for(patterns: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+def named_for(patterns: Iterable[str], names: Iterable[str], *, path: str = "module_names.patterns") -> dict[str, str]:
     """Return the modules that patterns mean, each with the name under which the patterns know it.
 
     Patterns see through what trainers put around models and modules, unless they name that too.
@@ -23,6 +23,7 @@ def named_for(patterns: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     Args:
         patterns: shell-style, as of :class:`~tensorstash.policies.selectors.ModuleNames`.
         names: the dotted names of a model's modules.
+        path: where the patterns stand, for the message.
 
     Raises:
         ConfigError: a pattern means none of them; the message has the nearest names.
@@ -38,7 +39,7 @@ def named_for(patterns: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     for pattern in wanted:
         if not _means_one(pattern, through.values()):
             raise ConfigError(
-                f"module_names.patterns: {pattern!r} matches no module of the model (shell-style, the whole name); "
+                f"{path}: {pattern!r} matches no module of the model (shell-style, the whole name); "
                 f"{_nearest(pattern, list(through.values()))}"
             )
     return {name: seen for name, seen in through.items() if any(fnmatchcase(seen, pattern) for pattern in wanted)}

@@ -35,6 +35,8 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    leads: ClassVar[bool] = False
+    """Whether it stands first in a chain, and outside of any choice."""
 
     @abstractmethod
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
@@ -258,6 +260,8 @@ def _check_order(steps: tuple[HookPolicy, ...]) -> None:
 def _obstacle(before: HookPolicy, step: HookPolicy) -> str | None:
     """Say why ``step`` can never do its work after ``before``, or return None if it sometimes can."""
     # A longer chain is built pair by pair with ``|``, and each time all of its pairs are checked.
+    if getattr(step, "leads", False):
+        return "it is about whole modules, not tensors; put it first"
     able = works = False
     for probe in PROBES:
         so_far = extend(before, Plan(), probe)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from tensorstash.errors import ConfigError
 from tensorstash.policies.placement import Keep
 from tensorstash.policies.plan import HookPolicy, Plan
-from tensorstash.policies.policy import Policy, extend, require_policy
+from tensorstash.policies.policy import Chain, Policy, extend, require_policy
 from tensorstash.policies.selectors import require_selector
 from tensorstash.protocols import Selector, require_shallow
 from tensorstash.spec import TensorSpec
@@ -34,7 +34,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         require_selector(self.when, path="rule.when")
-        require_policy(self.use, path="rule.use")
+        _require_choice(self.use, path="rule.use")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Route(Policy):
         for place, rule in enumerate(self.rules):
             if not isinstance(rule, Rule):
                 raise ConfigError(f"route.rules[{place}]: got {rule!r}, expected Rule(when, use)")
-        require_policy(self.otherwise, path="route.otherwise")
+        _require_choice(self.otherwise, path="route.otherwise")
         require_shallow((*self.rules, self.otherwise), path="route")
         object.__setattr__(self, "rules", tuple(self.rules))
 
@@ -75,3 +75,10 @@ class Route(Policy):
 
     def choices(self) -> tuple[HookPolicy, ...]:
         return (*(rule.use for rule in self.rules), self.otherwise)
+
+
+def _require_choice(value: HookPolicy, *, path: str) -> None:
+    require_policy(value, path=path)
+    first = value.steps[0] if isinstance(value, Chain) and value.steps else value
+    if getattr(first, "leads", False):
+        raise ConfigError(f"{path}: got {first!r}, which is about whole modules, not tensors; put it before the route")

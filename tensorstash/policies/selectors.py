@@ -86,7 +86,7 @@ class Dtypes(Predicate):
     names: str | tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "names", _texts(self.names, path="dtypes.names"))
+        object.__setattr__(self, "names", texts_of(self.names, path="dtypes.names"))
         for dtype in self.names:
             if dtype not in DTYPES:
                 raise ConfigError(f"dtypes.names: unknown dtype {dtype!r}; {did_you_mean(dtype, DTYPES)}")
@@ -114,7 +114,7 @@ class Devices(Predicate):
     patterns: str | tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "patterns", _texts(self.patterns, path="devices.patterns"))
+        object.__setattr__(self, "patterns", texts_of(self.patterns, path="devices.patterns"))
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         return _matches((spec.device, spec.device.partition(":")[0]), self.patterns)
@@ -142,12 +142,12 @@ class ModuleNames(Predicate):
     patterns: str | tuple[str, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "patterns", _texts(self.patterns, path="module_names.patterns"))
+        object.__setattr__(self, "patterns", texts_of(self.patterns, path="module_names.patterns"))
 
     @property
     def texts(self) -> tuple[str, ...]:
         """The patterns, also where there is one."""
-        return _texts(self.patterns, path="module_names.patterns")
+        return texts_of(self.patterns, path="module_names.patterns")
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         if not spec.module:
@@ -249,7 +249,16 @@ def _operands(combined: type[All] | type[Any], selector: Selector) -> tuple[Sele
     return selector.of if isinstance(selector, combined) else (selector,)
 
 
-def _texts(values: object, *, path: str) -> tuple[str, ...]:
+def texts_of(values: object, *, path: str) -> tuple[str, ...]:
+    """Return one text or several as a tuple.
+
+    Args:
+        values: a text, or a tuple of them.
+        path: where it stands, for the message.
+
+    Raises:
+        ConfigError: it is neither, or one is empty.
+    """
     texts = (values,) if isinstance(values, str) else values
     if not isinstance(texts, tuple | list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{path}: got {values!r}, expected a text or a tuple of texts, none of them empty")

@@ -20,6 +20,7 @@ from torch._C import (
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.nn import Module, Parameter
 
+from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running, running_compiled
@@ -253,6 +254,12 @@ class TorchBackend:
         if not isinstance(model, Module):
             raise ConfigError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
         return scope_calls(model, scope)
+
+    def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
+        """Compute each call of a module again in backward until the returned function is called."""
+        if not isinstance(module, Module):
+            raise ConfigError(f"got a {type(module).__qualname__}, expected a torch.nn.Module")
+        return scope_calls(module, region)
 
 
 class _StorageToken(int):

@@ -18,7 +18,9 @@ from torch.func import functional_call
 from torch.nn import LSTM, Module
 from torch.utils._pytree import tree_map
 
+from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
+from tensorstash.backends.torch.checkpoints import call_again
 from tensorstash.backends.torch.eligibility import is_recorded
 from tensorstash.errors import BackendError
 from tensorstash.protocols import Undo
@@ -27,7 +29,7 @@ _CALL, _FIRST = "_call_impl", "_compiled_call_impl"
 
 
 def scope_calls(module: Module, scope: Scope) -> Undo:
-    """Run every call of ``module`` inside ``scope()`` until the returned function is called.
+    """Run every call of ``module`` inside ``scope()``, or again in backward, until the returned function is called.
 
     ``forward`` stays what it is: Accelerate, TRL and others replace it, and drop what was put there. Hooks of the
     module are no place either: what ends a scope would not run after an interrupt, nor after any exception where the
@@ -111,7 +113,10 @@ class _OpaqueCall(ScopedMethod):
         scope = self.scope
         if scope is None or not is_grad_enabled() or is_recorded():  # nothing is saved for a backward that comes
             return self._replaced(module)(*args, **kwargs)
-        with scope():
+        inside = scope()
+        if isinstance(inside, Region):
+            return call_again(inside, module, self._replaced(module), args, kwargs)
+        with inside:
             return self._replaced(module)(*args, **kwargs)
 
     @property

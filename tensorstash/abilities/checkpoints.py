@@ -1,0 +1,53 @@
+"""What a framework can compute again: whole modules, by a function of its own."""
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from tensorstash.protocols import Undo
+
+ALREADY = "checkpoints already"
+"""Why a block is left alone that somebody else has taken care of."""
+
+
+class Region:
+    """A block of a model, as those see it who may compute it again. Changed by the thread that calls the block.
+
+    Args:
+        name: of the module.
+    """
+
+    __slots__ = ("is_wanted", "name", "refusal", "written")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_wanted = True
+        """Whether the plan of the step computes it again."""
+        self.refusal: str | None = None
+        """Why it is not computed again; empty if it is; None before its first call."""
+        self.written: tuple[str, ...] = ()
+        """Names of its buffers that a call writes, which computing it again must not."""
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether it was proved that the block can be computed again."""
+        return self.refusal == ""
+
+    def judged(self, refusal: str, written: tuple[str, ...] = ()) -> None:
+        """Note what the proof has found."""
+        self.refusal, self.written = refusal, written
+
+
+@runtime_checkable
+class SupportsCheckpoints(Protocol):
+    """A backend whose framework computes modules again in backward, so that hooks around see their inputs alone."""
+
+    def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
+        """Compute each call of a module again in backward until the returned function is called.
+
+        The first call proves the module: what cannot be repeated to the bit is noted in the region and called as ever.
+
+        Args:
+            module: a block of a model.
+            region: returns what is known of it.
+        """
+        ...

@@ -1,0 +1,111 @@
+"""The policy that computes whole blocks of a model again, and which modules of a model are such blocks."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tensorstash.errors import ConfigError, PlanError
+from tensorstash.policies.modules import named_for
+from tensorstash.policies.plan import HookPolicy, Plan
+from tensorstash.policies.policy import Chain, Policy
+from tensorstash.policies.selectors import texts_of
+from tensorstash.spec import TensorSpec
+
+_LISTS = {"ModuleList", "Sequential", "LayerList"}
+
+_HOW_TO_NAME = (
+    "name them by a shell-style pattern of their dotted names, such as Checkpoint(blocks='*.layers.*') or "
+    "'checkpoint:blocks=*.layers.*'"
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint(Policy):
+    """Blocks of a model save their inputs alone, and are computed again in backward by the framework's own function.
+
+    It stands first in a chain and is for ``wrap``. The other steps are for the inputs of the blocks, and for whatever
+    is saved outside of them. A block is proved on its first call: it runs twice on copies, and is stored, as if this
+    policy were not there, unless both runs save the same bits.
+
+    Args:
+        every: of so many blocks the first is computed again, the others are left to the rest of the chain; 1 for all.
+        blocks: one shell-style pattern of module names or several; None for the repeated children of lists of modules.
+
+    Raises:
+        ConfigError: a value is none of these.
+
+    >>> from tensorstash.policies import DiskSpill
+    >>> Checkpoint(every=2) | DiskSpill()
+    Chain(steps=(Checkpoint(every=2, blocks=None), DiskSpill(directory=None, budget=None)))
+    """
+
+    name: ClassVar[str] = "checkpoint"
+    leads: ClassVar[bool] = True
+    every: int = 1
+    blocks: str | tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise ConfigError(f"checkpoint.every: got {self.every!r}, expected a number of blocks, 1 or more")
+        if self.blocks is not None:
+            patterns = texts_of(self.blocks, path="checkpoint.blocks")
+            object.__setattr__(self, "blocks", patterns if len(patterns) > 1 else patterns[0])
+
+    def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
+        if not plan.keeps:
+            raise PlanError("Checkpoint is about whole blocks: put it first")
+        return plan
+
+    def chosen(self, modules: Mapping[str, object]) -> dict[str, str]:
+        """Return the modules that are computed again, each with the name under which the policy knows it.
+
+        Args:
+            modules: of a model by their dotted names, each before those inside of it.
+
+        Raises:
+            ConfigError: there are none; the message says how to name them.
+        """
+        if self.blocks is None:
+            found = _repeated(modules)
+            if not found:
+                raise ConfigError(
+                    f"checkpoint.blocks: the model has no ModuleList, Sequential or LayerList with two or more modules "
+                    f"of one class that have modules inside; {_HOW_TO_NAME}"
+                )
+            named = {name: name for name in found}
+        else:
+            patterns = texts_of(self.blocks, path="checkpoint.blocks")
+            named = named_for(patterns, modules, path="checkpoint.blocks")
+        outermost = [name for name in modules if name in named and not _is_inside(name, named)]
+        return {name: named[name] for name in outermost[:: self.every]}
+
+
+def checkpoint_of(policy: HookPolicy) -> Checkpoint | None:
+    """Return the checkpoint that a policy begins with, or None.
+
+    >>> checkpoint_of(Checkpoint() | Checkpoint(every=2))  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    tensorstash.errors.PlanError: ...
+    """
+    first = policy.steps[0] if isinstance(policy, Chain) and policy.steps else policy
+    return first if isinstance(first, Checkpoint) else None
+
+
+def _repeated(modules: Mapping[str, object]) -> list[str]:
+    children: dict[str, list[str]] = {}
+    for name in modules:
+        if name:
+            children.setdefault(name.rpartition(".")[0], []).append(name)
+    found: list[str] = []
+    for name, module in modules.items():
+        if _LISTS & {each.__name__ for each in type(module).__mro__}:
+            inside = [child for child in children.get(name, ()) if child in children]
+            counts = Counter(type(modules[child]) for child in inside)
+            found += [child for child in inside if counts[type(modules[child])] > 1]
+    return found
+
+
+def _is_inside(name: str, names: Mapping[str, str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:depth]) in names for depth in range(1, len(parts)))

@@ -1,0 +1,350 @@
+"""Blocks under ``checkpoint``: the gradients of PyTorch's own, the model as it was, and no block that cannot repeat."""
+
+import copy
+import pickle
+import random
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from architectures import ARCHITECTURES, lstm
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import tensorstash as ts
+from tensorstash.errors import ConfigError
+from tensorstash.policies.checkpoint import Checkpoint
+
+CHECKPOINTED, ALREADY = "checkpointed", "left alone: the model checkpoints already"
+
+
+class Block(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + nn.functional.dropout(self.down(nn.functional.gelu(self.up(self.norm(x)))), 0.1, self.training)
+
+
+class Odd(Block):
+    """A block that does something beside what it returns."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        return self.act(self, super().forward(x))
+
+
+def network(block=Block, depth=3):
+    torch.manual_seed(0)
+    return nn.Sequential(*(block() for _ in range(depth)))
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(1)
+    return torch.randn(8, 16)
+
+
+def by_hand(model):
+    """Checkpoint what the policy would, as PyTorch's documentation does."""
+    modules = dict(model.named_modules())
+    for name in Checkpoint().chosen(modules):
+        modules[name].forward = partial(checkpoint, modules[name].forward, use_reentrant=False)
+    return model
+
+
+def trained(model, loss_of, steps=5, around=nullcontext):
+    """Train, and return every gradient and weight."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(2)
+    found = []
+    for _ in range(steps):
+        with around():
+            loss = loss_of(model)
+        loss.backward()
+        found += [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*found, *(parameter.detach().clone() for parameter in model.parameters())]
+
+
+def square(x):
+    return lambda model: model(x).float().square().sum()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("make", [make for make in ARCHITECTURES if make is not lstm], ids=lambda make: make.__name__)
+@pytest.mark.filterwarnings("ignore:.*eos_token_id:UserWarning")
+def test_gradients_and_weights_are_those_of_the_frameworks_own(make, precision, same_bits):
+    around = nullcontext if precision == "float32" else partial(torch.autocast, "cpu", torch.bfloat16)
+    results, buffers = [], []
+    for policy in ("by hand", None, "checkpoint", "checkpoint:every=2 | compress"):
+        torch.manual_seed(0)
+        model, loss_of = make()
+        for part in model.modules():
+            if hasattr(part, "config"):
+                part.config.use_cache = False
+        if policy == "by hand":
+            by_hand(model.train())
+        handle = ts.wrap(model.train(), policy, min_bytes=0) if policy not in ("by hand", None) else None
+        results.append(trained(model, loss_of, around=around))
+        buffers.append([buffer.clone() for buffer in model.buffers()])
+        assert handle is None or set(handle.stats().blocks) == {CHECKPOINTED}
+    assert all(same_bits(results[0], other) for other in results[1:])
+    assert all(same_bits(buffers[1], other) for other in buffers[2:])  # statistics are counted once
+
+
+@pytest.mark.parametrize("rest", ["", " | compress", " | disk_spill", " | recompute | compress"])
+def test_only_what_goes_into_the_blocks_follows_the_rest_of_the_chain(x, rest, same_bits):
+    handle = ts.wrap(model := network(), f"checkpoint{rest}", min_bytes=0)
+    assert same_bits(trained(model, square(x), 1), trained(network(), square(x), 1))
+    stats = handle.stats()
+    assert stats.blocks == {CHECKPOINTED: ("0", "1", "2")}
+    assert stats.seen.tensors == 3
+    assert stats.stashed.tensors == (3 if rest else 0)
+
+
+def test_the_model_is_as_it_was_after_the_wrap(x):
+    model = network()
+    before = [dict(vars(part)) for part in model.modules()]
+    state = copy.deepcopy(model.state_dict())
+    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
+    assert [type(part) for part in model] == [Block] * 3
+    assert model.state_dict().keys() == state.keys()
+    assert not any("forward" in vars(part) for part in model.modules())
+    trained(model, square(x), 1)
+    handle.remove()
+    assert [vars(part).keys() for part in model.modules()] == [each.keys() for each in before]
+    ts.wrap(model, "checkpoint")
+    model(x)
+    ts.unwrap(model)
+    assert [vars(part).keys() for part in model.modules()] == [each.keys() for each in before]
+
+
+def test_copies_are_checkpointed_and_pickles_are_not(x, same_bits):
+    handle = ts.wrap(model := network(), "checkpoint", min_bytes=0)
+    plain = trained(network(), square(x), 1)
+    twin = copy.deepcopy(model)
+    assert same_bits(trained(twin, square(x), 1), plain)
+    assert handle.stats().seen.tensors == 3
+    again = pickle.loads(pickle.dumps(model))
+    assert ts.wrapped(again) == ()
+    assert same_bits(trained(again, square(x), 1), plain)
+
+
+@pytest.mark.parametrize("evaluate", ["eval", "no_grad"])
+def test_what_is_no_training_goes_straight_through(x, evaluate):
+    handle = ts.wrap(model := network(), "checkpoint", min_bytes=0)
+    if evaluate == "eval":
+        model.eval()
+    with torch.no_grad() if evaluate == "no_grad" else nullcontext():
+        model(x)
+    assert handle.stats().blocks == {"not called yet": ("0", "1", "2")}
+    assert model.train()(x).requires_grad
+    assert handle.stats().blocks == {CHECKPOINTED: ("0", "1", "2")}
+
+
+def python_numbers(block, x):
+    return x * (1 + random.random())
+
+
+def numpy_numbers(block, x):
+    return x * float(np.random.rand())
+
+
+def state(block, x):
+    block.calls = getattr(block, "calls", 0) + 1
+    return x * block.calls
+
+
+def a_sum_of_its_own(block, x):
+    block.total = getattr(block, "total", 0) + x.sum()
+    return x.exp() * 1e-3
+
+
+def a_generator(block, x):
+    return x * torch.rand(x.shape, generator=block.generator)
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (python_numbers, "draws numbers from Python's random"),
+        (numpy_numbers, "draws numbers from NumPy's random"),
+        (state, "keeps a value of its own in calls"),
+        (a_sum_of_its_own, "keeps a value of its own in total"),
+        (a_generator, "saves other values"),
+    ],
+)
+def test_a_block_that_cannot_be_repeated_is_left_to_the_rest_and_named(x, act, why, same_bits):
+    def seeded(model):
+        random.seed(3)
+        np.random.seed(3)
+        return trained(model, square(x), 3)
+
+    plain = seeded(network(partial(Odd, act)))
+    model = network(partial(Odd, act))
+    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
+    with pytest.warns(ts.TensorStashWarning, match=f"not repeated, since each {why}"):
+        assert same_bits(seeded(model), plain)
+    (treatment,) = handle.stats().blocks
+    assert why in treatment
+    assert why in handle.stats().advice
+    assert handle.stats().stashed.tensors > 3
+
+
+class Writes(Block):
+    def forward(self, x):
+        return super().forward(x.mul_(2))
+
+
+class Appends(Block):
+    def forward(self, x, seen):
+        seen.append(x)
+        return super().forward(x)
+
+
+class Cached(Block):
+    def forward(self, x, cache):
+        cache.calls += 1
+        return super().forward(x) * cache.calls
+
+
+class Cache:
+    calls = 0
+
+
+class Around(nn.Module):
+    """Calls its blocks with one more argument."""
+
+    def __init__(self, block, extra=None):
+        super().__init__()
+        self.blocks = network(block)
+        self.extra = extra
+
+    def forward(self, x):
+        extra = () if self.extra is None else (self.extra(),)
+        x = x * 1
+        for block in self.blocks:
+            x = block(x, *extra)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("block", "extra", "why"),
+    [
+        (Writes, None, "writes its arguments in place"),
+        (Appends, list, "writes its arguments in place"),
+        (Cached, Cache, "takes a Cache"),
+    ],
+)
+def test_a_block_that_changes_its_arguments_is_left_to_the_rest(x, block, extra, why, same_bits):
+    plain = trained(Around(block, extra), square(x), 2)
+    handle = ts.wrap(model := Around(block, extra), "checkpoint | compress", min_bytes=0)
+    with pytest.warns(ts.TensorStashWarning, match=why):
+        assert same_bits(trained(model, square(x), 2), plain)
+    assert not handle.stats().blocks.get(CHECKPOINTED)
+
+
+def test_statistics_are_counted_as_without(x, same_bits):
+    def block():
+        return nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())
+
+    plain, wrapped = network(block), network(block)
+    handle = ts.wrap(wrapped, "checkpoint", min_bytes=0)
+    assert same_bits(trained(plain, square(x)), trained(wrapped, square(x)))
+    assert same_bits(list(plain.buffers()), list(wrapped.buffers()))
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
+
+
+def test_hooks_of_others_see_each_call_as_without_but_for_the_second_one_of_backward(x):
+    model = network()
+    calls = []
+    model[1].up.register_forward_hook(lambda module, args, output: calls.append(output))
+    ts.wrap(model, "checkpoint", min_bytes=0)
+    loss = square(x)(model)
+    assert len(calls) == 1
+    loss.backward()
+    assert len(calls) == 2
+
+
+class Inside(Block):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=self.is_reentrant)
+
+
+class Outside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def as_a_flag(model):
+    for block in model:
+        block.gradient_checkpointing = True
+
+
+def as_a_wrapper(model):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    for place, block in enumerate(model):
+        model[place] = checkpoint_wrapper(block)
+
+
+@pytest.mark.parametrize("how", ["flag", "wrapper", "inside", "inside, reentrant", "around"])
+def test_a_model_that_checkpoints_already_is_left_alone(x, how, same_bits):
+    x.requires_grad_()
+    plain = trained(network(), square(x), 2)
+    model = Outside() if how == "around" else network(Inside) if how.startswith("inside") else network()
+    if how == "flag":
+        as_a_flag(model)
+    elif how == "wrapper":
+        as_a_wrapper(model)
+    for part in model.modules():
+        part.is_reentrant = "reentrant" in how
+    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
+    assert same_bits(trained(model, square(x), 2), plain)
+    assert list(handle.stats().blocks) == [ALREADY]
+
+
+def test_a_model_without_blocks_is_an_error_that_says_how_to_name_them(x):
+    with pytest.raises(ConfigError, match=r"checkpoint\.blocks: the model has no ModuleList"):
+        ts.wrap(Block(), "checkpoint")
+    handle = ts.wrap(model := Block(), "checkpoint:blocks=up")
+    model(x)
+    assert handle.stats().blocks == {CHECKPOINTED: ("up",)}
+
+
+def test_gradients_are_accumulated_and_kept_graphs_run_twice(x, same_bits):
+    def accumulate(model):
+        torch.manual_seed(2)
+        for part in x.split(4):
+            loss = square(part)(model)
+            loss.backward(retain_graph=True)
+            loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    plain = accumulate(network())
+    ts.wrap(model := network(), "checkpoint | compress", min_bytes=0)
+    assert same_bits(accumulate(model), plain)
+
+
+def test_an_input_that_is_modified_before_backward_is_an_error_and_no_wrong_gradient(x):
+    ts.wrap(model := network(), "checkpoint", min_bytes=0)
+    source = x * 1
+    loss = square(source)(model)
+    source.add_(1)
+    with pytest.raises((RuntimeError, ts.TensorStashError), match="modified"):
+        loss.backward()
