@@ -108,11 +108,11 @@ class CopyingPair:
         return self.backend.from_host(borrowed(packed[0]), packed[1])
 
 
-def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, wrap: bool = False) -> Iterator[bytes]:
+def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, policy: str = "") -> Iterator[bytes]:
     """Train two steps and yield the bits of every gradient and of every parameter."""
     torch.manual_seed(0)
     model = parallelize(nn.Sequential(Block(), Block()))
-    handle = ts.wrap(model, ts.Compress(min_ratio=1), min_bytes=0) if wrap else None
+    handle = ts.wrap(model, policy, min_bytes=0) if policy else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
     for _ in range(2):
@@ -126,7 +126,9 @@ def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, wr
         for parameter in model.parameters():
             yield bits(parameter)
     if handle is not None:
-        assert handle.stats().stashed.tensors > 0
+        stats = handle.stats()
+        assert stats.stashed.tensors > 0
+        assert list(stats.blocks) == (["checkpointed"] if "checkpoint" in policy else []), stats
         handle.remove()
 
 
@@ -160,7 +162,8 @@ def report(parallelize: Callable[[nn.Sequential], nn.Module]) -> dict[str, objec
         "repeatable": list(gradients(parallelize, nullcontext)) == plain,
         "copied_equal": list(gradients(parallelize, pair.hooks)) == plain,
         "stashed_equal": list(gradients(parallelize, lambda: stash)) == plain,
-        "wrapped_equal": list(gradients(parallelize, nullcontext, wrap=True)) == plain,
+        "wrapped_equal": list(gradients(parallelize, nullcontext, "compress:min_ratio=1")) == plain,
+        "checkpointed_equal": list(gradients(parallelize, nullcontext, "checkpoint | compress:min_ratio=1")) == plain,
         "stashed": stash.stats().stashed.tensors,
         "copied": sorted(set(pair.copied)),
         "reasons": sorted(pair.reasons),

@@ -1,6 +1,7 @@
 """Blocks under ``checkpoint``: the gradients of PyTorch's own, the model as it was, and no block that cannot repeat."""
 
 import copy
+import gc
 import pickle
 import random
 from contextlib import nullcontext
@@ -348,3 +349,64 @@ def test_an_input_that_is_modified_before_backward_is_an_error_and_no_wrong_grad
     source.add_(1)
     with pytest.raises((RuntimeError, ts.TensorStashError), match="modified"):
         loss.backward()
+
+
+# The compiler looks at .grad of its inputs, which are no leaves between blocks, and PyTorch warns of that.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("how", ["blocks before", "blocks after", "model"])
+def test_what_is_compiled_is_checkpointed_and_equal(x, how, same_bits):
+    torch.compiler.reset()
+    plain = trained(network(), square(x), 2)
+    model = network()
+    if how == "blocks before":
+        for block in model:
+            block.compile(backend="aot_eager")
+    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
+    if how == "blocks after":
+        for block in model:
+            block.compile(backend="aot_eager")
+    run = torch.compile(model, backend="aot_eager") if how == "model" else model
+    assert same_bits(trained(model, lambda _: square(x)(run), 2), plain)
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
+    assert handle.stats().seen.tensors == 6
+
+
+class Adapter(nn.Module):
+    """A low-rank path beside a frozen layer, as of PEFT."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.down, self.up = nn.Linear(inner.in_features, 2, bias=False), nn.Linear(2, inner.out_features, bias=False)
+
+    def forward(self, x):
+        return self.inner(x) + self.up(self.down(x))
+
+
+def test_adapters_on_frozen_blocks_get_their_gradients(x, same_bits):
+    def adapted():
+        model = network().requires_grad_(False)
+        for block in model:
+            block.up = Adapter(block.up)
+        return model
+
+    plain = trained(adapted(), square(x))
+    handle = ts.wrap(model := adapted(), "checkpoint | compress", min_bytes=0)
+    assert same_bits(trained(model, square(x)), plain)
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
+
+
+def test_the_proof_holds_what_one_run_saves_and_no_more(x):
+    held = []
+
+    class Counts(Block):
+        def forward(self, x):
+            hidden = [x]
+            for _ in range(4):
+                hidden.append(hidden[-1].exp() * 0.1)
+            held.append(sum(isinstance(each, torch.Tensor) and each.shape == x.shape for each in gc.get_objects()))
+            return super().forward(hidden[-1])
+
+    ts.wrap(model := network(Counts, 2), "checkpoint", min_bytes=0)
+    model(x)
+    assert held[1] <= held[0] + 4

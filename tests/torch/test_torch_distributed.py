@@ -38,6 +38,7 @@ def test_gradients_are_bitwise_those_without_hooks(reports, kind):
         assert report["copied_equal"]
         assert report["stashed_equal"]
         assert report["wrapped_equal"]
+        assert report["checkpointed_equal"]
         assert report["stashed"] > 10
 
 

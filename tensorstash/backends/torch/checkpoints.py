@@ -5,7 +5,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from inspect import unwrap
+from types import CodeType, FunctionType
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,8 +22,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from tensorstash.abilities.checkpoints import ALREADY, Region
 from tensorstash.backends.torch.hooks import HookScope
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 _CONSTANTS = (bool, int, float, complex, str, bytes, slice, range, torch.dtype, torch.device, torch.layout)
 
 _FRAMES = 6
@@ -31,13 +31,6 @@ _KEPT_HOOKS = ("torch.", "accelerate.")
 """Whose hooks of modules run in a proof: they bring weights. Those of others may count or collect."""
 
 
-def _not_compiled(function: F) -> F:
-    # What is called inside is compiled as ever.
-    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
-    return function
-
-
-@_not_compiled
 def call_again(
     region: Region, module: Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -65,7 +58,6 @@ def call_again(
     if not region.is_repeated:
         return call(*args, **kwargs)
 
-    @_not_compiled
     def again(*tensors: Tensor) -> Any:
         args, kwargs = build(tensors)
         return call(*args, **kwargs)
@@ -119,7 +111,6 @@ def _leaving_alone(module: Module, names: tuple[str, ...]) -> tuple[AbstractCont
     return nullcontext(), _unwritten(module, names)
 
 
-@_not_compiled
 def _proof(
     module: Module, call: Callable[..., Any], tensors: list[Tensor], build: Callable[[Any], Any]
 ) -> tuple[str, tuple[str, ...]]:
@@ -130,27 +121,36 @@ def _proof(
     """
     buffers = {name: buffer for name, buffer in module.named_buffers() if type(buffer) in (Tensor, Buffer)}
     before = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-    first, second = _Run(), _Run()
+    first = _Run([])
+    second = _Run(first.saved)
     with _unwritten(module, tuple(buffers)), _quiet(module) as changed:
+        drawn: list[str] = []
         for run in (first, second):
-            with _same_numbers(tensors) as drawn:
+            with _same_numbers(tensors) as numbers:
                 run.of(call, tensors, build)
+            drawn += numbers
         written = tuple(name for name, buffer in buffers.items() if not _same(buffer, before[name]))
     refusal = first.refusal or (f"keeps a value of its own in {changed[0]}" if changed else "")
     refusal = refusal or (f"draws numbers from {drawn[0]}, which is not set back" if drawn else "")
-    if not refusal and not (len(first.saved) == len(second.saved) and all(map(_same, first.saved, second.saved))):
+    if not refusal and (second.differs or second.count != len(first.saved)):
         refusal = "saves other values when it is called again"
     return refusal, written
 
 
 class _Run:
-    """One call of a module on copies of its arguments, and what it has saved and returned."""
+    """One call of a module on copies of its arguments, and what it has saved and returned.
 
-    def __init__(self) -> None:
+    Args:
+        expected: what an earlier run has saved, which this one is compared with; empty for the first.
+    """
+
+    def __init__(self, expected: list[Tensor]) -> None:
         self.saved: list[Tensor] = []
+        self.count = 0
+        self.differs = False
         self.refusal = ""
+        self._expected = expected
 
-    @_not_compiled
     def of(self, call: Callable[..., Any], tensors: list[Tensor], build: Callable[[Any], Any]) -> None:
         """Call it."""
         copies = [tensor.detach().requires_grad_(tensor.requires_grad).clone() for tensor in tensors]
@@ -159,7 +159,9 @@ class _Run:
         parts, shape = tree_flatten((args, kwargs))
         with HookScope(self._pack, _as_it_is, trusted=True):
             outputs = call(*args, **kwargs)
-        self.saved += [leaf.detach() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        for leaf in tree_leaves(outputs):
+            if isinstance(leaf, Tensor):
+                self._compared(leaf)
         left, shape_left = tree_flatten((args, kwargs))
         is_same = shape_left == shape and all(one is other for one, other in zip(left, parts, strict=True))
         if not is_same or [copy._version for copy in copies] != versions:
@@ -172,8 +174,19 @@ class _Run:
                 self.refusal = ALREADY
             if frame.f_back is not None:
                 frame = frame.f_back
-        self.saved.append(tensor.detach())
-        return self.saved[-1]
+        return self._compared(tensor)
+
+    def _compared(self, tensor: Tensor) -> Tensor:
+        """Return what is held of a tensor: nothing new where an earlier run has saved the same."""
+        tensor, place = tensor.detach(), self.count
+        self.count += 1
+        if not self._expected:
+            self.saved.append(tensor)
+        elif place < len(self._expected) and _same(tensor, self._expected[place]):
+            return self._expected[place]
+        else:
+            self.differs = True
+        return tensor
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
@@ -244,7 +257,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
     if type(one) is not type(other) or (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
         return False
     if (flatten := getattr(one, "__tensor_flatten__", None)) is not None:
-        return all(_same(getattr(one, name), getattr(other, name)) for name in flatten()[0])
+        inside = [(getattr(one, name), getattr(other, name)) for name in flatten()[0]]
+        return all(_same(*pair) if isinstance(pair[0], Tensor) else pair[0] == pair[1] for pair in inside)
     if one.layout != torch.strided:
         return _same(one.to_dense(), other.to_dense())
     mine, others = one.untyped_storage(), other.untyped_storage()
@@ -255,3 +269,16 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
+
+
+def _keep_from_compiler(code: CodeType) -> None:
+    # What is called inside is compiled as ever.
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            _keep_from_compiler(inner)
+
+
+for _each in [*globals().values(), *vars(_Run).values()]:
+    if isinstance(_each, FunctionType) and _each.__module__ == __name__:
+        _keep_from_compiler(unwrap(_each).__code__)
