@@ -24,9 +24,9 @@ from tensorstash.sizes import format_bytes
 _UNIT = 512
 """Blocks begin at multiples of it, in bytes, as copies of devices like it."""
 
-_LEAST_CHUNK, _MOST_CHUNK = 64 * 2**10, 128 * 2**20
-_PART_OF_ALL = 16
-"""A chunk is a sixteenth of what is locked already, so that what is left of the last one is little."""
+_LEAST_CHUNK, _MOST_CHUNK = 64 * 2**10, 256 * 2**20
+_PART_OF_ALL = 8
+"""A chunk is an eighth of the bytes that are locked already, so that the last one leaves little unused."""
 
 _STEPS_UNUSED = 100
 

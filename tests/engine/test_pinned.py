@@ -55,14 +55,14 @@ def taken(pinned: PinnedMemory, nbytes: int) -> Array:
     return array
 
 
-def test_locked_bytes_are_those_of_the_payloads_to_a_tenth() -> None:
+def test_locked_bytes_are_those_of_the_payloads_to_an_eighth() -> None:
     registrar = Registrar()
     pinned = PinnedMemory(registrar.pages, 2**40)
     sizes = [3 * MIB + 5, 5 * MIB // 3, 700_001, 300_000, 1_000_001] * 4 + [70_000, 17_000, 4_100] * 200
     arrays = [taken(pinned, nbytes) for nbytes in sizes]
     assert [array.nbytes for array in arrays] == sizes
     assert all(registrar.holds(array) for array in arrays)
-    assert sum(sizes) <= registrar.nbytes == pinned.locked_bytes <= 1.1 * sum(sizes)
+    assert sum(sizes) <= registrar.nbytes == pinned.locked_bytes <= 1.15 * sum(sizes)
 
 
 @pytest.mark.parametrize("per_step", [False, True], ids=["one owner", "an owner per step"])
