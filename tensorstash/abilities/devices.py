@@ -1,8 +1,10 @@
 """What devices can do: run codecs where the tensor is, and copy beside the computation."""
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from tensorstash.host.arrays import Array
+from tensorstash.host.pinned import PinnedMemory
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 
@@ -121,6 +123,10 @@ class Streams(Protocol[T]):
         """Return a stream of its own for copies of that device."""
         ...
 
+    def on_device(self, device: str, /) -> AbstractContextManager[Any]:
+        """Return what makes a device this thread's own until a block ends, so that no other one is touched."""
+        ...
+
     def empty(self, spec: TensorSpec, /) -> T:
         """Return an uninitialised, contiguous, detached tensor for work of the device's current stream."""
         ...
@@ -146,6 +152,11 @@ class Streams(Protocol[T]):
 
         Does nothing for the stream that the memory belongs to.
         """
+        ...
+
+    @property
+    def pinned(self) -> PinnedMemory:
+        """Page-locked host memory that all sessions of the process share."""
         ...
 
     def locked_pages(self, nbytes: int, /) -> Array:

@@ -123,6 +123,7 @@ class Transfers:
         self._saved: set[int] = set()
         self.save = self._saved.add
         """Note that there is a payload, of which there may be copies: by its identity, until :meth:`leave`."""
+        self.on_device = streams.on_device
         self.compute: Callable[[str], Any] = streams.current_stream
         """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
         self._left: deque[Transfer] = deque()
@@ -135,8 +136,8 @@ class Transfers:
         self._is_child = True
         self._lock = threading.Lock()
 
-    def out(self, source: Any, held: Any, spec: TensorSpec, compute: Stream) -> Transfer:
-        """Start a copy to the host.
+    def out(self, source: Any, held: Any, spec: TensorSpec, compute: Stream) -> Transfer | None:
+        """Start a copy to the host; return None if there is no host memory for it.
 
         Args:
             source: a contiguous tensor.
@@ -152,6 +153,8 @@ class Transfers:
             if self._left:  # whose host memory they hold, too
                 self._drop_left()
         array = self._pinned.take(spec.nbytes)
+        if array is None:
+            return None
         with self._lock:
             side = self._side_stream(spec.device, "out")
             lease = self._make_room(spec.nbytes)
@@ -227,9 +230,10 @@ class Transfers:
         """Whether that many bytes could be brought back before they are asked for."""
         return self.back_budget.used + nbytes <= self.back_budget.limit
 
-    def staged(self, data: Array) -> Array:
-        """Return a copy in page-locked memory, or the array itself where there is none left."""
-        pages = self._pinned.take_locked(data.nbytes)
+    def staged(self, data: Array, device: str) -> Array:
+        """Return a copy in page-locked memory for a device, or the array itself where there is none left."""
+        with self._streams.on_device(device):
+            pages = self._pinned.take(data.nbytes)
         if pages is None:
             return data
         pages[...] = as_bytes(data)
@@ -341,7 +345,8 @@ def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Trans
     streams = backend.streams
     if streams is None:
         return None
-    pinned = PinnedMemory(streams.locked_pages, limits.pinned_bytes)
+    most = limits.pinned_bytes
+    pinned = streams.pinned if most is None else PinnedMemory(streams.locked_pages, most)
     transfers = Transfers(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
     for budget, limit in ((transfers.out_budget, limits.in_flight), (transfers.back_budget, limits.ahead)):
         if limit == AUTO:

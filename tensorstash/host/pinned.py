@@ -1,30 +1,58 @@
-"""Page-locked host memory, which devices read and write on their own, with exact accounting.
+"""Page-locked host memory, which devices read and write on their own.
 
-The allocators of the frameworks round every request up to a power of two, which costs up to twice the memory (vLLM
-#53042), and locking pages takes longer than the copy they are locked for. So pages of our own are locked once, used
-again step after step, and given up when two steps in a row have not needed them.
+To lock pages takes longer than the copy that they are locked for, and unlocking may wait for the device. So large
+chunks are locked once and cut into blocks of any length, which join again when they come back: a step of another length
+finds the room that the last one has left. The frameworks' allocators round up to powers of two (vLLM #53042).
 """
 
+import os
 import threading
 import weakref
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
-from operator import attrgetter
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from warnings import warn
 
 import numpy as np
 
-from tensorstash.host.arrays import Array, aligned_empty, lender
+from tensorstash.host.arrays import Array, lender
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import BLOCK, mapped_pages, never_unmap
 from tensorstash.sizes import format_bytes
-from tensorstash.spec import ALIGNMENT
 
-_SHARED_BELOW = 256 * 2**10
-_FEWEST_SHARED, _MOST_SHARED = 64 * 2**10, 2 * 2**20
-_SHARE_OF_ALL = 32
-"""Pages to share are a thirty-second of what is locked already, so that what is left of the last ones is little."""
-_STEPS_UNUSED = 2
+_UNIT = 512
+"""Blocks begin at multiples of it, in bytes, as copies of devices like it."""
+
+_LEAST_CHUNK, _MOST_CHUNK = 64 * 2**10, 256 * 2**20
+_PART_OF_ALL = 8
+"""A chunk is an eighth of the bytes that are locked already, so that the last one leaves little unused."""
+
+_STEPS_UNUSED = 100
+
+_LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+"""Variables by which launchers tell how many processes a machine runs."""
+
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def lockable_bytes(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the bytes that one process may lock: its part of half of the memory of the machine or its container.
+
+    Args:
+        environment: tells how many processes of one program the machine runs.
+    """
+    if not hasattr(os, "sysconf"):  # Windows
+        return 8 * 2**30
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in _CONTAINER_LIMITS:
+        try:
+            with open(path, encoding="ascii") as file:
+                limits.append(int(file.read()))
+        except (OSError, ValueError):  # no container, or "max"
+            continue
+    ranks = next((environment[name] for name in _LOCAL_RANKS if environment.get(name, "").isdecimal()), "1")
+    return min(limits) // 2 // max(int(ranks), 1)
 
 
 def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -> Array:
@@ -70,14 +98,12 @@ class PinnedMemory:
     def __init__(self, locked_pages: Callable[[int], Array], budget_bytes: int) -> None:
         self._locked_pages = locked_pages
         self._budget = budget_bytes
-        self._slabs: set[_Slab] = set()
-        self._most_locked = 0  # bytes, or more: what was given up is counted where it matters
-        self._shared: list[_Slab] = []
-        self._idle: dict[int, list[_Block]] = {}
+        self._chunks: list[_Chunk] = []
         self._loans: set[_Loan] = set()
         self._returned: deque[_Loan] = deque()
         self._return = self._returned.append  # one for all: the collector looks at each
         self._step = 0
+        self._has_warned = False
         self.after_fork()
         renew_after_fork(self)
 
@@ -88,143 +114,140 @@ class PinnedMemory:
     @property
     def locked_bytes(self) -> int:
         """Bytes that are locked now, in use or not."""
-        return sum(map(_nbytes, list(self._slabs)))
+        return sum(chunk.memory.nbytes for chunk in list(self._chunks))
 
-    def take(self, nbytes: int) -> Array:
+    def take(self, nbytes: int) -> Array | None:
         """Return uninitialised, writable bytes that are the caller's until the last view of them goes.
 
-        They are page-locked, unless the budget is used up or the system refuses: then the device has to wait for
-        every copy, and a warning says so once.
+        Returns:
+            None if the budget is used up or the system refuses, which a warning says once.
         """
-        pages = self.take_locked(nbytes)
-        return aligned_empty(nbytes) if pages is None else pages
-
-    def take_locked(self, nbytes: int) -> Array | None:
-        """Return page-locked bytes as :meth:`take` does, or None where there are no more."""
-        unit = ALIGNMENT if nbytes < _SHARED_BELOW else BLOCK
-        size = max(-(-nbytes // unit), 1) * unit
+        size = max(-(-nbytes // _UNIT), 1) * _UNIT
         with self._lock:
             if self._returned:
                 self._settle()
-            idle = self._idle.get(size)
-            block = idle.pop() if idle else self._carve(size)
-            if block is None:
-                return None
-            block.slab.last_step = self._step
+            for chunk in self._chunks:
+                if (start := chunk.cut(size)) is not None:
+                    break
+            else:
+                chunk_or_none = self._new_chunk(size)
+                if chunk_or_none is None:
+                    return None
+                chunk, start = chunk_or_none, chunk_or_none.cut(size)
+                assert start is not None, "a chunk that is too small"
+            chunk.last_step = self._step
             # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
             # the detour over a memoryview, without which the loan could end while a view is alive.
-            lent: Array = np.frombuffer(block.memory.data, np.uint8)
+            lent: Array = np.frombuffer(chunk.memory[start : start + size].data, np.uint8)
             loan = _Loan(lent, self._return)
-            loan.block = block
+            loan.chunk, loan.start, loan.end = chunk, start, start + size
             self._loans.add(loan)
         return lent[:nbytes]
 
     def end_step(self) -> None:
-        """Give up the pages that the last steps have not needed."""
+        """Give up the chunks that many steps have not needed."""
         with self._lock:
             # Found out here, whatever an interrupt has kept from being noted.
             self._returned.extend([loan for loan in list(self._loans) if loan() is None])
             self._settle()
             self._step += 1
-            self._drop([slab for slab in self._slabs if slab.last_step < self._step - _STEPS_UNUSED])
+            earliest = self._step - _STEPS_UNUSED
+            self._chunks = [chunk for chunk in self._chunks if not chunk.is_idle or chunk.last_step >= earliest]
 
     def _settle(self) -> None:
         while self._returned:
             loan = self._returned.popleft()
             if loan in self._loans:
                 self._loans.discard(loan)
-                self._idle.setdefault(loan.block.memory.nbytes, []).append(loan.block)
+                loan.chunk.join(loan.start, loan.end)
 
-    def _carve(self, size: int) -> "_Block | None":
-        if size >= _SHARED_BELOW:
-            slab = self._new_slab(size)
-        else:
-            slab = min((slab for slab in self._shared if slab.room >= size), key=attrgetter("room"), default=None)
-            if slab is None and (slab := self._new_slab(self._pages_to_share(size))) is not None:
-                self._shared.append(slab)
-        if slab is None:
-            return None
-        slab.taken += size
-        if slab.room < ALIGNMENT and slab in self._shared:
-            self._shared.remove(slab)
-        return _Block(slab, slab.memory[slab.taken - size : slab.taken])
-
-    def _pages_to_share(self, size: int) -> int:
-        """Return bytes for blocks of one size, which most of the next ones have; at most a power of two."""
-        wanted = min(max(self._most_locked // _SHARE_OF_ALL, size, _FEWEST_SHARED), _MOST_SHARED)
-        count = max((1 << wanted.bit_length() - 1) // size, 1)
-        return -(-count * size // BLOCK) * BLOCK
-
-    def _new_slab(self, nbytes: int) -> "_Slab | None":
-        if self._most_locked + nbytes > self._budget:
-            self._drop(list(self._slabs))
-            self._most_locked = self.locked_bytes
-            if self._most_locked + nbytes > self._budget:
-                return None
-        try:
-            memory = self._locked_pages(nbytes)
-        except OSError as error:
-            self._most_locked = self._budget = self.locked_bytes
+    def _new_chunk(self, size: int) -> "_Chunk | None":
+        wanted = max(size, min(max(self.locked_bytes // _PART_OF_ALL, _LEAST_CHUNK), _MOST_CHUNK))
+        wanted = -(-wanted // size) * size  # the next ones most often are as long
+        if self.locked_bytes + wanted > self._budget:
+            self._chunks = [chunk for chunk in self._chunks if not chunk.is_idle]
+        room = self._budget - self.locked_bytes
+        problem: object = f"the limit is {format_bytes(self._budget)}"
+        for nbytes in sorted({-(-min(wanted, room) // BLOCK) * BLOCK, -(-size // BLOCK) * BLOCK}, reverse=True):
+            if size <= nbytes <= room:
+                try:
+                    chunk = _Chunk(self._locked_pages(nbytes))
+                except OSError as error:
+                    problem = error
+                else:
+                    self._chunks.append(chunk)
+                    return chunk
+        if isinstance(problem, OSError):
+            self._budget = self.locked_bytes
+        if not self._has_warned:
+            self._has_warned = True
             warn(
-                f"no more than {format_bytes(self._budget)} of host memory could be page-locked: {error}. The device "
-                f"waits for copies to the rest, which is slow; raise `ulimit -l`, or set Limits(pinned=...)",
+                f"no more than {format_bytes(self.locked_bytes)} of host memory could be page-locked: {problem}. "
+                f"Tensors beyond that stay on the device; raise `ulimit -l`, or set Limits(pinned=...)",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return None
-        slab = _Slab(memory)
-        self._most_locked += nbytes
-        self._slabs.add(slab)
-        return slab
-
-    def _drop(self, slabs: list["_Slab"]) -> None:
-        """Give up those of the slabs that nobody uses."""
-        unused = set(slabs).difference([loan.block.slab for loan in self._loans])
-        if unused:
-            self._idle = {
-                size: kept
-                for size, blocks in self._idle.items()
-                if (kept := [block for block in blocks if block.slab not in unused])
-            }
-            self._slabs -= unused
-            self._most_locked = self.locked_bytes
-            self._shared = [slab for slab in self._shared if slab not in unused]
+        return None
 
 
-class _Slab:
-    """Pages that are locked together, and unlocked when the last array in them goes."""
+class _Chunk:
+    """Pages that are locked together: its free ranges, in order and apart from each other.
 
-    __slots__ = ("last_step", "memory", "nbytes", "taken")
+    >>> chunk = _Chunk(np.empty(100, np.uint8))
+    >>> chunk.cut(30), chunk.cut(30), chunk.cut(60)
+    (0, 30, None)
+    >>> chunk.join(0, 30)
+    >>> chunk.join(30, 60)
+    >>> chunk.is_idle
+    True
+    """
+
+    __slots__ = ("_free", "_largest", "last_step", "memory")
 
     def __init__(self, memory: Array) -> None:
         self.memory = memory
-        self.nbytes = memory.nbytes
-        self.taken = 0
         self.last_step = 0
+        self._free = [(0, memory.nbytes)]
+        self._largest = memory.nbytes  # or more
 
     @property
-    def room(self) -> int:
-        """Bytes that were never taken."""
-        return self.nbytes - self.taken
+    def is_idle(self) -> bool:
+        """Whether nobody uses any of it."""
+        return self._free == [(0, self.memory.nbytes)]
 
+    def cut(self, size: int) -> int | None:
+        """Take the first range that is large enough; return its start, or None if there is none."""
+        if size > self._largest:
+            return None
+        for index, (start, end) in enumerate(self._free):
+            if end - start >= size:
+                self._free[index : index + 1] = [(start + size, end)] if end - start > size else []
+                return start
+        self._largest = max((end - start for start, end in self._free), default=0)
+        return None
 
-_nbytes = attrgetter("nbytes")
-
-
-class _Block:
-    """Some bytes of a slab."""
-
-    __slots__ = ("memory", "slab")
-
-    def __init__(self, slab: _Slab, memory: Array) -> None:
-        self.slab = slab
-        self.memory = memory
+    def join(self, start: int, end: int) -> None:
+        """Take a range back."""
+        index = bisect_left(self._free, (start, end))
+        around = [*self._free[max(index - 1, 0) : index], (start, end), *self._free[index : index + 1]]
+        if any(one[1] > other[0] for one, other in pairwise(around)):
+            raise AssertionError("a range came back twice")
+        joined = around[:1]
+        for begin, stop in around[1:]:
+            if joined[-1][1] == begin:
+                joined[-1] = (joined[-1][0], stop)
+            else:
+                joined.append((begin, stop))
+        self._free[max(index - 1, 0) : index + 1] = joined
+        self._largest = max(self._largest, *(stop - begin for begin, stop in joined))
 
 
 class _Loan(weakref.ref[Array]):
     """A block that is in use, as long as an array of it lives. Equal only to itself."""
 
-    __slots__ = ("block",)
+    __slots__ = ("chunk", "end", "start")
     __hash__ = object.__hash__
     __eq__ = object.__eq__
-    block: _Block
+    chunk: _Chunk
+    start: int
+    end: int

@@ -1,6 +1,5 @@
 """How much a session may hold on the way, and how long it waits."""
 
-import os
 from dataclasses import dataclass
 
 from tensorstash.errors import ConfigError
@@ -26,8 +25,9 @@ class Limits:
         writers: threads that encode and store.
         readers: threads that load and decode.
         timeout_s: how long to wait for a store that does not answer before an error says so, in seconds.
-        pinned: bytes of host memory that may be page-locked for copies from and to devices; by default half of the
-            machine's memory. Beyond it copies work, but the program waits for each.
+        pinned: bytes of host memory that may be page-locked for copies from and to devices. By default all sessions of
+            a process share one pool, of this process's part of half of the machine's or container's memory. Tensors
+            beyond it stay on their device.
 
     Raises:
         ConfigError: a value is none of these.
@@ -73,9 +73,9 @@ class Limits:
         return {name: nbytes for name, nbytes in both.items() if getattr(self, name) != AUTO}
 
     @property
-    def pinned_bytes(self) -> int:
-        """The limit of page-locked host memory as a number."""
-        return _half_of_memory() if self.pinned is None else parse_bytes(self.pinned, path="limits.pinned")
+    def pinned_bytes(self) -> int | None:
+        """The limit of page-locked host memory as a number; None for that of the process."""
+        return None if self.pinned is None else parse_bytes(self.pinned, path="limits.pinned")
 
 
 def limits_of(limits: object, caller: str) -> Limits:
@@ -99,9 +99,3 @@ def limits_of(limits: object, caller: str) -> Limits:
 
 def _most_bytes(limit: int | str, path: str) -> int:
     return MOST_SHARE if limit == AUTO else parse_bytes(limit, path=path)
-
-
-def _half_of_memory() -> int:
-    if not hasattr(os, "sysconf"):  # Windows
-        return 8 * 2**30
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

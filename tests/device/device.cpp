@@ -237,11 +237,15 @@ auto& queues = *new std::map<Place, Queue*>;
 auto& queues_lock = *new std::mutex;
 std::atomic<c10::StreamId> next_stream{1};
 
+// A device that a thread has as its own when it calls the system gets a context there, as does one with a stream.
+std::array<std::atomic<bool>, DEVICES> is_touched{};
+
 Queue& queue(Place place) {
   TORCH_CHECK(!is_child(), "a forked child cannot use the simulated device");
   std::lock_guard<std::mutex> held(queues_lock);
   auto& found = queues[place];
   if (!found) found = new Queue(unsigned(queues.size()));
+  is_touched[place.first] = true;
   return *found;
 }
 
@@ -382,6 +386,7 @@ struct PinnedAllocator final : c10::Allocator {
   static void give(void* data);
   c10::DataPtr allocate(size_t nbytes) override {
     void* data = nullptr;
+    is_touched[current_device] = true;
     TORCH_CHECK(!posix_memalign(&data, 4096, std::max<size_t>(nbytes, 1)), "the host is out of memory");
     std::lock_guard<std::mutex> held(lock);
     ranges[static_cast<const char*>(data)] = nbytes;
@@ -476,7 +481,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override { memory.use(data.get(), stream.id()); }
   bool queryEvent(void* raw) const override { return event(raw)->query(); }
-  void synchronizeEvent(void* raw) const override { EventPointer(event(raw))->wait(); }
+  void synchronizeEvent(void* raw) const override {
+    is_touched[current_device] = true;
+    EventPointer(event(raw))->wait();
+  }
   void destroyEvent(void* raw, c10::DeviceIndex) const noexcept override { delete static_cast<EventPointer*>(raw); }
 };
 
@@ -767,6 +775,7 @@ int64_t live_bytes(int device) { std::lock_guard<std::mutex> held(memory.lock); 
 int64_t peak_bytes(int device) { std::lock_guard<std::mutex> held(memory.lock); return memory.peak[device]; }
 void reset_peak(int device) { std::lock_guard<std::mutex> held(memory.lock); memory.peak[device] = memory.live[device]; }
 void set_limit(int device, int64_t nbytes) { std::lock_guard<std::mutex> held(memory.lock); memory.limit[device] = nbytes; }
+bool has_context(int device) { return is_touched[device]; }
 int64_t pinned_bytes() { std::lock_guard<std::mutex> held(pinned.lock); return pinned.live; }
 int64_t pinned_peak_bytes() { std::lock_guard<std::mutex> held(pinned.lock); return pinned.peak; }
 void set_link(int device, int direction, double bandwidth, double latency) {

@@ -184,7 +184,7 @@ def session(policy: HookPolicy, limits: ts.Limits, fault: type | None = None) ->
         fault.put(backend, lambda device: stream(device).block())
     one: Session[Any] = Session(policy, backend, min_bytes=0, limits=limits)
     if fault is not None and not is_of_backend:
-        pinned = PinnedMemory(backend.streams.locked_pages, limits.pinned_bytes)
+        pinned = PinnedMemory(backend.streams.locked_pages, limits.pinned_bytes or 2**40)
         one._transfers = one._ways.transfers = fault(
             backend.streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes
         )

@@ -110,6 +110,10 @@ class Simulated:
         nbytes: int = self.functions.pinned_bytes()
         return nbytes
 
+    def contexts(self) -> list[int]:
+        """Return the devices that the process has used, or that a thread had as its own when it called the system."""
+        return [device for device in range(DEVICES) if self.functions.has_context(device)]
+
     def link(self, *, bandwidth: float = 0.0, latency: float = 0.0) -> None:
         """Set how long copies take, each way and for all devices.
 
@@ -179,6 +183,7 @@ def simulated() -> Simulated:
     put_kernels(NAME)
     for name in ("live_bytes", "peak_bytes", "pinned_bytes", "pinned_peak_bytes", "count_records"):
         getattr(functions, name).restype = ctypes.c_int64
+    functions.has_context.restype = ctypes.c_bool
     functions.set_limit.argtypes = [ctypes.c_int, ctypes.c_int64]
     functions.set_link.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_double]
     functions.set_memory.argtypes = [ctypes.c_double]

@@ -25,6 +25,23 @@ with stash:
 assert stash.stats().stashed.tensors
 """
 
+TRAINS_ON_THE_SECOND = """
+import torch
+from tests.device.simulated import simulated
+device = simulated()
+torch.accelerator.set_device_index(1)
+import tensorstash as ts
+x = torch.randn(64, 256, device="sim:1", requires_grad=True)
+for policy in ("cpu_offload", "cpu_offload | compress", "disk_spill", "quantize:bits=8 | cpu_offload"):
+    stash = ts.stash(policy, framework="torch", min_bytes=0)
+    for _ in range(3):
+        with stash:
+            loss = (x * 2).tanh().exp().square().mean()
+        loss.backward()
+    assert stash.stats().stashed.tensors, policy
+print(device.contexts())
+"""
+
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 
@@ -41,6 +58,12 @@ def test_on_the_device() -> None:
     environment = os.environ | {"TENSORSTASH_TEST_DEVICE": "sim", "OMP_NUM_THREADS": "1"}
     inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert inner.returncode == 0, inner.stdout[-6000:] + inner.stderr[-3000:]
+
+
+def test_no_thread_touches_a_device_that_the_program_does_not_use() -> None:
+    command = [sys.executable, "-c", TRAINS_ON_THE_SECOND]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "[1]\n"), done.stderr
 
 
 def test_a_program_may_end_with_copies_under_way() -> None:

@@ -118,7 +118,7 @@ def session(
 ) -> Session[Any]:
     """Return a session whose threads are the schedule's."""
     one = Session(policy, backend(), min_bytes=0, limits=limits)
-    pinned = PinnedMemory(one.backend.streams.locked_pages, limits.pinned_bytes)
+    pinned = PinnedMemory(one.backend.streams.locked_pages, limits.pinned_bytes or 2**40)
     out_bytes, back_bytes = limits.in_flight_bytes, limits.ahead_bytes
     copies_of = copies(one.backend.streams, pinned, out_bytes=out_bytes, back_bytes=back_bytes)
     one._transfers = one._ways.transfers = copies_of

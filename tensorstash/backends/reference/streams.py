@@ -1,18 +1,25 @@
 """Streams of the simulated accelerators, as the engine asks for them."""
 
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 
 import numpy as np
 
 from tensorstash.backends.reference.kernels import empty
 from tensorstash.host.arrays import Array, lender
 from tensorstash.host.pages import mapped_pages
+from tensorstash.host.pinned import PinnedMemory, lockable_bytes
 from tensorstash.reference import Tensor, streams
 from tensorstash.spec import TensorSpec
 
 
 class DeviceStreams:
     """What the simulated accelerators do beside the computation; see :class:`tensorstash.abilities.Streams`."""
+
+    @cached_property
+    def pinned(self) -> PinnedMemory:
+        """Host memory that all sessions share."""
+        return PinnedMemory(self.locked_pages, lockable_bytes())
 
     def current_stream(self, device: str, /) -> streams.Stream | None:
         """Return the stream that this thread submits the device's work to; the host has none."""
@@ -25,6 +32,10 @@ class DeviceStreams:
     def new_stream(self, device: str, /) -> streams.Stream:
         """Return a stream of its own for copies of that device."""
         return streams.Stream(device)
+
+    def on_device(self, device: str, /) -> AbstractContextManager[None]:
+        """Return a block that does nothing: the simulated accelerators know no current one."""
+        return nullcontext()
 
     def empty(self, spec: TensorSpec, /) -> Tensor:
         """Return an uninitialised, contiguous tensor for work of the current stream."""

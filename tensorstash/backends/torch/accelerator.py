@@ -60,22 +60,23 @@ def found_accelerator() -> Accelerator | str:
     key = torch._C._dispatch_key_for_device(device.type)
     if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::record_stream", key):
         return "its memory cannot be told of the streams that use it"
-    return asked(device.type, getattr(torch, device.type, None))
+    return asked(device.type, getattr(torch, device.type, None), torch.accelerator.current_device_index())
 
 
-def asked(kind: str, module: Any) -> Accelerator | str:
+def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
     """Return what devices of a type can do, or say what they lack.
 
     Args:
         kind: the type's name.
         module: the device module of it, such as ``torch.cuda``; None if it has none.
+        index: of the device to try; others may belong to other processes, which would pay for a context.
     """
     current: Callable[[torch.device], Any] = _generic_stream
     stream, record, inside = torch.Stream, _RECORD, None
     if all(hasattr(module, name) for name in _OWN):
         current, stream, record, inside = module.current_stream, module.Stream, _recorder(module.Event), module.stream
     new_stream = partial(_on_device, stream)
-    here = torch.device(kind, 0)
+    here = torch.device(kind, index)
     try:
         record(new_stream(here))
         current(here)

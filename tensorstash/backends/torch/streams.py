@@ -5,6 +5,7 @@ Only how things are done; in which order is the engine's affair.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from tensorstash.abilities import Event
 from tensorstash.backends.torch.accelerator import Accelerator, found_accelerator
 from tensorstash.errors import BackendError, graph_is_captured
 from tensorstash.host.arrays import Array, adopted
+from tensorstash.host.pinned import PinnedMemory, lockable_bytes
 from tensorstash.spec import TensorSpec
 
 
@@ -61,6 +63,11 @@ class DeviceStreams:
         self._found: Accelerator | str | None = None
         self._known: dict[str, tuple[Accelerator | str, torch.device]] = {}
 
+    @cached_property
+    def pinned(self) -> PinnedMemory:
+        """Page-locked host memory that all sessions of the process share."""
+        return PinnedMemory(self.locked_pages, lockable_bytes())
+
     def current_stream(self, device: str, /) -> DeviceStream | None:
         """Return the stream that this thread submits the device's work to, or None if copies make it wait.
 
@@ -87,6 +94,10 @@ class DeviceStreams:
         accelerator = self._accelerator(device)
         assert not isinstance(accelerator, str), f"{device}: {accelerator}"
         return DeviceStream(accelerator.new_stream(torch.device(device)), accelerator)
+
+    def on_device(self, device: str, /) -> AbstractContextManager[Any]:
+        """Return what makes a device this thread's own until a block ends; workers begin with the first one."""
+        return torch.accelerator.device_index(torch.device(device).index or 0)
 
     def empty(self, spec: TensorSpec, /) -> Tensor:
         """Return an uninitialised, contiguous tensor for work of the device's current stream."""

@@ -317,8 +317,8 @@ class TransferRoute(HostRoute):
         """Return the tensor itself: what is launched is private, or a copy is made then, if it has to be."""
         return self.backend.detached(tensor), None
 
-    def send(self, launched: Any, source: Any, compute: Stream) -> Transfer:
-        """Start the transfer to the host."""
+    def send(self, launched: Any, source: Any, compute: Stream) -> Transfer | None:
+        """Start the transfer to the host; return None if there is no memory for it."""
         held = source if self.shares_source else launched
         return self.transfers.out(launched, held, self.launched_spec(self.backend.nbytes(launched)), compute)
 
@@ -352,7 +352,7 @@ class TransferRoute(HostRoute):
     def decode(self, stored: Stored) -> Array:
         """Return what was transferred, in memory that a device reads on its own if there is any left."""
         data = self.pipeline.decode(stored)
-        return self.transfers.staged(data) if self.needs_worker else data
+        return self.transfers.staged(data, self.spec.device) if self.needs_worker else data
 
     def on_device(self, stored: Stored | None, flight: Transfer | None) -> Any:
         """Return what is transferred as long as the transfer holds it."""

@@ -60,7 +60,8 @@ class StreamPayload(Payload):
             unreadable = self._unreadable(source, error)
             self._fail(unreadable)
             raise unreadable from error
-        self.alias = None
+        if self._flight is not None or self._stored is not None:
+            self.alias = None
 
     def _launch(self, source: Any) -> None:
         route = self.route
@@ -75,6 +76,9 @@ class StreamPayload(Payload):
             # Until it is copied, the bytes are the tensor's own.
             self._probe = route.backend.version_probe(source)
         self._flight = flight = route.send(launched, source, compute)
+        if flight is None and isinstance(route, TransferRoute):
+            route.ledger.declined(self.nbytes)
+            return
         if is_lent and flight is not None:
             flight.release()
         if not route.needs_worker:
@@ -83,10 +87,13 @@ class StreamPayload(Payload):
     def run(self) -> None:
         """Wait for the transfer, and encode and store what it has brought; a failure is kept for whoever asks."""
         flight, route = self._flight, self.route
-        assert flight is not None, "nothing was launched"
+        if flight is None:  # there was no memory for it
+            return
         assert isinstance(route, TransferRoute), "nothing to do on the host"
         try:
-            self._keep(route.store(flight.wait()))
+            with self._transfers.on_device(self.spec.device):
+                array = flight.wait()
+            self._keep(route.store(array))
         except TensorStashError as error:
             self._fail(error)
         # Last: whoever finds no transfer takes the slot or the error.

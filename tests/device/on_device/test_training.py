@@ -1,5 +1,6 @@
 """What programs do with devices, under policies that move what they save: the same training, in less memory."""
 
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +23,6 @@ from tests.device.simulated import TO_HOST, Simulated
 KIB = 2**10
 TIGHT = ts.Limits(in_flight=20 * KIB, ahead=20 * KIB)
 AT_ONCE = ts.Limits(in_flight=0, ahead=0)
-WITHOUT_PAGES = ts.Limits(pinned=0)
 
 POLICIES: dict[str, Callable[[Path], HookPolicy]] = {
     "offloaded": lambda folder: ts.CpuOffload(),
@@ -63,9 +63,7 @@ def x(seed: int = 1, device: str = "sim:0") -> Tensor:
     return torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
-@pytest.mark.parametrize(
-    "limits", [ts.Limits(), TIGHT, AT_ONCE, WITHOUT_PAGES], ids=["default", "tight", "at once", "no pages"]
-)
+@pytest.mark.parametrize("limits", [ts.Limits(), TIGHT, AT_ONCE], ids=["default", "tight", "at once"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_train_the_same(name: str, policy: str, limits: ts.Limits, device: Simulated, tmp_path: Path) -> None:
@@ -124,9 +122,9 @@ def test_a_step_takes_no_more_memory_than_with_save_on_cpu(device: Simulated) ->
     assert budgeted <= theirs + 2 * budget
 
 
-def test_payloads_are_in_page_locked_memory_that_is_given_back(device: Simulated, net: nn.Module) -> None:
+def test_a_stash_with_its_own_limit_gives_its_page_locked_memory_back(device: Simulated, net: nn.Module) -> None:
     before = device.pinned()
-    one = stash()
+    one = stash(limits=ts.Limits(pinned="1GiB"))
     with one:
         loss = net(x()).square().mean()
     assert device.pinned() - before == one.stats().pinned_bytes > 0
@@ -135,12 +133,51 @@ def test_payloads_are_in_page_locked_memory_that_is_given_back(device: Simulated
     assert device.pinned() == before
 
 
+@pytest.mark.parametrize("per_step", [False, True], ids=["one stash", "a stash per step"])
+def test_steps_of_random_lengths_lock_hardly_any_memory_from_the_third_on(
+    per_step: bool, device: Simulated, net: nn.Module
+) -> None:
+    choose, one = random.Random(0), stash()
+    locked, crossed = device.pinned(), 0
+    for step in range(12):
+        one = stash() if per_step else one
+        before = one.stats().stashed.nbytes
+        with one:
+            loss = net(x()[:, : choose.randint(4, 16)]).square().mean()
+        loss.backward()
+        if step == 1:
+            locked = device.pinned()
+        if step > 1:
+            crossed += one.stats().stashed.nbytes - before
+        del loss
+    assert crossed > 0
+    assert device.pinned() - locked <= 0.05 * crossed
+
+
+def test_tensors_beyond_the_page_locked_memory_stay_on_the_device(device: Simulated, net: nn.Module) -> None:
+    def gradients(scope: Any) -> list[Any]:
+        net.zero_grad()
+        with scope:
+            loss = net(x()).square().mean()
+        loss.backward()
+        return [parameter.grad.cpu() for parameter in net.parameters()]
+
+    torch.manual_seed(0)
+    expected = gradients(nullcontext())
+    one = stash(limits=ts.Limits(pinned="64KiB"))
+    torch.manual_seed(0)
+    with pytest.warns(RuntimeWarning, match="no more than 64 KiB .*stay on the device"):
+        found = gradients(one)
+    assert all(map(torch.equal, found, expected))
+    assert 0 < one.stats().pinned_bytes <= 64 * KIB
+
+
 @pytest.mark.parametrize("width", [64, 96, 512])
 def test_little_more_memory_is_page_locked_than_crosses(device: Simulated, width: int) -> None:
     torch.manual_seed(0)
     blocks = (nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, 64), nn.LayerNorm(64)) for _ in range(8))
     net, batch = nn.Sequential(*blocks).to("sim"), torch.randn(300, 64).to("sim")
-    before, one = device.pinned(), stash(limits=ts.Limits(in_flight=256 * KIB, ahead=256 * KIB))
+    before, one = device.pinned(), stash(limits=ts.Limits(in_flight=256 * KIB, ahead=256 * KIB, pinned=2**30))
     device.link(bandwidth=1e9)
     for _ in range(4):
         device.records()
@@ -148,7 +185,7 @@ def test_little_more_memory_is_page_locked_than_crosses(device: Simulated, width
             loss = net(batch).square().mean()
         torch.accelerator.synchronize("sim")
         crossed = sum(record.nbytes for record in device.records() if record.direction == TO_HOST)
-        assert crossed <= device.pinned() - before == one.stats().pinned_bytes <= 1.05 * crossed
+        assert crossed <= device.pinned() - before == one.stats().pinned_bytes <= 1.15 * crossed
         loss.backward()
         del loss
 
