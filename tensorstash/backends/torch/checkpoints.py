@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from inspect import unwrap
@@ -18,9 +18,11 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.nn import Buffer, Module, Parameter
 from torch.utils import checkpoint as theirs
 from torch.utils._pytree import tree_flatten, tree_leaves
+from xxhash import xxh3_64_intdigest
 
 from tensorstash.abilities.checkpoints import ALREADY, Region
 from tensorstash.backends.torch.hooks import HookScope
+from tensorstash.backends.torch.recipes.digests import device_digest
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, slice, range, torch.dtype, torch.device, torch.layout)
 
@@ -120,36 +122,32 @@ def _proof(
     itself is put back.
     """
     buffers = {name: buffer for name, buffer in module.named_buffers() if type(buffer) in (Tensor, Buffer)}
-    before = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-    first = _Run([])
-    second = _Run(first.saved)
+    before = {name: _digest(buffer) for name, buffer in buffers.items()}
+    own = frozenset(buffer.untyped_storage()._cdata for buffer in buffers.values())
+    first, second = _Run(own), _Run(own)
+    drawn: list[str] = []
     with _unwritten(module, tuple(buffers)), _quiet(module) as changed:
-        drawn: list[str] = []
         for run in (first, second):
             with _same_numbers(tensors) as numbers:
                 run.of(call, tensors, build)
             drawn += numbers
-        written = tuple(name for name, buffer in buffers.items() if not _same(buffer, before[name]))
+        written = tuple(name for name, buffer in buffers.items() if _digest(buffer) != before[name])
     refusal = first.refusal or (f"keeps a value of its own in {changed[0]}" if changed else "")
     refusal = refusal or (f"draws numbers from {drawn[0]}, which is not set back" if drawn else "")
-    if not refusal and (second.differs or second.count != len(first.saved)):
-        refusal = "saves other values when it is called again"
-    return refusal, written
+    return refusal or ("saves other values when it is called again" if first.saved != second.saved else ""), written
 
 
 class _Run:
-    """One call of a module on copies of its arguments, and what it has saved and returned.
+    """One call of a module on copies of its arguments, and the digests of what it has saved and returned.
 
     Args:
-        expected: what an earlier run has saved, which this one is compared with; empty for the first.
+        own: the storages of the module's buffers, which a call may write.
     """
 
-    def __init__(self, expected: list[Tensor]) -> None:
-        self.saved: list[Tensor] = []
-        self.count = 0
-        self.differs = False
+    def __init__(self, own: frozenset[int]) -> None:
+        self._own = own
+        self.saved: list[Hashable] = []
         self.refusal = ""
-        self._expected = expected
 
     def of(self, call: Callable[..., Any], tensors: list[Tensor], build: Callable[[Any], Any]) -> None:
         """Call it."""
@@ -157,40 +155,34 @@ class _Run:
         versions = [copy._version for copy in copies]
         args, kwargs = build(copies)
         parts, shape = tree_flatten((args, kwargs))
-        with HookScope(self._pack, _as_it_is, trusted=True):
-            outputs = call(*args, **kwargs)
-        for leaf in tree_leaves(outputs):
-            if isinstance(leaf, Tensor):
-                self._compared(leaf)
+        try:
+            with HookScope(self._pack, _refuse, trusted=True):
+                outputs = call(*args, **kwargs)
+        except _WantsBack:
+            self.refusal = "computes gradients of its own"
+            return
+        self.saved += [_digest(leaf, self._own) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
         left, shape_left = tree_flatten((args, kwargs))
         is_same = shape_left == shape and all(one is other for one, other in zip(left, parts, strict=True))
         if not is_same or [copy._version for copy in copies] != versions:
             self.refusal = "writes its arguments in place"
 
-    def _pack(self, tensor: Tensor) -> Tensor:
+    def _pack(self, tensor: Tensor) -> None:
         frame = sys._getframe(1)
         for _ in range(_FRAMES):
             if frame.f_code.co_filename == theirs.__file__:
                 self.refusal = ALREADY
             if frame.f_back is not None:
                 frame = frame.f_back
-        return self._compared(tensor)
-
-    def _compared(self, tensor: Tensor) -> Tensor:
-        """Return what is held of a tensor: nothing new where an earlier run has saved the same."""
-        tensor, place = tensor.detach(), self.count
-        self.count += 1
-        if not self._expected:
-            self.saved.append(tensor)
-        elif place < len(self._expected) and _same(tensor, self._expected[place]):
-            return self._expected[place]
-        else:
-            self.differs = True
-        return tensor
+        self.saved.append(_digest(tensor, self._own))
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
+class _WantsBack(Exception):  # noqa: N818  (no error: it ends a run)
+    """Raised where a run asks for what it has saved."""
+
+
+def _refuse(packed: None) -> Tensor:
+    raise _WantsBack
 
 
 @contextmanager
@@ -252,23 +244,27 @@ def _same_numbers(tensors: list[Tensor]) -> Iterator[list[str]]:
             modules[device].set_rng_state(of_device, device)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal in kind and in every bit; those in one memory are."""
-    if type(one) is not type(other) or (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
-        return False
-    if (flatten := getattr(one, "__tensor_flatten__", None)) is not None:
-        inside = [(getattr(one, name), getattr(other, name)) for name in flatten()[0]]
-        return all(_same(*pair) if isinstance(pair[0], Tensor) else pair[0] == pair[1] for pair in inside)
-    if one.layout != torch.strided:
-        return _same(one.to_dense(), other.to_dense())
-    mine, others = one.untyped_storage(), other.untyped_storage()
-    if mine._cdata == others._cdata or not mine.nbytes() or not others.nbytes():
-        return mine.nbytes() == others.nbytes()  # a weight, which sharding may have taken away since
-    return torch.equal(_bits(one), _bits(other))
+def _digest(tensor: Tensor, own: frozenset[int] = frozenset()) -> Hashable:
+    """Return what is equal for tensors of one kind with the same bits; of a weight or a buffer, which one it is.
 
+    Sharding may take the memory of weights away at any time.
 
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
+    Args:
+        tensor: of any kind.
+        own: the storages of buffers.
+    """
+    kind = type(tensor), tensor.dtype, tensor.shape, tensor.device
+    base = tensor if tensor._base is None else tensor._base
+    if isinstance(base, Parameter):
+        return *kind, id(base)
+    if (flatten := getattr(tensor, "__tensor_flatten__", None)) is not None:
+        parts = [getattr(tensor, name) for name in flatten()[0]]
+        return *kind, *(_digest(part) for part in parts if isinstance(part, Tensor))
+    if tensor.layout == torch.strided and (storage := tensor.untyped_storage()._cdata) in own:
+        return *kind, storage
+    plain = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    bits = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
+    return *kind, xxh3_64_intdigest(bits.numpy().data) if bits.is_cpu else int(device_digest(bits))
 
 
 def _keep_from_compiler(code: CodeType) -> None:
