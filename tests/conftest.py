@@ -1,6 +1,7 @@
 """What all tests share: with what is compiled and without, and little to do for the collector."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 
 from tensorstash import kernels
 from tensorstash.host import native
+from tensorstash.host.allocator import CHOICE
+
+os.environ.setdefault(CHOICE, "leave")  # page faults would slow every test of a process that has once used a policy
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

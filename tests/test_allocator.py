@@ -4,7 +4,6 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -58,12 +57,14 @@ print(POOL.take_stock()[0] // MIB)
 """
 
 
+def run_whole(code, *arguments, **environment):
+    ours = ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", allocator.CHOICE)
+    env = {name: value for name, value in os.environ.items() if name not in ours} | environment
+    return subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True, check=True)
+
+
 def run(code, *arguments, **environment):
-    env = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_")}
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=env | environment, capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    return run_whole(code, *arguments, **environment).stdout
 
 
 @pytest.mark.skipif(not ON_GLIBC, reason="only glibc keeps freed blocks in its heap")
@@ -74,62 +75,80 @@ def test_freed_blocks_leave_the_process_once_asked_and_not_before():
 
 @pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to advise elsewhere")
 def test_what_the_user_has_set_is_left_alone():
-    for name in ("LD_PRELOAD", "MALLOC_MMAP_THRESHOLD_"):
-        assert allocator.advised_environment({name: "mine", "OTHER": "1"}) == {name: "mine", "OTHER": "1"}
+    tunables = "glibc.malloc.mmap_threshold=1"
+    theirs = {"LD_PRELOAD": "libjemalloc.so.2", "MALLOC_MMAP_THRESHOLD_": "mine", "GLIBC_TUNABLES": tunables}
+    for name, value in {**theirs, allocator.CHOICE: "leave"}.items():
+        assert allocator.advised_environment({name: value, "OTHER": "1"}) == {name: value, "OTHER": "1"}
+    assert allocator.advised_environment({"LD_PRELOAD": "libother.so"}) != {"LD_PRELOAD": "libother.so"}
+
+
+BOTH = "mine=1:glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1048576"
 
 
 @pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to advise elsewhere")
-def test_an_installed_allocator_is_preferred_to_the_threshold(monkeypatch):
-    monkeypatch.setattr(allocator, "installed_allocator", lambda: "/usr/lib/libtcmalloc_minimal.so.4")
-    assert allocator.advised_environment({}) == {"LD_PRELOAD": "/usr/lib/libtcmalloc_minimal.so.4"}
-    monkeypatch.setattr(allocator, "installed_allocator", lambda: None)
-    assert allocator.advised_environment({}) == {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+@pytest.mark.parametrize(
+    ("enabled", "variable", "value"),
+    [
+        (
+            "always [madvise] never",
+            "GLIBC_TUNABLES",
+            "mine=1:glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1048576",
+        ),
+        (
+            "[always] madvise never",
+            "GLIBC_TUNABLES",
+            "mine=1:glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1048576",
+        ),
+        ("always madvise [never]", "MALLOC_MMAP_THRESHOLD_", "1048576"),
+        (None, "MALLOC_MMAP_THRESHOLD_", "1048576"),
+    ],
+)
+def test_huge_pages_are_set_where_the_system_has_them(tmp_path, monkeypatch, enabled, variable, value):
+    file = tmp_path / "enabled"
+    if enabled is not None:
+        file.write_text(enabled)
+    monkeypatch.setattr(allocator, "_HUGE_PAGES_FILE", str(file))
+    monkeypatch.setattr(allocator, "_glibc", lambda: (2, 36))
+    assert allocator.advised_environment({"GLIBC_TUNABLES": "mine=1"}) == {"GLIBC_TUNABLES": "mine=1", variable: value}
+    monkeypatch.setattr(allocator, "_glibc", lambda: (2, 31))
+    assert allocator.advised_environment({}) == {"MALLOC_MMAP_THRESHOLD_": "1048576"}
 
 
-@pytest.fixture
-def listed(tmp_path, monkeypatch):
-    """Put copies of a real library where the system's list names them, and others where a search path does."""
-    head = Path(sys.executable).read_bytes()[:4096]
-    for name in ("first", "second", "searched"):
-        (tmp_path / name).mkdir(mode=0o755)
-        (tmp_path / name / "libtcmalloc_minimal.so.4").write_bytes(head)
-        (tmp_path / name / "libtcmalloc_minimal.so.4").chmod(0o644)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "searched"))
-    paths = [str(tmp_path / name / "libtcmalloc_minimal.so.4") for name in ("first", "second")]
-    monkeypatch.setattr(allocator, "_listed_libraries", lambda: ["/lib/libc.so.6", *paths])
-    return [Path(path) for path in paths]
+POLICY = """
+import os, sys, logging
+logging.basicConfig(level=logging.INFO)
+import numpy as np, tensorstash as ts, tensorstash.reference as ref
+from tensorstash.host import allocator
+def step(policy):
+    stash = ts.stash(policy, framework="reference", min_bytes=0)
+    with stash:
+        loss = ref.tensor([1.0], requires_grad=True).exp().exp()
+    loss.backward()
+    return stash
+step(ts.Keep())
+print(allocator.returns_memory(), os.environ.get("MALLOC_MMAP_THRESHOLD_"))
+stash = step(ts.Compress())
+step(ts.Compress())
+print(allocator.returns_memory(), os.environ.get("MALLOC_MMAP_THRESHOLD_"))
+print("python -m tensorstash" in stash.stats().advice)
+"""
 
 
-def test_an_allocator_is_named_by_its_absolute_path_and_search_paths_have_no_say(listed):
-    assert allocator.installed_allocator() == str(listed[0])
-
-
-@pytest.mark.parametrize("flaw", ["writable", "in a writable folder", "another processor", "gone"])
-def test_an_allocator_that_anybody_could_replace_or_that_does_not_fit_is_left_out(listed, flaw):
-    first, second = listed
-    if flaw == "writable":
-        first.chmod(0o666)
-    elif flaw == "in a writable folder":
-        first.parent.chmod(0o777)
-    elif flaw == "another processor":
-        head = bytearray(first.read_bytes())
-        head[18:20] = b"\x08\x00" if head[18:20] != b"\x08\x00" else b"\x28\x00"
-        first.write_bytes(head)
-    else:
-        first.unlink()
-    assert allocator.installed_allocator() == str(second)
-
-
-@pytest.mark.skipif(not os.path.exists("/sbin/ldconfig"), reason="the system keeps no list of libraries")
-def test_the_list_of_the_system_holds_absolute_paths_whatever_the_environment_says(tmp_path, monkeypatch):
-    before = allocator._listed_libraries()
-    (tmp_path / "ldconfig").write_text("#!/bin/sh\necho 'libtcmalloc.so (libc6) => /tmp/evil'")
-    (tmp_path / "ldconfig").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert allocator._listed_libraries() == before
-    assert before
-    assert all(os.path.isabs(path) for path in before)
+@pytest.mark.skipif(not ON_GLIBC, reason="only glibc keeps freed blocks in its heap")
+@pytest.mark.parametrize(
+    ("environment", "printed", "logged"),
+    [
+        ({}, "False None\nTrue 1048576\nFalse\n", 1),
+        ({allocator.CHOICE: "leave"}, "False None\nFalse None\nTrue\n", 0),
+        ({"MALLOC_MMAP_THRESHOLD_": "9"}, "True 9\nTrue 9\nFalse\n", 0),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=9"}, "True None\nTrue None\nFalse\n", 0),
+    ],
+    ids=["as it is", "left alone", "a threshold", "tunables"],
+)
+def test_the_first_policy_that_frees_host_memory_sets_the_allocator_once(environment, printed, logged):
+    done = run_whole(POLICY, **environment)
+    assert done.stdout == printed
+    assert done.stderr.count("glibc maps blocks") == logged
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no list of what is mapped elsewhere")
@@ -144,22 +163,6 @@ def test_a_setting_from_outside_is_seen():
     code = "from tensorstash import allocator; print(allocator.returns_memory())"
     assert run(code) == "False\n"
     assert run(code, MALLOC_MMAP_THRESHOLD_="1048576") == "True\n"
-
-
-@pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to advise elsewhere")
-def test_statistics_advise_on_the_allocator_until_it_is_set():
-    code = """
-import sys, numpy as np, tensorstash as ts, tensorstash.reference as ref
-from tensorstash.host import allocator
-stash = ts.stash(ts.Compress(), framework="reference", min_bytes=0)
-print(stash.stats().advice)
-with stash:
-    ref.tensor([1.0], requires_grad=True).exp().exp()
-print("python -m tensorstash" in stash.stats().advice, "python -m tensorstash" in str(stash.stats()))
-allocator.return_freed_memory()
-print(stash.stats().advice)
-"""
-    assert run(code) == "\nTrue True\n\n"
 
 
 def test_the_launcher_runs_the_program_with_its_arguments_and_exit_status(tmp_path):

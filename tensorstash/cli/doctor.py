@@ -21,7 +21,7 @@ from tensorstash.cli import own_version
 from tensorstash.engine.advice import directories_in_memory
 from tensorstash.errors import TensorStashError
 from tensorstash.host import native
-from tensorstash.host.allocator import installed_allocator, returns_memory
+from tensorstash.host.allocator import CHOICE, returns_memory
 from tensorstash.host.pages import preloaded_allocator
 from tensorstash.sizes import format_bytes, parse_bytes
 from tensorstash.stores.disk.store import Disk
@@ -88,14 +88,16 @@ def allocator() -> Iterator[Finding]:
     text = name if hidden is None else f"{name}; of blocks of {format_bytes(_BLOCK_BYTES)} freed, {hidden:.0%} stay"
     if returns_memory() or (hidden is not None and hidden < 0.1):
         yield Finding("allocator", "good", text)
-        return
-    package = "" if installed_allocator() else ", and better with tcmalloc installed (Debian: libtcmalloc-minimal4)"
-    yield Finding(
-        "allocator",
-        "note",
-        f"{text}: savings of CPU tensors hardly show in the size of the process",
-        f"start programs with `python -m tensorstash SCRIPT`{package}",
-    )
+    elif os.environ.get(CHOICE) == "leave":
+        text += ", and policies leave it so: savings of CPU tensors hardly show in the size of the process"
+        yield Finding("allocator", "note", text, f"unset {CHOICE}")
+    else:
+        yield Finding(
+            "allocator",
+            "note",
+            f"{text}: the first policy that frees CPU tensors will change that, which costs page faults",
+            "start programs with `python -m tensorstash SCRIPT`, which sets huge pages as well",
+        )
 
 
 def hidden_share() -> float | None:

@@ -35,8 +35,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _BLOCKS = ("contextlib.py", "weakref.py", "functools.py")
 
 _FREED = (
-    "freed activations may stay with the process: glibc keeps what lies in the middle of its heap; start the program "
-    "with `python -m tensorstash SCRIPT`, or call tensorstash.allocator.return_freed_memory() first"
+    "freed activations may stay with the process, since TENSORSTASH_ALLOCATOR=leave keeps glibc as it is; unset it, or "
+    "start the program with `python -m tensorstash SCRIPT`"
 )
 
 _CURES = {

@@ -1,8 +1,8 @@
-"""What becomes of freed memory: the C allocator in use, and the settings under which savings are real.
+"""The C allocator's settings: under which freed activations leave the process.
 
-On Linux, glibc serves activations from a heap that fragments: what is freed in the middle of it stays with the process,
-and a spill that frees most of the activations may show no saving at all. Blocks that are mapped one by one go back when
-they are freed, at the price of page faults; other allocators reuse memory better, at no price.
+On Linux, glibc serves activations from a heap that fragments. Memory that is freed in the middle of it stays with the
+process, and a spill of most activations may show no saving at all. Blocks that are mapped one by one go back when they
+are freed. That costs page faults; huge pages, which only the launcher can set, take away most of them.
 
 >>> import tensorstash as ts
 >>> ts.allocator.returns_memory() in (True, False)
@@ -10,10 +10,9 @@ True
 """
 
 import ctypes
+import logging
 import os
 import platform
-import stat
-import subprocess
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -22,16 +21,31 @@ from tensorstash.host.pages import ALLOCATORS, preloaded_allocator
 from tensorstash.host.pool import POOL
 from tensorstash.sizes import parse_bytes
 
+logger = logging.getLogger("tensorstash")
+
 MMAP_THRESHOLD_BYTES = 1 << 20
 """Size from which blocks are mapped one by one; below it lie the temporaries of kernels, which come and go."""
 
+CHOICE = "TENSORSTASH_ALLOCATOR"
+"""The variable that keeps policies from setting the allocator, with the value ``leave``."""
+
 _M_MMAP_THRESHOLD = -3
-_THRESHOLD_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
+_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
+_TUNABLES = "GLIBC_TUNABLES"
+_HUGE_PAGES_SINCE = (2, 35)
+_HUGE_PAGES_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 @cache
-def _is_glibc() -> bool:
-    return platform.libc_ver()[0] == "glibc"
+def _glibc() -> tuple[int, ...]:
+    """Return the version of glibc; empty where the C library is another one."""
+    name, version = platform.libc_ver()
+    return tuple(map(int, version.split(".")[:2])) if name == "glibc" else ()
+
+
+def _is_set(environment: Mapping[str, str]) -> bool:
+    """Whether an environment sets glibc's threshold."""
+    return _THRESHOLD in environment or "mmap_threshold" in environment.get(_TUNABLES, "")
 
 
 def returns_memory() -> bool:
@@ -39,14 +53,14 @@ def returns_memory() -> bool:
 
     True where another allocator than glibc's is in use, and where glibc's threshold is set.
     """
-    return not _is_glibc() or preloaded_allocator() is not None or _THRESHOLD_VARIABLE in os.environ
+    return not _glibc() or preloaded_allocator() is not None or _is_set(os.environ)
 
 
 def return_freed_memory(threshold_bytes: int = MMAP_THRESHOLD_BYTES) -> bool:
     """Make glibc map large blocks one by one from now on, so that they leave the process when they are freed.
 
-    Call it before the first training step; blocks that exist stay where they are. It costs page faults: starting the
-    program with ``python -m tensorstash`` under an allocator such as tcmalloc saves as much and costs less.
+    Policies that free host memory call it when they first do so. Blocks that exist stay where they are. It costs page
+    faults, most of which the launcher, ``python -m tensorstash``, avoids by huge pages.
 
     Args:
         threshold_bytes: size from which blocks are mapped one by one, in bytes.
@@ -54,12 +68,22 @@ def return_freed_memory(threshold_bytes: int = MMAP_THRESHOLD_BYTES) -> bool:
     Returns:
         Whether the setting was made; False where the C library is not glibc, or is replaced.
     """
-    if not _is_glibc() or preloaded_allocator() is not None:
+    if not _glibc() or preloaded_allocator() is not None:
         return False
     was_set = bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, threshold_bytes))
     if was_set:
-        os.environ[_THRESHOLD_VARIABLE] = str(threshold_bytes)  # for child processes, and for returns_memory
+        os.environ[_THRESHOLD] = str(threshold_bytes)  # for child processes, and for returns_memory
     return was_set
+
+
+def set_for_policies() -> None:
+    """Call :func:`return_freed_memory` unless freed memory leaves already, or the user has chosen to leave it."""
+    if os.environ.get(CHOICE) != "leave" and not returns_memory() and return_freed_memory():
+        logger.info(
+            "glibc maps blocks of 1 MiB and more one by one from now on, so that freed activations leave the process. "
+            "`python -m tensorstash SCRIPT` does the same at a lower price; %s=leave keeps glibc as it is.",
+            CHOICE,
+        )
 
 
 def release_free() -> None:
@@ -98,64 +122,32 @@ def keep_idle(nbytes: int | str) -> None:
 
 
 def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which a program is best started: with another allocator, or with glibc's threshold set.
+    """Return the environment in which a program is best started: glibc's threshold, with huge pages where it has them.
 
-    What the user has set is left alone: a preloaded library or a threshold of their own.
+    A preloaded allocator and a threshold of the user are left alone. Without huge pages the threshold costs about a
+    fifth of a step on a CPU, with them a fiftieth.
 
     Args:
         environment: variables as they are.
     """
     advised = dict(environment)
-    if not _is_glibc() or _THRESHOLD_VARIABLE in advised or "LD_PRELOAD" in advised:
+    is_replaced = any(f"lib{name}" in advised.get("LD_PRELOAD", "") for name in ALLOCATORS)
+    if not _glibc() or _is_set(advised) or is_replaced or advised.get(CHOICE) == "leave":
         return advised
-    library = installed_allocator()
-    if library is not None:
-        advised["LD_PRELOAD"] = library
+    if _has_huge_pages():
+        ours = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={MMAP_THRESHOLD_BYTES}"
+        advised[_TUNABLES] = ":".join(filter(None, (advised.get(_TUNABLES), ours)))
     else:
-        advised[_THRESHOLD_VARIABLE] = str(MMAP_THRESHOLD_BYTES)
+        advised[_THRESHOLD] = str(MMAP_THRESHOLD_BYTES)
     return advised
 
 
-def installed_allocator() -> str | None:
-    """Return the absolute path of the first allocator that this system has and that serves activations well, or None.
-
-    Only what the system's own list of libraries names is taken, and nobody but its owner can replace: no search path
-    of the environment has a say in what a program is made to load.
-
-    Of those measured, tcmalloc costs nothing; jemalloc and mimalloc cost about what glibc's threshold does.
-    """
-    known = _listed_libraries()
-    for name in ALLOCATORS[:2]:
-        for path in known:
-            if os.path.basename(path).startswith(f"lib{name}.so") and _is_loadable(path):
-                return path
-    return None
-
-
-def _listed_libraries() -> list[str]:
-    """Return the paths of the libraries that the dynamic loader's cache lists."""
-    try:
-        listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True, env={}).stdout
-    except (OSError, subprocess.SubprocessError):  # there is no such program, or no cache
-        return []
-    paths = (line.partition(" => ")[2] for line in listed.splitlines())
-    return [path for path in paths if os.path.isabs(path)]
-
-
-def _is_loadable(path: str) -> bool:
-    """Whether a library is for this processor, and its file and folder are to be written to by their owner alone."""
-    try:
-        places = [os.stat(path), os.stat(os.path.dirname(os.path.realpath(path)))]
-        is_safe = all(
-            found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for found in places
-        )
-        return is_safe and _machine(path) == _machine(sys.executable)
-    except OSError:
+def _has_huge_pages() -> bool:
+    """Whether glibc can ask for transparent huge pages, and the system gives them."""
+    if _glibc() < _HUGE_PAGES_SINCE:
         return False
-
-
-def _machine(path: str) -> tuple[bytes, bytes]:
-    """Return what the head of an ELF file says about word size, byte order and processor."""
-    with open(path, "rb") as file:
-        head = file.read(20)
-    return head[:6], head[18:]
+    try:
+        with open(_HUGE_PAGES_FILE, encoding="ascii") as file:
+            return "[never]" not in file.read()
+    except OSError:  # a system without them
+        return False

@@ -11,6 +11,7 @@ from tensorstash.engine.payloads.demands import Demands, Reading
 from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.payloads.route import PayloadRoute, route_for
 from tensorstash.engine.transfers import Transfers
+from tensorstash.host.allocator import set_for_policies
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
 from tensorstash.protocols import Codec, Demand, Store, StoreConfig
 from tensorstash.spec import TensorSpec
@@ -94,7 +95,10 @@ class Ways:
             rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
         else:
             rest = plan.rest.within(demand)
-        return self._remember(kind, Way(plan.rebuilding, self._route(rest, spec)))
+        way = Way(plan.rebuilding, self._route(rest, spec))
+        if spec.device == "cpu" and (way.rebuilding is not None or not isinstance(way.route, str)):
+            set_for_policies()
+        return self._remember(kind, way)
 
     def suits(self, payload: Payload, reading: Reading, demands: Demands) -> bool:
         """Choose what of a payload's plan suits its readers; return False if nothing is left of it.
