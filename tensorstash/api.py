@@ -20,7 +20,8 @@ from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.host.blocks import Block
-from tensorstash.policies.checkpoint import checkpoint_of
+from tensorstash.policies.automatic import AUTO
+from tensorstash.policies.checkpoint import Checkpoint, checkpoint_of, repeated
 from tensorstash.policies.limits import Limits, limits_of
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
@@ -248,7 +249,8 @@ def wrap(
             ``recompute | cpu_offload`` on an accelerator and ``recompute | disk_spill`` on a CPU.
         budget: bytes of saved tensors that may stay where they are, such as ``"6GiB"``; ``"auto"`` for the memory that
             is free when the first tensor is saved; None if all leave that can. The excess over the bytes that the last
-            equal step saved leaves: recipes before stores, the oldest first.
+            equal step saved leaves: recipes before stores, the oldest first. Under ``checkpoint``, with which
+            ``"auto"`` begins where a model has blocks, the oldest blocks are computed again as far as stores are slow.
         methods: what runs under the policy: ``"forward"`` for a call of the model, any other for itself; by default
             ``"forward"``, and Lightning's ``"training_step"`` where the model has one.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, and 256 KiB
@@ -266,7 +268,7 @@ def wrap(
     >>> model(ref.ones((999,), requires_grad=True)).sum().backward()
     >>> handle.remove()
     """
-    policy = policy_of(policy, "wrap")
+    is_automatic, policy = policy == AUTO, policy_of(policy, "wrap")
     if isinstance(model, type):
         raise ConfigError(f"wrap: got the class {model.__qualname__}, expected a model; make an instance of it")
     backend = backend_of(model)
@@ -280,6 +282,8 @@ def wrap(
     modules = dict(backend.named_modules(model))
     patterns = _module_patterns(policy)
     named = named_for(patterns, modules) if patterns else {}
+    if is_automatic and budget is not None and isinstance(backend, SupportsCheckpoints) and repeated(modules):
+        policy = Checkpoint() | policy
     checkpoint = checkpoint_of(policy)
     blocks = checkpoint.chosen(modules) if checkpoint else {}
     if blocks and not isinstance(backend, SupportsCheckpoints):

@@ -5,6 +5,8 @@ from typing import Protocol, runtime_checkable
 
 from tensorstash.protocols import Undo
 
+CHECKPOINTED = "checkpointed"
+
 ALREADY = "checkpoints already"
 """Why a block is left alone that somebody else has taken care of."""
 
@@ -16,25 +18,42 @@ class Region:
         name: of the module.
     """
 
-    __slots__ = ("is_wanted", "name", "refusal", "written")
+    __slots__ = ("fate", "name", "refusal", "saved_bytes", "seconds", "written")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.is_wanted = True
-        """Whether the plan of the step computes it again."""
+        self.fate = CHECKPOINTED
+        """What the plan of the step does with it, unless it is refused."""
         self.refusal: str | None = None
         """Why it is not computed again; empty if it is; None before its first call."""
         self.written: tuple[str, ...] = ()
         """Names of its buffers that a call writes, which computing it again must not."""
+        self.saved_bytes = 0
+        """What it saves beside its arguments and weights where it is not computed again."""
+        self.seconds = 0.0
+        """What its shortest call took on this thread."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the plan of the step computes it again."""
+        return self.fate == CHECKPOINTED
 
     @property
     def is_repeated(self) -> bool:
         """Whether it was proved that the block can be computed again."""
         return self.refusal == ""
 
-    def judged(self, refusal: str, written: tuple[str, ...] = ()) -> None:
+    def judged(self, refusal: str, written: tuple[str, ...] = (), saved_bytes: int = 0) -> None:
         """Note what the proof has found."""
-        self.refusal, self.written = refusal, written
+        self.refusal, self.written, self.saved_bytes = refusal, written, saved_bytes
+
+    def planned(self, fate: str) -> None:
+        """Note what the plan of the next step does with it."""
+        self.fate = fate
+
+    def took(self, seconds: float) -> None:
+        """Note how long a call took."""
+        self.seconds = min(self.seconds or seconds, seconds)
 
 
 @runtime_checkable

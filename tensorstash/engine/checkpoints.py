@@ -1,12 +1,13 @@
 """The blocks of a model that are computed again: what becomes of each, and what is said of those that cannot be."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tensorstash.abilities import Region
-from tensorstash.abilities.checkpoints import ALREADY
+from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED
 from tensorstash.engine.advice import Adviser
+from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.stats import Stats
 
-CHECKPOINTED = "checkpointed"
 NOT_CALLED = "not called yet"
 NOT_REPEATED = "not repeated"
 
@@ -43,4 +44,92 @@ def _treatment(region: Region) -> str:
         return f"left alone: the model {ALREADY}"
     if region.refusal:
         return f"{NOT_REPEATED}, since each {region.refusal}"
-    return CHECKPOINTED if region.is_wanted else "kept"
+    return region.fate
+
+
+_STEPS = 3
+"""After so many the plan stands, unless a step saves more than any before."""
+
+
+def oldest_to_repeat(block_bytes: Sequence[int], excess_bytes: int) -> int:
+    """Return how many of the oldest blocks are computed again, so that no excess is left.
+
+    >>> oldest_to_repeat([10, 10, 10], 15), oldest_to_repeat([10], 15), oldest_to_repeat([10], -5)
+    (2, 1, 0)
+    """
+    number = 0
+    while excess_bytes > 0 and number < len(block_bytes):
+        excess_bytes -= block_bytes[number]
+        number += 1
+    return number
+
+
+class Border:
+    """Says which blocks are computed again under a budget: the oldest, as many as the rest of the policy cannot take.
+
+    The first step computes all of them again, the second all but as many as fit and four more, which tells what recipes
+    save and how fast the stores are. From the third step on the excess leaves so as far as that takes no longer than
+    the calls of the blocks, and is computed again beyond.
+
+    Args:
+        regions: the blocks, in the order of their calls.
+        may_send: whether the rest of the policy has a store.
+    """
+
+    def __init__(self, regions: Mapping[str, Region], *, may_send: bool) -> None:
+        self._regions = regions
+        self._may_send = may_send
+        self._steps = 0
+        self._least_bytes = 0
+        """Saved where all blocks are computed again."""
+        self._scale = 1.0
+        """Saved by blocks in a step, by what one call of each saves."""
+        self._staying = 1.0
+        """Left of that by recipes."""
+        self._recomputed_bytes = 0
+
+    def step_ended(self, saved_bytes: int, limit_bytes: int, ledger: Ledger) -> None:
+        """Plan the next step.
+
+        Args:
+            saved_bytes: by the step that has ended.
+            limit_bytes: of the budget.
+            ledger: of the session, for what left.
+        """
+        blocks = [region for region in self._regions.values() if region.is_repeated]
+        if not blocks or (not self._has_grown(blocks, saved_bytes) and self._steps >= _STEPS):
+            return
+        self._steps += 1
+        sent_bytes = self._sent_bytes(blocks, ledger.snapshot(), saved_bytes)
+        sizes = [int(self._scale * self._staying * region.saved_bytes) for region in blocks]
+        excess_bytes = self._least_bytes + sum(sizes) - limit_bytes
+        number = oldest_to_repeat(sizes, excess_bytes - sent_bytes)
+        sent = number + oldest_to_repeat(sizes[number:], excess_bytes - sum(sizes[:number]))
+        for place, region in enumerate(blocks):
+            region.planned(CHECKPOINTED if place < number else "offloaded" if place < sent else "kept")
+
+    def _has_grown(self, blocks: Sequence[Region], saved_bytes: int) -> bool:
+        """Learn from a step, and return whether it saved more than any before."""
+        before = self._least_bytes, self._scale
+        there = sum(region.saved_bytes for region in blocks if not region.is_wanted)
+        if there:
+            scale = (saved_bytes - self._least_bytes) / there
+            self._scale = max(scale, self._scale) if self._steps > 1 else scale
+        else:
+            self._least_bytes = max(self._least_bytes, saved_bytes)
+        return self._least_bytes > before[0] or self._scale > before[1]
+
+    def _sent_bytes(self, blocks: Sequence[Region], stats: Stats, saved_bytes: int) -> int:
+        """Return how many bytes of a step stores take while its blocks run; those of four blocks to find out."""
+        recomputed_bytes = sum(stage.bytes_in for stage in stats.recomputed.values())
+        if self._steps == 1:
+            self._recomputed_bytes = recomputed_bytes
+            return 4 * max(region.saved_bytes for region in blocks) if self._may_send else 0
+        if self._steps == 2 and saved_bytes > self._least_bytes:
+            share = (recomputed_bytes - self._recomputed_bytes) / (saved_bytes - self._least_bytes)
+            self._staying = 1 - min(share, 1.0)
+        seconds = sum(stage.seconds_in for stage in stats.stages.values())
+        if not seconds:
+            return 0
+        first = next(iter(stats.stages.values()))
+        return int(first.bytes_in / seconds * sum(region.seconds for region in blocks))

@@ -129,6 +129,8 @@ class Ladder:
         """Bytes of saved tensors that may stay."""
         self.is_begun = False
         """Whether the limit is known."""
+        self.saved_bytes = 0
+        """Bytes that the last step saved."""
         self._lock = threading.Lock()
         self._plans: OrderedDict[int, list[Record]] = OrderedDict()
         self._is_broken = False
@@ -202,6 +204,7 @@ class Ladder:
             self._clear()
 
     def _learn(self, step: list[Record], small_bytes: int) -> None:
+        self.saved_bytes = small_bytes + sum(record.nbytes for record in step)
         first = hash(step[0].kind)
         is_same = self._plan is not None and len(self._plan) == len(step)
         if not is_same or small_bytes != self._small_bytes or any(record.has_news for record in step):

@@ -16,7 +16,7 @@ from tensorstash.abilities import (
     SupportsRecording,
 )
 from tensorstash.engine.advice import Adviser
-from tensorstash.engine.checkpoints import by_treatment, judge_regions
+from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
@@ -84,7 +84,7 @@ class Session(Generic[T]):
         self._sender = Sender(limits, backend)
         alternatives = [plan.rest for plan in policy.alternatives()]
         only_keeps = all(plan.keeps for plan in alternatives)
-        self._only_keeps = only_keeps and new_recomputer is None
+        self._only_keeps = only_keeps and new_recomputer is None and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
         self._budget, self._ladder = budget, None if budget is None else Ladder()
@@ -108,10 +108,11 @@ class Session(Generic[T]):
         # Looked up once: to ask whether a backend has a protocol takes longer than what it does.
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, what they add up to is all there is to say about them.
-        self._nbytes = backend.nbytes if only_keeps else backend.most_bytes
+        self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
         self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers, min_disk_bytes)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
+        self._border = None if budget is None else Border(self.regions, may_send=not only_keeps)
         self.after_fork()
         renew_after_fork(self)
 
@@ -124,6 +125,8 @@ class Session(Generic[T]):
         self.adviser.entries += 1
         self._sender.entry_began(self._state.ledger.saved_bytes, is_a_step=self._state.was_asked)
         with self._lock:
+            if self._border is not None and self.regions and self._state.was_asked:
+                self._current_requests()  # a block asks for the plan before it saves anything
             self._requests.saved.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
         return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
@@ -363,6 +366,8 @@ class Session(Generic[T]):
             self._sender.shares.step_ended()
             if self._ladder is not None:
                 self._ladder.step_ended()
+                if self._border is not None:
+                    self._border.step_ended(self._ladder.saved_bytes, self._ladder.limit_bytes, self._state.ledger)
             self._state.prefetcher.learn(self._requests)
             self._requests.saved.close()
             self._requests = Requests(DedupIndex())

@@ -67,7 +67,7 @@ class Checkpoint(Policy):
             ConfigError: there are none; the message says how to name them.
         """
         if self.blocks is None:
-            found = _repeated(modules)
+            found = repeated(modules)
             if not found:
                 raise ConfigError(
                     f"checkpoint.blocks: the model has no ModuleList, Sequential or LayerList with two or more modules "
@@ -92,7 +92,12 @@ def checkpoint_of(policy: HookPolicy) -> Checkpoint | None:
     return first if isinstance(first, Checkpoint) else None
 
 
-def _repeated(modules: Mapping[str, object]) -> list[str]:
+def repeated(modules: Mapping[str, object]) -> list[str]:
+    """Return the modules that lists of a model have two or more of, and that have modules inside.
+
+    Args:
+        modules: of the model by their dotted names.
+    """
     children: dict[str, list[str]] = {}
     for name in modules:
         if name:

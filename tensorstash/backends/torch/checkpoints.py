@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from inspect import unwrap
+from time import perf_counter
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -65,7 +66,10 @@ def call_again(
         return call(*args, **kwargs)
 
     around: Any = partial(_leaving_alone, module, region.written) if region.written else theirs.noop_context_fn
-    return theirs.checkpoint(again, *tensors, use_reentrant=False, context_fn=around)
+    begin = perf_counter()
+    outputs = theirs.checkpoint(again, *tensors, use_reentrant=False, context_fn=around)
+    region.took(perf_counter() - begin)
+    return outputs
 
 
 def _is_checkpointed(module: Module) -> bool:
@@ -115,8 +119,8 @@ def _leaving_alone(module: Module, names: tuple[str, ...]) -> tuple[AbstractCont
 
 def _proof(
     module: Module, call: Callable[..., Any], tensors: list[Tensor], build: Callable[[Any], Any]
-) -> tuple[str, tuple[str, ...]]:
-    """Return why a module cannot be called again, empty if it can, and the names of the buffers that a call writes.
+) -> tuple[str, tuple[str, ...], int]:
+    """Return why a module cannot be called again, empty if it can, the buffers that a call writes, and what it saves.
 
     It runs twice on copies, from the same random numbers, and both runs have to save the same bits. What it writes into
     itself is put back.
@@ -134,7 +138,8 @@ def _proof(
         written = tuple(name for name, buffer in buffers.items() if _digest(buffer) != before[name])
     refusal = first.refusal or (f"keeps a value of its own in {changed[0]}" if changed else "")
     refusal = refusal or (f"draws numbers from {drawn[0]}, which is not set back" if drawn else "")
-    return refusal or ("saves other values when it is called again" if first.saved != second.saved else ""), written
+    refusal = refusal or ("saves other values when it is called again" if first.saved != second.saved else "")
+    return refusal, written, sum(first.sizes.values())
 
 
 class _Run:
@@ -146,6 +151,9 @@ class _Run:
 
     def __init__(self, own: frozenset[int]) -> None:
         self._own = own
+        self._given: frozenset[int] = frozenset()
+        self.sizes: dict[Hashable, int] = {}
+        """Bytes of what it has saved beside weights, buffers and arguments; equal bits count once."""
         self.saved: list[Hashable] = []
         self.refusal = ""
 
@@ -153,6 +161,7 @@ class _Run:
         """Call it."""
         copies = [tensor.detach().requires_grad_(tensor.requires_grad).clone() for tensor in tensors]
         versions = [copy._version for copy in copies]
+        self._given = frozenset(id(copy) for copy in copies)
         args, kwargs = build(copies)
         parts, shape = tree_flatten((args, kwargs))
         try:
@@ -174,7 +183,10 @@ class _Run:
                 self.refusal = ALREADY
             if frame.f_back is not None:
                 frame = frame.f_back
-        self.saved.append(_digest(tensor, self._own))
+        digest = _digest(tensor, self._own)
+        self.saved.append(digest)
+        if _own_memory(tensor, self._own) is None and id(tensor) not in self._given:
+            self.sizes[digest] = tensor.nbytes
 
 
 class _WantsBack(Exception):  # noqa: N818  (no error: it ends a run)
@@ -244,6 +256,17 @@ def _same_numbers(tensors: list[Tensor]) -> Iterator[list[str]]:
             modules[device].set_rng_state(of_device, device)
 
 
+def _own_memory(tensor: Tensor, own: frozenset[int]) -> int | None:
+    """Return which weight or buffer a tensor is or is a view of; None if it is neither."""
+    base = tensor if tensor._base is None else tensor._base
+    if isinstance(base, Parameter):
+        return id(base)
+    if tensor.layout != torch.strided or hasattr(tensor, "__tensor_flatten__"):
+        return None
+    storage = int(tensor.untyped_storage()._cdata)
+    return storage if storage in own else None
+
+
 def _digest(tensor: Tensor, own: frozenset[int] = frozenset()) -> Hashable:
     """Return what is equal for tensors of one kind with the same bits; of a weight or a buffer, which one it is.
 
@@ -254,14 +277,11 @@ def _digest(tensor: Tensor, own: frozenset[int] = frozenset()) -> Hashable:
         own: the storages of buffers.
     """
     kind = type(tensor), tensor.dtype, tensor.shape, tensor.device
-    base = tensor if tensor._base is None else tensor._base
-    if isinstance(base, Parameter):
-        return *kind, id(base)
+    if (memory := _own_memory(tensor, own)) is not None:
+        return *kind, memory
     if (flatten := getattr(tensor, "__tensor_flatten__", None)) is not None:
         parts = [getattr(tensor, name) for name in flatten()[0]]
         return *kind, *(_digest(part) for part in parts if isinstance(part, Tensor))
-    if tensor.layout == torch.strided and (storage := tensor.untyped_storage()._cdata) in own:
-        return *kind, storage
     plain = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
     bits = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
     return *kind, xxh3_64_intdigest(bits.numpy().data) if bits.is_cpu else int(device_digest(bits))

@@ -1,0 +1,96 @@
+"""How many blocks are computed again under a budget, by what they save and by what the rest of the policy takes."""
+
+import pytest
+
+from tensorstash.abilities import Region
+from tensorstash.engine.checkpoints import Border, by_treatment, oldest_to_repeat
+from tensorstash.engine.stats import StageStats, Stats
+
+BLOCKS, BLOCK_BYTES, INPUT_BYTES, SECONDS = 10, 100, 4, 1.0
+
+
+class Machine:
+    """A model whose blocks take a second each, and a store of some rate, in bytes per second."""
+
+    def __init__(self, rate, may_send=True, share=0.0, calls=1):
+        self.regions = {str(place): Region(str(place)) for place in range(BLOCKS)}
+        for region in self.regions.values():
+            region.judged("", (), BLOCK_BYTES)
+            region.took(SECONDS)
+        self.border = Border(self.regions, may_send=may_send)
+        self.rate, self.share, self.calls = rate, share, calls
+        self.sent = self.recomputed = 0
+
+    def snapshot(self):
+        stages = {"disk": StageStats(1, self.sent, self.sent, self.sent / self.rate)} if self.sent else {}
+        return Stats(stages=stages, recomputed={"gelu": StageStats(1, self.recomputed)})
+
+    def numbers(self):
+        """Return how many blocks are kept, offloaded and computed again."""
+        found = by_treatment(self.regions.values())
+        return tuple(len(found.get(fate, ())) for fate in ("kept", "offloaded", "checkpointed"))
+
+    def step(self, budget):
+        there = [region for region in self.regions.values() if not region.is_wanted]
+        saved = self.calls * (BLOCKS * INPUT_BYTES + len(there) * BLOCK_BYTES)
+        remade = int(self.share * self.calls * len(there) * BLOCK_BYTES)
+        self.recomputed += remade
+        self.sent += max(saved - remade - budget, 0)
+        self.border.step_ended(saved, budget, self)
+        return self.numbers()
+
+
+@pytest.mark.parametrize(
+    ("rate", "numbers"),
+    [
+        (1000, (3, 7, 0)),  # all of the excess leaves while the blocks run
+        (40, (3, 4, 3)),  # 400 bytes of it do
+        (1, (3, 0, 7)),
+    ],
+)
+def test_the_excess_is_sent_as_far_as_stores_take_it_and_the_oldest_are_computed_again_beyond(rate, numbers):
+    machine = Machine(rate)
+    assert [machine.step(340) for _ in range(6)][2:] == [numbers] * 4
+    assert [name for name, region in machine.regions.items() if region.is_wanted] == list(map(str, range(numbers[2])))
+
+
+def test_the_first_step_computes_all_again_and_the_second_finds_out():
+    machine = Machine(40)
+    assert machine.numbers() == (0, 0, BLOCKS)
+    assert machine.step(340) == (3, 4, 3)
+    assert machine.sent == 0
+
+
+def test_without_a_store_no_more_blocks_stay_than_fit():
+    machine = Machine(1, may_send=False)
+    assert {machine.step(340) for _ in range(5)} == {(3, 0, 7)}
+    assert machine.sent == 0
+
+
+def test_what_recipes_make_again_need_not_leave():
+    machine = Machine(1, share=0.5)
+    assert [machine.step(340) for _ in range(2)][-1] == (6, 0, 4)
+
+
+def test_where_everything_fits_nothing_is_computed_again():
+    machine = Machine(1)
+    assert [machine.step(2000) for _ in range(3)] == [(BLOCKS, 0, 0)] * 3
+
+
+def test_a_step_that_saves_more_than_any_before_is_planned_anew():
+    machine = Machine(1, may_send=False)
+    assert [machine.step(340) for _ in range(4)][-1] == (3, 0, 7)
+    machine.calls = 2
+    machine.step(340)
+    assert machine.step(340)[0] <= 1
+
+
+def test_blocks_that_are_refused_are_no_part_of_the_plan():
+    machine = Machine(1, may_send=False)
+    machine.regions["0"].judged("writes its arguments in place")
+    machine.step(340)
+    assert machine.numbers() == (3, 0, 6)
+
+
+def test_no_block_is_enough_for_no_excess():
+    assert oldest_to_repeat([10, 10], 0) == 0
