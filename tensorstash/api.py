@@ -287,7 +287,10 @@ def wrap(
     checkpoint = checkpoint_of(policy)
     blocks = checkpoint.chosen(modules) if checkpoint else {}
     if blocks and not isinstance(backend, SupportsCheckpoints):
-        raise ConfigError(f"wrap: {backend.name} computes no block again; leave Checkpoint out")
+        raise ConfigError(
+            f"wrap: Checkpoint is not there for {backend.name}: its own function would have to show its inputs to "
+            f"hooks and set everything back. Leave Checkpoint out, and call that function (Paddle's recompute) in the model"
+        )
     if any(method.scope is not None and _session_of(method.scope) for method in scoped_methods(model)):
         say(
             "the model is wrapped already, and the policy that it was wrapped with first takes the place of this one; "

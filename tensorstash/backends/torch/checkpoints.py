@@ -73,12 +73,10 @@ def call_again(
 
 
 def _is_checkpointed(module: Module) -> bool:
-    """Whether the model computes the module again by itself: Transformers by a flag, PyTorch's wrapper, or around."""
+    """Whether the model computes the module again by itself: Transformers by a flag, or a function around it."""
     top = _top_saved_tensors_default_hooks(True)
-    return (
-        bool(vars(module).get("gradient_checkpointing"))
-        or "_checkpoint_wrapped_module" in module._modules
-        or (top is not None and getattr(top[0], "__module__", "") == theirs.__name__)
+    return bool(vars(module).get("gradient_checkpointing")) or (
+        top is not None and getattr(top[0], "__module__", "") == theirs.__name__
     )
 
 
