@@ -289,7 +289,7 @@ def wrap(
     if blocks and not isinstance(backend, SupportsCheckpoints):
         raise ConfigError(
             f"wrap: Checkpoint is not there for {backend.name}: its own function would have to show its inputs to "
-            f"hooks and set everything back. Leave Checkpoint out, and call that function (Paddle's recompute) in the model"
+            f"hooks and set everything back. Leave Checkpoint out, and call it (Paddle's recompute) in the model"
         )
     if any(method.scope is not None and _session_of(method.scope) for method in scoped_methods(model)):
         say(
