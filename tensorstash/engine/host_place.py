@@ -148,11 +148,15 @@ class HostPlace(Place):
             try:
                 return question(given)
             except Exception as error:
-                cause = error if isinstance(error, OSError) else error.__cause__
-                may_pass = isinstance(error, OSError | StoreError) and isinstance(cause, OSError)
-                if attempts and may_pass and cause.errno in _PASSING:  # type: ignore[union-attr]  # it is an OSError
+                if attempts and _may_pass(error):
                     attempts -= 1
                     continue
                 if isinstance(error, StashError):
                     raise error.at(self.label) from error
                 raise StoreError(f"{self.label}: {type(error).__name__}: {error}") from error
+
+
+def _may_pass(error: BaseException) -> bool:
+    # In a frame of its own, which no error refers to.
+    cause = error if isinstance(error, OSError) else error.__cause__ if isinstance(error, StoreError) else None
+    return isinstance(cause, OSError) and cause.errno in _PASSING
