@@ -87,6 +87,14 @@ class Adviser:
         self._most_at_once = 0
         self._covered_bytes = 0
 
+    def expect_gain(self) -> None:
+        """Note that something is to leave its memory, or to shrink."""
+        self.may_gain = True
+
+    def entered(self) -> None:
+        """Note one more entry of the scope."""
+        self.entries += 1
+
     @property
     def stashed_bytes(self) -> int:
         """Bytes that the session has stashed so far."""

@@ -59,9 +59,13 @@ class Record:
     def planned(self, fate: Fate) -> "Record":
         """Return a record with another fate, as no two plans share one."""
         copy = Record(self.kind, self.nbytes, self.memory, fate)
-        copy.is_remakable, copy.is_storable, copy.left_bytes = self.is_remakable, self.is_storable, self.left_bytes
-        copy.has_news = False
+        copy.take_over(self)
         return copy
+
+    def take_over(self, other: "Record") -> None:
+        """Know what another record knows, whose plan this one is of."""
+        self.is_remakable, self.is_storable, self.left_bytes = other.is_remakable, other.is_storable, other.left_bytes
+        self.has_news = False
 
 
 def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:

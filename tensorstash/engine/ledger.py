@@ -5,7 +5,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
-from time import perf_counter
 from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import ref
@@ -15,16 +14,6 @@ from tensorstash.host.forks import renew_after_fork
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
-
-
-class _Entry(ref[Any]):
-    """What a ledger knows of a payload. Equal only to itself."""
-
-    __slots__ = ("nbytes", "tier")
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-    nbytes: int
-    tier: str
 
 
 class Runs:
@@ -42,14 +31,19 @@ class Runs:
         """Make the lock anew."""
         self.lock = threading.Lock()
 
-    def count_in(self, bytes_in: int, bytes_out: int, started: float, tensors: int = 1) -> None:
-        """Count what was done since a moment of :func:`time.perf_counter`."""
-        seconds = perf_counter() - started
+    def count_in(self, bytes_in: int, bytes_out: int, seconds: float) -> None:
+        """Count one tensor on the way in."""
         with self.lock:
-            self.tensors += tensors
+            self.tensors += 1
             self.bytes_in += bytes_in
             self.bytes_out += bytes_out
             self.seconds_in += seconds
+
+    def count_back(self, seconds: float) -> None:
+        """Count one load."""
+        with self.lock:
+            self.loads += 1
+            self.seconds_back += seconds
 
     def stats(self) -> StageStats:
         """Return the numbers as they stand."""
@@ -66,6 +60,11 @@ class _Sum:
     def __init__(self) -> None:
         self.tensors = 0
         self.nbytes = 0
+
+    def add(self, tensors: int, nbytes: int) -> None:
+        """Count tensors more, or fewer."""
+        self.tensors += tensors
+        self.nbytes += nbytes
 
     def tally(self) -> Tally:
         """Return it as it stands."""
@@ -120,8 +119,8 @@ class Ledger:
         """By bytes: each step of such a counter is a tensor that shares a payload."""
         self.without_recipe: Steps = defaultdict(_counters)
         """The same for tensors that are not made again since there is no recipe."""
-        self._entries: set[_Entry] = set()
-        self._gone: deque[_Entry] = deque()
+        self._entries: dict[ref[Any], tuple[str, int]] = {}
+        self._gone: deque[ref[Any]] = deque()
         self._returned = self._gone.append  # one for all: the collector looks at each
 
     def after_fork(self) -> None:
@@ -137,8 +136,7 @@ class Ledger:
     def declined(self, nbytes: int) -> None:
         """Count a stashed tensor that is kept after all, since its content does not shrink."""
         with self._lock:
-            self._declined.tensors += 1
-            self._declined.nbytes += nbytes
+            self._declined.add(1, nbytes)
 
     def copies_wait(self, device: str, why: str) -> None:
         """Note that copies of a device make the program wait."""
@@ -159,19 +157,16 @@ class Ledger:
             payload_bytes: its size.
             spec: of its tensor.
         """
-        entry = _Entry(owner, self._returned)
-        entry.tier, entry.nbytes = tier, payload_bytes
+        entry = ref(owner, self._returned)
         with self._lock:
             if self._gone:
                 self._settle()
-            self._entries.add(entry)
+            self._entries[entry] = tier, payload_bytes
             is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
             self.saved_bytes += spec.nbytes - payload_bytes if is_same_memory else spec.nbytes
-            stored, live = self._stored[tier], self._live[tier]
-            stored.tensors += 1
-            stored.nbytes += payload_bytes
-            live.tensors += 1
-            live.nbytes += payload_bytes
+            live = self._live[tier]
+            self._stored[tier].add(1, payload_bytes)
+            live.add(1, payload_bytes)
             self._live_bytes += payload_bytes
             self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)
             self._peak = max(self._peak, self._live_bytes)
@@ -182,18 +177,11 @@ class Ledger:
 
     def recomputed(self, rule: str, nbytes: int, seconds: float) -> None:
         """Count a tensor that is made again when it is needed."""
-        runs = _of(self._recomputed, rule)
-        with runs.lock:
-            runs.tensors += 1
-            runs.bytes_in += nbytes
-            runs.seconds_in += seconds
+        _of(self._recomputed, rule).count_in(nbytes, 0, seconds)
 
     def made_again(self, rule: str, seconds: float) -> None:
         """Count one run of a recipe."""
-        runs = _of(self._recomputed, rule)
-        with runs.lock:
-            runs.loads += 1
-            runs.seconds_back += seconds
+        _of(self._recomputed, rule).count_back(seconds)
 
     def refused(self, why: str, nbytes: int) -> None:
         """Count a tensor that is not made again though there is a recipe."""
@@ -259,22 +247,18 @@ class Ledger:
 
     def _settle(self) -> None:
         while self._gone:
-            entry = self._gone.popleft()
-            if entry in self._entries:
-                self._entries.discard(entry)
-                live = self._live[entry.tier]
-                live.tensors -= 1
-                live.nbytes -= entry.nbytes
-                self._live_bytes -= entry.nbytes
+            tier, nbytes = self._entries.pop(self._gone.popleft(), ("", 0))
+            if tier:
+                self._live[tier].add(-1, -nbytes)
+                self._live_bytes -= nbytes
 
     def _count_anew(self) -> None:
         """Count what exists, in case an interrupt has come between two steps."""
         self._gone.clear()
-        self._entries = {entry for entry in list(self._entries) if entry() is not None}
+        self._entries = {entry: kind for entry, kind in list(self._entries.items()) if entry() is not None}
         live: defaultdict[str, _Sum] = defaultdict(_Sum)
-        for entry in self._entries:
-            live[entry.tier].tensors += 1
-            live[entry.tier].nbytes += entry.nbytes
+        for tier, nbytes in self._entries.values():
+            live[tier].add(1, nbytes)
         self._live = live
         self._live_bytes = sum(sums.nbytes for sums in live.values())
 

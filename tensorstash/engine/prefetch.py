@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from weakref import ref
 
-from tensorstash.engine.payloads.dedup import DedupIndex
-from tensorstash.engine.payloads.payload import Payload
+from tensorstash.engine.content import Content, State
+from tensorstash.engine.dedup import DedupIndex
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pool import POOL
@@ -19,7 +19,7 @@ a copy, and what waits decoded undoes what encoding has saved."""
 _REMEMBERED_ORDERS = 64
 
 _FEW = 64
-"""Payloads that were read ahead and are not worth forgetting."""
+"""Contents that were read ahead and are not worth forgetting."""
 
 _PART = 8
 """What waits decoded is looked through again when one in so many of it may have been asked for: each look costs as much
@@ -64,7 +64,7 @@ class Requests:
         """Note a request, and expect the others in this order, and those that it lacks behind, the last saved first.
 
         Args:
-            index: of the payload.
+            index: of the content.
             order: indices; it counts with the first request since something was saved.
 
         Returns:
@@ -75,8 +75,8 @@ class Requests:
             self._expect(order)
         times = self._asked.get(index, 0)
         if times and index == next(iter(self._asked)):
-            payload = self.saved.known[index]()
-            if payload is not None and times >= max(payload.users, 1):  # each of them has: this is another backward
+            content = self.saved.known[index]()
+            if content is not None and times >= max(content.users, 1):  # each of them has: this is another backward
                 self._asked.clear()
                 self._cursors = [0, 0]
                 times = 0
@@ -87,17 +87,17 @@ class Requests:
                 cursors[reader] = place
         return is_first
 
-    def expected_next(self, reader: int) -> Iterator[Payload]:
-        """Give the live payloads that are expected next, nearest first.
+    def expected_next(self, reader: int) -> Iterator[Content]:
+        """Give the live contents that are expected next, nearest first.
 
         Each reader, 0 or 1, is remembered how far it came; what it was given is not given again, unless the whole order
         is run through a second time.
         """
         while self._cursors[reader] < len(self._order):
             known = self.saved.known.get(self._order[self._cursors[reader]])
-            payload = None if known is None else known()
-            if payload is not None:
-                yield payload
+            content = None if known is None else known()
+            if content is not None:
+                yield content
             self._cursors[reader] += 1
 
     def _expect(self, known_order: tuple[int, ...]) -> None:
@@ -115,9 +115,9 @@ class Prefetcher:
     control flow each find their own. At first it is the reverse of packing.
 
     Args:
-        budget: bytes that all payloads together may hold decoded.
+        budget: bytes that all contents together may hold decoded.
         readers: where loading runs.
-        quick_bytes: where this many wait decoded of payloads that are quickly brought back, no more of those is begun.
+        quick_bytes: where this many wait decoded of contents that are quickly brought back, no more of those is begun.
         spare_bytes: returns how many bytes may be read ahead under a budget.
     """
 
@@ -149,10 +149,10 @@ class Prefetcher:
         self.readers = readers
         """Threads that load."""
         self._quick_bytes = quick_bytes
-        self._prefetched: list[ref[Payload]] = []
+        self._prefetched: list[ref[Content]] = []
         self._room = _FEW
         self._reserved = 0
-        self._quick: list[ref[Payload]] = []
+        self._quick: list[ref[Content]] = []
         self._waiting = 0  # bytes of those, some of which may have been asked for
         self._pause = 0  # requests until they are looked through again
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
@@ -164,11 +164,11 @@ class Prefetcher:
         self._lock = threading.Lock()
 
     def asked(self, requests: Requests, index: int) -> None:
-        """Note that a payload was asked for, and start reading those that are expected next.
+        """Note that a content was asked for, and start reading those that are expected next.
 
         Args:
             requests: for what was saved with it.
-            index: of the payload.
+            index: of the content.
         """
         order: tuple[int, ...] = ()
         if requests.needs_order:
@@ -177,35 +177,36 @@ class Prefetcher:
         with self._lock:
             if requests.ask(index, order):
                 self._pause = 0
-            for payload in requests.expected_next(_TO_HOST):
-                if not payload.wants_reading:
+            for content in requests.expected_next(_TO_HOST):
+                place = content.place
+                if content.state is not State.STORED or not place.is_costly or place.is_now:
                     continue
-                if payload.is_quick and self._enough_waits(index):
+                if content.is_quick and self._enough_waits(index):
                     break
-                if self._reserved and self.budget.used + payload.nbytes > self.budget.limit - self._reserved:
+                if self._reserved and self.budget.used + content.nbytes > self.budget.limit - self._reserved:
                     break
-                if self._spare_bytes is not None and payload.nbytes > self._spare_bytes():
+                if self._spare_bytes is not None and content.nbytes > self._spare_bytes():
                     break
-                if not payload.prefetch():
+                if not content.prefetch():
                     break
-                self._prefetched.append(ref(payload))
-                if payload.is_quick:
-                    self._quick.append(ref(payload))
-                    self._waiting += payload.nbytes
+                self._prefetched.append(ref(content))
+                if content.is_quick:
+                    self._quick.append(ref(content))
+                    self._waiting += content.nbytes
             if len(self._prefetched) > self._room:
                 self._prefetched = [known for known in self._prefetched if (one := known()) and one.is_prefetched]
                 self._room = 2 * len(self._prefetched) + _FEW
 
     def _enough_waits(self, asked: int) -> bool:
-        """Whether enough waits decoded of what is quickly brought back, besides the payload of index ``asked``."""
+        """Whether enough waits decoded of what is quickly brought back, besides the content of index ``asked``."""
         if self._waiting < self._quick_bytes:
             return False
         if self._pause:
             self._pause -= 1
             return True
-        quick = [payload for known in self._quick if (payload := known()) and payload.waits_beyond(asked)]
+        quick = [content for known in self._quick if (content := known()) and content.waits_beyond(asked)]
         self._quick = list(map(ref, quick))
-        self._waiting = sum(payload.nbytes for payload in quick)
+        self._waiting = sum(content.nbytes for content in quick)
         is_enough = self._waiting >= self._quick_bytes
         self._pause = len(quick) // _PART if is_enough else 0
         return is_enough
@@ -224,12 +225,12 @@ class Prefetcher:
     def prefetch_to_device(self, requests: Requests) -> None:
         """Start bringing what is expected next back to its device."""
         with self._lock:
-            for payload in requests.expected_next(_TO_DEVICE):
-                if not payload.prefetch_to_device():
+            for content in requests.expected_next(_TO_DEVICE):
+                if not content.prefetch_to_device():
                     break
 
     def learn(self, requests: Requests) -> None:
-        """Remember the order in which the payloads of a finished step were asked for."""
+        """Remember the order in which the contents of a finished step were asked for."""
         signature, asked = requests.saved.signature, requests.asked
         with self._lock:
             if asked:

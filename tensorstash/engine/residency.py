@@ -9,8 +9,8 @@ from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import SupportsHolders
+from tensorstash.engine.content import Content
 from tensorstash.engine.memory import Account
-from tensorstash.engine.payloads.payload import Payload
 from tensorstash.engine.stats import Tally
 from tensorstash.host.forks import renew_after_fork
 
@@ -54,10 +54,10 @@ class Residency:
         self._backend = backend
         self._holders = backend.holders
         self._account = account
-        self._groups: dict[Hashable, list[ref[Payload]]] = {}
-        self._staying: deque[ref[Payload]] = deque()
-        self._alive: dict[ref[Payload], int] = {}
-        self._gone: deque[ref[Payload]] = deque()
+        self._groups: dict[Hashable, list[ref[Content]]] = {}
+        self._staying: deque[ref[Content]] = deque()
+        self._alive: dict[ref[Content], int] = {}
+        self._gone: deque[ref[Content]] = deque()
         self._used_bytes = self._peak_bytes = 0
         self.after_fork()
         renew_after_fork(self)
@@ -66,22 +66,21 @@ class Residency:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def saved(self, token: Hashable, payload: Any, room: int = 0) -> list[Any]:
+    def saved(self, content: Any, room: int = 0, *, look: bool = True) -> list[Any]:
         """Make a content resident and return those that leave now, the oldest first.
 
         Args:
-            token: of the memory, of which the content's source is the only alias here.
-            payload: the content: a payload, or the tensor that a recipe has to make again.
+            content: the content, whose source is the only alias of its memory here.
             room: bytes below the limit at which contents begin to leave, so that stores need not be waited for.
+            look: look at memories of others first; False where that was done for this tensor.
         """
         with self._lock:
-            freed = self._freed()  # without this one: as long as it is being saved its memory is held
-            self._groups.setdefault(token, []).append(ref(payload))
-            payload.token = token
+            freed = self._freed() if look else []  # without this one: while it is being saved its memory is held
+            self._groups.setdefault(content.token, []).append(ref(content))
             if self._account is not None:
-                self._alive[ref(payload, self._gone.append)] = payload.nbytes
-                self._used_bytes += payload.nbytes
-            return self._leaving(freed, room)
+                self._alive[ref(content, self._gone.append)] = content.nbytes
+                self._used_bytes += content.nbytes
+            return freed if self._account is None else self._leaving(freed, room)
 
     def freed(self, *, all_of_them: bool = False, room: int = 0) -> list[Any]:
         """Return contents that leave now, as nobody else holds their memory any more.
@@ -92,16 +91,16 @@ class Residency:
         """
         with self._lock:
             freed = self._taken(list(self._groups), unread=True) if all_of_them else self._freed()
-            return self._leaving(freed, room)
+            return freed if self._account is None else self._leaving(freed, room)
 
     def clear(self) -> list[Any]:
         """Return all contents, whoever holds their memory, but for memory that is not there now."""
         with self._lock:
             groups, self._groups = self._groups, {}
-            cleared: list[Payload] = []
+            cleared: list[Content] = []
             for token, group in groups.items():
                 live = _live(group)
-                if all(self._backend.is_there(payload.alias, payload.spec) for payload in live):
+                if all(self._backend.is_there(content.alias, content.spec) for content in live):
                     cleared += live
                 else:
                     self._groups[token] = group
@@ -109,24 +108,24 @@ class Residency:
             self._staying.clear()
             return cleared
 
-    def may_give(self, payload: Any) -> bool:
+    def may_give(self, content: Any) -> bool:
         """Whether the source of a content may be handed out as it is.
 
         A reader may write into it. That is as without hooks while somebody else holds the memory, and does no harm if
         nobody asks for it again.
         """
-        return self.holds(payload) or (payload.users == 1 and not self._backend.keeps_graph())
+        return self.holds(content) or (content.users == 1 and not self._backend.keeps_graph())
 
-    def holds(self, payload: Any) -> bool:
+    def holds(self, content: Any) -> bool:
         """Whether somebody besides the graph holds the memory of a content that waits."""
         with self._lock:
-            group = self._groups.get(payload.token, [])
-            return ref(payload) in group and self._holders(payload.alias) > len(_live(group))
+            group = self._groups.get(content.token, [])
+            return ref(content) in group and self._holders(content.alias) > len(_live(group))
 
     def tally(self) -> Tally:
         """Return how many contents wait for others to release their memory, and their bytes."""
         with self._lock:
-            waiting = [payload.nbytes for group in self._groups.values() for payload in _live(group)]
+            waiting = [content.nbytes for group in self._groups.values() for content in _live(group)]
         return Tally(len(waiting), sum(waiting))
 
     @property
@@ -151,17 +150,16 @@ class Residency:
         assert self._account is not None, "a limit without a budget"
         return self._account.limit_bytes - self.held_bytes
 
-    def _leaving(self, freed: list[Payload], room: int) -> list[Payload]:
-        if self._account is None:
-            return freed
+    def _leaving(self, freed: list[Content], room: int) -> list[Content]:
+        assert self._account is not None, "a limit without a budget"
         self._settle()
-        leaving: list[Payload] = []
-        for payload in freed:
-            if payload.may_stay:
-                self._staying.append(ref(payload))
+        leaving: list[Content] = []
+        for content in freed:
+            if content.may_stay:
+                self._staying.append(ref(content))
             else:
-                leaving.append(payload)
-                self._forget(ref(payload))
+                leaving.append(content)
+                self._forget(ref(content))
         most_bytes = self._account.limit_bytes - room - self._account.other_bytes()
         while self._used_bytes > most_bytes and self._staying:
             if (oldest := self._staying.popleft()()) is not None:
@@ -173,10 +171,10 @@ class Residency:
         while self._gone:
             self._forget(self._gone.popleft())
 
-    def _forget(self, entry: ref[Payload]) -> None:
+    def _forget(self, entry: ref[Content]) -> None:
         self._used_bytes -= self._alive.pop(entry, 0)
 
-    def _freed(self) -> list[Payload]:
+    def _freed(self) -> list[Content]:
         if len(self._groups) <= 2 * _LOOKS:
             return self._taken(list(self._groups), unread=False)
         newest = list(islice(reversed(self._groups), _LOOKS))
@@ -187,25 +185,25 @@ class Residency:
                 self._groups[token] = self._groups.pop(token)
         return freed
 
-    def _taken(self, tokens: Iterable[Hashable], *, unread: bool) -> list[Payload]:
+    def _taken(self, tokens: Iterable[Hashable], *, unread: bool) -> list[Content]:
         # Without frames of Python but one for each memory: it runs for every saved tensor.
-        taken: list[Payload] = []
+        taken: list[Content] = []
         for token in tokens:
             group = self._groups[token]
             live = list(filter(None, map(call, group)))
             is_ready = True
-            for payload in () if unread else live:
-                reading = payload.reading
-                is_ready = is_ready and (reading is None or reading.known >= payload.users)
+            for content in () if unread else live:
+                reading = content.reading
+                is_ready = is_ready and (reading is None or reading.known >= content.users)
             if not live or (is_ready and self._holders(live[0].alias) <= len(live)):
                 del self._groups[token]
                 taken += live
-                for payload in live:
-                    payload.is_alone = True
+                for content in live:
+                    content.is_owned()
             elif len(live) < len(group):
-                self._groups[token] = [ref(payload) for payload in live]
+                self._groups[token] = [ref(content) for content in live]
         return taken
 
 
-def _live(group: Iterable[ref[Payload]]) -> list[Payload]:
+def _live(group: Iterable[ref[Content]]) -> list[Content]:
     return list(filter(None, map(call, group)))

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from tensorstash.abilities import Readers
 from tensorstash.engine.advice import Adviser
-from tensorstash.engine.payloads.demands import Trail
+from tensorstash.engine.readers import Trail
 from tensorstash.host.blocks import Block
 
 S = TypeVar("S")
@@ -22,11 +22,23 @@ class Thread(threading.local):
         self.readers: Readers[Any] | None = None
         self.trail = Trail()
 
+    def reads(self, readers: Readers[Any] | None, trail: Trail) -> None:
+        """Take the readers and the trail of a block."""
+        self.readers, self.trail = readers, trail
+
+    def is_inside(self, module: str) -> None:
+        """Take the name of the module whose block this is."""
+        self.module = module
+
 
 class _Innermost(threading.local):
     """Whose scope is in force on a thread, so that the one around it can be told of it."""
 
     adviser: Adviser | None = None
+
+    def is_of(self, adviser: Adviser | None) -> None:
+        """Take the adviser of the scope in force."""
+        self.adviser = adviser
 
 
 _innermost = _Innermost()
@@ -75,8 +87,8 @@ class Scope(Block, Generic[S]):
         self._outer = thread.readers, thread.trail
         self._around, self._stashed_before = _innermost.adviser, self._adviser.stashed_bytes
         self._is_in_force = True
-        thread.readers, thread.trail = self._inner
-        _innermost.adviser = self._adviser
+        thread.reads(*self._inner)
+        _innermost.is_of(self._adviser)
         self._hooks.__enter__()
         return self._session
 
@@ -110,8 +122,8 @@ class Scope(Block, Generic[S]):
             self.leave(kind, error, trace)
 
     def _set_back(self) -> None:
-        self._thread.readers, self._thread.trail = self._outer
-        _innermost.adviser = self._around
+        self._thread.reads(*self._outer)
+        _innermost.is_of(self._around)
         self._is_in_force = False
 
 
@@ -133,7 +145,7 @@ class InModule(Block):
         """Set the name."""
         self._outer = self._thread.module
         self._is_in_force = True
-        self._thread.module = self._name
+        self._thread.is_inside(self._name)
 
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
@@ -144,7 +156,7 @@ class InModule(Block):
     def undo(self) -> None:
         """Set the name back, unless that is done."""
         if self._is_in_force:
-            self._thread.module = self._outer
+            self._thread.is_inside(self._outer)
             self._is_in_force = False
 
     def finish(

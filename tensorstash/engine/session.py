@@ -17,24 +17,23 @@ from tensorstash.abilities import (
 )
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
+from tensorstash.engine.content import Content
+from tensorstash.engine.dedup import DedupIndex
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.memory import Account, Budget
-from tensorstash.engine.payloads.capture import Sender
-from tensorstash.engine.payloads.dedup import DedupIndex
-from tensorstash.engine.payloads.demands import Reading, Trail
-from tensorstash.engine.payloads.payload import Payload
-from tensorstash.engine.payloads.route import PayloadRoute
-from tensorstash.engine.payloads.stream_payload import StreamPayload
-from tensorstash.engine.payloads.ways import POLICY, SMALL, Way, Ways
+from tensorstash.engine.place import Place
+from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.prefetch import Requests
-from tensorstash.engine.recompute.recomputed import Saved
+from tensorstash.engine.readers import Reading, Trail
 from tensorstash.engine.recompute.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.scope import InModule, Scope, Thread
+from tensorstash.engine.sender import Sender
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
+from tensorstash.engine.stream_content import StreamContent
 from tensorstash.engine.transfers import transfers_of
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
@@ -100,7 +99,7 @@ class Session(Generic[T]):
         self._kept = ledger.kept
         self._small = self._kept[SMALL]
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
-        self._alias, self._version = backend.alias, backend.version
+        self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
         self._requests = Requests(DedupIndex())
         self._thread = Thread()
         self._recomputer = None if new_recomputer is None else new_recomputer(self._state, self._thread)
@@ -109,7 +108,7 @@ class Session(Generic[T]):
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, what they add up to is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
-        self._ways = Ways(policy, backend, ledger, self.adviser, self._transfers, min_disk_bytes)
+        self._places = Places(policy, backend, ledger, self.adviser, self._transfers, min_disk_bytes)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
         self._border = None if budget is None else Border(self.regions, may_send=not only_keeps)
@@ -122,7 +121,7 @@ class Session(Generic[T]):
 
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
-        self.adviser.entries += 1
+        self.adviser.entered()
         self._sender.entry_began(self._state.ledger.saved_bytes, is_a_step=self._state.was_asked)
         with self._lock:
             if self._border is not None and self.regions and self._state.was_asked:
@@ -169,7 +168,7 @@ class Session(Generic[T]):
         if self._transfers is not None:
             stats = replace(stats, pinned_bytes=self._transfers.pinned_bytes)
         stats = replace(stats, blocks=by_treatment(self.regions.values()))
-        return replace(stats, advice=self.adviser.text(self._ways.frees_host_memory))
+        return replace(stats, advice=self.adviser.text(self._places.frees_host_memory))
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -187,8 +186,8 @@ class Session(Generic[T]):
         self._sender.drain()
         if self._transfers is not None:
             self._transfers.drain()
-        for payload in self._requests.saved.payloads():
-            payload.settle()
+        for content in self._requests.saved.contents():
+            content.settle()
         if self._recomputer is not None:
             self._recomputer.settle()
 
@@ -224,7 +223,7 @@ class Session(Generic[T]):
         if recomputer is not None and is_large and way.rebuilding is not None and _may_be(record, Fate.RECOMPUTE):
             handle = self._made_again(recomputer, tensor, spec, way.rebuilding, record)
         if handle is None:
-            handle = self._store_or_keep(tensor, spec, nbytes, way.route, record)
+            handle = self._store_or_keep(tensor, spec, nbytes, way.place, record)
         return handle if recomputer is None else recomputer.noted(tensor, spec, handle)  # type: ignore[no-any-return]
 
     def _recorded(self, ladder: Ladder, tensor: T, spec: TensorSpec) -> Record:
@@ -241,17 +240,17 @@ class Session(Generic[T]):
         return self._state, self._alias(tensor), self._version(tensor)
 
     def _store_or_keep(
-        self, tensor: T, spec: TensorSpec, nbytes: int, route: PayloadRoute | str, record: Record | None
+        self, tensor: T, spec: TensorSpec, nbytes: int, place: Place | str, record: Record | None
     ) -> Handle:
-        if self._demand is not None and not isinstance(route, str) and not route.is_lossless:
-            route = self._way(spec, self._demand()).route
-        if isinstance(route, str):
-            return self._keep(tensor, route, nbytes)
+        if self._demand is not None and not isinstance(place, str) and not place.is_lossless:
+            place = self._way(spec, self._demand()).place
+        if isinstance(place, str):
+            return self._keep(tensor, place, nbytes)
         if spec.nbytes < self._min_bytes:
             return self._keep(tensor, SMALL, spec.nbytes)
-        if record is not None and record.fate is Fate.KEEP and (self._residency is None or not route.is_lossless):
+        if record is not None and record.fate is Fate.KEEP and (self._residency is None or not place.is_lossless):
             return self._keep(tensor, _WITHIN_BUDGET, nbytes)  # what could leave later would have to be copied now
-        return self._stash(tensor, spec, route, record)
+        return self._stash(tensor, spec, place, record)
 
     def _made_again(
         self, recomputer: Recomputer, tensor: T, spec: TensorSpec, wanted: Rebuilding, record: Record | None
@@ -261,70 +260,74 @@ class Session(Generic[T]):
             record.was_recomputed(handle is not None)
         if handle is not None:
             saved = handle.saved
-            if self._residency is not None and saved.token is None:
-                self._start(self._residency.saved(self.backend.storage(tensor)[0], saved, self._room_bytes()))
+            if self._residency is not None and saved.first_time():
+                self._start(self._residency.saved(saved, self._room_bytes(), look=False))
             if handle.content.users == 1:  # what is made again is held for others as far as a share of the step goes
                 self._sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
-        route = self._way(spec, "any", codecs).route if codecs else ""
-        return None if isinstance(route, str) else self._stash(tensor, spec, route, record)
+        place = self._way(spec, "any", codecs).place if codecs else ""
+        return None if isinstance(place, str) else self._stash(tensor, spec, place, record)
 
     def _store_narrow(self, narrow: T) -> Handle:
         spec = self._spec(narrow)
-        return self._store_or_keep(narrow, spec, spec.nbytes, self._way(spec, "any").route, None)
+        return self._store_or_keep(narrow, spec, spec.nbytes, self._way(spec, "any").place, None)
 
-    def _stash(self, tensor: T, spec: TensorSpec, route: PayloadRoute, record: Record | None) -> Stashed:
-        state = self._state
-        version = self.backend.version(tensor)
-        token, start = self.backend.storage(tensor)
-        content: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, route.number
-        residency, source, is_unsure = self._residency, None, False
+    def _stash(self, tensor: T, spec: TensorSpec, place: Place, record: Record | None) -> Stashed:
+        state, backend, residency, thread = self._state, self.backend, self._residency, self._thread
+        version = self._version(tensor)
+        token, start = self._storage(tensor)
+        key: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, place.number
+        source, is_unsure = None, False
         if residency is None:
             # The framework does not tell who else holds the memory, which may be written to at any time, and often no
             # version says so: the bytes are copied now, and only equal bytes are the same content. What the graph did
             # not make is rewritten without a version, too. On a device its content is not looked at.
-            source, digest = route.private_source(tensor, spec)
-            is_unsure = digest is None and not self.backend.producer(tensor)
+            source, digest = place.private_source(tensor, spec)
+            is_unsure = digest is None and not backend.producer(tensor)
             if digest is not None:
-                content = *content, digest
+                key = *key, digest
         with self._lock:
             requests = self._current_requests() if state.was_asked else self._requests
             dedup = requests.saved
-            payload = None if is_unsure else dedup.find(content)
-            is_new = payload is None
-            if payload is None:
-                payload = self._payload(tensor, source, spec, version, route, record)
-                if residency is not None and not route.is_lossless:
-                    payload.reading = Reading()
-                if route.shared_memory is not None and not spec.order.is_dense:
-                    memory = token, spec.dtype, version
-                    payload.interleaved = dedup.interleaved_place(memory, spec, start, route.shared_memory)
-                dedup.add(content, payload)
-            payload.users += 1
-        handle = Stashed(state, payload, requests, spec)
-        readers = self._thread.readers
-        if readers is not None and payload.reading is not None:
-            place = self._thread.trail.add((self._thread.module, spec, self.backend.producer(tensor)))
-            payload.reading.place = self._thread.trail, place
-        if is_new:
-            next(state.ledger.stashed[spec.nbytes])
-            if module := self._thread.module:
-                next(state.ledger.modules[module][spec.nbytes])
-            if residency is None:
-                self._start((payload,))
-        else:
-            next(state.ledger.deduplicated[spec.nbytes])
+            content = None if is_unsure else dedup.find(key)
+            is_new = content is None
+            if content is None:
+                shared = None if spec.order.is_dense else place.shared_memory
+                span = None if shared is None else dedup.span((token, version), spec, shared)
+                reading = Reading() if residency is not None and not place.is_lossless else None
+                probe = None if source is None else backend.version_probe(tensor)
+                source = backend.detached(tensor) if source is None else source
+                counted = self._prefetched, state.prefetcher.readers, token, dedup.count, record, span, reading
+                parts = place, source, spec, version, probe, *counted
+                streams = place.transfers
+                content = Content(*parts) if streams is None else StreamContent(streams, *parts)
+                dedup.add(key, content)
+            else:
+                content.add_user()
+        handle = Stashed(state, content, requests, spec)
+        readers, reading = thread.readers, content.reading
+        if readers is not None and reading is not None:
+            reading.saved(thread.trail, thread.trail.add((thread.module, spec, backend.producer(tensor))))
+        next((state.ledger.stashed if is_new else state.ledger.deduplicated)[spec.nbytes])
+        if is_new and thread.module:
+            next(state.ledger.modules[thread.module][spec.nbytes])
         if readers is not None:
             for other, demand in readers.visit(tensor):
                 other.is_read_by(demand)
         if record is not None:
             record.was_stored(record.left_bytes)
-        if residency is not None:
-            room = self._room_bytes()
-            self._start(residency.saved(token, payload, room) if is_new else residency.freed(room=room))
-            if self._ladder is not None:
-                self._make_room(residency)
+        if residency is None:
+            if is_new:
+                self._start((content,))
+            return handle
+        room = 0 if self._ladder is None else self._room_bytes()
+        if is_new:
+            self._start(residency.saved(content, room, look=self._recomputer is None))
+        elif self._recomputer is None:
+            self._start(residency.freed(room=room))
+        if self._ladder is not None:
+            self._make_room(residency)
         return handle
 
     def _room_bytes(self) -> int:
@@ -337,31 +340,22 @@ class Session(Generic[T]):
             if not self._sender.wait_for(excess):
                 break
 
-    def _payload(
-        self, tensor: T, source: T | None, spec: TensorSpec, version: int, route: PayloadRoute, record: Record | None
-    ) -> Payload:
-        """Return the payload of a private copy, or else of an alias."""
-        probe = None if source is None else self.backend.version_probe(tensor)
-        source = self.backend.detached(tensor) if source is None else source
-        parts = route, source, spec, version, probe, self._prefetched, self._state.prefetcher.readers, record
-        return Payload(*parts) if route.transfers is None else StreamPayload(route.transfers, *parts)
-
     def _new_readers(self) -> Readers[T] | None:
         if not self._may_lose or not isinstance(self.backend, SupportsReaders):
             return None
         return self.backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
 
-    def _start(self, payloads: Iterable[Any]) -> None:
-        """Send payloads on their way whose memory nobody else holds any more."""
-        for payload in payloads:
-            if isinstance(payload, Saved):  # nothing leaves: it is recomputed
-                payload.capture()
-            elif payload.reading is None or self._ways.suits(payload, payload.reading, self._state.demands):
-                self._sender.start(payload)
+    def _start(self, contents: Iterable[Any]) -> None:
+        """Send contents on their way whose memory nobody else holds any more."""
+        for content in contents:
+            if content.is_recipe:  # nothing leaves: it is recomputed
+                content.capture()
+            elif content.reading is None or self._places.suits(content, self._state.demands):
+                self._sender.start(content)
 
     def _current_requests(self) -> Requests:
         if self._state.was_asked:
-            self._state.was_asked = False
+            self._state.step_began()
             self.adviser.step_ended()
             self._sender.shares.step_ended()
             if self._ladder is not None:
@@ -378,7 +372,7 @@ class Session(Generic[T]):
         return self._requests
 
     def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:
-        module, ways = self._thread.module, self._ways
+        module, ways = self._thread.module, self._places
         kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
         known = ways.known(kind)
         return known or ways.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)

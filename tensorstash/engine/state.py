@@ -11,9 +11,10 @@ from tensorstash.abilities import (
 )
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.payloads.demands import Demands
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
+from tensorstash.engine.readers import Demands
 from tensorstash.engine.residency import Residency
+from tensorstash.errors import modified
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import Limits
@@ -70,3 +71,28 @@ class SessionState:
         self.demands = Demands()
         self.was_asked = False
         """Whether a handle has been restored since this was last set to False."""
+
+    def step_began(self) -> None:
+        """Forget that a handle was restored."""
+        self.was_asked = False
+
+    def asked(self, graph_bytes: int) -> None:
+        """Note that a handle is restored, of this many bytes."""
+        self.was_asked = True
+        self.ledger.unpacked()
+        if self.adviser.watches and self.compiled_graph is not None:
+            graph = self.compiled_graph()
+            if graph is not None:
+                self.adviser.asked(graph, graph_bytes)
+
+    def restore_kept(self, alias: Any, version: int) -> Any:
+        """Return a tensor that was kept, unless it was modified.
+
+        Raises:
+            SavedTensorModifiedError: it was modified in place since it was saved.
+        """
+        now = self.version(alias)
+        if now != version:
+            raise modified(self.backend.describe(alias), now, version)
+        self.was_asked = True
+        return alias

@@ -84,7 +84,7 @@ def left(stash: ts.Stash) -> list[str]:
         "read ahead": session._state.prefetcher.budget.used,
         "counted as live": stash.stats().live.nbytes,
     }
-    held |= {f"in {config}": store.used_bytes for config, store in session._ways.stores.items()}
+    held |= {f"in {config}": store.used_bytes for config, store in session._places.stores.items()}
     return [f"{nbytes} bytes are left {place}" for place, nbytes in held.items() if nbytes]
 
 

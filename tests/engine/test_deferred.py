@@ -11,8 +11,8 @@ from timeouts import set_timeout, settle
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.engine.payloads.payload import Payload
 from tensorstash.errors import SavedTensorModifiedError, StoreError
+from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
@@ -152,13 +152,12 @@ def test_forward_waits_at_the_limit_and_never_overshoots():
 
 def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
     gate, stash = held_back(limits=ts.Limits(in_flight=100, timeout_s=60))
-    x, launch = leaf(), Payload.launch
+    x = leaf()
 
-    def refuse(payload):
-        launch(payload)
+    def refuse(*_, **__):
         raise StoreError("planted")
 
-    monkeypatch.setattr(Payload, "launch", refuse)
+    monkeypatch.setattr(Workers, "submit", refuse)
     with pytest.raises(StoreError, match="planted") as caught, stash:
         (x * 1.0).exp()
     assert caught.value.__traceback__ is not None, "what holds every frame there was"
@@ -279,7 +278,7 @@ def test_memory_that_is_not_there_for_a_copy_is_named(in_flight, monkeypatch):
         loss.backward()
         return x.grad.numpy()
 
-    monkeypatch.setattr("tensorstash.engine.payloads.pipeline.copied", refuse)
+    monkeypatch.setattr("tensorstash.engine.host_place.copied", refuse)
     with pytest.raises(StoreError, match=r"stage 1 of 1 \(Memory\(.*tensor float32\(3,\).*MemoryError: 12 bytes"):
         step()
     monkeypatch.undo()

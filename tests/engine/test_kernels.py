@@ -219,7 +219,7 @@ def test_in_host_memory_the_payload_goes_to_the_memory_store_without_a_copy() ->
     x = leaf().to("cpu").detach()
     with here.scope():
         handle = here.pack(x)
-    (store,) = here._ways.stores.values()
+    (store,) = here._places.stores.values()
     (array,) = store._arrays.values()
     assert array.ctypes.data == made[0]
     assert set(here.stats().stored) == {"memory"}

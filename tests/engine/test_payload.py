@@ -13,9 +13,9 @@ from timeouts import set_timeout
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
-from tensorstash.engine.payloads import ways
-from tensorstash.engine.payloads.dedup import DedupIndex
-from tensorstash.engine.payloads.route import HostRoute
+from tensorstash.engine import places
+from tensorstash.engine.dedup import DedupIndex
+from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.prefetch import Requests
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import Route, Rule, StoreIn
@@ -29,7 +29,7 @@ class Known:
     """What an index looks at of a payload."""
 
     def __init__(self, spec):
-        self.route = SimpleNamespace(spec=spec, kind=hash(spec))
+        self.place = SimpleNamespace(spec=spec, kind=hash(spec))
         self.index = 0
         self.users = 1
 
@@ -37,7 +37,7 @@ class Known:
 def saved(*specs):
     dedup, payloads = DedupIndex(), [Known(spec) for spec in specs]
     for payload in payloads:
-        dedup.add(payload.route.spec, payload)
+        dedup.add(payload.place.spec, payload)
     return dedup, payloads
 
 
@@ -56,7 +56,7 @@ def test_in_a_closed_index_nothing_is_the_same_as_what_was_saved():
     assert dedup.find("a") is payloads[0]
     dedup.close()
     assert dedup.find("a") is None
-    assert list(dedup.payloads()) == payloads, "who is there already is still known"
+    assert list(dedup.contents()) == payloads, "who is there already is still known"
 
 
 def test_what_was_rewritten_without_a_word_is_another_content():
@@ -69,7 +69,7 @@ def test_what_was_rewritten_without_a_word_is_another_content():
         again = stash._session.pack(buffer)
     assert np.array_equal(before().numpy(), VALUES)
     assert np.array_equal(after().numpy(), memory)
-    assert again.payload is after.payload
+    assert again.content is after.content
 
 
 @pytest.mark.parametrize("policy", ["cpu_offload", "disk_spill"])
@@ -161,7 +161,7 @@ def test_a_change_while_the_source_is_copied_is_refused(monkeypatch):
     gate = Gated()
     gate.puts.clear()
     stash, tensor = behind(gate, in_flight="1MiB"), made()
-    copy = HostRoute.copy
+    copy = HostPlace.copy
 
     def changed_meanwhile(route, *source_and_layouts):
         with ref.no_grad():
@@ -172,7 +172,7 @@ def test_a_change_while_the_source_is_copied_is_refused(monkeypatch):
 
     with stash as session:
         handle = stash._session.pack(tensor)
-    monkeypatch.setattr(HostRoute, "copy", changed_meanwhile)
+    monkeypatch.setattr(HostPlace, "copy", changed_meanwhile)
     with pytest.raises(SavedTensorModifiedError, match="at version 1; expected version 0"):
         handle()
 
@@ -189,8 +189,7 @@ def test_what_could_not_be_read_ahead_counts_no_longer(monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(store, "get", fail)
-    payload = handle.payload
-    assert payload.prefetch()
+    assert handle.content.prefetch()
     assert budget.used == VALUES.nbytes
     with pytest.raises(StoreError, match="Input/output error"):
         handle()
@@ -204,7 +203,7 @@ def test_what_was_read_ahead_counts_until_it_is_handed_out():
     prefetcher = stash._session._state.prefetcher
     with stash:
         handle = stash._session.pack(tensor)
-    assert handle.payload.prefetch()
+    assert handle.content.prefetch()
     assert prefetcher.budget.used == VALUES.nbytes
     assert np.array_equal(handle().numpy(), VALUES)
     assert prefetcher.budget.used == 0
@@ -239,11 +238,11 @@ def test_only_what_may_pass_is_tried_again(number, attempts, monkeypatch):
 
 
 def test_no_more_kinds_of_tensors_are_remembered_than_a_few(monkeypatch):
-    monkeypatch.setattr(ways, "_REMEMBERED", 8)
+    monkeypatch.setattr(places, "_REMEMBERED", 8)
     stash = behind(Gated())
     with stash:
         handles = [stash._session.pack(ref.tensor(VALUES[:size], requires_grad=True) * 1.0) for size in range(1, 30)]
-    assert len(stash._session._ways._remembered) <= 8
+    assert len(stash._session._places._remembered) <= 8
     assert all(handle().shape == (size,) for size, handle in enumerate(handles, 1))
 
 

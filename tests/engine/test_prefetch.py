@@ -9,7 +9,8 @@ from gates import Gated
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import state
-from tensorstash.engine.payloads.dedup import DedupIndex
+from tensorstash.engine.content import State
+from tensorstash.engine.dedup import DedupIndex
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher, Requests
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.pool import POOL
@@ -165,13 +166,13 @@ class Known:
     """What reading ahead looks at of a payload; notes that it was read."""
 
     is_quick = False
-    wants_reading = True
+    state = State.STORED
     nbytes = 1
     users = 1
 
-    def __init__(self, spec, read):
-        self.route = SimpleNamespace(spec=spec, kind=hash(spec))
-        self.index = 0
+    def __init__(self, spec, read, index=0):
+        self.place = SimpleNamespace(spec=spec, kind=hash(spec), is_costly=True, is_now=False)
+        self.index = index
         self._read = read
 
     def waits_beyond(self, asked):
@@ -185,7 +186,7 @@ class Known:
 def saved(specs):
     """Requests for payloads of these specs, the payloads, and what is read of them."""
     requests, read = Requests(DedupIndex()), []
-    payloads = [Known(spec, read) for spec in specs]
+    payloads = [Known(spec, read, index) for index, spec in enumerate(specs)]
     for place, payload in enumerate(payloads):
         requests.saved.add(place, payload)
     return requests, payloads, read
@@ -257,7 +258,7 @@ def test_what_was_made_again_finds_room_once_it_has_found_none(monkeypatch):
     prefetcher = Prefetcher(ByteBudget(4), Workers("test", 1))
     monkeypatch.setattr(Leased, "budget", prefetcher.budget, raising=False)
     requests, read = Requests(DedupIndex()), []
-    payloads = [Leased("spec", read) for _ in range(9)]
+    payloads = [Leased("spec", read, index) for index in range(9)]
     for place, payload in enumerate(payloads):
         requests.saved.add(place, payload)
     prefetcher.asked(requests, 8)
@@ -298,7 +299,7 @@ def test_looking_at_what_was_read_ahead_takes_no_longer_the_more_of_it_there_is(
     count, most = 4000, 1000
     prefetcher = Prefetcher(ByteBudget(count), Workers("test", 1), quick_bytes=most)
     requests, read, waited = Requests(DedupIndex()), [], []
-    payloads = [Waiting("spec", read) for _ in range(count)]
+    payloads = [Waiting("spec", read, index) for index in range(count)]
     for place, payload in enumerate(payloads):
         requests.saved.add(place, payload)
     for done, payload in enumerate(reversed(payloads), 1):

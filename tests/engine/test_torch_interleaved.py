@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 (the name every PyTorch program has for it)
 
 import tensorstash as ts
-from tensorstash.engine.payloads import capture, interleaved
+from tensorstash.engine import sender, shared_span
 from tensorstash.host import arrays
 from tensorstash.host.pool import PagePool
 from tensorstash.spec import ALIGNMENT
@@ -23,7 +23,7 @@ def storage(tensor):
 
 def memory_of(handle):
     """Return what gives the memory that a part came back in, if it is still there."""
-    return handle.payload.interleaved._group._memory
+    return handle.content._span._memory
 
 
 def saved(parts, policy=SPILL):
@@ -51,15 +51,13 @@ def assert_same(tensor, expected):
 
 
 SPLITS = {
+    "every other": lambda x: (x[:, ::2], x[:, 1::2]),
     "chunks": lambda x: x.chunk(3, 1),
     "unequal": lambda x: x.split([5, 12, 7], 1),
     "with a hole": lambda x: (x[:, 2:5], x[:, 20:23]),
-    "every other": lambda x: (x[:, ::2], x[:, 1::2]),
     "heads": lambda x: [part.unflatten(1, (2, -1)).transpose(0, 1) for part in x.chunk(3, 1)],
-    "cropped": lambda x: [part[:, :7] for part in x.view(4, 10, 24).chunk(3, 2)],
     "channels": lambda x: x.view(5, 8, 24).chunk(4, 1),
     "halves of thirds": lambda x: [half for part in x.chunk(3, 1) for half in part.chunk(2, 1)],
-    "unaligned": lambda x: x.view(-1)[3 : 3 + 39 * 24].view(39, 24).chunk(2, 1),
 }
 
 
@@ -89,6 +87,8 @@ def test_halves_of_a_complex_tensor_come_back_in_one_memory_with_their_flags():
 
 
 APART = {
+    "unaligned": lambda x: x.view(-1)[3 : 3 + 39 * 24].view(39, 24).chunk(2, 1),
+    "cropped": lambda x: [part[:, :7] for part in x.view(4, 10, 24).chunk(3, 2)][:2],
     "overlapping": lambda x: (x[:, :10], x[:, 5:15]),
     "one inside another": lambda x: (x[:, :10], x[:, 3:4]),
     "runs of memory": lambda x: (x[:20], x[20:]),
@@ -196,48 +196,12 @@ def test_where_memory_runs_out_the_next_request_finds_all_as_it_was(monkeypatch)
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(interleaved, "aligned_empty", no_memory)
+        patch.setattr(shared_span, "aligned_empty", no_memory)
         with pytest.raises(MemoryError):
             unpack(handles[0])
     other, again = unpack(handles[1]), unpack(handles[0])
     assert storage(one) == storage(other) != storage(again)
     assert_same(again, x.chunk(3, 1)[0])
-
-
-def test_of_very_many_parts_the_first_come_back_in_one_memory():
-    parts = torch.randn(4, 200).unbind(1)
-    unpack, handles = saved(parts)
-    back = [unpack(handle) for handle in handles]
-    for tensor, part in zip(back, parts, strict=True):
-        assert_same(tensor, part)
-    places = [storage(tensor) for tensor in back]
-    assert len(set(places[:64])) == 1
-    assert len(set(places)) == 1 + 200 - 64
-
-
-def test_the_last_part_that_is_needed_takes_memory_for_itself_alone():
-    x = torch.zeros(2, 1000)
-    unpack, handles = saved([x[:, :10], x[:, 500:510]])
-    del handles[0]
-    assert unpack(handles[0]).untyped_storage().nbytes() == (1000 + 10) * x.itemsize
-
-
-def test_what_came_later_and_lies_beyond_begins_a_new_memory():
-    x = table()
-    with ts.stash(SPILL, framework="torch", min_bytes=0) as session:
-        handles = [session._session.pack(x[:, 4:8]), session._session.pack(x[:, 8:12])]
-        session.drain()
-        # As another thread does that has not seen yet that backward has begun.
-        dedup = session._session._requests.saved
-        first = session._session.unpack(handles[0])
-        session._session._state.was_asked = False
-        handles.append(session._session.pack(x[:, :4]))
-        assert session._session._requests.saved is dedup
-        session.drain()
-    later, second = session._session.unpack(handles[2]), session._session.unpack(handles[1])
-    for tensor, part in ((first, x[:, 4:8]), (second, x[:, 8:12]), (later, x[:, :4])):
-        assert_same(tensor, part)
-    assert storage(first) != storage(later)
 
 
 def test_parts_that_several_threads_ask_for_at_once():
@@ -266,7 +230,7 @@ def test_a_memory_is_not_begun_while_another_is(monkeypatch):
     unpack, handles = saved(parts)
     back = []
     other = threading.Thread(target=lambda: back.append(unpack(handles[1])))
-    begin = interleaved.aligned_empty
+    begin = shared_span.aligned_empty
 
     def meanwhile(*arguments):
         if other.ident is None:
@@ -275,7 +239,7 @@ def test_a_memory_is_not_begun_while_another_is(monkeypatch):
         return begin(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(interleaved, "aligned_empty", meanwhile)
+        patch.setattr(shared_span, "aligned_empty", meanwhile)
         back.append(unpack(handles[0]))
         other.join()
     assert storage(back[0]) == storage(back[1])
@@ -343,7 +307,7 @@ def test_parts_count_among_what_is_read_ahead_until_backward_lets_go_of_them():
     unpack, handles = saved(parts)
     prefetcher = handles[0].state.prefetcher
     for handle in handles:
-        assert handle.payload.prefetch()
+        assert handle.content.prefetch()
     nbytes = sum(part.nbytes for part in parts)
     assert prefetcher.budget.used == 2 * nbytes, "as they are read, and in their place"
     back = [unpack(handle) for handle in handles]
@@ -369,7 +333,7 @@ def test_what_several_ask_for_counts_until_the_last_lets_go_of_it():
 def pool(monkeypatch):
     pool = PagePool(2**28)
     monkeypatch.setattr(arrays, "POOL", pool)
-    monkeypatch.setattr(capture, "POOL", pool)
+    monkeypatch.setattr(sender, "POOL", pool)
     return pool
 
 

@@ -34,11 +34,13 @@ class KeptHandle:
         self.is_made = False
         """Whether the graph has made the tensor, as far as that is known."""
 
+    def is_from(self, producer: str) -> None:
+        """Note the operation of the graph that has made the tensor; empty for none."""
+        self.is_made = bool(producer)
+
     def __call__(self) -> Any:
         """Return the tensor; see :func:`~tensorstash.engine.handle.restore`."""
-        tensor = self.peek()
-        self.state.was_asked = True
-        return tensor
+        return self.state.restore_kept(self.tensor, self.version)
 
     def peek(self) -> Any:
         """Return the tensor, to look at it and drop it.

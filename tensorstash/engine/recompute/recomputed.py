@@ -33,10 +33,12 @@ class Saved:
         whole: the tensor, of a graph or not.
         spec: its layout.
         module: that it was saved in; empty where that is not known.
+        token: names its memory.
     """
 
     __slots__ = (
         "__weakref__",
+        "_is_new",
         "_modified",
         "_module",
         "_probe",
@@ -44,27 +46,29 @@ class Saved:
         "_state",
         "alias",
         "digest",
-        "is_alone",
         "spec",
         "token",
         "users",
         "version",
     )
 
+    is_recipe = True
+    """It is made again, and not captured."""
     reading = None
     """Nothing depends on who reads it, as for payloads with a loss."""
 
     may_stay = False
     """A budget leaves no room to what a recipe makes again."""
 
-    def __init__(self, state: SessionState, producers: Producers[Any], whole: Any, spec: TensorSpec, module: str):
+    def __init__(
+        self, state: SessionState, producers: Producers[Any], whole: Any, spec: TensorSpec, module: str, token: Hashable
+    ) -> None:
         backend = state.backend
         self._state, self._producers, self._module = state, producers, module
         self.spec, self.version, self.users = spec, state.version(whole), 0
-        self.token: Hashable = None
+        self.token = token
         """Names the memory among those that others may hold."""
-        self.is_alone = False
-        """Whether nobody else holds the memory."""
+        self._is_new = True
         self.digest: Any = None
         self._modified: SavedTensorModifiedError | None = None
         self.alias: Any = backend.detached(whole)
@@ -73,6 +77,18 @@ class Saved:
         if state.residency is None:
             self._probe = backend.version_probe(whole)
             self.capture()
+
+    def first_time(self) -> bool:
+        """Whether this was not asked before: then it becomes resident."""
+        is_new, self._is_new = self._is_new, False
+        return is_new
+
+    def is_owned(self) -> None:
+        """Nobody else holds the memory."""
+
+    def add_user(self) -> None:
+        """Count one more handle, or a recipe that will ask."""
+        self.users += 1
 
     @property
     def nbytes(self) -> int:
@@ -184,10 +200,9 @@ class Recomputed:
         self._lease: Lease | None = None
         self._lock = threading.Lock()
 
-    @property
-    def is_prefetched(self) -> bool:
-        """Whether the output is held, and counted among what is read ahead."""
-        return self._made is not None
+    def add_user(self) -> None:
+        """Count one more handle, or a recipe that needs it."""
+        self.users += 1
 
     def restore(self, saved: Saved, spec: TensorSpec) -> Any:
         """Return a tensor that was saved, with a layout of its memory: in that memory where it still is.
@@ -301,8 +316,7 @@ class RecomputedHandle:
         Raises:
             SavedTensorModifiedError: it was modified in place since it was saved, as autograd refuses it.
         """
-        self.state.was_asked = True
-        self.state.ledger.unpacked()
+        self.state.asked(self.spec.nbytes)
         self.saved.check()
         return self.content.restore(self.saved, self.spec)
 
@@ -322,5 +336,5 @@ class RecomputedHandle:
 
     def add_user(self) -> None:
         """Count a recipe that will ask."""
-        self.content.users += 1
-        self.saved.users += 1
+        self.content.add_user()
+        self.saved.add_user()

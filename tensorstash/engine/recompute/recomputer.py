@@ -102,7 +102,7 @@ class Recomputer:
             else:
                 inputs = tuple([each if type(each) in _READY else _referable(each) for each in recipe.inputs])
                 for place in recipe.own:
-                    inputs[place].is_made = True
+                    inputs[place].is_from(recipe.rule)
                 found = self._proved(tensor, spec, recipe, inputs, wanted)
             if found is None:
                 return None
@@ -141,7 +141,7 @@ class Recomputer:
         if type(handle) is tuple:
             handle = KeptHandle(handle)
         if not isinstance(handle, RecomputedHandle):
-            handle.is_made = bool(self._state.backend.producer(tensor))
+            handle.is_from(self._state.backend.producer(tensor))
         self._producers.note(tensor, spec, handle)
         return handle
 
@@ -185,7 +185,7 @@ class Recomputer:
         fault = partial(_fault, producers, recipe, inputs, whole, spec)
         if not self._proofs.allow(kind, recipe.rule, spec.nbytes, fault, always=wanted.verify == "always"):
             return None
-        saved = Saved(state, producers, whole, spec, module)
+        saved = Saved(state, producers, whole, spec, module, state.backend.storage(tensor)[0])
         self._saved.add(ref(saved, self._saved.discard))
         name = recipe.operation, recipe.settings, spec, *names
         shared = self._contents.get(name)

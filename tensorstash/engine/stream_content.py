@@ -8,8 +8,9 @@ the host and stores that look at the bytes; a payload that just stays in host me
 from typing import Any
 
 from tensorstash.abilities import Event
-from tensorstash.engine.payloads.payload import Payload
-from tensorstash.engine.payloads.route import DeviceRoute, TransferRoute
+from tensorstash.engine.content import Content, State
+from tensorstash.engine.place import DevicePlace
+from tensorstash.engine.transfer_place import TransferPlace
 from tensorstash.engine.transfers import Transfer, Transfers
 from tensorstash.errors import TensorStashError
 from tensorstash.host.arrays import Array, as_bytes
@@ -17,25 +18,24 @@ from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
 
 
-class StreamPayload(Payload):
-    """A payload that is captured in two steps: :meth:`launch` where it was saved, :meth:`run` on a worker.
+class StreamContent(Content):
+    """A content that is captured in two steps: :meth:`launch` where it was saved, :meth:`capture` on a worker.
 
     It is brought back to its device ahead of time where the budget allows. Thread-safe.
 
     Args:
         transfers: of the session.
-        others: of :class:`~tensorstash.engine.payloads.payload.Payload`.
+        others: of :class:`~tensorstash.engine.content.Content`.
     """
 
     __slots__ = ("_arrival", "_failure", "_flight", "_launched_nbytes", "_stream", "_transfers")
 
-    route: DeviceRoute | TransferRoute
+    place: DevicePlace | TransferPlace
     is_streamed = True
-    is_quick = False
 
     def __init__(self, transfers: Transfers, *others: Any) -> None:
         super().__init__(*others)
-        self._transfers = transfers
+        self._transfers, self.is_quick = transfers, False
         self._stream = transfers.compute(self.spec.device)
         self._launched_nbytes = 0
         self._flight: Transfer | None = None
@@ -45,64 +45,63 @@ class StreamPayload(Payload):
     # Into the store
 
     def launch(self) -> None:
-        """Launch the kernels and the transfer, in the current stream, after what the one that saved it was given.
+        """Launch the kernels and the transfer, in the current stream, after the work of the stream that saved it.
 
         Raises:
             StashError: the tensor cannot be read, a kernel failed, or the store has no room.
         """
         source = self.alias
         try:
-            self._launch(source)
+            self.state = self._launch(source)
         except TensorStashError as error:
-            self._fail(error)
+            self.state = self._fail(error)
             raise
         except Exception as error:
             unreadable = self._unreadable(source, error)
-            self._fail(unreadable)
+            self.state = self._fail(unreadable)
             raise unreadable from error
         if self._flight is not None or self._stored is not None:
             self.alias = None
 
-    def _launch(self, source: Any) -> None:
-        route = self.route
+    def _launch(self, source: Any) -> State:
+        place = self.place
         self._transfers.save(id(self))
         compute = self._transfers.follow(self._stream, source, self.spec.device)
-        is_lent = self.is_private and route.shares_source
+        is_lent = self.is_private and place.shares_source
         if is_lent and self._transfers.goes_behind(self.nbytes):
-            source, is_lent = route.copy_here(source, self.spec), False
-        launched = route.launch(source, self.spec)
-        self._launched_nbytes = route.backend.nbytes(launched)
-        if route.shares_source and not self.is_private and not self.is_alone:
+            source, is_lent = place.copy_here(source, self.spec), False
+        launched = place.launch(source, self.spec)
+        self._launched_nbytes = place.backend.nbytes(launched)
+        if place.shares_source and not self.is_private and not self._is_alone:
             # Until it is copied, the bytes are the tensor's own.
-            self._probe = route.backend.version_probe(source)
-        self._flight = flight = route.send(launched, source, compute)
-        if flight is None and isinstance(route, TransferRoute):
-            route.ledger.declined(self.nbytes)
-            return
+            self._probe = place.backend.version_probe(source)
+        self._flight = flight = place.send(launched, source, compute)
+        if flight is None and isinstance(place, TransferPlace):
+            place.ledger.declined(self.nbytes)
+            return State.RESIDENT
         if is_lent and flight is not None:
             flight.release()
-        if not route.needs_worker:
-            self._keep(route.stored_at_once(launched, self._flight))
+        return State.CAPTURING if place.needs_worker else self._keep(place.stored_at_once(launched, self._flight))
 
-    def run(self) -> None:
-        """Wait for the transfer, and encode and store what it has brought; a failure is kept for whoever asks."""
-        flight, route = self._flight, self.route
+    def capture(self) -> None:
+        """Wait for the transfer, and encode and store its bytes; a failure is kept for later requests."""
+        flight, place = self._flight, self.place
         if flight is None:  # there was no memory for it
             return
-        assert isinstance(route, TransferRoute), "nothing to do on the host"
+        assert isinstance(place, TransferPlace), "nothing to do on the host"
         try:
             with self._transfers.on_device(self.spec.device):
                 array = flight.wait()
-            self._keep(route.store(array))
+            self.state = self._keep(place.store_transferred(array))
         except TensorStashError as error:
-            self._fail(error)
+            self.state = self._fail(error)
         # Last: whoever finds no transfer takes the slot or the error.
         self._flight = None
 
-    def _fail(self, error: TensorStashError) -> None:
-        self._error = error.again()
+    def _fail(self, error: TensorStashError) -> State:
         if self._flight is not None:
             self._flight.release()
+        return super()._fail(error)
 
     @property
     def source(self) -> Any:
@@ -112,28 +111,28 @@ class StreamPayload(Payload):
             SavedTensorModifiedError: it was modified in place since it was saved.
         """
         source = self.alias
-        if source is None and self.route.shares_source:
+        if source is None and self.place.shares_source:
             source = self._on_device
         if source is not None:
-            self.check(self._probe if self.is_private else source)
+            self._check(self._probe if self.is_private else source)
             self._transfers.lent(source, self._stream, self.spec.device)
         return source
 
     @property
     def _on_device(self) -> Any:
         """What was launched, while it is still on the device; else None."""
-        return self.route.on_device(self._stored, self._flight)
+        return self.place.on_device(self._stored, self._flight)
 
     # Back
 
-    def bring_back(self, spec: TensorSpec) -> tuple[Any, bool]:
+    def restore(self, spec: TensorSpec) -> Any:
         """Return a fresh tensor of the given layout, in the order of the current stream; the host waits for no copy.
 
         Raises:
             SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
         """
-        route, transfers, device = self.route, self._transfers, spec.device
+        place, transfers, device = self.place, self._transfers, spec.device
         self.raise_failure()
         with self._lock:
             self._uses += 1
@@ -142,9 +141,9 @@ class StreamPayload(Payload):
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure.again()  # as it is, it would refer to this frame, and this frame to it
-        here = None if route.shares_source else self._on_device
+        here = None if place.shares_source else self._on_device
         if here is not None:
-            return route.assemble(transfers.used_here(here, device), spec, adopt=False), False
+            return place.assemble(transfers.used_here(here, device), spec, adopt=False)
         encoded = None if arrival is None else transfers.arrived(arrival, device)
         if arrival is None or encoded is None:
             arrival = (None if is_last else self._bring(is_prefetch=True)) or self._bring(is_prefetch=False)
@@ -155,7 +154,7 @@ class StreamPayload(Payload):
             self._hold(arrival)
         else:
             arrival.drop()
-        return route.assemble(encoded, spec, adopt=not is_shared), False
+        return place.assemble(encoded, spec, adopt=not is_shared)
 
     def prefetch_to_device(self) -> bool:
         """Start bringing it back, if it is not on its device; return False to look no further ahead for now."""
@@ -184,14 +183,19 @@ class StreamPayload(Payload):
     @property
     def _is_on_host(self) -> bool:
         """Whether the bytes that were transferred lie in host memory, or soon will, so that nobody need read them."""
-        return self._error is None and (self._stored is None or not self.route.is_costly)
+        return self._error is None and (self._stored is None or not self.place.is_costly)
 
     def _bring(self, *, is_prefetch: bool) -> Transfer | None:
-        spec = self.route.launched_spec(self._launched_nbytes)
+        spec = self.place.launched_spec(self._launched_nbytes)
         if is_prefetch and not self._transfers.has_room(spec.nbytes):
             return None
-        data, end = self._bytes_on_host() if self._is_on_host else (as_bytes(self.load()), None)
+        data, end = self._bytes_on_host() if self._is_on_host else (as_bytes(self._loaded()), None)
         return self._transfers.back(data, spec, end, is_prefetch=is_prefetch)
+
+    def _loaded(self) -> Array:
+        self.raise_failure()
+        data: Array = self._load()[0]
+        return data
 
     def _bytes_on_host(self) -> tuple[Array, Event | None]:
         """Return the bytes that were transferred, and the end of the transfer if they may not have come yet.
@@ -200,16 +204,17 @@ class StreamPayload(Payload):
             StashError: they could not be captured, loaded or decoded.
         """
         flight = self._flight
-        route = self.route
+        place = self.place
         if self._stored is None and flight is not None:
-            if isinstance(route, TransferRoute) and route.loses_on_host:
-                return as_bytes(route.as_stored(flight.wait())), None
+            if isinstance(place, TransferPlace) and place.loses_on_host:
+                return as_bytes(place.as_stored(flight.wait())), None
             return flight.array, flight.end
         self.raise_failure()
         return as_bytes(self._decode()), None if flight is None else flight.end
 
     def _hand_out(self, data: Any) -> tuple[Any, Lease | None]:
-        self._release()
+        with self._lock:
+            self._let_go()
         return data, None
 
     def _hold(self, arrival: Transfer) -> None:

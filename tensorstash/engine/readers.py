@@ -1,4 +1,4 @@
-"""What the operations that read a content need of it, which decides whether codecs may lose something."""
+"""Readers of contents: the demands of operations, which decide whether codecs may lose something."""
 
 from collections.abc import Hashable
 
@@ -36,16 +36,31 @@ class Trail:
 
 
 class Reading:
-    """What will read one content that codecs may lose something of, as far as that is known."""
+    """The readers of one content that codecs may lose something of, as far as these are known."""
 
-    demand: Demand = "any"
-    """The strictest of the readers that are known."""
-    known = 0
-    """How many handles of the content it is known of what will read them."""
-    place: tuple[Trail, int] | None = None
-    """Where it was saved; None where no scope was in force."""
-    trusts_learned = False
-    """Whether it was encoded for readers that others of its kind had, in steps before."""
+    def __init__(self) -> None:
+        self.demand: Demand = "any"
+        """The strictest of the readers that are known."""
+        self.known = 0
+        """Handles of the content whose readers are known."""
+        self.place: tuple[Trail, int] | None = None
+        """Position of the save; None where no scope was in force."""
+        self.trusts_learned = False
+        """Whether it was encoded for readers that others of its kind had, in steps before."""
+
+    def saved(self, trail: Trail, place: int) -> None:
+        """Note the position of the save."""
+        self.place = trail, place
+
+    def is_read_by(self, demand: Demand) -> None:
+        """Note one more reader, and its demand."""
+        self.known += 1
+        if demand != "any":
+            self.demand = strictest((self.demand, demand)) or demand
+
+    def decided(self, known: int, *, is_learned: bool) -> None:
+        """Note that the content's place is decided, by this many readers; perhaps by those of steps before."""
+        self.known, self.trusts_learned = max(self.known, known), is_learned
 
     @property
     def kind(self) -> Hashable:

@@ -5,8 +5,8 @@ from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import Backend, SupportsStorageRelease
-from tensorstash.engine.payloads.payload import Payload, capture
-from tensorstash.engine.payloads.route import PayloadRoute
+from tensorstash.engine.content import Content, capture
+from tensorstash.engine.place import Place
 from tensorstash.errors import StoreError
 from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.pool import IDLE_BYTES, POOL
@@ -15,7 +15,7 @@ from tensorstash.policies.limits import AUTO, Limits
 
 
 class Sender:
-    """Has payloads captured on workers, oldest first.
+    """Has contents captured on workers, oldest first.
 
     Args:
         limits: byte budgets and the timeout.
@@ -59,26 +59,50 @@ class Sender:
         """Return a budget of what may be read back early, which is a share as this one's is."""
         return self.shares.budget(limits.ahead_bytes, is_share=limits.ahead == AUTO)
 
-    def start(self, payload: Payload) -> None:
-        """Send a payload on its way.
+    def start(self, content: Content) -> None:
+        """Capture a content on a worker, or here where too many bytes are in flight; a failure is kept for later.
 
         Raises:
-            StoreError: the store hangs, or a payload too large for the budget was refused by it.
+            StoreError: the store hangs, or refused a content too large for the budget.
         """
-        self.shares.saw(payload.nbytes)
+        place, nbytes = content.place, content.nbytes
+        self.shares.saw(nbytes)
         if self._release_storages is not None:
             self._release_storages(self.in_flight.limit)
-        if not payload.route.needs_worker:
-            payload.launch()
+        if not place.needs_worker:
+            content.launch()
             return
-        self._begin(payload)
-        if payload.nbytes > self.in_flight.limit:
-            payload.raise_store_failure()
-
-    def is_now(self, route: PayloadRoute, nbytes: int) -> bool:
-        """Whether to encode in the hook: it is quick there, or a tensor of so many bytes finds no room behind."""
         limit = self.in_flight.limit
-        return nbytes > limit or route.is_now or (route.may_be_now and self.in_flight.used + nbytes > limit)
+        if nbytes > limit or place.is_now or (place.may_be_now and self.in_flight.used + nbytes > limit):
+            self._capture_now(content)
+            return
+        lease = self.in_flight.try_acquire(nbytes) or self._room_for(nbytes, place)
+        try:
+            if content.is_streamed:
+                content.launch()
+            # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
+            # also when its thread is lost: what that still holds is written off.
+            self.writers.submit(partial(capture, ref(content)), ended=lease.release)
+        except BaseException:
+            lease.release()
+            raise
+
+    def _capture_now(self, content: Content) -> None:
+        content.launch()
+        if not content.place.may_hang:
+            content.capture()
+        else:
+            captured = self.writers.submit(partial(capture, ref(content)))
+            try:
+                captured.exception(self.writers.timeout_s)
+            except TimeoutError as error:
+                self.writers.abandon()
+                raise StoreError(
+                    f"{content.place.label}: storing {content.nbytes} bytes took longer than "
+                    f"{self.writers.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
+                ) from error
+        if content.nbytes > self.in_flight.limit:
+            content.raise_store_failure()
 
     def wait_for(self, nbytes: int) -> bool:
         """Wait until so many bytes of those that are on their way have arrived, or all; return whether any have.
@@ -106,45 +130,13 @@ class Sender:
             self.writers.abandon()
             raise StoreError(f"{used} bytes are still on their way after {timeout_s} seconds")
 
-    def _begin(self, payload: Payload) -> None:
-        """Capture the bytes on a worker, or here where too many are on their way; a failure is kept for later."""
-        route, nbytes = payload.route, payload.nbytes
-        if self.is_now(route, nbytes):
-            if payload.is_streamed:
-                payload.launch()
-            if route.may_hang:
-                self._capture_and_wait(payload)
-            else:
-                payload.run()
-            return
-        lease = self._room_for(nbytes, route)
-        try:
-            payload.launch()
-            # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
-            # also when its thread is lost: what that still holds is written off.
-            self.writers.submit(partial(capture, ref(payload)), ended=lease.release)
-        except BaseException:
-            lease.release()
-            raise
-
-    def _capture_and_wait(self, payload: Payload) -> None:
-        captured = self.writers.submit(partial(capture, ref(payload)))
-        try:
-            captured.exception(self.writers.timeout_s)
-        except TimeoutError as error:
-            self.writers.abandon()
-            raise StoreError(
-                f"{payload.route.store_place}: storing {payload.nbytes} bytes took longer than "
-                f"{self.writers.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
-            ) from error
-
-    def _room_for(self, nbytes: int, route: PayloadRoute) -> Lease:
+    def _room_for(self, nbytes: int, place: Place) -> Lease:
         lease = self.in_flight.acquire(nbytes, timeout_s=self.writers.timeout_s)
         if lease is None:
             used = self.in_flight.used
             self.writers.abandon()
             raise StoreError(
-                f"{route.store_place}: {used} bytes have been on their way into the store for "
+                f"{place.label}: {used} bytes have been on their way into the store for "
                 f"{self.writers.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         return lease

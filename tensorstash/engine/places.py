@@ -1,15 +1,19 @@
 """What becomes of each kind of saved tensors, by a policy: found out once, and remembered."""
 
 from collections.abc import Hashable
+from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
 from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
+from tensorstash.engine.content import Content
+from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.payloads.demands import Demands, Reading
-from tensorstash.engine.payloads.payload import Payload
-from tensorstash.engine.payloads.route import PayloadRoute, route_for
+from tensorstash.engine.place import DevicePlace, Place
+from tensorstash.engine.readers import Demands
+from tensorstash.engine.stages import device_stages, host_stages
+from tensorstash.engine.transfer_place import TransferPlace
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.allocator import set_for_policies
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
@@ -30,14 +34,14 @@ class Way(NamedTuple):
 
     Args:
         rebuilding: whether those that can be made again are; None for no.
-        route: where all others go, or why they are kept.
+        place: where all others go, or why they are kept.
     """
 
     rebuilding: Rebuilding | None
-    route: PayloadRoute | str
+    place: Place | str
 
 
-class Ways:
+class Places:
     """Remembers what a policy says of each kind of tensors, and shares one store among equal configs.
 
     Args:
@@ -95,37 +99,34 @@ class Ways:
             rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
         else:
             rest = plan.rest.within(demand)
-        way = Way(plan.rebuilding, self._route(rest, spec))
-        if spec.device == "cpu" and (way.rebuilding is not None or not isinstance(way.route, str)):
+        way = Way(plan.rebuilding, self._place(rest, spec))
+        if spec.device == "cpu" and (way.rebuilding is not None or not isinstance(way.place, str)):
             set_for_policies()
         return self._remember(kind, way)
 
-    def suits(self, payload: Payload, reading: Reading, demands: Demands) -> bool:
-        """Choose what of a payload's plan suits its readers; return False if nothing is left of it.
+    def suits(self, content: Content, demands: Demands) -> bool:
+        """Choose what of a content's plan suits its readers; return False if nothing is left of it."""
+        reading = content.reading
+        if reading is None:
+            return True
+        is_guess = reading.known < content.users
+        demand = demands.guess(reading) if is_guess else reading.demand
+        place = content.place if demand == "any" else self._within(content.place, demand)
+        if isinstance(place, str):
+            self._ledger.declined(content.spec.nbytes)
+        else:
+            content.narrow(place)
+        reading.decided(content.users, is_learned=is_guess and content.loses)
+        return not isinstance(place, str)
 
-        A plan learns of it then, unless nobody could tell what a reader needs: in the next step that is known.
-        """
-        demand, is_guess = reading.demand, reading.known < payload.users
-        if is_guess:
-            demand = demands.guess(reading)
-            reading.known = payload.users
-        route = payload.route if demand == "any" else self._within(payload.route, demand)
-        if isinstance(route, str):
-            self._ledger.declined(payload.spec.nbytes)
-            return False
-        payload.route = route
-        payload.loses = not route.is_lossless  # last: who asks meanwhile, on another thread, gets the source
-        reading.trusts_learned = is_guess and payload.loses
-        return True
-
-    def _within(self, route: PayloadRoute, demand: Demand) -> PayloadRoute | str:
-        """Return the route of what a demand leaves of a plan, or why nothing is stored."""
-        plan = route.plan.within(demand)
-        if plan is route.plan:
-            return route
-        kind = route.number, route.saved, demand
-        way = self.known(kind) or self._remember(kind, Way(None, self._route(plan, route.saved)))
-        return way.route
+    def _within(self, place: Place, demand: Demand) -> Place | str:
+        """Return the place of what a demand leaves of a plan, or why nothing is stored."""
+        plan = place.plan.within(demand)
+        if plan is place.plan:
+            return place
+        kind = place.number, place.saved, demand
+        way = self.known(kind) or self._remember(kind, Way(None, self._place(plan, place.saved)))
+        return way.place
 
     def _remember(self, kind: Hashable, way: Way) -> Way:
         if len(self._remembered) >= _REMEMBERED:
@@ -133,25 +134,25 @@ class Ways:
         self._remembered[kind] = way
         return way
 
-    def _route(self, plan: Plan, spec: TensorSpec) -> PayloadRoute | str:
+    def _place(self, plan: Plan, spec: TensorSpec) -> Place | str:
         if plan.keeps:
             return plan.reason or POLICY
         config = plan.store or Memory()
         if config.tier == "disk" and spec.nbytes < self._min_disk_bytes:
             return SMALL
         self.frees_host_memory |= spec.device == "cpu"
-        self._adviser.may_gain |= bool(plan.codecs) or config.tier != "memory" or spec.device != "cpu"
-        parts = config, self._store(config), self._ledger, self.transfers
-        route = route_for(plan, spec, self._backend, *parts)
+        if plan.codecs or config.tier != "memory" or spec.device != "cpu":
+            self._adviser.expect_gain()
         if len(self._numbers) >= _REMEMBERED:  # none is given twice: what is saved may know it
             self._numbers.clear()
         if plan not in self._numbers:
             self._numbers[plan] = next(self._next_number)
-        route.number = self._numbers[plan]
-        if spec.device != "cpu" and route.transfers is None and route.tier != "device":
+        parts = config, self._store(config), self._ledger, self.transfers, self._numbers[plan]
+        place = _place_for(plan, spec, self._backend, *parts)
+        if spec.device != "cpu" and place.transfers is None and place.tier != "device":
             why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
             self._ledger.copies_wait(spec.device, why or "")
-        return route
+        return place
 
     def _store(self, config: StoreConfig) -> Store:
         store = self.stores.get(config)
@@ -159,3 +160,44 @@ class Ways:
             store = self.stores[config] = config.open()
             self._adviser.judge_directories(getattr(config, "directories", ()))
         return store
+
+
+def _place_for(
+    plan: Plan,
+    spec: TensorSpec,
+    backend: Backend[Any],
+    config: StoreConfig,
+    store: Store,
+    ledger: Ledger,
+    transfers: Transfers | None,
+    number: int,
+) -> Place:
+    """Return the place of a plan for tensors of one spec.
+
+    Args:
+        plan: codecs to run, and a store.
+        spec: of the tensors.
+        backend: the framework's adapter.
+        config: the plan's store, or memory where it names none.
+        store: opened from ``config``.
+        ledger: counts stages and payloads.
+        transfers: of the session; None where nothing is transferred beside the computation.
+        number: of the plan.
+    """
+    parts: tuple[Any, ...] = (*plan.codecs, config)
+    labels = [f"stage {i} of {len(parts)} ({part!r}), tensor {spec}" for i, part in enumerate(parts, start=1)]
+    kernels = device_stages(backend, plan.codecs, spec.dense(), labels[:-1], ledger)
+    streams = transfers if transfers is not None and transfers.has_streams(spec.device) else None
+    others = plan, spec, backend, kernels, ledger, labels[-1], streams, number, _in_memory
+    ran = len(kernels)
+    if plan.store is None and ran == len(plan.codecs) > 0 and spec.device != "cpu":
+        return DevicePlace(*others)
+    stages = host_stages(plan.codecs[ran:], kernels.result, labels[ran:-1], ledger)
+    return (HostPlace if streams is None else TransferPlace)(stages, config, store, *others)
+
+
+def _in_memory(place: Place) -> Place:
+    """Return the same place with a store in memory, where nothing is counted."""
+    here = Memory()
+    plan = replace(place.plan, store=here if place.plan.store is not None else None)
+    return _place_for(plan, place.saved, place.backend, here, here.open(), Ledger(), None, 0)

@@ -1,0 +1,398 @@
+"""One saved block of memory: its state, its way into a place, and its way back."""
+
+import threading
+from collections.abc import Hashable
+from enum import Enum
+from functools import partial
+from typing import Any, ClassVar
+from weakref import ref
+
+import numpy as np
+
+from tensorstash.engine.ladder import Fate, Record
+from tensorstash.engine.place import Place, Stored
+from tensorstash.engine.readers import Reading
+from tensorstash.engine.shared_span import Rebuilt, SharedSpan, memory_of
+from tensorstash.errors import CodecError, SlotGoneError, StashError, StoreError, TensorStashError, modified
+from tensorstash.host.arrays import borrowed
+from tensorstash.host.budget import ByteBudget, Lease
+from tensorstash.host.futures import Future
+from tensorstash.host.workers import Workers
+from tensorstash.spec import TensorSpec
+
+_FEW = 4
+"""A payload that is so many times smaller than its tensor is read in about the time that decoding it takes."""
+
+
+class State(Enum):
+    """Where a content is."""
+
+    RESIDENT = "in the memory of the saved tensor"
+    CAPTURING = "on its way into its place"
+    STORED = "in its place"
+    LOADING = "on its way back, ahead of the request"
+    LOADED = "back, for others that will ask"
+    FAILED = "lost on its way into its place"
+
+
+class Content:
+    """One saved block of memory, shared by all handles that need it; freed with the last of them. Thread-safe.
+
+    Until its bytes are captured it holds a source, which answers requests itself or by a copy: an alias of the saved
+    tensor that is captured when nobody else holds its memory, or a private copy. Any thread may capture it. A tensor
+    that was modified in place since it was saved is refused, as autograd refuses it: each request compares the version,
+    on a version probe that outlives the memory.
+
+    A loaded content that another handle still needs is held as far as the budget goes, so that it is read once for
+    several operations. Where backward kernels do not write into what they unpack, these share one tensor, as they do
+    without hooks; an operation that may write into it gets a tensor of its own.
+
+    Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
+
+    Args:
+        place: where its bytes go, and how they come back.
+        source: an alias of the saved tensor, part of no graph; or a private copy of it, with the same layout.
+        spec: the source's spec.
+        version: the saved tensor's in-place version when it was saved.
+        probe: the version probe of the saved tensor, if ``source`` is a private copy.
+        ahead: bytes that all contents together may hold loaded.
+        readers: threads that load, and are given up after their timeout.
+        token: names the memory of the source.
+        index: its number in its stretch of saves.
+        record: of the tensor in the plan of a budget.
+        span: memory that it shares with other contents when it is back.
+        reading: its readers, if they decide whether its codecs may lose something.
+    """
+
+    __slots__ = (
+        "__weakref__", "_ahead", "_data", "_error", "_is_alone", "_lease", "_loaded_nbytes", "_loading",
+        "_lock", "_probe", "_readers", "_rebuilt", "_span", "_stored", "_uses", "_version", "alias", "index",
+        "is_private", "is_quick", "loses", "nbytes", "place", "reading", "record", "spec", "state", "token",
+        "users",
+    )  # fmt: skip
+
+    is_streamed: ClassVar[bool] = False
+    """Whether it can be brought back to its device before it is asked for."""
+    is_recipe: ClassVar[bool] = False
+    """Whether it is made again, and not captured."""
+
+    def __init__(
+        self,
+        place: Place,
+        source: Any,
+        spec: TensorSpec,
+        version: int,
+        probe: Any,
+        ahead: ByteBudget,
+        readers: Workers,
+        token: Hashable = None,
+        index: int = 0,
+        record: Record | None = None,
+        span: SharedSpan | None = None,
+        reading: Reading | None = None,
+    ) -> None:
+        self.state = State.RESIDENT
+        self.place = place
+        self.alias = source
+        """The source, whatever its version is; None once the bytes are captured."""
+        self.spec = spec
+        self.nbytes = place.spec.nbytes
+        """Bytes of the content, before encoding."""
+        self.token, self.index, self.record, self.reading = token, index, record, reading
+        self._version = version
+        self._probe = probe
+        self.is_private = probe is not None
+        """Whether the source is the engine's own, so that nobody may get it and it may become the payload."""
+        self._is_alone = False
+        self.loses = self.is_private and not place.is_lossless
+        """Whether what comes back has a loss. Until its readers have decided that, its source comes back as it is."""
+        self.is_quick = place.tier == "memory"
+        """Whether loading takes hardly longer than decoding: the bytes are in host memory, or few."""
+        self.users, self._uses = 1, 0
+        self._ahead, self._readers = ahead, readers
+        self._span = span
+        # A content with memory to share is copied there, and takes twice as much until then.
+        self._loaded_nbytes = self.nbytes if span is None else 2 * self.nbytes
+        self._lock = threading.Lock()
+        self._stored: Stored | None = None
+        self._error: TensorStashError | None = None
+        self._loading: Future[Any] | None = None
+        self._data: Any = None
+        self._rebuilt: Rebuilt | None = None
+        self._lease: Lease | None = None  # of the bytes that are held decoded
+
+    def add_user(self) -> None:
+        """Count one more handle, or a recipe that will ask."""
+        self.users += 1
+
+    def narrow(self, place: Place) -> None:
+        """Take another place, that suits the readers; meanwhile other threads get the source."""
+        self.place = place
+        self.loses = not place.is_lossless
+
+    # Into its place
+
+    def is_owned(self) -> None:
+        """Note that nobody else has the memory of its source: nothing is refused once the bytes are captured."""
+        self._is_alone = True
+
+    def launch(self) -> None:
+        """Begin with the part that only the thread that saved the tensor can do."""
+
+    def capture(self) -> None:
+        """Encode and store the source's bytes and drop it, if they shrink; a failure is kept for later requests."""
+        source, place = self.alias, self.place
+        if source is None:
+            return
+        self.state = state = State.CAPTURING
+        try:
+            probe = self._probe if self.is_private or self._is_alone else place.backend.version_probe(source)
+            stored = place.capture(source, self.spec, private=self.is_private)
+            if stored is None:
+                place.ledger.declined(self.spec.nbytes)
+                if self.record is not None:
+                    self.record.was_stored(self.spec.nbytes)
+                self.state = State.RESIDENT
+                return
+            self._check(source if self._is_alone else probe)
+            self._probe = probe
+            state = self._keep(stored)
+            if self.record is not None:
+                is_same_memory = place.tier == ("memory" if self.spec.device == "cpu" else "device")
+                self.record.was_stored(stored.nbytes if is_same_memory else 0)
+        except TensorStashError as error:
+            state = self._fail(error)
+        except Exception as error:
+            state = self._fail(self._unreadable(source, error))
+        self.state = state
+        # Last: a reader that sees no source takes the slot or the error.
+        self.alias = None
+
+    def _keep(self, stored: Stored) -> State:
+        self._stored = stored
+        self.is_quick = not self.is_streamed and (self.is_quick or stored.nbytes * _FEW <= self.nbytes)
+        self.place.ledger.stored(stored, self.place.tier, stored.nbytes, self.spec)
+        return State.STORED
+
+    def _fail(self, error: TensorStashError) -> State:
+        self._error = error.again()
+        return State.FAILED
+
+    def _unreadable(self, source: Any, error: Exception) -> StashError:
+        is_array = isinstance(source, np.ndarray)  # copied to the host where it was saved
+        described = f"elements of {self.place.spec}" if is_array else self.place.backend.describe(source)
+        return StashError(f"reading {described} raised {type(error).__name__}: {error}")
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether a budget may leave the tensor where it is, as it loses nothing and no plan says that it leaves."""
+        return self.place.is_lossless and (self.record is None or self.record.fate is not Fate.STORE)
+
+    @property
+    def source(self) -> Any:
+        """The source; None once the bytes are captured.
+
+        Raises:
+            SavedTensorModifiedError: the saved tensor was modified in place since it was saved.
+        """
+        source = self.alias
+        if source is not None:
+            self._check(self._probe if self.is_private else source)
+        return source
+
+    def _check(self, watched: Any) -> None:
+        """Refuse a tensor that has been modified in place since it was saved.
+
+        Args:
+            watched: an object that shares the tensor's version; None where later changes do no harm.
+
+        Raises:
+            SavedTensorModifiedError: it has.
+        """
+        if watched is not None:
+            version = self.place.backend.version(watched)
+            if version != self._version:
+                raise modified(str(self.spec), version, self._version)
+
+    def raise_failure(self) -> None:
+        """Raise the error that has kept the bytes from being captured as they were saved, if there is one.
+
+        Raises:
+            StashError: the bytes could not be encoded or stored.
+            SavedTensorModifiedError: the saved tensor was modified in place.
+        """
+        if self._error is not None:
+            raise self._error.again()
+        self._check(self._probe)
+
+    def raise_store_failure(self) -> None:
+        """Raise the error that has kept the bytes from being encoded or stored; none that is about the tensor."""
+        if isinstance(self._error, CodecError | StoreError):
+            raise self._error.again()
+
+    def settle(self) -> None:
+        """Make captured bytes immune to later changes; for threads that are not modifying the source meanwhile."""
+        probe = self._probe
+        if probe is not None and self.place.backend.version(probe) == self._version:
+            self._probe = None
+
+    # Back
+
+    @property
+    def is_prefetched(self) -> bool:
+        """Whether its tensor is counted among those that are read ahead."""
+        return self._lease is not None
+
+    def waits_beyond(self, asked: int) -> bool:
+        """Whether it was read ahead of the request for the content of index ``asked``, and still waits for its own."""
+        return self._loading is not None and self.index != asked
+
+    def prefetch(self) -> bool:
+        """Start reading on another thread; return False if the budget has no room for the result."""
+        with self._lock:
+            if self._lease is None:
+                self._lease = self._ahead.try_acquire(self._loaded_nbytes)
+                if self._lease is None:
+                    return False
+                self._loading = self._begin_load()
+                self.state = State.LOADING
+        return True
+
+    def drop(self) -> None:
+        """Drop what is held decoded, to be read again for the next request."""
+        loading = self._loading
+        if loading is not None and not loading.cancel():
+            self._wait(loading)
+        with self._lock:
+            if self._lease is not None and self._loading is loading:
+                self._loading = None
+                self._let_go()
+
+    def prefetch_to_device(self) -> bool:
+        """Start bringing it back to its device; return False to look no further ahead for now."""
+        return True
+
+    def restore(self, spec: TensorSpec) -> Any:
+        """Return a tensor of the given layout that the graph does not know yet.
+
+        Raises:
+            SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
+            StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
+        """
+        if self._error is not None or self._probe is not None:
+            self.raise_failure()
+        place = self.place
+        if self._rebuilt is not None:
+            rebuilt = self._reuse()
+            if rebuilt is not None:
+                return place.relaid(rebuilt.tensor, rebuilt.spec, spec)
+        data, lease = self._load()
+        tensor = place.rebuild(data, spec, self._span)
+        if self._lease is not None:  # others need it, too
+            with self._lock:
+                if self._lease is not None and self._data is None:
+                    backend = place.backend
+                    memory = memory_of(data, self._span)
+                    self._rebuilt = Rebuilt(backend.detached(tensor), spec, backend.version(tensor), memory)
+                    return place.relaid(self._rebuilt.tensor, spec, spec)
+        if lease is not None:  # it is in the hands of backward
+            lease.follow(memory_of(data, self._span), self.nbytes)
+        return tensor
+
+    def _reuse(self) -> Rebuilt | None:
+        """Return what was rebuilt before, if nobody has written into it."""
+        with self._lock:
+            rebuilt, self._rebuilt = self._rebuilt, None
+            if rebuilt is None or self.place.backend.version(rebuilt.tensor) != rebuilt.version:
+                return None
+            self._uses += 1
+            if self._uses % self.users:
+                self._rebuilt = rebuilt
+                return rebuilt
+            lease = self._let_go()
+        if lease is not None:
+            lease.follow(rebuilt.memory, self.nbytes)
+        return rebuilt
+
+    def _load(self) -> tuple[Any, Lease | None]:
+        """Return data for the place to rebuild tensors from, and the bytes that nobody else needs any more."""
+        with self._lock:
+            data, loading, self._loading = self._data, self._loading, None
+        try:
+            if data is None and loading is not None and not loading.cancel():
+                data = self._read(loading)
+            if data is None:
+                data = self._decode()
+        except BaseException:
+            if self._loading is None:
+                with self._lock:
+                    self._let_go()
+            raise
+        return self._hand_out(data)
+
+    def _begin_load(self) -> Future[Any]:
+        assert self._stored is not None, "asked to read what was never stored"
+        # Weakly: work that waits in a queue must not keep the slot.
+        return self._readers.submit(partial(_load, self.place, ref(self._stored)))
+
+    def _decode(self) -> Any:
+        """Return the decoded bytes, by way of a thread that can be given up if the store may hang."""
+        if not self.place.may_hang:
+            return self.place.load(self._stored)  # type: ignore[arg-type]  # it is stored
+        data = self._read(self._begin_load())
+        if data is None:
+            raise StoreError(f"{self.place.label}: the thread that read {self.nbytes} bytes was killed")
+        return data
+
+    def _read(self, loading: Future[Any]) -> Any:
+        """Return what a reader has read, or None if the reader was lost meanwhile."""
+        failure = self._wait(loading)
+        if failure is None or not isinstance(failure, TensorStashError | TimeoutError | RuntimeError):
+            return loading.result()
+        if isinstance(failure, TensorStashError):
+            # Raised as it is, it would refer to this frame, which refers to it through the future.
+            raise failure.again()
+        return None
+
+    def _wait(self, loading: Future[Any]) -> BaseException | None:
+        timeout_s = self._readers.timeout_s
+        try:
+            return loading.exception(timeout_s)
+        except TimeoutError as error:
+            self._loading = loading  # still under way, and still in the budget
+            took = f"reading {self.nbytes} bytes took longer than {timeout_s} seconds"
+            cure = "the device hangs, or timeout_s is too short for it"
+            raise StoreError(f"{self.place.label}: {took}; {cure}") from error
+
+    def _hand_out(self, data: Any) -> tuple[Any, Lease | None]:
+        with self._lock:
+            self._uses += 1
+            if self._uses % self.users != 0 and not self.place.is_at_hand:
+                if self._lease is None:
+                    self._lease = self._ahead.try_acquire(self._loaded_nbytes)
+                if self._lease is not None:
+                    self.state = State.LOADED
+                    if not self.place.backend.backward_writes:
+                        return data, None  # which becomes a tensor for all of them
+                    self._data = data
+                    return borrowed(data), None
+            return data, self._let_go()
+
+    def _let_go(self) -> Lease | None:
+        """Forget what is held decoded, under the lock; return its bytes."""
+        lease, self._lease, self._data, self._rebuilt = self._lease, None, None, None
+        if self._stored is not None:
+            self.state = State.STORED
+        return lease
+
+
+def capture(content: "ref[Content]") -> None:
+    """Capture a content, if it is still needed."""
+    if (wanted := content()) is not None:
+        wanted.capture()
+
+
+def _load(place: Place, stored: "ref[Stored]") -> Any:
+    if (wanted := stored()) is None:
+        raise SlotGoneError("the graph that needed this payload was dropped before it was read")
+    return place.load(wanted)

@@ -1,1 +1,0 @@
-"""What becomes of the content of a saved tensor: captured, encoded, stored, shared, brought back."""
