@@ -9,7 +9,7 @@ import pytest
 from paddle.autograd import PyLayer, saved_tensors_hooks
 from paddle.autograd.py_layer import PyLayerContext
 from paddle.base import core
-from paddle_cases import bits, gradients, leaf, noise, run_alone
+from paddle_cases import gradients, leaf, noise
 
 from tensorstash.errors import BackendError, SavedTensorModifiedError
 
@@ -49,21 +49,6 @@ def in_thread(work):
         raise raised[0]
 
 
-def test_each_pair_unpacks_what_it_packed(pair, backend):
-    other = type(pair)(backend)
-    x = leaf(noise(3, 3))
-    with pair.hooks():
-        y = x * 2.0 * x
-        with other.hooks():
-            y = paddle.exp(y)
-        y = paddle.tanh(y)
-    y.sum().backward()
-    assert (pair.unpacked, other.unpacked) == (pair.copied.total() + pair.kept.total(), 1)
-    plain = leaf(noise(3, 3))
-    paddle.tanh(paddle.exp(plain * 2.0 * plain)).sum().backward()
-    assert bits(x.grad) == bits(plain.grad)
-
-
 def test_leaving_on_another_thread_is_an_error_and_ends_the_scope(backend):
     notes = []
     scope = backend.hooks(*noting(notes, "ours"))
@@ -72,21 +57,6 @@ def test_leaving_on_another_thread_is_an_error_and_ends_the_scope(backend):
         in_thread(lambda: scope.__exit__(None, None, None))
     save_one()
     assert not notes
-
-
-def test_another_threads_operations_are_not_packed(backend):
-    notes, grads = [], []
-
-    def other():
-        x = leaf(noise(3, 3))
-        paddle.exp(x * 1.0).sum().backward()
-        grads.append(bits(x.grad))
-
-    with backend.hooks(*noting(notes, "ours")):
-        in_thread(other)
-    other()
-    assert not notes
-    assert grads[0] == grads[1]
 
 
 def test_another_threads_graph_keeps_the_inplace_check(backend):
@@ -171,22 +141,6 @@ def test_hooks_stay_registered_until_no_thread_that_uses_scopes_is_left(backend)
     assert not is_registered()
 
 
-def test_a_process_may_end_inside_a_scope_and_with_a_graph_alive():
-    program = """
-import paddle, threading
-from tensorstash.backends.paddle.backend import PaddleBackend
-scope = PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor)
-threading.Thread(target=scope.__enter__).start()
-inner = PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor)
-inner.__enter__()
-x = paddle.rand([3])
-x.stop_gradient = False
-y = paddle.exp(x)
-print("done")
-"""
-    assert run_alone(program) == "done\n"
-
-
 def test_hooks_run_without_gradient_recording(backend):
     modes = []
 
@@ -224,19 +178,6 @@ def test_operations_inside_pack_are_not_packed(backend):
         packed.append(tensor)
         with paddle.enable_grad():
             return (tensor * tensor.detach()).numpy()
-
-    with backend.hooks(pack, paddle.to_tensor):
-        save_one()
-    assert len(packed) == 1
-
-
-def test_operations_of_a_worker_inside_pack_are_not_packed(backend):
-    packed = []
-
-    def pack(tensor):
-        packed.append(tensor)
-        in_thread(lambda: paddle.exp(leaf([1.0])))
-        return tensor.numpy()
 
     with backend.hooks(pack, paddle.to_tensor):
         save_one()

@@ -59,32 +59,6 @@ def test_backward_frees_everything_while_the_loss_lives(pair, program):
     assert not pair.live
 
 
-@programs
-def test_a_dropped_graph_frees_everything(pair, program):
-    with pair.hooks():
-        loss = program(leaf(noise(3, 4)) * 1.0)
-    assert pair.live
-    del loss
-    assert not pair.live
-    assert not pair.unpacked
-
-
-def test_a_retained_graph_keeps_everything_until_it_is_dropped(pair):
-    x = leaf(noise(3, 4))
-    with pair.hooks():
-        loss = saved_by_operations(x * 1.0)
-    live = pair.live
-    loss.backward(retain_graph=True)
-    first = bits(x.grad)
-    x.clear_gradient(False)
-    assert pair.live == live
-    loss.backward(retain_graph=True)
-    assert bits(x.grad) == first
-    assert pair.live == live
-    loss.backward()
-    assert not pair.live
-
-
 def test_a_gradient_alone_leaves_the_graph_usable_as_without_hooks(pair):
     x = leaf(noise(3, 4))
     with pair.hooks():
@@ -140,43 +114,6 @@ def test_a_nested_retained_backward_does_not_lose_what_the_outer_one_needs(pair)
     loss.backward()
     assert bits(x.grad) == bits(paddle.exp(x.detach()))
     assert not pair.live
-
-
-@programs
-def test_an_exception_in_backward_frees_everything_with_the_loss(pair, backend, program):
-    def unpack(packed):
-        if pair.unpacked == 1:
-            raise KeyError
-        return pair.unpack(packed)
-
-    def train():
-        with backend.hooks(pair.pack, unpack):
-            loss = program(leaf(noise(3, 4)) * 1.0)
-        loss.backward()
-
-    with pytest.raises(KeyError):
-        train()
-    assert pair.copied.total() > 1
-    assert not pair.live
-
-
-def test_backward_of_cross_entropy_twice_is_right_both_times(pair):
-    # Without hooks the second gradient is wrong: the first backward overwrites the saved softmax. So the reference
-    # is a graph of its own.
-    labels = paddle.to_tensor([0, 2, 1])
-
-    def fresh():
-        x = leaf(noise(3, 4))
-        paddle.nn.functional.cross_entropy(x * 1.0, labels).backward()
-        return bits(x.grad)
-
-    x = leaf(noise(3, 4))
-    with pair.hooks():
-        loss = paddle.nn.functional.cross_entropy(x * 1.0, labels)
-    for retain in (True, False):
-        loss.backward(retain_graph=retain)
-        assert bits(x.grad) == fresh()
-        x.clear_gradient(False)
 
 
 def test_a_retaining_backward_on_one_thread_frees_late_nothing_of_another(pair, counting_only):

@@ -1,6 +1,6 @@
 """Every operator of the table, in every layout and type, is the same under lossless policies, bit by bit.
 
-A sample of 20 seconds runs always. ``TENSORSTASH_OPERATORS=all`` runs the whole table, and
+A sample of some seconds runs always. ``TENSORSTASH_OPERATORS=all`` runs the whole table, and
 ``TENSORSTASH_OPERATORS_SEED`` chooses another sample.
 """
 
@@ -40,7 +40,7 @@ def test_the_table_has_more_than_400_operators_and_all_layouts():
 def test_lossless_policies_change_no_bit_of_any_operator():
     cases = [case for case in sampled(every_case(), SEED) if case not in exclusions()]
     wrong, counted = {}, Counter()
-    for case, outcome in outcomes("under_policies", cases, seconds(15)):
+    for case, outcome in outcomes("under_policies", cases, seconds(5)):
         counted[reason_of(outcome) or "compared"] += 1
         if "failed" in outcome or "excluded" in outcome or "died" in outcome:
             wrong[case.id] = outcome
@@ -52,7 +52,7 @@ def test_lossless_policies_change_no_bit_of_any_operator():
 @pytest.mark.timeout(0)
 def test_what_is_left_out_is_what_plain_paddle_makes_of_it():
     cases = [case for case in sampled(every_case(), SEED) if exclusions().get(case) != UNSTABLE]
-    told = {case: reason_of(outcome) for case, outcome in outcomes("plain", cases, seconds(6))}
+    told = {case: reason_of(outcome) for case, outcome in outcomes("plain", cases, seconds(3))}
     assert told
     # A process also dies of what an earlier case has done to its memory.
     blamed = [case for case, reason in told.items() if reason == CRASHES != exclusions().get(case)]
@@ -60,19 +60,12 @@ def test_what_is_left_out_is_what_plain_paddle_makes_of_it():
     assert {case.id: reason for case, reason in told.items() if reason != exclusions().get(case)} == {}
 
 
-def test_a_case_that_kills_its_process_is_named_and_the_others_run():
-    cases = [Case("paddle.exp", layout, "float32") for layout in ("contiguous", "sliced", "reversed")]
-    told = {case.layout: outcome for case, outcome in outcomes("paddle_operators.planted.dies_when_sliced", cases)}
-    assert told == {"contiguous": "alive", "sliced": {"died": "SIGSEGV"}, "reversed": "alive"}
-
-
-def test_the_search_finds_what_the_documented_example_gets_wrong():
-    cases = [Case("paddle.square", layout, "float32") for layout in ("contiguous", "transposed")]
-    told = {case.layout: outcome for case, outcome in outcomes("paddle_operators.planted.documented_example", cases)}
-    assert told == {"contiguous": None, "transposed": "other gradients"}
-
-
-def test_the_search_finds_a_users_tensor_that_backward_has_changed():
-    cases = [Case("F.softmax_with_cross_entropy(return_softmax=True)", "contiguous", "float32")]
-    told = [outcome for _, outcome in outcomes("paddle_operators.planted.passed_through", cases)]
-    assert told == ["backward changed output 1"]
+def test_the_search_finds_planted_faults_and_names_a_case_that_kills_its_process():
+    planted = {
+        Case("paddle.exp", "contiguous", "float32"): "alive",
+        Case("paddle.exp", "sliced", "float32"): {"died": "SIGSEGV"},
+        Case("paddle.square", "contiguous", "float32"): None,
+        Case("paddle.square", "transposed", "float32"): "other gradients",
+        Case("F.softmax_with_cross_entropy(return_softmax=True)", "contiguous", "float32"): "backward changed output 1",
+    }
+    assert dict(outcomes("paddle_operators.planted.faulty", planted)) == planted

@@ -71,17 +71,6 @@ def saving(*what):
     return layer(forward, backward), found
 
 
-def test_the_examples_of_the_documentation_give_the_documented_gradients(pair):
-    x = leaf([0.5, 1.0])
-    with pair.hooks():
-        y = tanh(x)
-    y.sum().backward()
-    assert np.allclose(x.grad.numpy(), [0.786448, 0.419974], atol=1e-6)
-    assert gradients(product, [noise(3), noise(3, seed=1)], pair.hooks()) == gradients(
-        product, [noise(3), noise(3, seed=1)]
-    )
-
-
 def test_what_is_no_tensor_is_given_back_as_it_was(pair):
     array = np.ones(3)
     apply, found = saving(lambda x: x, None, 3, array, "text", lambda x: [x, None, 2], lambda x: (x, [x]))
@@ -98,16 +87,6 @@ def test_what_is_no_tensor_is_given_back_as_it_was(pair):
     for tensor in (first, as_list[0], as_tuple[0], as_tuple[1][0]):
         assert bits(tensor) == bits(x)
     assert pair.copied.total() == 4
-
-
-def test_a_list_of_tensors_as_the_only_argument(pair):
-    apply, found = saving(lambda x: [x, x * 2])
-    x = leaf(noise(4))
-    with pair.hooks():
-        y = apply(x * 1.0)
-    y.sum().backward()
-    ((tensors,),) = found
-    assert [bits(one) for one in tensors] == [bits(x), bits(x * 2)]
 
 
 def test_nothing_saved_and_never_saved(pair):
@@ -211,26 +190,13 @@ def test_second_derivatives_of_a_layer_whose_apply_was_taken_before(pair):
     assert second_derivative(apply, pair.hooks()) == second_derivative(apply)
 
 
-def test_a_constant_made_in_forward_is_one_in_second_derivatives(pair):
-    def forward(ctx, x):
-        ctx.save_for_backward(x, paddle.full_like(x, 2.0))
-        return x * x
-
-    def backward(ctx, grad):
-        x, two = ctx.saved_tensor()
-        assert two.stop_gradient
-        return grad * two * x
-
-    program = layer(forward, backward)
-    assert second_derivative(program, pair.hooks()) == second_derivative(program)
-
-
 def test_second_derivatives_with_a_users_pair_that_forgets_the_history(backend):
     recipe = backend.hooks(lambda tensor: tensor.numpy(), lambda array: paddle.to_tensor(array))
     assert second_derivative(square, recipe) == second_derivative(square)
 
 
 OUTPUT_IS_GONE = """
+import threading
 import paddle
 from paddle.autograd import PyLayer
 from tensorstash.backends.paddle.backend import PaddleBackend
@@ -257,13 +223,20 @@ try:
     paddle.grad(loss, [x], create_graph=True)
 except BackendError as error:
     print(error)
+
+# It ends inside of scopes of two threads, with a graph alive.
+threading.Thread(target=PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor).__enter__).start()
+PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor).__enter__()
+kept = paddle.exp(x)
+print("done")
 """
 
 
-def test_a_second_derivative_through_an_output_that_nobody_has_named_is_an_error():
+def test_a_second_derivative_through_an_output_that_is_gone_is_an_error_and_a_process_may_end_inside_a_scope():
     # Alone, since `apply` must be taken before anything is replaced.
-    printed = run_alone(OUTPUT_IS_GONE)
-    assert printed.count("the tensor itself is gone; keep a reference") == 1
+    first, last = run_alone(OUTPUT_IS_GONE).splitlines()
+    assert "the tensor itself is gone; keep a reference" in first
+    assert last == "done"
 
 
 def tanh_and_exp():
@@ -385,11 +358,6 @@ def test_a_retained_backward_that_raised_runs_again(pair):
     Raises.where = ""
     y.sum().backward()
     assert bits(x.grad) == bits(x)
-
-
-def test_a_first_derivative_through_an_output_that_is_gone(pair):
-    program = lambda x: tanh(tanh(x) * 2.0)  # noqa: E731
-    assert gradients(program, [noise(5)], pair.hooks()) == gradients(program, [noise(5)])
 
 
 def test_a_kept_parameter_is_the_parameter_itself(pair):

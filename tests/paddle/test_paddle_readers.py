@@ -184,18 +184,11 @@ def test_where_the_stack_cannot_be_looked_up_nothing_may_be_lost(backend, monkey
     assert told(backend, paddle.matmul, matrix()) == {(None, "exact")}
 
 
-def test_deep_stacks_are_looked_through(backend, monkeypatch):
-    monkeypatch.setattr(paddle_readers, "_NEAR", 2)
-    assert told(backend, paddle.exp, matrix()) == {("ExpGradNode", "any")}
-    monkeypatch.setattr(paddle_readers, "_FAR", 2)
-    assert told(backend, paddle.exp, matrix()) == {(None, "exact")}
-
-
 @pytest.mark.timeout(0)
 def test_readers_are_nodes_of_the_graph():
     cases = [Case(row, "contiguous", "float32") for row in ROWS if not row.startswith("linalg.pinv")]
     strangers = {}
-    for case, outcome in outcomes("names", sampled(cases, 0), None if WHOLE else 8):
+    for case, outcome in outcomes("names", sampled(cases, 0), None if WHOLE else 3):
         if outcome.get("strangers"):
             strangers[case.id] = outcome["strangers"]
     assert not strangers
@@ -207,7 +200,7 @@ def test_what_readers_need_is_what_losses_do_to_their_gradients():
     errors = Errors()
     first = [case for case in cases_of_readers() if case.row in FIRST]
     other = [case for case in sampled(cases_of_readers(), 0) if case.row not in FIRST]
-    tried = [*outcomes(LOSSY, first), *outcomes(LOSSY, other, None if WHOLE else 15)]
+    tried = [*outcomes(LOSSY, first), *outcomes(LOSSY, other, None if WHOLE else 4)]
     for case, outcome in tried:
         errors.add(case, outcome)
     print(f"{len(tried)} of {len(first) + len(other)} operators")
@@ -228,7 +221,7 @@ def test_what_readers_need_is_what_losses_do_to_their_gradients():
 def test_gradients_under_lossy_policies_stay_within_the_stated_error():
     cases = [case for case in sampled(cases_of_readers(), 1) if case.row not in AMPLIFIED]
     outside = {}
-    for case, outcome in outcomes("paddle_operators.lossy.under_lossy_policies", cases, None if WHOLE else 10):
+    for case, outcome in outcomes("paddle_operators.lossy.under_lossy_policies", cases, None if WHOLE else 3):
         assert "died" not in outcome, f"{case.id}: {outcome}"
         if max(outcome.values(), default=0.0) > STATED:
             outside[case.id] = outcome

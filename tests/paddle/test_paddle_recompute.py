@@ -77,25 +77,6 @@ def test_several_blocks_one_after_the_other_and_inside_one_another(net, pair, re
     assert not pair.live
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_views_at_offsets_and_with_strides_inside_a_recomputed_block(pair, reentrant):
-    def block(x):
-        q, k = paddle.split(x * 1.0, 2, axis=1)
-        return (q.t()[1:] * k.t()[1:]) @ (x * 2.0)[:, 1:3]
-
-    def train(hooked):
-        x = leaf(noise(4, 8))
-        if hooked:
-            with pair.hooks():
-                y = recompute(block, x * 1.0, use_reentrant=reentrant)
-        else:
-            y = block(x * 1.0)
-        (y * paddle.arange(6, dtype="float32").reshape([3, 2])).sum().backward()
-        return bits(x.grad)
-
-    assert train(True) == train(False)
-
-
 def test_recompute_on_another_thread_while_hooks_are_in_force(net, pair):
     net[2].eval()
     found = []

@@ -87,19 +87,6 @@ def test_the_users_softmax_and_a_second_gradient_are_as_before(patched, program,
     assert gradients == [expected, expected]
 
 
-def test_a_softmax_that_nobody_holds_gives_the_same_gradient_twice(patched):
-    labels = paddle.to_tensor(LABELS[:, 0])
-    for scope in SCOPES.values():
-        leaf = paddle.to_tensor(LOGITS, stop_gradient=False)
-        with scope():
-            loss = functional.cross_entropy(leaf * 1.0, labels)
-        loss.backward(retain_graph=True)
-        first = bits(leaf.grad)
-        leaf.clear_gradient()
-        loss.backward()
-        assert bits(leaf.grad) == first
-
-
 def test_another_thread_without_a_scope_is_as_without_hooks(patched):
     found = []
     worker = threading.Thread(

@@ -14,12 +14,8 @@ from tensorstash.backends.torch import accelerator
 from tensorstash.backends.torch.accelerator import Accelerator, asked, found_accelerator
 from tensorstash.backends.torch.eligibility import dispatch_reason
 from tensorstash.backends.torch.streams import DeviceStreams
-from tensorstash.engine.advice import Adviser
-from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.stats import Stats, Tally
-from tensorstash.errors import BackendError, TensorStashWarning
+from tensorstash.errors import TensorStashWarning
 from tensorstash.host.arrays import Array
-from tensorstash.policies.limits import Limits
 
 WITHOUT_TENSORS = {"mkldnn", "opengl", "opencl", "ideep"}
 """Types that have a name and no key: no tensor can be made on them."""
@@ -47,16 +43,6 @@ def test_strided_tensors_of_every_type_of_device_are_stashed_or_kept_for_a_reaso
     assert dispatch_reason(keys.raw_repr()) == REASONS.get(kind)
 
 
-@pytest.mark.parametrize("reason", sorted({*REASONS.values(), "device"}))
-def test_who_trains_on_a_device_whose_tensors_are_only_kept_is_told_why_and_what_to_do(reason: str) -> None:
-    adviser = Adviser(Ledger(), Limits(), only_keeps=False)
-    stats = Stats(seen=Tally(1000, 4000), kept={reason: Tally(1000, 4000)})
-    with pytest.warns(
-        TensorStashWarning, match=rf"nothing was stashed of 1000 saved tensors .*: {reason}\)\. (?!Only)"
-    ):
-        adviser.judge(stats)
-
-
 def test_training_on_a_device_without_memory_warns_once() -> None:
     leaf = torch.ones(100, device="meta", requires_grad=True)
     stash = ts.stash(ts.CpuOffload(), framework="torch", min_bytes=0)
@@ -70,12 +56,6 @@ def test_training_on_a_device_without_memory_warns_once() -> None:
         train()
     train()
     assert stash.stats().kept["no real memory"].tensors == 16
-
-
-@pytest.mark.parametrize("kind", sorted(WITHOUT_TENSORS))
-def test_a_type_without_a_key_has_no_tensors(kind: str) -> None:
-    with pytest.raises(RuntimeError):
-        torch._C._dispatch_key_for_device(kind)
 
 
 class Event:
@@ -131,12 +111,6 @@ def test_where_pages_can_be_locked_in_place_no_memory_of_pytorchs_is_used(pinned
     assert pinned == []
 
 
-def test_work_that_is_recorded_is_refused_where_a_device_says_so(pinned: list[int]) -> None:
-    found = asked("xpu", queues(is_current_stream_capturing=lambda: True))
-    with pytest.raises(BackendError, match=r"xpu:0 cannot be stashed"):
-        DeviceStreams(lambda: found).current_stream("xpu:0")
-
-
 @pytest.mark.parametrize(
     ("module", "lacks"),
     [
@@ -157,13 +131,6 @@ def test_a_device_that_lacks_something_has_copies_that_wait(module: Any, lacks: 
 def test_a_device_whose_memory_knows_no_streams_has_copies_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("maia"))
     assert found_accelerator() == "its memory cannot be told of the streams that use it"
-
-
-def test_a_process_without_an_accelerator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
-    streams = DeviceStreams()
-    assert streams.why_copies_wait("cuda:0") == "PyTorch knows no accelerator in this process"
-    assert streams.current_stream("cuda:0") is None
 
 
 class Runtime:

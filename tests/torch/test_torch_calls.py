@@ -1,6 +1,5 @@
 """A wrapped module of PyTorch stays wrapped, whatever trainers, compilers and copies do to it."""
 
-import copy
 import warnings
 from types import MethodType
 
@@ -9,7 +8,6 @@ import torch
 from torch import nn
 
 import tensorstash as ts
-from tensorstash.policies.selectors import ModuleNames
 
 
 def network(depth=3):
@@ -88,20 +86,6 @@ def test_compiled_before_and_after(x, wrap_first, in_place, backend):
     stashed = assert_stashes(handle, compiled, x)
     handle.remove()
     assert all(map(torch.equal, stashed, assert_stands_aside(handle, compiled, x)))
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("wrap_compiled", [True, False])
-def test_rules_by_module_name_see_through_a_compiled_model(x, wrap_compiled):
-    torch.compiler.reset()
-    model = network()
-    by_name = ts.Route((ts.Rule(ModuleNames("1"), ts.Compress(min_ratio=1)),))
-    handle = None if wrap_compiled else wrapped(model, by_name)
-    compiled = torch.compile(model, backend="eager")
-    handle = handle or wrapped(compiled, by_name)
-    train(compiled, x)
-    stats = handle.stats()
-    assert 0 < stats.stashed.tensors < stats.seen.tensors
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -219,13 +203,3 @@ def test_a_whole_compiled_graph_says_that_it_asks_for_everything_at_once(whole):
             model(x).square().sum().backward()
     assert handle.stats().stashed.nbytes > 2**20
     assert [("Compile the blocks" in str(one.message)) for one in said] == [True] * whole
-
-
-def test_an_unwrapped_copy_that_was_compiled_steps_aside_alone(x):
-    model = network()
-    handle = wrapped(model)
-    twin = copy.deepcopy(model)
-    twin.compile(backend="eager")
-    ts.unwrap(twin)
-    assert_stands_aside(handle, twin, x)
-    assert_stashes(handle, model, x)

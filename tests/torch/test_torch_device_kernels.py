@@ -117,7 +117,7 @@ def place(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quantization(dtype: str, bits: int, rounding: str, content: str, place: str) -> None:
     # The interpreter is slow, and a dtype matters only where elements are read and written.
-    for shape, group_size in SHAPES[-2:] if INTERPRETED and dtype != "float32" else SHAPES:
+    for shape, group_size in SHAPES[-2:] if INTERPRETED else SHAPES:
         codec = Affine(bits=bits, group_size=group_size, rounding=rounding, seed=3)
         tensor = floats(shape, dtype, content)
         if torch_triton.fits(Groups.of(shape, group_size), bits, tensor.dtype):
@@ -147,7 +147,7 @@ def test_casts(target: str, source: str, content: str, place: str) -> None:
 
 @pytest.mark.parametrize("target", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_every_tie_is_broken_to_even(target: str, place: str) -> None:
-    high = np.arange(0, 1 << 16, 7 if INTERPRETED else 1, dtype=np.uint32) << 16
+    high = np.arange(0, 1 << 16, 61 if INTERPRETED else 1, dtype=np.uint32) << 16
     ties = np.concatenate([high | np.uint32(low) for low in (0, 0x7FFF, 0x8000, 0x8001, 0x0FFF, 0x1000, 0x1001)])
     check(AsType(dtype=target), torch.from_numpy(ties.view(np.float32)), place)
 
@@ -170,14 +170,6 @@ def test_memory_at_any_address(place: str) -> None:
         check(Affine(bits=4), raw[start : start + 4000].view(torch.float32), place)
         check(AsType(), raw[start : start + 4000].view(torch.float32), place)
         check(PackBits(), raw[start + 1 :] > 9, place)
-
-
-def test_user_settings_change_nothing(place: str) -> None:
-    tensor = floats((40, 256), "float32", "normal")
-    state = torch.get_rng_state()
-    with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
-        check(Affine(bits=4, rounding="stochastic"), tensor.requires_grad_().detach(), place)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter is not for several threads")
@@ -222,13 +214,6 @@ def test_what_has_no_kernel() -> None:
 def test_the_host_and_devices_without_triton_get_no_kernel(device: str) -> None:
     for codec, dtype in ((Affine(), "float16"), (AsType(), "float32"), (PackBits(), "bool")):
         assert DeviceKernels().kernel(codec, TensorSpec((600,), (1,), 0, dtype, device)) is None
-
-
-@pytest.mark.gpu
-@needs_device
-def test_devices_get_kernels() -> None:
-    for codec, dtype in ((Affine(), "float16"), (AsType(), "float32"), (PackBits(), "bool")):
-        assert DeviceKernels().kernel(codec, TensorSpec((600,), (1,), 0, dtype, f"{DEVICE}:0")) is not None
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the inner run")

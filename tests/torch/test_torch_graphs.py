@@ -1,6 +1,5 @@
 """Whole graphs have the same gradients, bit for bit, when all that can be stashed goes through the host."""
 
-import threading
 from contextlib import nullcontext
 
 import pytest
@@ -111,43 +110,6 @@ def test_custom_function_with_none_and_masks(pair, same_bits):
     assert same_bits(plain, run(pair.hooks))
     assert pair.copied[(3, 5)] == 1
     assert pair.kept["parameter"] == 1
-
-
-def test_graphs_are_built_and_used_on_several_threads(pair, same_bits):
-    models = [block() for _ in range(3)]
-    inputs = [torch.randn(2, 5, 16) for _ in models]
-
-    def build(model, x, around):
-        leaf = x.clone().requires_grad_()
-        with around():
-            return leaf, model.eval()(leaf * 1).square().sum()
-
-    def grads(model, leaf, loss):
-        return torch.autograd.grad(loss, (leaf, *model.parameters()))
-
-    def on_threads(work):
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(models))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def run(around):
-        graphs = [None] * len(models)
-        results = [None] * len(models)
-
-        def forward(i):
-            graphs[i] = build(models[i], inputs[i], around)
-
-        def backward(i):
-            results[i] = grads(models[i], *graphs[i])
-
-        on_threads(forward)
-        on_threads(backward)
-        return results
-
-    # Without hooks on threads too: a new thread may compute with another number of threads, and so round differently.
-    assert all(map(same_bits, run(nullcontext), run(pair.hooks)))
 
 
 class Watched(torch.autograd.Function):

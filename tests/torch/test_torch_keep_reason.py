@@ -28,22 +28,6 @@ def test_views_of_parameters_of_any_class_are_kept(backend):
     assert backend.keep_reason(weight.t()) == "view of a parameter"
 
 
-@pytest.mark.parametrize("requires_grad", [True, False], ids=["trained", "frozen"])
-def test_weights_saved_by_linear_conv_and_embedding_are_recognised(backend, pair, requires_grad):
-    linear, tied = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
-    tied.weight = linear.weight
-    conv = nn.Conv1d(5, 5, 1, bias=False)
-    for module in (linear, conv):
-        module.requires_grad_(requires_grad)
-    with pair.hooks():
-        x = torch.randn(2, 3, 5, requires_grad=True) * 1
-        y = conv(tied(linear(x)).transpose(1, 2))
-    y.sum().backward()
-    weights = pair.kept["parameter"] + pair.kept["view of a parameter"]
-    assert weights == 3
-    assert not {(5, 5), (5, 5, 1)} & set(pair.copied)
-
-
 @pytest.mark.filterwarnings("ignore:Sparse (CSR|BSR|CSC|BSC)")
 def test_sparse_tensors_are_kept(backend):
     dense = torch.eye(4)

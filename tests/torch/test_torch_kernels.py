@@ -36,16 +36,6 @@ def test_memory_of_dense_elements_is_adopted_only_where_that_is_allowed() -> Non
     assert torch.equal(elsewhere, dense)
 
 
-def test_lazy_flags_come_off_and_go_on_again() -> None:
-    tensor = torch.randn(4, 3, dtype=torch.complex64).conj()
-    spec = BACKEND.spec(tensor)
-    dense = BACKEND.layouts.dense(tensor, spec)
-    assert not dense.is_conj()
-    back = BACKEND.layouts.restored(dense, spec, adopt=False)
-    assert back.is_conj()
-    assert torch.equal(back, tensor)
-
-
 def test_a_payload_has_the_type_and_shape_of_its_spec_and_shares_host_memory() -> None:
     tensor = torch.randn(6, 4).to(torch.bfloat16)
     spec = BACKEND.spec(tensor)

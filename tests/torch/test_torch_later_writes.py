@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import pytest
 import torch
-from memory_programs import LIMITS, UNVERSIONED, Moment, differences, moments, result
+from memory_programs import LIMITS, Moment, differences, moments, result
 from submissions import Submissions
 
 import tensorstash as ts
-from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 
@@ -42,22 +38,6 @@ def test_what_nobody_asks_for_is_no_trouble_to_anything_later(change, tmp_path, 
         return [leaf.grad, loss, unused]
 
     assert differences(program, str(tmp_path), submissions, same_bits) == []
-
-
-@pytest.mark.parametrize("limits", LIMITS)
-@pytest.mark.parametrize("way", UNVERSIONED)
-def test_what_is_saved_after_a_drain_is_what_is_there_by_then(way, limits):
-    weight, held = torch.ones(6, 20, requires_grad=True), torch.full((6, 20), 2.0)
-    stash = ts.stash(StoreIn(Memory()), framework="torch", min_bytes=0, limits=LIMITS[limits])
-    with stash as session:
-        first = weight * held
-        session.drain()
-        UNVERSIONED[way](held, torch.full((6, 20), 3.0))
-        second = weight * held
-    (grad,) = torch.autograd.grad(second.sum(), weight)
-    assert torch.equal(grad, torch.full((6, 20), 3.0))
-    (grad,) = torch.autograd.grad(first.sum(), weight)
-    assert torch.equal(grad, torch.full((6, 20), 2.0))  # immune since the drain
 
 
 @pytest.mark.parametrize("limits", LIMITS)
@@ -149,28 +129,3 @@ def test_a_backward_that_writes_into_what_it_shares_changes_it_for_itself_alone(
     for name, moment in moments(str(tmp_path), submissions):
         (difference,) = result(program, moment)
         assert not difference.any(), name
-
-
-@pytest.mark.parametrize("is_drained", [False, True])
-def test_only_what_somebody_else_holds_is_watched_once_its_bytes_are_captured(is_drained, monkeypatch):
-    watched: list[torch.Tensor] = []
-    probe = TorchBackend.version_probe
-
-    def noted(backend: TorchBackend, tensor: torch.Tensor) -> torch.Tensor:
-        watched.append(tensor)
-        return probe(backend, tensor)
-
-    monkeypatch.setattr(TorchBackend, "version_probe", noted)
-    leaf = torch.full((6, 20), 0.5, requires_grad=True)
-    stash = ts.stash(StoreIn(Memory()), framework="torch", min_bytes=0, limits=ts.Limits(in_flight=0))
-    with stash as session:
-        held = leaf.sin()
-        out = held.sin()
-        if is_drained:
-            session.drain()
-        x = out.sin().sin()
-    assert [tensor.data_ptr() for tensor in watched] == [held.data_ptr()] * is_drained
-    with torch.no_grad():
-        held.zero_()
-    with pytest.raises(SavedTensorModifiedError) if not is_drained else nullcontext():
-        x.sum().backward()

@@ -167,35 +167,3 @@ def test_a_tensor_is_let_go_of_on_another_thread_while_the_session_looks(when, l
         everything[number].data.fill_(2.0)
     loss.backward()
     assert same_bits([plain.grad], [leaf.grad])
-
-
-def test_what_a_thread_writes_before_it_lets_go_is_what_backward_reads(monkeypatch):
-    """The bytes that are captured are those that were there when the last holder was gone."""
-    leaf = torch.ones(6, 20, requires_grad=True)
-    stash = ts.stash(StoreIn(Memory()), framework="torch", min_bytes=0)
-    handed: SimpleQueue[torch.Tensor | None] = SimpleQueue()
-    done: SimpleQueue[None] = SimpleQueue()
-
-    def other():
-        while (tensor := handed.get(timeout=60)) is not None:
-            tensor.data.fill_(3.0)
-            del tensor
-            done.put(None)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    losses = []
-    with stash as session:
-        for _ in range(20):
-            inner = torch.full((6, 20), 2.0)
-            losses.append((leaf * inner).sum())
-            handed.put(inner)
-            del inner
-            done.get(timeout=60)
-            (leaf * 1.0).exp()  # the session looks
-    handed.put(None)
-    thread.join(60)
-    session.drain()
-    torch.stack(losses).sum().backward()
-    assert torch.equal(leaf.grad, torch.full((6, 20), 60.0))
-    assert session.stats().stored["memory"].tensors > 10

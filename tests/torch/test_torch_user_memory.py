@@ -300,36 +300,3 @@ def test_a_fused_optimizer_between_two_graphs(kind, alias, as_without_hooks):
         return [*gradients, weight.grad, inputs.grad, weight.detach()]
 
     as_without_hooks(program)
-
-
-def test_content_saved_twice_is_stored_once_and_again_at_the_next_entry(tmp_path):
-    stash = ts.stash(POLICIES["memory"](str(tmp_path)), framework="torch", min_bytes=0)
-    leaf = torch.randn(6, 20, requires_grad=True)
-
-    def forward():
-        inner = leaf * 1.0
-        return (inner * inner).exp()
-
-    with stash:
-        first = forward()
-    with stash:
-        second = forward()
-    assert stash.stats().deduplicated.tensors == 2
-    (first + second).sum().backward()
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_statistics_are_updated_while_a_store_is_at_work(layer, as_without_hooks):
-    make, rest = LAYERS[layer]
-
-    def program(moment):
-        model, x = make(8), torch.randn(4, 8, *rest, requires_grad=True)
-        with moment():
-            out = model(model(x * 1.0))
-            moment.between()
-            out = model(out)
-        moment.after()  # the stores go on when everything has been written
-        out.square().sum().backward()
-        return [x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
-
-    as_without_hooks(program)

@@ -14,6 +14,11 @@ from .cases import Case, run
 from .jobs import difference
 
 
+def faulty(case: Case) -> Any:
+    """Do what is wrong with each row."""
+    return {"paddle.exp": dies_when_sliced, "paddle.square": documented_example}.get(case.row, passed_through)(case)
+
+
 def dies_when_sliced(case: Case) -> str:
     """Crash in one of the layouts."""
     if case.layout == "sliced":
