@@ -1,6 +1,8 @@
 """What users call: ``stash`` for a block or function, ``wrap`` for a model."""
 
 import inspect
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
@@ -13,18 +15,19 @@ from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import policy_of
-from tensorstash.engine.advice import say
+from tensorstash.config.settings import judge_variable
 from tensorstash.engine.memory import budget_of
 from tensorstash.engine.recompute.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
-from tensorstash.errors import BackendError, ConfigError
+from tensorstash.errors import BackendError, ConfigError, say
 from tensorstash.host.blocks import Block
 from tensorstash.policies.automatic import AUTO
 from tensorstash.policies.checkpoint import Checkpoint, checkpoint_of, repeated
-from tensorstash.policies.limits import Limits, limits_of
+from tensorstash.policies.limits import Limits, explains_arguments, limits_of
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
+from tensorstash.policies.policy import Policy
 from tensorstash.policies.selectors import ModuleNames
 from tensorstash.protocols import Undo
 from tensorstash.registry import did_you_mean
@@ -37,9 +40,8 @@ NEVER_ENTERED = (
     "`with tensorstash.stash(policy):`, or decorate a function with it"
 )
 NEVER_CALLED = (
-    "nothing was seen: a wrapped model was never called while gradients were recorded. Whoever trains it replaces what "
-    "was wrapped, or calls another method, a copy that went through a pickle, or what a tracer made: wrap what is "
-    "called, pass methods=('forward', 'training_step'), or use `with tensorstash.stash(policy)`"
+    "nothing was seen: a wrapped model was never called while gradients were recorded. Wrap the object that training "
+    "calls, and name a method other than forward: methods=('forward', 'training_step')"
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,7 +70,7 @@ class Stash(ContextDecorator, Block):
     def __init__(self, session: Session[Any]) -> None:
         self._session = session
         self._entered = _Scopes()
-        self._expects_no_entry = session.adviser.expect_entry(self, NEVER_ENTERED)
+        session.adviser.expect_entry(session, NEVER_ENTERED)
 
     if TYPE_CHECKING:
 
@@ -117,7 +119,7 @@ class Stash(ContextDecorator, Block):
         this.is_left = False
 
     def __call__(self, func: F) -> F:
-        self._expects_no_entry()  # whether the function is ever called is not our business
+        self._session.adviser.expect_no_entry()  # whether the function is ever called is not our business
         if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise ConfigError(
                 f"stash: got {func.__qualname__}, a coroutine or generator function, expected a plain function; "
@@ -184,6 +186,7 @@ class Wrapped:
         self.remove()
 
 
+@explains_arguments
 def stash(
     policy: HookPolicy | str = "auto",
     *,
@@ -227,6 +230,7 @@ def stash(
     return Stash(_session(policy, backend, budget, min_bytes, limits, "stash"))
 
 
+@explains_arguments
 def wrap(
     model: object,
     policy: HookPolicy | str = "auto",
@@ -268,6 +272,8 @@ def wrap(
     >>> model(ref.ones((999,), requires_grad=True)).sum().backward()
     >>> handle.remove()
     """
+    if isinstance(model, str | Policy):
+        raise ConfigError(f"wrap: got {model!r} as the model; the arguments are swapped: write wrap(model, policy)")
     is_automatic, policy = policy == AUTO, policy_of(policy, "wrap")
     if isinstance(model, type):
         raise ConfigError(f"wrap: got the class {model.__qualname__}, expected a model; make an instance of it")
@@ -292,16 +298,13 @@ def wrap(
             f"hooks and set everything back. Leave Checkpoint out, and call it (Paddle's recompute) in the model"
         )
     if any(method.scope is not None and _session_of(method.scope) for method in scoped_methods(model)):
-        say(
-            "the model is wrapped already, and the policy that it was wrapped with first takes the place of this one; "
-            "call tensorstash.unwrap(model) first, or chain and route the policies"
-        )
+        say("the model is wrapped already, and that policy takes the place of this one; unwrap(model) first")
     session = _session(policy, backend, budget, min_bytes, limits, "wrap")
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
     scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
     with ExitStack() as undo_all:
         # At last; a copy that is unwrapped says nothing of the model.
-        undos: list[Undo] = [partial(session.adviser.gone, NEVER_CALLED)]
+        undos: list[Undo] = [session.adviser.removed]
         for module, scope, method in scopes:
             if method == "forward":
                 undos.append(backend.wrap_forward(module, scope))
@@ -370,6 +373,7 @@ def _session(
     limits: Limits,
     caller: str,
 ) -> Session[Any]:
+    judge_variable(os.environ, sys.orig_argv)
     remakes = any(plan.rebuilding for plan in policy.alternatives())
     small, small_on_disk = (MIN_BYTES, MIN_DISK_BYTES) if min_bytes is None else (min_bytes, 0)
     return Session(
@@ -377,7 +381,7 @@ def _session(
         backend,
         min_bytes=parse_bytes(small, path=f"{caller}.min_bytes"),
         min_disk_bytes=parse_bytes(small_on_disk, path=f"{caller}.min_bytes"),
-        budget=budget_of(budget, caller),
+        budget=budget_of(budget, f"{caller}.budget"),
         limits=limits_of(limits, caller),
         new_recomputer=Recomputer if remakes else None,
     )

@@ -18,8 +18,19 @@
     TensorStashWarning (UserWarning)              something has no effect; what to do about it
 """
 
+import logging
+import os
+import sys
 import traceback
-from typing import Self
+import warnings
+from types import FrameType
+from typing import Any, NamedTuple, Self
+
+logger = logging.getLogger("tensorstash")
+logger.addHandler(logging.NullHandler())
+
+_LIBRARIES = os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen "
+_INSTALLED = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 class TensorStashError(Exception):
@@ -29,8 +40,8 @@ class TensorStashError(Exception):
     >>> try:
     ...     ts.parse("compres")
     ... except ts.TensorStashError as error:
-    ...     print(str(error)[:38])
-    policy.name: unknown policy 'compres';
+    ...     print(str(error)[:41])
+    policy: unknown policy 'compres'; did you
     """
 
     def again(self) -> Self:
@@ -121,3 +132,46 @@ def modified(tensor: str, version: int, expected: int) -> SavedTensorModifiedErr
         f"{tensor} is at version {version}; expected version {expected} instead. "
         f"Clone it before the operation that modifies it, or call drain() on the session before that."
     )
+
+
+class Line(NamedTuple):
+    """A line of the user's program, as warnings point at it.
+
+    Args:
+        filename: of its source.
+        number: within the file.
+        module: its name.
+        registry: where warnings note what was said there.
+    """
+
+    filename: str
+    number: int
+    module: str
+    registry: dict[Any, Any]
+
+
+def user_line() -> Line:
+    """Return the innermost line that runs now and is the user's own: of no installed library, and not of Python's."""
+    frame: FrameType | None = sys._getframe(1)
+    outermost = sys._getframe(1)
+    while frame is not None:
+        name, outermost = frame.f_code.co_filename, frame
+        is_made = name == "<string>" and frame.f_code.co_name == "__init__"  # by dataclasses
+        if not is_made and not name.startswith(_LIBRARIES) and not any(part in name for part in _INSTALLED):
+            break
+        frame = frame.f_back
+    names = outermost.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    return Line(outermost.f_code.co_filename, outermost.f_lineno, str(names.get("__name__")), registry)
+
+
+def say(message: str, line: Line | None = None) -> None:
+    """Warn, and tell the logger ``tensorstash``.
+
+    Args:
+        message: the mistake and its cure.
+        line: where the warning points at; by default the user's line that runs now.
+    """
+    logger.warning("%s", message)
+    at = line or user_line()
+    warnings.warn_explicit(TensorStashWarning(message), None, at.filename, at.number, at.module, at.registry)

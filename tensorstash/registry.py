@@ -11,8 +11,13 @@ from threading import RLock
 from tensorstash.errors import ConfigError, MissingDependencyError
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
+def did_you_mean(name: object, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
     """Return the end of a message about an unknown name: the nearest known one, and all of them.
+
+    Args:
+        name: as it was written.
+        known: names that would do.
+        listed: those of them that are listed; all by default.
 
     >>> did_you_mean("qantize", ["keep", "quantize"])
     "did you mean 'quantize'? Known: keep, quantize"
@@ -20,7 +25,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     names = sorted(known)
     nearest = get_close_matches(str(name), names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{hint}Known: {', '.join(names) or 'none'}"
+    return f"{hint}Known: {', '.join(names if listed is None else sorted(listed)) or 'none'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """Byte counts as people write them."""
 
 import re
-import warnings
 
-from tensorstash.errors import ConfigError, TensorStashWarning
+from tensorstash.errors import ConfigError, say
 
 _UNITS = {
     "": 1,
@@ -63,13 +62,8 @@ def parse_budget(size: int | str, *, path: str) -> int:
     """
     nbytes = parse_bytes(size, path=path)
     if 0 < nbytes < _PLAUSIBLE and str(size).strip().isdecimal():
-        warnings.warn(
-            TensorStashWarning(
-                f"{path}: {size} without a unit is {nbytes} bytes, less than a page of memory; write "
-                f"'{nbytes}MiB' or '{nbytes}GiB' if that is meant, or '{nbytes}B'"
-            ),
-            stacklevel=4,  # past this one, __post_init__ and the __init__ of a dataclass
-        )
+        meant = f"write '{nbytes}GiB', or '{nbytes}B'"
+        say(f"{path}: {size} without a unit is {nbytes} bytes, less than a page of memory; {meant}")
     return nbytes
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
 from tensorstash import reference as ref
@@ -48,12 +49,68 @@ def train(around: ts.Stash, steps: int = 4) -> None:
         loss.backward()
 
 
-def entered_for_backward_alone() -> None:
+def entered_for_backward_alone(steps: int = 3) -> None:
     around = stash()
-    for _ in range(3):
+    for _ in range(steps):
         loss = torch.ones(8, requires_grad=True).exp().sum()
         with around:
             loss.backward()
+
+
+def forward_on_another_thread() -> None:
+    with stash():
+        thread = threading.Thread(target=lambda: torch.ones(8, requires_grad=True).exp())
+        thread.start()
+        thread.join()
+
+
+class Around:
+    """What holds a model, as ``paddle.Model`` does."""
+
+    def __init__(self) -> None:
+        self.network = model()
+
+
+def wrapped_and_checkpointed() -> None:
+    block = model()
+    ts.wrap(block, "disk_spill")
+    checkpoint(block, torch.ones(4, 8), use_reentrant=False).sum().backward()
+
+
+class Take(torch.autograd.Function):
+    """Saves integers alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(indices)
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
+
+
+def integers_alone() -> None:
+    around = stash("quantize")
+    for _ in range(3):
+        with around:
+            Take.apply(torch.ones(8, requires_grad=True), torch.arange(8) + 1).sum().backward()
+
+
+def noise(steps: int) -> None:
+    around = stash()
+    for _ in range(steps):
+        with around:
+            hidden = torch.empty(SHAPE, requires_grad=True) * torch.randn(SHAPE)
+        hidden.sum().backward()
+
+
+def wrapped_after_compiling() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), backend="aot_eager")
+    ts.wrap(compiled, "disk_spill", min_bytes=0, limits=AT_ONCE)
+    for _ in range(4):
+        compiled(torch.ones(4096, 64)).sum().backward()
 
 
 def called_past_the_wrap() -> None:
@@ -160,17 +217,66 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     "a key with a typing error": (lambda: stash("compress:levle=3"), ConfigError, "levle.*did you mean 'level'"),
     "a class in place of a policy": (lambda: stash(ts.Compress), ConfigError, r"expected a policy such as"),
     "a dictionary in place of a policy": (lambda: stash({"name": "compress"}), ConfigError, "from_dict"),
-    "a list in place of a policy": (lambda: stash([ts.Compress(), ts.Keep()]), ConfigError, r"joined by \|.*Chain"),
+    "a list in place of a policy": (lambda: stash([ts.Compress(), ts.Keep()]), ConfigError, r"joined by \|"),
     "a tuple in place of a part of a policy": (lambda: ts.Route((), (ts.Compress(),)), ConfigError, r"by \|.*Chain"),
-    "model and policy swapped": (lambda: ts.wrap(ts.Compress(), model()), ConfigError, "expected a policy such as"),  # type: ignore[arg-type]
+    "model and policy swapped": (lambda: ts.wrap(ts.Compress(), model()), ConfigError, "arguments are swapped"),  # type: ignore[arg-type]
+    "model and text swapped": (lambda: ts.wrap("compress", model()), ConfigError, r"write wrap\(model, policy\)"),  # type: ignore[arg-type]
+    "the object around a model": (
+        lambda: ts.wrap(Around(), "compress"),
+        BackendError,
+        r"expected a module; .*model\.network",
+    ),
+    "a limit outside of the limits": (
+        lambda: stash(in_flight="1MiB"),
+        ConfigError,
+        r"limits=Limits\(in_flight='1MiB'\)",
+    ),
+    "an argument with a typing error": (lambda: stash(min_byte=0), ConfigError, "did you mean 'min_bytes'"),
+    "a value without its key": (lambda: stash("quantize:8"), ConfigError, "write quantize:bits=8"),
+    "steps joined by a comma": (lambda: stash("compress, disk_spill"), ConfigError, r"write 'compress \| disk_spill'"),
+    "a step behind options": (
+        lambda: stash("quantize:bits=4, disk_spill"),
+        ConfigError,
+        r"write 'quantize:bits=4 \| disk_spill'",
+    ),
+    "steps joined by an arrow": (
+        lambda: stash("compress > disk_spill"),
+        ConfigError,
+        r"write 'compress \| disk_spill'",
+    ),
+    "a file in place of a policy": (lambda: stash("policy.toml"), ConfigError, r"load_settings\('policy.toml'\)"),
+    "a path in place of a policy": (lambda: stash(Path("policy.toml")), ConfigError, r"load_settings\('policy.toml'\)"),
+    "a name of which only policies are listed": (
+        lambda: stash("qantize"),
+        ConfigError,
+        "did you mean 'quantize'. Known: cast, chain, checkpoint, compress, cpu_offload, disk_spill, encode, keep, ",
+    ),
+    "a budget without a unit, as text": (lambda: stash(budget="6"), ConfigError, "size with a unit, such as '6GiB'"),
     "a class in place of a model": (lambda: ts.wrap(nn.GELU, "compress"), ConfigError, "make an instance of it"),
     "a function in place of a model": (lambda: ts.wrap(len, "compress"), BackendError, "expected a module"),
     "bits that there are not": (lambda: ts.Quantize(3), ConfigError, "got 3.*expected"),  # type: ignore[arg-type]
     "a unit that there is not": (lambda: stash(ts.DiskSpill(budget="40 GO")), ConfigError, "40 GO.*expected"),
     "a framework's object as a dtype": (lambda: ts.Cast(torch.bfloat16), ConfigError, "expected.*bfloat16"),  # type: ignore[arg-type]
-    "the store before the codec": (lambda: ts.DiskSpill() | ts.Compress(), PlanError, "before the payload is stored"),
-    "two steps of one kind": (lambda: ts.Quantize(8) | ts.Cast("float16"), PlanError, "encoded already; swap the two"),
-    "a directory that is not there": (lambda: stash(ts.DiskSpill("/no/such")), StoreError, "/no/such"),
+    "the store before the codec": (
+        lambda: ts.DiskSpill() | ts.Compress(),
+        PlanError,
+        r"^write compress \| disk_spill: nothing can come after a store",
+    ),
+    "two steps of one kind": (
+        lambda: ts.Quantize(8) | ts.Cast("float16"),
+        PlanError,
+        r"^write cast:dtype=float16 \| quantize: .*encoded already",
+    ),
+    "a directory that is not there": (
+        lambda: stash(ts.DiskSpill("/no/such")),
+        StoreError,
+        r"'/no/such' does not exist; .*DiskSpill\(",
+    ),
+    "a directory that nobody may write to": (
+        lambda: stash("disk_spill:directory=/proc/self"),
+        StoreError,
+        r"(may not be written to|does not exist); .*DiskSpill\(",
+    ),
     "limits as text": (lambda: stash(limits="64 MiB"), ConfigError, r"Limits\(in_flight='64 MiB'\)"),
     "min_bytes with a typing error": (lambda: stash(min_bytes="64 KO"), ConfigError, "min_bytes.*64 KO"),
     "a framework by another name": (lambda: stash(framework="pytorch"), ConfigError, "did you mean 'torch'"),
@@ -205,6 +311,21 @@ WARNINGS: dict[str, tuple[Says, str]] = {
     "a call past the wrap": (called_past_the_wrap, "never called.*methods="),
     "nothing but evaluation": (only_evaluated, "never called while gradients were recorded"),
     "a model wrapped twice": (wrapped_twice, "wrapped already.*unwrap"),
+    "only the backward inside, once": (lambda: entered_for_backward_alone(1), "without effect: nothing was seen"),
+    "the forward on another thread": (forward_on_another_thread, "without effect: .*on the thread that enters"),
+    "a wrap inside of a checkpoint": (wrapped_and_checkpointed, r"takes its place.*'checkpoint \| disk_spill'"),
+    "nothing but integers": (integers_alone, r"int64 is never quantized\): add .*\| disk_spill"),
+    "content that does not shrink": (lambda: noise(3), r"without effect: the policy shrinks nothing.*DiskSpill\("),
+    "offload without an accelerator, once": (
+        lambda: train(stash("cpu_offload"), 1),
+        r"without effect: nothing was stashed.*DiskSpill\(",
+    ),
+    "a budget without a unit": (lambda: train(stash("disk_spill", budget=6)), "6 bytes, .*write '6GiB'"),
+    "a budget beyond the machine's memory": (
+        lambda: train(stash("disk_spill", budget="4000GiB")),
+        "more than the .* of this machine.*budget='auto'",
+    ),
+    "a wrap around a compiled model": (wrapped_after_compiling, r"asks for everything at once.*block\.compile"),
     "a stash inside a stash": (one_inside_another, "takes its place.*use one of them"),
     "offload without an accelerator": (lambda: train(stash("cpu_offload")), "nothing was stashed.*use DiskSpill"),
     "everything below min_bytes": (lambda: train(stash(min_bytes="1 GiB")), "nothing was stashed.*lower min_bytes"),
@@ -212,7 +333,7 @@ WARNINGS: dict[str, tuple[Says, str]] = {
         lambda: train(stash(limits=ts.Limits(in_flight="256 MiB"))),
         "limits are larger.*pass limits=",
     ),
-    "a store in host memory": (lambda: train(stash("store_in:store=memory")), "shrinks nothing.*Compress"),
+    "a store in host memory": (lambda: train(stash("store_in:store=memory")), r"shrinks nothing.*DiskSpill\("),
     "one compiled graph": (compiled_as_a_whole, r"asks for everything at once.*block\.compile"),
 }
 
@@ -232,7 +353,17 @@ def test_a_mistake_without_effect_is_a_warning_with_the_cure(mistake: str) -> No
     make, pattern = WARNINGS[mistake]
     with pytest.warns(ts.TensorStashWarning) as said:
         make()
-    assert any(re.search(pattern, str(one.message), re.DOTALL) for one in said), [str(one.message) for one in said]
+    hits = [one for one in said if re.search(pattern, str(one.message), re.DOTALL)]
+    assert hits, [str(one.message) for one in said]
+    assert {one.filename for one in hits} == {__file__}
+
+
+def test_a_variable_that_nobody_reads_is_a_warning_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORSTASH_POLICY", "disk_spill")
+    with pytest.warns(ts.TensorStashWarning, match="no effect; start the program with `python -m tensorstash SCRIPT`"):
+        stash()
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "tensorstash.cli.program", "train.py"])
+    stash()
 
 
 @pytest.mark.skipif(directories_in_memory(["/dev/shm"]) == [], reason="/dev/shm is not kept in memory here")
@@ -247,7 +378,7 @@ def test_a_directory_in_memory_is_a_warning_with_the_cure() -> None:
 def test_a_file_in_place_of_a_directory_is_an_error_with_the_cure(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(StoreError, match=r"directory"):
+    with pytest.raises(StoreError, match=r"is not a directory; pass one .*DiskSpill\("):
         stash(ts.DiskSpill(str(file)))
 
 

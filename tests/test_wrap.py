@@ -51,10 +51,10 @@ def test_a_line_of_text_is_a_policy_where_one_is_expected(model, x):
     [
         (
             lambda model: ts.wrap(model, "compres"),
-            r"wrap\.policy\.name: unknown policy 'compres'; did you mean 'compress'",
+            r"wrap\.policy: unknown policy 'compres'; did you mean 'compress'",
         ),
         (lambda model: ts.stash("compress:lvl=3", framework="reference"), r"stash\.policy\.lvl: unknown key"),
-        (lambda model: ts.wrap(model, 3), "or text such as 'compress | disk_spill'"),
+        (lambda model: ts.wrap(model, 3), "expected a policy such as 'disk_spill'"),
         (lambda model: ts.wrap(Trained, "compress"), "got the class Trained, expected a model; make an instance"),
         (
             lambda model: ts.wrap(model, "keep", methods="trainig_step"),

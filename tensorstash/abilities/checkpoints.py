@@ -60,6 +60,10 @@ class Region:
 class SupportsCheckpoints(Protocol):
     """A backend whose framework computes modules again in backward, so that hooks around see their inputs alone."""
 
+    def is_checkpointed(self) -> bool:
+        """Return whether somebody else computes again, in backward, what this thread computes now."""
+        ...
+
     def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
         """Compute each call of a module again in backward until the returned function is called.
 

@@ -40,10 +40,11 @@ def backend_of(model: object) -> Backend[Any]:
         if backend.owns(model):
             return backend
     kind = type(model)
-    raise BackendError(
-        f"got a {kind.__module__}.{kind.__qualname__}, expected a module or tensor of one of: "
-        f"{', '.join(registry.names('backends'))}"
-    )
+    got = f"got a {kind.__module__}.{kind.__qualname__}, expected a module"
+    for inside in ("network", "model", "module"):
+        if any(backend_named(name).owns(getattr(model, inside, None)) for name in _loaded()):
+            raise BackendError(f"{got}; pass the one inside: model.{inside}")
+    raise BackendError(f"{got} or tensor of one of: {', '.join(registry.names('backends'))}")
 
 
 def backend_loaded() -> Backend[Any]:

@@ -55,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tensorstash {own_version()}")
         return 0
     if words[0] not in VERBS and not words[0].startswith("-") and not Path(words[0]).exists():
-        print(f"tensorstash: {words[0]!r} is no verb, and no program; {did_you_mean(words[0], VERBS)}", file=sys.stderr)
+        is_file = words[0].endswith(".py") or "/" in words[0]
+        why = "there is no such file" if is_file else f"no verb, and no file; {did_you_mean(words[0], VERBS)}"
+        print(f"tensorstash: {words[0]!r}: {why}", file=sys.stderr)
         return 2
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else (_RUN, words)
     module = import_module(f"tensorstash.cli.{verb}")

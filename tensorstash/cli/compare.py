@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from tensorstash.cli.program import BUDGET_VARIABLE, POLICY_VARIABLE, RECORD_VARIABLE, arguments_of
+from tensorstash.cli.program import BUDGET_VARIABLE, RECORD_VARIABLE, arguments_of, refuse_missing
 from tensorstash.cli.recorder import Record
+from tensorstash.config.settings import POLICY_VARIABLE
 from tensorstash.errors import TensorStashError
 from tensorstash.host.allocator import advised_environment
 
@@ -42,6 +43,7 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
         parser.error("which program? Name a script, or -m MODULE")
     if options.steps < 2:
         parser.error(f"--steps: got {options.steps}, expected 2 or more: the first step does not count")
+    refuse_missing(parser, options.script or "-m")
     options.program = [*(("-m", options.module) if options.module else (options.script,)), *rest]
     return options
 
@@ -50,7 +52,8 @@ def main(options: argparse.Namespace) -> int:
     """Print the table; the status is 1 if a run fails."""
     policies = options.policy or [NONE, "disk_spill"]
     for policy in policies:
-        arguments_of(variables(policy, options.budget))
+        if policy != NONE:
+            arguments_of({"--policy": policy, "--budget": options.budget}, ("--policy", "--budget"))
     runs: list[tuple[str, Record]] = []
     for policy in policies:
         print(f"tensorstash: {policy}", file=sys.stderr, flush=True)

@@ -77,7 +77,8 @@ def extension() -> Iterator[Finding]:
     if native.functions is not None:
         yield Finding("compiled extension", "good", "there")
         return
-    cure = "install a C compiler and Python's headers, then: pip install --force-reinstall --no-cache-dir tensorstash"
+    again = "pip install --force-reinstall --no-deps --no-cache-dir tensorstash"
+    cure = f"install a C compiler and Python's headers, then: {again}"
     yield Finding("compiled extension", "note", "missing: NumPy does its work, several times slower", cure)
 
 

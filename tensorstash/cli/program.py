@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.abc import Loader, MetaPathFinder
@@ -19,13 +20,10 @@ from typing import Any
 
 from tensorstash.api import Stash, stash
 from tensorstash.cli.recorder import Recorder
-from tensorstash.config.settings import settings_of
+from tensorstash.config.settings import POLICY_VARIABLE, settings_of
 from tensorstash.engine.memory import budget_of
 from tensorstash.policies.automatic import AUTO
 from tensorstash.sizes import format_bytes
-
-POLICY_VARIABLE = "TENSORSTASH_POLICY"
-"""A policy as one line of text, or the path of a file with settings."""
 
 BUDGET_VARIABLE = "TENSORSTASH_BUDGET"
 """Bytes of saved tensors that may stay, such as ``6GiB``; without a policy, that of the machine."""
@@ -35,6 +33,8 @@ STATS_VARIABLE = "TENSORSTASH_STATS"
 
 RECORD_VARIABLE = "TENSORSTASH_RECORD"
 """``STEPS:PATH``: the number of steps after which the program ends, and the file for the record of them."""
+
+_VARIABLES = POLICY_VARIABLE, BUDGET_VARIABLE
 
 FRAMEWORKS = ("torch", "paddle")
 
@@ -98,6 +98,12 @@ def run_program(program: Sequence[str]) -> None:
         runpy.run_path(rest[0], run_name="__main__")
 
 
+def refuse_missing(parser: ArgumentParser, script: str) -> None:
+    """End with a message if a script does not exist; ``-m`` and ``-c`` are none."""
+    if script not in ("-m", "-c") and not os.path.exists(script):
+        parser.error(f"there is no file {script!r}")
+
+
 def report(framework: str, scope: Stash, path: str | None) -> None:
     """Write the statistics of a framework: all to a file, or one line to standard error."""
     stats = scope.stats()
@@ -109,21 +115,22 @@ def report(framework: str, scope: Stash, path: str | None) -> None:
     print(f"tensorstash: {framework}: stashed {stashed} of {seen} saved{told}", file=sys.stderr, flush=True)
 
 
-def arguments_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of :func:`~tensorstash.stash` that variables hold; none without a policy and a budget.
+def arguments_of(given: Mapping[str, str | None], names: tuple[str, str] = _VARIABLES) -> dict[str, Any]:
+    """Return the arguments of :func:`~tensorstash.stash` that are given as text; none without a policy and a budget.
 
     Args:
-        environment: the variables.
+        given: texts by name.
+        names: those of the policy and of the budget, by default of the variables.
 
     Raises:
-        ConfigError: a variable holds no policy, or no budget.
+        ConfigError: a text is no policy, or no budget.
     """
-    policy, budget = (environment.get(name) for name in (POLICY_VARIABLE, BUDGET_VARIABLE))
+    policy, budget = (given.get(name) for name in names)
     if not policy and not budget:
         return {}
-    found: dict[str, Any] = {"policy": AUTO} if policy in (None, "", AUTO) else {**settings_of(policy, POLICY_VARIABLE)}
+    found: dict[str, Any] = {"policy": AUTO} if policy in (None, "", AUTO) else {**settings_of(policy, names[0])}
     if budget:
-        budget_of(budget, BUDGET_VARIABLE)
+        budget_of(budget, names[1])
         found["budget"] = budget
     return found
 

@@ -1,7 +1,6 @@
 """The steps of a training script, observed from its optimizers without a change of the script."""
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -9,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from tensorstash.host.pages import peak_bytes
 
 
 @dataclass
@@ -63,17 +64,3 @@ class Recorder:
         if len(record.seconds) >= self._steps:
             raise SystemExit(0)
         self._since = perf_counter()
-
-
-def peak_bytes() -> int:
-    """Return the largest resident size of this program, in bytes; 0 where the system does not say."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage counts the program that this one has replaced, too
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return 0
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

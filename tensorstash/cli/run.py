@@ -18,7 +18,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from tensorstash.cli.program import BUDGET_VARIABLE, POLICY_VARIABLE, STATS_VARIABLE, arguments_of
+from tensorstash.cli.program import BUDGET_VARIABLE, STATS_VARIABLE, arguments_of, refuse_missing
+from tensorstash.config.settings import POLICY_VARIABLE
 from tensorstash.host.allocator import advised_environment
 
 _OURS = {"--policy": POLICY_VARIABLE, "--budget": BUDGET_VARIABLE, "--stats": STATS_VARIABLE}
@@ -43,11 +44,14 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
         parser.error("which program? Name a script, or -m MODULE, or -c CODE")
     if first.startswith("-") and first not in ("-m", "-c"):
         parser.error(f"got {first!r} in place of a script; options of Python stand before -m: python {first} -m ...")
+    refuse_missing(parser, first)
     return options
 
 
 def main(options: argparse.Namespace) -> int:
     """Replace this process by the program."""
+    arguments_of({"--policy": options.policy, "--budget": options.budget}, ("--policy", "--budget"))
+    arguments_of(os.environ)  # a mistake is one here, not in the program
     environment = advised_environment(os.environ)
     given = {variable: getattr(options, option[2:]) for option, variable in _OURS.items()}
     environment |= {variable: value for variable, value in given.items() if value is not None}
@@ -55,7 +59,7 @@ def main(options: argparse.Namespace) -> int:
     settings = ", ".join(f"{name}={value}" for name, value in added.items())
     print(f"tensorstash: {settings or 'the allocator is left as it is'}", file=sys.stderr, flush=True)
     through = []
-    if arguments_of(environment):  # a mistake in them is one here, not in the program
+    if arguments_of(environment):
         through = ["-m", "tensorstash.cli.program"]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     command = [sys.executable, *flags, *through, *options.program]

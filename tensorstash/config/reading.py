@@ -1,14 +1,17 @@
 """From plain data to objects, by the annotations of dataclass fields."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import isabstract
+from os import PathLike, fspath
+from re import split
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from tensorstash.config.files import is_file_name
 from tensorstash.config.schema import GROUPS, SCALARS, SINGULAR, in_words
-from tensorstash.config.text import Text, split_steps
+from tensorstash.config.text import BARE, Text, split_steps
 from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies import Chain, Encode, Policy, StoreIn
 from tensorstash.policies.automatic import AUTO, automatic
@@ -49,14 +52,15 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
     """
     if policy == AUTO:
         return automatic()
-    if isinstance(policy, str):
-        return read_policy(policy, f"{caller}.policy")
+    if isinstance(policy, str | PathLike):
+        return read_policy(fspath(policy), f"{caller}.policy")
     if isinstance(policy, Mapping):
         raise ConfigError(f"{caller}: got a dictionary, expected a policy; pass tensorstash.from_dict(...) of it")
     if isinstance(policy, type) or not isinstance(policy, HookPolicy):
+        got = f"the class {policy.__name__}" if isinstance(policy, type) else repr(policy)
         raise ConfigError(
-            f"{caller}: got {policy!r}, expected a policy such as CpuOffload() or Compress() | DiskSpill('/scratch'), "
-            f"or text such as 'compress | disk_spill'; several are joined by |, or by tensorstash.Chain(...)"
+            f"{caller}: got {got}, expected a policy such as 'disk_spill' or DiskSpill('/scratch'); several are "
+            f"joined by |"
         )
     return policy
 
@@ -119,7 +123,7 @@ def _component(value: object, protocol: Any, path: str) -> object:
         )
     known = {choice: group for group in reversed(groups) for choice in names(group)}
     if name not in known:
-        raise ConfigError(f"{path}.name: unknown {kind} {name!r}; {did_you_mean(name, known)}")
+        raise ConfigError(f"{path}: {_unknown(kind, name, groups[0], known)}")
     with _place(path):
         found = lookup(known[name], name)
     made = _build(found, arguments, path)
@@ -132,12 +136,36 @@ def _component(value: object, protocol: Any, path: str) -> object:
     return made
 
 
+def _unknown(kind: str, name: str, group: str, known: Iterable[str]) -> str:
+    """Return the message about a name that no component has."""
+    parts = [part.strip() for part in split(r"->|[,;>+&]", name)]
+    if kind == "policy" and len(parts) > 1 and any(part.partition(":")[0].strip() in known for part in parts):
+        return f"got {name!r}; steps are joined by |, so write {' | '.join(parts)!r}"
+    if kind == "policy" and is_file_name(name):
+        return f"got the file {name!r}, expected a policy; pass **tensorstash.load_settings({name!r})"
+    return f"unknown {kind} {name!r}; {did_you_mean(name, known, names(group))}"
+
+
+def _bare(data: Mapping[str, object], cls: type, first: str | None) -> str:
+    """Return the message about a value without a key."""
+    step, value = getattr(cls, "name", cls.__name__), str(data[BARE])
+    if value.partition(":")[0].strip() in names("policies"):
+        options = ",".join(f"{key}={text}" for key, text in data.items() if key != BARE)
+        steps = f"{step}:{options} | {value}" if options else f"{step} | {value}"
+        return f"got {value!r} behind a comma; steps are joined by |, so write {steps!r}"
+    return f"got {value!r}, expected key=value" + (
+        f"; write {step}:{first}={value}" if first and value != first else ""
+    )
+
+
 def _build(cls: type, data: Mapping[str, object], path: str) -> object:
     if not is_dataclass(cls):
         raise ConfigError(f"{path}: {cls.__qualname__} is not a dataclass and cannot be configured")
     known = {field.name: field for field in fields(cls) if field.init}
     hints = get_type_hints(cls)
     for key in data:
+        if key == BARE:
+            raise ConfigError(f"{path}: {_bare(data, cls, next(iter(known), None))}")
         if key not in known:
             raise ConfigError(f"{path}.{key}: unknown key; {did_you_mean(key, known)}")
     for field in known.values():

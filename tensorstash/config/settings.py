@@ -1,14 +1,19 @@
 """All that a scope is given, out of one file."""
 
 import os
+from collections.abc import Mapping, Sequence
+from os.path import basename
 from typing import BinaryIO, Required, TypedDict
 
 from tensorstash.config.files import SETTINGS, is_file_name, read_table
 from tensorstash.config.reading import read_fields, read_policy
-from tensorstash.errors import ConfigError
+from tensorstash.errors import ConfigError, say
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.sizes import parse_bytes
+
+POLICY_VARIABLE = "TENSORSTASH_POLICY"
+"""A policy as one line of text, or the path of a file with settings."""
 
 
 class Settings(TypedDict, total=False):
@@ -55,6 +60,18 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
     if "min_bytes" in data:
         settings["min_bytes"] = parse_bytes(data["min_bytes"], path=f"{place}: min_bytes")
     return settings
+
+
+def judge_variable(environment: Mapping[str, str], command: Sequence[str]) -> None:
+    """Say so if a policy is in the environment of a program that does not run under the launcher.
+
+    Args:
+        environment: of the program.
+        command: that started it; a worker of a program is left alone.
+    """
+    is_launched = any(word == "tensorstash" or word.startswith("tensorstash.cli") for word in map(basename, command))
+    if environment.get(POLICY_VARIABLE) and not is_launched and "--multiprocessing-fork" not in command:
+        say(f"{POLICY_VARIABLE} is set and has no effect; start the program with `python -m tensorstash SCRIPT`")
 
 
 def settings_of(text: str, path: str) -> Settings:

@@ -17,6 +17,9 @@ from typing import Any
 
 from tensorstash.errors import ConfigError
 
+BARE = "(bare)"
+"""The key of a value that was written without one."""
+
 
 class Text(str):
     """A value out of a line of text, still to be read as its field wants it."""
@@ -81,9 +84,11 @@ def _step(text: str, path: str) -> dict[str, str]:
     step = {"name": name}
     for option in _split(options, ",", path) if colon else ():
         key, equals, value = (part.strip() for part in option.partition("="))
-        if not equals or not key or not value:
+        if option and not equals:
+            key, value = BARE, option
+        if not key or not value:
             raise ConfigError(f"{path}: got {option!r} in {text!r}, expected key=value")
-        if key in step:
+        if key in step and key != BARE:
             raise ConfigError(f"{path}.{key}: given twice in {text!r}")
         step[key] = Text(_unquote(value, f"{path}.{key}"))
     return step

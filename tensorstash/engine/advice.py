@@ -1,24 +1,18 @@
 """What a session says when it has no effect: one warning each, with what to do."""
 
-import logging
 import os
-import sys
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from weakref import finalize
 
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Stats
-from tensorstash.errors import TensorStashWarning
+from tensorstash.errors import say, user_line
 from tensorstash.host import native
 from tensorstash.host.allocator import returns_memory
 from tensorstash.policies.limits import Limits
 from tensorstash.sizes import format_bytes
 
-logger = logging.getLogger("tensorstash")
-logger.addHandler(logging.NullHandler())
-
-_ENTRIES = 3
+JUDGED_ENTRIES = 3
 """Entries of a scope after which it is judged: the first may be a trial, and what happens in three happens in all."""
 
 _STEPS = 3
@@ -31,24 +25,24 @@ _LARGE = 2**20
 
 _ALL = 0.9
 
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_BLOCKS = ("contextlib.py", "weakref.py", "functools.py")
-
 _FREED = (
     "freed activations may stay with the process, since TENSORSTASH_ALLOCATOR=leave keeps glibc as it is; unset it, or "
     "start the program with `python -m tensorstash SCRIPT`"
 )
 
+_ENDED = "a stash has ended without effect: "
+
+_ONE_MORE = "add a step that takes them: | disk_spill"
+
 _CURES = {
     "smaller than min_bytes": "lower min_bytes",
-    "already in host memory": (
-        "CpuOffload moves tensors of accelerators only; for tensors in host memory use DiskSpill(directory) or "
-        "Compress()"
-    ),
+    "already in host memory": "CpuOffload moves tensors of accelerators only; use DiskSpill(directory)",
+    "is never quantized": _ONE_MORE,
+    "is not cast": _ONE_MORE,
+    "is not a mask": _ONE_MORE,
+    "does not accept": _ONE_MORE,
     "kept by policy": "the steps of the policy do not apply to what is saved: check dtypes and rules",
-    "policy": (
-        "no rule of the policy selects them (ModuleNames sees modules that were wrapped before they were compiled)"
-    ),
+    "policy": "no rule of the policy selects them: check its rules",
     "tracing": "enter the stash where the model runs, not where it is traced",
     "deferred computation": (
         "such a device computes graphs later, and has nothing to move when they are recorded: use its own checkpointing"
@@ -70,6 +64,7 @@ class Adviser:
 
     def __init__(self, ledger: Ledger, limits: Limits, *, only_keeps: bool) -> None:
         self._ledger = ledger
+        self._line = user_line()
         self.said: list[str] = []
         self.entries = 0
         """How often the scope was entered."""
@@ -82,6 +77,9 @@ class Adviser:
         self._ended = 0
         self._steps = 0
         self._before = 0
+        self._latest = Stats()
+        self._is_judged = False
+        self._unentered = self._ending = ""
         self._step_bytes = 0
         self._asked: dict[int, int] = {}
         self._most_at_once = 0
@@ -106,10 +104,11 @@ class Adviser:
             self._covered_bytes += stashed_bytes
 
     def say(self, message: str) -> None:
-        """Say it, unless it was said."""
+        """Say it, unless it was said; the warning points at the line that made the session."""
+        message = self._ending + message
         if message not in self.said:
             self.said.append(message)
-            say(message)
+            say(message, self._line)
 
     def text(self, frees_host_memory: bool) -> str:
         """Return what was said, a line each, and what to do so that freed memory leaves the process."""
@@ -122,21 +121,39 @@ class Adviser:
         if in_memory:
             self.say(
                 f"{', '.join(in_memory)} is kept in memory (tmpfs), so that spilling to it saves nothing; pass a "
-                f"directory on a disk: DiskSpill(directory)"
+                "directory on a disk: DiskSpill(directory)"
             )
 
-    def expect_entry(self, owner: object, message: str) -> Callable[[], object]:
-        """Say ``message`` where ``owner`` goes, or the process ends, and the scope was never entered.
+    def judge_place(self, *, is_checkpointed: bool) -> None:
+        """Say so if a checkpoint is in force where the scope is entered, and the policy does not only keep."""
+        if is_checkpointed and not self._only_keeps:
+            self.say(
+                "the scope is entered inside of a checkpoint, and takes its place: what the block saves is stored, not "
+                "computed again. Take the checkpoint out, and write 'checkpoint | disk_spill' where you want both"
+            )
 
-        Returns:
-            What takes that back.
-        """
-        return finalize(owner, self.gone, message).detach
+    def expect_entry(self, owner: object, message: str) -> None:
+        """Judge the scope where ``owner`` goes, or the process ends; say ``message`` if it was never entered."""
+        self._unentered = message
+        finalize(owner, self._gone)
 
-    def gone(self, message: str) -> None:
-        """Say ``message`` if the scope was never entered."""
-        if self.entries == 0:
-            self.say(message)
+    def expect_no_entry(self) -> None:
+        """Say nothing of a scope that was never entered."""
+        self._unentered = ""
+
+    def removed(self) -> None:
+        """Say so if the scope was never entered."""
+        if self.entries == 0 and self._unentered:
+            self.say(self._unentered)
+
+    def _gone(self) -> None:
+        # The collector may run this inside of any method of the ledger: its numbers are those of the last entry.
+        self.removed()
+        self._ending = _ENDED
+        if self._ended:
+            self._step_bytes = max(self._step_bytes, self._latest.stashed.nbytes - self._before)
+            self._most_at_once = max(self._most_at_once, *self._asked.values(), 0)
+            self._judge(is_last=True)
 
     def asked(self, graph: int, nbytes: int) -> None:
         """Note that a saved tensor was asked for by a compiled graph."""
@@ -154,7 +171,7 @@ class Adviser:
     def entry_ended(self) -> bool:
         """Note the end of an entry in which gradients were recorded; return whether :meth:`judge` is wanted."""
         self._ended += 1
-        return self._ended in (1, _ENTRIES) or (self.watches and self._steps >= _STEPS)
+        return self._ended <= JUDGED_ENTRIES or (self.watches and self._steps >= _STEPS)
 
     def judge(self, stats: Stats) -> None:
         """Say what is certain by now.
@@ -162,9 +179,15 @@ class Adviser:
         Args:
             stats: of the session.
         """
-        if self._ended >= _ENTRIES or stats.seen.tensors >= _MANY:
+        self._latest = stats
+        self._judge(is_last=False)
+
+    def _judge(self, *, is_last: bool) -> None:
+        stats = self._latest
+        if not self._is_judged and (is_last or self._ended >= JUDGED_ENTRIES or stats.seen.tensors >= _MANY):
+            self._is_judged = True
             self._judge_effect(stats)
-        if self.watches and self._steps >= _STEPS:
+        if self.watches and (is_last or self._steps >= _STEPS):
             self.watches = False
             if self._step_bytes >= _LARGE:
                 self._judge_gain(stats)
@@ -178,32 +201,30 @@ class Adviser:
             )
         elif not stats.seen.tensors:
             self.say(
-                f"nothing was seen in {self._ended} entries of a scope: autograd saved no tensor on this thread. The "
-                "forward pass has to run inside, on the same thread, and with gradients being recorded; and the "
-                "innermost of several stashes, wraps and other saved-tensor hooks takes the place of all around it"
+                f"nothing was seen in {self._ended} entries: autograd saved no tensor inside. The forward pass "
+                "has to run inside, on the thread that enters"
             )
-        elif not self._only_keeps and not stats.stashed.tensors and not stats.deduplicated.tensors:
+        elif not (self._only_keeps or stats.stashed.tensors or stats.deduplicated.tensors or stats.recomputed):
             kept = sorted(stats.kept.items(), key=lambda item: item[1].nbytes, reverse=True)
             why = "; ".join(f"{tally.tensors} of {format_bytes(tally.nbytes)}: {reason}" for reason, tally in kept)
-            cures = ". ".join(_CURES[reason] for reason, _ in kept if reason in _CURES)
-            self.say(
-                f"nothing was stashed of {stats.seen.tensors} saved tensors ({why}). "
-                f"{cures or 'Only activations can be stashed: does the model compute any that need gradients?'}"
-            )
+            cures = (cure for part, cure in _CURES.items() if part in kept[0][0])
+            cure = next(cures, "no activation is among them; switch checkpointing off if it is on")
+            self.say(f"nothing was stashed of {stats.seen.tensors} saved tensors ({why}): {cure}")
 
     def _judge_gain(self, stats: Stats) -> None:
         saved = self._step_bytes
         given = {name: nbytes for name, nbytes in self._limits.given().items() if nbytes}
-        if stats.declined.nbytes >= _ALL * stats.stashed.nbytes:
+        is_declined = stats.declined.tensors and not stats.stored and self._ended > 1
+        if is_declined or stats.declined.nbytes >= _ALL * stats.stashed.nbytes:
             self.say(
                 f"the policy shrinks nothing: {format_bytes(stats.declined.nbytes)} of "
                 f"{format_bytes(stats.stashed.nbytes)} are kept after all, since their content does not shrink or "
-                "backward needs it exactly. Use DiskSpill(directory), or recompute what is cheap"
+                "backward needs it exactly. Use DiskSpill(directory)"
             )
         elif not self.may_gain:
             self.say(
-                "the policy shrinks nothing: what is in host memory is copied to host memory as it is. Put a codec in "
-                "front, such as Compress(), or use DiskSpill(directory)"
+                "the policy shrinks nothing: what is in host memory is copied to host memory as it is. Use "
+                "DiskSpill(directory)"
             )
         elif sum(given.values()) > saved:
             part = format_bytes(max(saved // 8, 1))
@@ -225,23 +246,6 @@ class Adviser:
                 "the compiled part of tensorstash is missing, so that NumPy does its work, several times slower: "
                 "install a C compiler and reinstall, or install a wheel"
             )
-
-
-def say(message: str) -> None:
-    """Warn, as from the first line that is not of this package, and tell the logger ``tensorstash``."""
-    logger.warning("%s", message)
-    warnings.warn(TensorStashWarning(message), stacklevel=_level_of_user())
-
-
-def _level_of_user() -> int:
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def _is_inside(filename: str) -> bool:
-    return filename.startswith(_PACKAGE) or os.path.basename(filename) in _BLOCKS
 
 
 def directories_in_memory(directories: Iterable[str], mounts: str = "/proc/self/mounts") -> list[str]:

@@ -5,9 +5,10 @@ from typing import Any
 
 from tensorstash.abilities import Backend, SupportsMemoryUse
 from tensorstash.engine.ledger import Ledger
-from tensorstash.errors import BackendError, ConfigError
+from tensorstash.errors import BackendError, ConfigError, say
 from tensorstash.host.budget import ByteBudget
-from tensorstash.sizes import parse_bytes
+from tensorstash.host.pages import physical_bytes
+from tensorstash.sizes import format_bytes, parse_budget
 
 AUTO = "auto"
 
@@ -35,9 +36,14 @@ class Budget:
         Raises:
             BackendError: it is not known how much memory of the device is free.
         """
-        if self.size is not None:
-            return self.size
-        return int((1 - _MARGIN) * _free_bytes(backend, device))
+        if self.size is None:
+            return int((1 - _MARGIN) * _free_bytes(backend, device))
+        if device == "cpu" and self.size > physical_bytes():
+            say(
+                f"budget: {format_bytes(self.size)} is more than the {format_bytes(physical_bytes())} of this machine, "
+                "so that nothing leaves; pass budget='auto'"
+            )
+        return self.size
 
 
 class Account:
@@ -76,19 +82,19 @@ class Account:
         return self.limit_bytes - self.other_bytes()
 
 
-def budget_of(budget: object, caller: str) -> Budget | None:
+def budget_of(budget: object, path: str) -> Budget | None:
     """Return the budget that a user has passed.
 
     Args:
         budget: bytes, text with a unit, ``"auto"`` or None.
-        caller: the function that takes it, for the message.
+        path: what the value is, for the message.
 
     Raises:
         ConfigError: it is none of these.
 
-    >>> budget_of("6 GiB", "stash")
+    >>> budget_of("6 GiB", "stash.budget")
     Budget(size=6442450944)
-    >>> budget_of("6", "stash")
+    >>> budget_of("6", "stash.budget")
     Traceback (most recent call last):
     tensorstash.errors.ConfigError: stash.budget: got '6', expected a size with a unit, such as '6GiB', or 'auto'
     """
@@ -98,8 +104,8 @@ def budget_of(budget: object, caller: str) -> Budget | None:
         return Budget(None)
     is_bare = isinstance(budget, str) and budget.strip().isdecimal()
     if isinstance(budget, bool) or not isinstance(budget, int | str) or is_bare:
-        raise ConfigError(f"{caller}.budget: got {budget!r}, expected a size with a unit, such as '6GiB', or 'auto'")
-    return Budget(parse_bytes(budget, path=f"{caller}.budget"))
+        raise ConfigError(f"{path}: got {budget!r}, expected a size with a unit, such as '6GiB', or 'auto'")
+    return Budget(parse_budget(budget, path=path))
 
 
 def _free_bytes(backend: Backend[Any], device: str) -> int:

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import sys
 from functools import cache
 from typing import Any
@@ -18,7 +19,36 @@ HUGE_PAGE = 2 * 2**20
 ALLOCATORS = ("tcmalloc_minimal", "tcmalloc", "jemalloc", "mimalloc")
 """Those that may stand in for the C library's."""
 
+_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
+
+
+def physical_bytes() -> int:
+    """Return the memory of the machine or its container, in bytes; of a system that does not say, more than any has."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return 2**62
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in _CONTAINER_LIMITS:
+        try:
+            with open(path, encoding="ascii") as file:
+                limits.append(int(file.read()))
+        except (OSError, ValueError):  # no container, or "max"
+            continue
+    return min(limits)
+
+
+def peak_bytes() -> int:
+    """Return the largest resident size of this program, in bytes; 0 where the system does not say."""
+    if os.path.exists("/proc/self/status"):  # getrusage counts the program that this one has replaced, too
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return int(next(line for line in status if line.startswith("VmHWM:")).split()[1]) * 1024
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @cache

@@ -18,7 +18,7 @@ import numpy as np
 
 from tensorstash.host.arrays import Array, lender
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.host.pages import BLOCK, mapped_pages, never_unmap
+from tensorstash.host.pages import BLOCK, mapped_pages, never_unmap, physical_bytes
 from tensorstash.sizes import format_bytes
 
 _UNIT = 512
@@ -33,8 +33,6 @@ _STEPS_UNUSED = 100
 _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 """Variables by which launchers tell how many processes a machine runs."""
 
-_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
 
 def lockable_bytes(environment: Mapping[str, str] = os.environ) -> int:
     """Return the bytes that one process may lock: its part of half of the memory of the machine or its container.
@@ -44,15 +42,8 @@ def lockable_bytes(environment: Mapping[str, str] = os.environ) -> int:
     """
     if not hasattr(os, "sysconf"):  # Windows
         return 8 * 2**30
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in _CONTAINER_LIMITS:
-        try:
-            with open(path, encoding="ascii") as file:
-                limits.append(int(file.read()))
-        except (OSError, ValueError):  # no container, or "max"
-            continue
     ranks = next((environment[name] for name in _LOCAL_RANKS if environment.get(name, "").isdecimal()), "1")
-    return min(limits) // 2 // max(int(ranks), 1)
+    return physical_bytes() // 2 // max(int(ranks), 1)
 
 
 def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -> Array:

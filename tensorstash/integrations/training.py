@@ -8,7 +8,7 @@ from tensorstash.config.reading import policy_of
 from tensorstash.engine.memory import budget_of
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import MissingDependencyError
-from tensorstash.policies.limits import Limits, limits_of
+from tensorstash.policies.limits import Limits, explains_arguments, limits_of
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.sizes import parse_bytes
 
@@ -34,6 +34,7 @@ class StashesTraining:
         ConfigError: one of them is none; said here, and not when training begins.
     """
 
+    @explains_arguments
     def __init__(
         self,
         policy: HookPolicy | str = "auto",
@@ -46,7 +47,7 @@ class StashesTraining:
         self._policy = policy_of(policy, "StashCallback")
         self._limits = limits_of(limits, "StashCallback")
         self._min_bytes = None if min_bytes is None else parse_bytes(min_bytes, path="StashCallback.min_bytes")
-        budget_of(budget, "StashCallback")
+        budget_of(budget, "StashCallback.budget")
         self._budget = budget
         self._handle: Wrapped | None = None
         self._logged = Stats()

@@ -1,9 +1,14 @@
 """How much a session may hold on the way, and how long it waits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
 
 from tensorstash.errors import ConfigError
 from tensorstash.host.budget import MOST_SHARE
+from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_budget, parse_bytes
 
 AUTO = "auto"
@@ -95,6 +100,35 @@ def limits_of(limits: object, caller: str) -> Limits:
     if not isinstance(limits, Limits):
         raise ConfigError(f"{caller}.limits: got {limits!r}, expected Limits, such as Limits(in_flight='64 MiB')")
     return limits
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def explains_arguments(function: F) -> F:
+    """Return a function whose error about an unknown argument says where it belongs.
+
+    Args:
+        function: with an argument ``limits``.
+
+    >>> import tensorstash as ts
+    >>> ts.stash("compress", in_flight="64MiB")
+    Traceback (most recent call last):
+    tensorstash.errors.ConfigError: stash: in_flight is a limit; write limits=Limits(in_flight='64MiB')
+    """
+    known = [name for name in signature(function).parameters if name != "self"]
+
+    @wraps(function)
+    def called(*args: Any, **named: Any) -> Any:
+        caller = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
+        for name, value in named.items():
+            if name in Limits.__dataclass_fields__:
+                raise ConfigError(f"{caller}: {name} is a limit; write limits=Limits({name}={value!r})")
+            if name not in known:
+                raise ConfigError(f"{caller}: unknown argument {name!r}; {did_you_mean(name, known)}")
+        return function(*args, **named)
+
+    return called  # type: ignore[return-value]
 
 
 def _most_bytes(limit: int | str, path: str) -> int:

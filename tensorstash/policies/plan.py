@@ -110,16 +110,12 @@ class Plan:
         if self.keeps:
             return other
         if other.rebuilding is not None:
-            raise PlanError("Recompute is about the tensor itself: put it first, before what encodes or stores it")
+            raise PlanError("recompute is about the tensor itself, before it is encoded or stored")
         if self.store is not None:
             if other.codecs and self.store.tier == "disk":
-                raise PlanError(
-                    f"{other.codecs[0]!r} cannot follow {self.store!r}: encode before the payload is stored"
-                )
+                raise PlanError("nothing can come after a store on disk")
             if other.store is not None and _TIERS[other.store.tier] < _TIERS[self.store.tier]:
-                raise PlanError(
-                    f"{other.store!r} cannot follow {self.store!r}: payloads move to slower tiers only; swap the two"
-                )
+                raise PlanError("payloads move to slower tiers only")
         return Plan(self.codecs + other.codecs, other.store or self.store, rebuilding=self.rebuilding)
 
 

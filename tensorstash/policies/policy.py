@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, reduce
 from typing import ClassVar, TypeVar
 
@@ -89,7 +89,7 @@ class Chain(Policy):
     >>> from tensorstash.policies import Compress, Quantize
     >>> Compress() | Quantize()  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
-    tensorstash.errors.PlanError: Quantize(...) cannot follow Compress(...): ...
+    tensorstash.errors.PlanError: write quantize | compress: ...
     """
 
     name: ClassVar[str] = "chain"
@@ -138,7 +138,7 @@ def append(
     fitting = tuple(_fitting(plan, spec, tuple(codecs)))
     here = plan.store
     if here is not None and store is not None and here.tier == store.tier == "disk" and here != store:
-        raise PlanError(f"{store!r} cannot follow {here!r}: the payload is on disk already; leave out one of the two")
+        raise PlanError(f"the payload is on disk already, in {here!r}")
     longer = plan.then(Plan(fitting, store))
     if not longer.rest.keeps or not reason:
         return longer
@@ -253,7 +253,28 @@ def _check_order(steps: tuple[HookPolicy, ...]) -> None:
     for before, begin in first.items():
         for step, end in last.items():
             if begin < end and (obstacle := _obstacle(before, step)):  # type: ignore[arg-type]  # frozen values
-                raise PlanError(f"{step!r} cannot follow {before!r}: {obstacle}")
+                raise PlanError(_instead(before, step, obstacle))
+
+
+def _instead(before: HookPolicy, step: HookPolicy, obstacle: str) -> str:
+    """Return the message about two steps: first the cure, as a line of text, then why."""
+    first, second = in_text(before), in_text(step)
+    if first == second:
+        return f"write {first} once: {obstacle}"
+    if _obstacle(step, before):  # type: ignore[arg-type]  # frozen values
+        return f"write {first} or {second}, not both: {obstacle}"
+    return f"write {second} | {first}: {obstacle}"
+
+
+def in_text(policy: object) -> str:
+    """Return a policy as it is written in one line, with those values alone that are not the defaults."""
+    policy = getattr(policy, "codec", getattr(policy, "store", policy))  # by which their policies are named
+    name = getattr(policy, "name", repr(policy))
+    if not is_dataclass(policy):
+        return str(name)
+    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    options = [f"{field.name}={values[field.name]}" for field in fields(policy) if values[field.name] != field.default]
+    return f"{name}:{','.join(options)}" if options else str(name)
 
 
 @lru_cache(_REMEMBERED_POLICIES)
@@ -261,7 +282,7 @@ def _obstacle(before: HookPolicy, step: HookPolicy) -> str | None:
     """Say why ``step`` can never do its work after ``before``, or return None if it sometimes can."""
     # A longer chain is built pair by pair with ``|``, and each time all of its pairs are checked.
     if getattr(step, "leads", False):
-        return "it is about whole modules, not tensors; put it first"
+        return "it is about whole modules, not tensors"
     able = works = False
     for probe in PROBES:
         so_far = extend(before, Plan(), probe)
@@ -271,4 +292,4 @@ def _obstacle(before: HookPolicy, step: HookPolicy) -> str | None:
             return str(error)
         able |= bool(extend(step, Plan(), probe).codecs)
         works |= together.codecs != so_far.codecs
-    return None if works or not able else "what it would encode is encoded already; swap the two or leave one out"
+    return None if works or not able else "what it would encode is encoded already"

@@ -55,14 +55,14 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("word", "cure"), [("doctr", "did you mean 'doctor'"), ("no_such_program.py", "Known: compare, doctor")]
+    ("word", "cure"), [("doctr", "did you mean 'doctor'"), ("no_such_program.py", "there is no such file")]
 )
 def test_a_word_that_is_no_verb_and_no_program_is_said_with_the_verbs(
     word: str, cure: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word, "--json"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"tensorstash: {word!r} is no verb, and no program; ")
+    assert said.startswith(f"tensorstash: {word!r}: ")
     assert cure in said
 
 
@@ -117,8 +117,8 @@ def test_a_budget_without_a_policy_takes_that_of_the_machine() -> None:
 
 
 def test_a_mistake_in_the_budget_is_found_before_the_program_begins(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--budget", "6", "train.py"]) == 1
-    assert "TENSORSTASH_BUDGET.budget: got '6', expected a size with a unit" in capsys.readouterr().err
+    assert main(["run", "--budget", "6", __file__]) == 1
+    assert "--budget: got '6', expected a size with a unit" in capsys.readouterr().err
 
 
 def test_a_policy_without_a_framework_is_said_to_have_no_effect() -> None:
@@ -131,5 +131,5 @@ def test_a_policy_without_a_framework_is_said_to_have_no_effect() -> None:
 def test_a_mistake_in_the_policy_is_found_before_the_program_begins() -> None:
     done = command("-c", "print('begun')", TENSORSTASH_POLICY="compres")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "TENSORSTASH_POLICY.name: unknown policy 'compres'; did you mean 'compress'?" in done.stderr
+    assert "TENSORSTASH_POLICY: unknown policy 'compres'; did you mean 'compress'?" in done.stderr
     assert "Traceback" not in done.stderr

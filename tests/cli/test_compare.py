@@ -75,6 +75,7 @@ def test_a_script_without_an_optimizer_is_refused(tmp_path: Path, capsys: pytest
         ([], "which program?"),
         (["train.py", "-m", "train"], "which program?"),
         (["train.py", "--steps", "1"], "expected 2 or more"),
+        (["no_such_program.py"], "there is no file 'no_such_program.py'"),
     ],
 )
 def test_mistakes_of_the_command_are_found_at_once(
@@ -87,7 +88,7 @@ def test_mistakes_of_the_command_are_found_at_once(
 
 
 def test_a_mistake_in_a_policy_is_found_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "train.py", "--policy", "none", "--policy", "disk_spil"]) == 1
+    assert main(["compare", __file__, "--policy", "none", "--policy", "disk_spil"]) == 1
     assert "did you mean 'disk_spill'?" in capsys.readouterr().err
 
 

@@ -33,6 +33,7 @@ from tensorstash.policies import (
 )
 from tensorstash.policies import policy as policy_module
 from tensorstash.policies.plan import HookPolicy, Plan
+from tensorstash.policies.policy import in_text
 from tensorstash.policies.selectors import Dtypes, MinBytes, Not
 from tensorstash.spec import TensorSpec, opaque_bytes
 from tensorstash.stores.disk.store import Disk
@@ -185,18 +186,19 @@ IMPOSSIBLE = [
 def test_impossible_order_is_refused_at_construction_and_names_both_steps(first, second, wrap):
     with pytest.raises(PlanError) as caught:
         wrap(first) | second
-    assert f"{second!r} cannot follow {first!r}" in str(caught.value)
+    assert str(caught.value).startswith("write ")
+    assert in_text(second) in str(caught.value).partition(": ")[0]
     with pytest.raises(PlanError):
         first | wrap(second)
 
 
 def test_the_step_in_the_way_is_named_even_if_it_is_not_the_one_before():
-    with pytest.raises(PlanError, match=r"Quantize\(.*\) cannot follow Compress\(.*\)"):
+    with pytest.raises(PlanError, match=r"^write quantize.* \| compress: "):
         Chain((PackMasks(), Compress(), CpuOffload(), Quantize()))
 
 
 def test_masks_are_not_packed_twice():
-    with pytest.raises(PlanError, match="PackMasks"):
+    with pytest.raises(PlanError, match="write pack_masks once"):
         PackMasks() | PackMasks()
 
 
@@ -316,7 +318,7 @@ def test_a_long_chain_asks_about_each_pair_once(monkeypatch):
 
 
 def test_a_step_that_comes_again_is_found_to_be_too_many():
-    with pytest.raises(PlanError, match="cannot follow"):
+    with pytest.raises(PlanError, match="write compress once"):
         Chain((Keep(), Compress(), Keep(), Compress()))
 
 

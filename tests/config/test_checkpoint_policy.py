@@ -65,7 +65,7 @@ def test_what_follows_plans_as_if_it_were_alone():
     ],
 )
 def test_it_stands_nowhere_but_first(build):
-    with pytest.raises(PlanError, match="put it first"):
+    with pytest.raises(PlanError, match="it is about whole modules"):
         build()
 
 

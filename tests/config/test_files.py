@@ -134,9 +134,7 @@ def test_an_option_of_argparse_keeps_the_message(capsys: pytest.CaptureFixture[s
     assert parser.parse_args(["--policy", "keep"]).policy == ts.Keep()
     with pytest.raises(SystemExit):
         parser.parse_args(["--policy", "compres"])
-    assert (
-        "argument --policy: policy.name: unknown policy 'compres'; did you mean 'compress'" in capsys.readouterr().err
-    )
+    assert "argument --policy: policy: unknown policy 'compres'; did you mean 'compress'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,7 @@ def test_an_option_of_argparse_keeps_the_message(capsys: pytest.CaptureFixture[s
     ],
 )
 def test_a_bare_number_too_small_for_a_budget_warns(build: Any, path: str) -> None:
-    with pytest.warns(TensorStashWarning, match=rf"{path}: \d+ without a unit .* write '\d+MiB' or '\d+GiB'"):
+    with pytest.warns(TensorStashWarning, match=rf"{path}: \d+ without a unit .* write '\d+GiB'"):
         build()
 
 

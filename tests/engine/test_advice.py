@@ -1,6 +1,9 @@
 """What a session says where it has no effect, from where, and when it holds its tongue."""
 
 import logging
+import re
+import subprocess
+import sys
 import warnings
 from contextlib import contextmanager
 
@@ -133,10 +136,41 @@ def test_a_stash_that_is_never_entered_says_so_and_one_that_is_does_not():
     with pytest.warns(TensorStashWarning, match=r"never entered.*decorate"):
         stash()
     with heard() as said:
-        with stash():
-            pass
-        stash()(lambda: None)()
+        with stash("compress", limits=AT_ONCE):
+            ref.tensor(LARGE, requires_grad=True).exp()
+        stash()(lambda: None)
     assert not said
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_short_trial_without_effect_is_judged_once_when_it_ends(steps):
+    with heard() as said:
+        train(session := stash("cpu_offload"), steps)
+        assert not said
+        del session
+    (one,) = said
+    assert re.match(r"a stash has ended without effect: nothing was stashed of .*DiskSpill", str(one.message))
+    assert one.filename == __file__
+
+
+def test_the_end_of_a_process_is_the_end_of_a_trial():
+    program = (
+        "import tensorstash as ts, tensorstash.reference as ref\n"
+        "around = ts.stash('compress')\n"
+        "with around:\n"
+        "    pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.count("<string>:2: TensorStashWarning: a stash has ended without effect: nothing was seen") == 1
+
+
+def test_a_warning_points_at_the_line_that_made_the_session_whatever_library_runs():
+    library = {}
+    source = "def run(session):\n    for _ in range(3):\n        with session:\n            pass\n"
+    exec(compile(source, "/env/lib/python3/site-packages/library.py", "exec"), library)
+    with heard() as said:
+        library["run"](stash())
+    assert {one.filename for one in said} == {__file__}
 
 
 def test_a_wrap_that_dies_uncalled_says_so():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorstash.host import pinned as pinned_memory
+from tensorstash.host import pages
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.host.pinned import PinnedMemory, lockable_bytes, registered_pages
 from tensorstash.protocols import Undo
@@ -156,7 +156,7 @@ def test_the_ranks_of_a_machine_lock_half_of_its_memory_or_of_their_containers_t
     file = tmp_path / "memory.max"
     if limit is not None:
         file.write_text(limit)
-    monkeypatch.setattr(pinned_memory, "_CONTAINER_LIMITS", (str(file),))
+    monkeypatch.setattr(pages, "_CONTAINER_LIMITS", (str(file),))
     alone, ranks = lockable_bytes({}), [lockable_bytes({"LOCAL_WORLD_SIZE": "8"}) for _ in range(8)]
     assert alone == (nbytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // 2
     assert alone - 8 < sum(ranks) <= alone

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import tensorstash as ts
-from tensorstash.cli.recorder import peak_bytes
 from tensorstash.host.allocator import release_free
+from tensorstash.host.pages import peak_bytes
 
 STEPS = 2
 POLICY = "disk_spill"

@@ -66,7 +66,7 @@ def test_a_store_that_cannot_be_opened_leaves_the_other_closed(tmp_path, payload
             return self.store
 
     first = Recording()
-    with pytest.raises(StoreError, match="opening a file"):
+    with pytest.raises(StoreError, match="does not exist; pass one that you may write to"):
         Tiered(first=first, then=Disk(directory=str(tmp_path / "missing"))).open()
     with pytest.raises(StoreError, match="is closed"):
         first.store.put(payload(10))

@@ -22,6 +22,7 @@ from torch.nn import Module, Parameter
 
 from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
+from tensorstash.backends.torch.checkpoints import is_checkpointed
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.graph import Readers, running, running_compiled
 from tensorstash.backends.torch.hooks import HookScope, Suspended
@@ -254,6 +255,9 @@ class TorchBackend:
         if not isinstance(model, Module):
             raise ConfigError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
         return scope_calls(model, scope)
+
+    is_checkpointed = staticmethod(is_checkpointed)
+    """Return whether somebody else computes again, in backward, what this thread computes now."""
 
     def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
         """Compute each call of a module again in backward until the returned function is called."""

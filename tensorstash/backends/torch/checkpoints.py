@@ -74,10 +74,13 @@ def call_again(
 
 def _is_checkpointed(module: Module) -> bool:
     """Whether the model computes the module again by itself: Transformers by a flag, or a function around it."""
+    return bool(vars(module).get("gradient_checkpointing")) or is_checkpointed()
+
+
+def is_checkpointed() -> bool:
+    """Return whether a checkpoint is in force on this thread, or computes again."""
     top = _top_saved_tensors_default_hooks(True)
-    return bool(vars(module).get("gradient_checkpointing")) or (
-        top is not None and getattr(top[0], "__module__", "") == theirs.__name__
-    )
+    return _current_graph_task_id() >= 0 or (top is not None and getattr(top[0], "__module__", "") == theirs.__name__)
 
 
 def _taken_apart(value: Any, tensors: list[Tensor], opaque: list[object]) -> Callable[[Any], Any]:

@@ -22,6 +22,11 @@ from tensorstash.stores.disk.syscalls import FULL, UNSUPPORTED, Syscalls
 _GROWTH = 64 * 2**20
 _SCRAP = 256 * 2**10
 _STALLS = 8
+_REFUSALS = {
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "is not a directory",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "may not be written to"),
+}
 
 
 class Extent(NamedTuple):
@@ -64,7 +69,12 @@ class Slab:
         try:
             self._file = open_private_file(directory, calls)
         except OSError as error:
-            raise _failed(f"opening a file in {directory!r}", error) from error
+            why = _REFUSALS.get(error.errno or 0)
+            if why is None:
+                raise _failed(f"opening a file in {directory!r}", error) from error
+            raise StoreError(
+                f"disk.directory: {directory!r} {why}; pass one that you may write to: DiskSpill('/path/on/a/disk')"
+            ) from error
         try:
             self.address_unit = calls.enable_direct(self._file.fd) if direct else 0
         except OSError as error:
