@@ -258,7 +258,7 @@ def test_little_more_memory_is_page_locked_than_crosses(device: Simulated, width
             loss = net(batch).square().mean()
         torch.accelerator.synchronize("sim")
         crossed = sum(record.nbytes for record in device.records() if record.direction == TO_HOST)
-        assert crossed <= device.pinned() - before == one.stats().pinned_bytes <= 1.15 * crossed
+        assert crossed <= device.pinned() - before == one.stats().pinned_bytes <= 1.25 * crossed
         loss.backward()
         del loss
 
