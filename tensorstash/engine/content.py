@@ -184,18 +184,6 @@ class Content:
         return StashError(f"reading {described} raised {type(error).__name__}: {error}")
 
     @property
-    def stays(self) -> bool:
-        """Whether it stays on its device for now."""
-        return False
-
-    def stay(self) -> bool:
-        """Stay on the device, near the computation; return False if there is no room."""
-        return False
-
-    def leave(self) -> None:
-        """Stay no longer."""
-
-    @property
     def may_stay(self) -> bool:
         """Whether a budget may leave the tensor where it is, as it loses nothing and no plan says that it leaves."""
         return self.place.is_lossless and (self.record is None or self.record.fate is not Fate.STORE)

@@ -156,9 +156,10 @@ class Residency:
         assert self._account is not None, "a limit without a budget"
         return self._account.limit_bytes - self.held_bytes
 
-    def _older(self, freed: list[Content]) -> list[Content]:
+    def _older(self, freed: list[Any]) -> list[Any]:
         """Return the freed contents that leave, and older ones in place of those that stay on their device."""
-        leaving: list[Content] = []
+        leaving: list[Any] = []
+        oldest: Any
         for content in freed:
             if not content.is_streamed or not content.may_stay:  # a recipe's tensor never stays
                 leaving.append(content)
