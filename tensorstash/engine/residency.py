@@ -159,13 +159,13 @@ class Residency:
     def _older(self, freed: list[Any]) -> list[Any]:
         """Return the freed contents that leave, and older ones in place of those that stay on their device."""
         leaving: list[Any] = []
-        oldest: Any
         for content in freed:
             if not content.is_streamed or not content.may_stay:  # a recipe's tensor never stays
                 leaving.append(content)
                 continue
             while not content.stay() and self._staying:
-                if (oldest := self._staying.popleft()()) is not None:
+                oldest: Any = self._staying.popleft()()
+                if oldest is not None:
                     oldest.leave()
                     leaving.append(oldest)
             if content.stays:
