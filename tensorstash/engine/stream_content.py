@@ -85,7 +85,7 @@ class StreamContent(Content):
         self._transfers.save(id(self))
         compute = self._transfers.follow(self._stream, source, self.spec.device)
         is_lent = self.is_private and place.shares_source
-        if is_lent and self._transfers.goes_behind:
+        if is_lent and self._transfers.out_budget.limit:  # computation goes on beside the copy, and may change it
             source, is_lent = place.copy_here(source, self.spec), False
         launched = place.launch(source, self.spec)
         self._launched_nbytes = place.backend.nbytes(launched)

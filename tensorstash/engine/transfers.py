@@ -217,11 +217,6 @@ class Transfers:
         """Say why copies of a device make the program wait; None if they do not."""
         return self._streams.why_copies_wait(device)
 
-    @property
-    def goes_behind(self) -> bool:
-        """Whether computation goes on beside copies out, whose sources must not change then."""
-        return self.out_budget.limit > 0
-
     def near(self, nbytes: int) -> Lease | None:
         """Take bytes of device memory for a tensor that backward is about to ask for; return None if there is no room.
 
@@ -290,10 +285,7 @@ class Transfers:
             under_way = [transfer for side in self._side_streams.values() for transfer in side.transfers]
         for transfer in under_way:
             transfer.end.synchronize()
-        with self._lock:
-            for side in self._side_streams.values():
-                side.forget_ended()
-            self._drop_left()
+        self._forget_ended()
 
     def _forget_ended(self) -> None:
         """Drop the memory of copies that have ended."""
