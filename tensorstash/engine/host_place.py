@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.engine.place import Place, Stored
 from tensorstash.engine.shared_span import SharedSpan
 from tensorstash.engine.stages import Stages
@@ -50,9 +49,7 @@ class HostPlace(Place):
         are_quick = bool(codecs) and all(getattr(codec, "is_quick", False) for codec in codecs)
         self.may_be_now = are_quick and self.tier == "memory" and self.transfers is None
         self.is_now = self.may_be_now and self.spec.nbytes <= _SHORT_BYTES
-        is_plain = not self.kernels and self.spec.device == "cpu"
-        if is_plain and not self.backend.backward_writes and isinstance(self.backend, SupportsSharedMemory):
-            self.shared_memory = self.backend
+        self.shared_memory = self.relays if not self.kernels and self.spec.device == "cpu" else None
 
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
         """Return the elements in host memory where the program waits for a copy from a device, else a private copy."""

@@ -6,7 +6,7 @@ back, and the other codecs and the store work on it there. A place serves all te
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from tensorstash.abilities import Backend, Layouts, Stream, SupportsSharedMemory, SupportsWriters
 from tensorstash.engine.ledger import Ledger
@@ -85,6 +85,9 @@ class Place(ABC):
         number: int,
         in_memory: "Callable[[Place], Place]",
     ) -> None:
+        is_shared = not backend.backward_writes and isinstance(backend, SupportsSharedMemory)
+        self.relays = cast(SupportsSharedMemory[Any], backend) if is_shared else None
+        """Gives all readers one memory, where backward does not write into it."""
         self.plan, self.backend, self.kernels, self.ledger = plan, backend, kernels, ledger
         self.label, self.transfers, self.number = label, transfers, number
         self.saved = spec
@@ -209,14 +212,14 @@ class Place(ABC):
 
     def shares(self, spec: TensorSpec, wanted: TensorSpec) -> bool:
         """Whether the running operation only reads, and ``wanted`` may lie in the memory of a tensor of ``spec``."""
-        is_layout = self.shared_memory is not None and (spec.conj, spec.neg) == (wanted.conj, wanted.neg)
+        is_layout = self.relays is not None and (spec.conj, spec.neg) == (wanted.conj, wanted.neg)
         return is_layout and not self.may_write()
 
     def relaid(self, tensor: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return a tensor of ``wanted`` in the memory of a rebuilt one of ``spec``, or else a copy of it."""
         if spec == wanted and not self.may_write():
             return self.backend.detached(tensor)
-        shared = self.shared_memory if self.shares(spec, wanted) else None
+        shared = self.relays if self.shares(spec, wanted) else None
         return self.copy(tensor, spec, wanted) if shared is None else shared.relaid(tensor, spec, wanted)
 
     def launched_spec(self, nbytes: int) -> TensorSpec:

@@ -26,6 +26,9 @@ class Residency:
     with or without a new version, and may resize or free it. From then on the bytes are those that backward would read
     without hooks, whenever they are captured. A lossy plan waits, besides, until the readers are known.
 
+    On a device with streams the newest contents stay, as far as the budget of tensors that are brought back goes:
+    backward asks for them first.
+
     With a limit, a content whose memory is free of other holders stays until the limit is reached. Then the oldest
     leaves first: backward is the reverse of forward, and needs the oldest last.
 
@@ -44,6 +47,7 @@ class Residency:
         "_gone",
         "_groups",
         "_holders",
+        "_keeps_some",
         "_lock",
         "_peak_bytes",
         "_staying",
@@ -59,6 +63,7 @@ class Residency:
         self._alive: dict[ref[Content], int] = {}
         self._gone: deque[ref[Content]] = deque()
         self._used_bytes = self._peak_bytes = 0
+        self._keeps_some = account is not None
         self.after_fork()
         renew_after_fork(self)
 
@@ -80,7 +85,8 @@ class Residency:
             if self._account is not None:
                 self._alive[ref(content, self._gone.append)] = content.nbytes
                 self._used_bytes += content.nbytes
-            return freed if self._account is None else self._leaving(freed, room)
+            self._keeps_some = self._keeps_some or content.is_streamed
+            return self._leaving(freed, room) if self._keeps_some else freed
 
     def freed(self, *, all_of_them: bool = False, room: int = 0) -> list[Any]:
         """Return contents that leave now, as nobody else holds their memory any more.
@@ -91,7 +97,7 @@ class Residency:
         """
         with self._lock:
             freed = self._taken(list(self._groups), unread=True) if all_of_them else self._freed()
-            return freed if self._account is None else self._leaving(freed, room)
+            return self._leaving(freed, room) if self._keeps_some else freed
 
     def clear(self) -> list[Any]:
         """Return all contents, whoever holds their memory, but for memory that is not there now."""
@@ -150,8 +156,27 @@ class Residency:
         assert self._account is not None, "a limit without a budget"
         return self._account.limit_bytes - self.held_bytes
 
+    def _older(self, freed: list[Any]) -> list[Any]:
+        """Return the freed contents that leave, and older ones in place of those that stay on their device."""
+        leaving: list[Any] = []
+        for content in freed:
+            if not content.is_streamed or not content.may_stay:  # a recipe's tensor never stays
+                leaving.append(content)
+                continue
+            while not content.stay() and self._staying:
+                oldest: Any = self._staying.popleft()()
+                if oldest is not None:
+                    oldest.leave()
+                    leaving.append(oldest)
+            if content.stays:
+                self._staying.append(ref(content))
+            else:
+                leaving.append(content)
+        return leaving
+
     def _leaving(self, freed: list[Content], room: int) -> list[Content]:
-        assert self._account is not None, "a limit without a budget"
+        if self._account is None:
+            return self._older(freed)
         self._settle()
         leaving: list[Content] = []
         for content in freed:

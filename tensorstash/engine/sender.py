@@ -66,7 +66,6 @@ class Sender:
             StoreError: the store hangs, or refused a content too large for the budget.
         """
         place, nbytes = content.place, content.nbytes
-        self.shares.saw(nbytes)
         if self._release_storages is not None:
             self._release_storages(self.in_flight.limit)
         if not place.needs_worker:

@@ -305,6 +305,7 @@ class Session(Generic[T]):
                 parts = place, source, spec, version, probe, *counted
                 streams = place.transfers
                 content = Content(*parts) if streams is None else StreamContent(streams, *parts)
+                self._sender.shares.saw(spec.nbytes)
                 dedup.add(key, content)
             else:
                 content.add_user()

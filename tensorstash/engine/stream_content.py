@@ -28,7 +28,7 @@ class StreamContent(Content):
         others: of :class:`~tensorstash.engine.content.Content`.
     """
 
-    __slots__ = ("_arrival", "_failure", "_flight", "_launched_nbytes", "_stream", "_transfers")
+    __slots__ = ("_arrival", "_failure", "_flight", "_launched_nbytes", "_near", "_stream", "_transfers")
 
     place: DevicePlace | TransferPlace
     is_streamed = True
@@ -38,6 +38,7 @@ class StreamContent(Content):
         self._transfers, self.is_quick = transfers, False
         self._stream = transfers.compute(self.spec.device)
         self._launched_nbytes = 0
+        self._near: Lease | None = None
         self._flight: Transfer | None = None
         self._arrival: Transfer | None = None
         self._failure: TensorStashError | None = None  # of bringing it ahead
@@ -63,12 +64,28 @@ class StreamContent(Content):
         if self._flight is not None or self._stored is not None:
             self.alias = None
 
+    def stay(self) -> bool:
+        """Stay on the device, near the computation; return False if there is no room."""
+        self._near = self._transfers.near(self.nbytes)
+        return self.stays
+
+    @property
+    def stays(self) -> bool:
+        """Whether it stays on the device for now."""
+        return self._near is not None
+
+    def leave(self) -> None:
+        """Stay no longer."""
+        if self._near is not None:
+            self._near.release()
+            self._near = None
+
     def _launch(self, source: Any) -> State:
         place = self.place
         self._transfers.save(id(self))
         compute = self._transfers.follow(self._stream, source, self.spec.device)
         is_lent = self.is_private and place.shares_source
-        if is_lent and self._transfers.goes_behind(self.nbytes):
+        if is_lent and self._transfers.out_budget.limit:  # computation goes on beside the copy, and may change it
             source, is_lent = place.copy_here(source, self.spec), False
         launched = place.launch(source, self.spec)
         self._launched_nbytes = place.backend.nbytes(launched)
@@ -115,7 +132,7 @@ class StreamContent(Content):
             source = self._on_device
         if source is not None:
             self._check(self._probe if self.is_private else source)
-            self._transfers.lent(source, self._stream, self.spec.device)
+            self._transfers.lent(source, self.spec.device)
         return source
 
     @property
@@ -154,7 +171,8 @@ class StreamContent(Content):
             self._hold(arrival)
         else:
             arrival.drop()
-        return place.assemble(encoded, spec, adopt=not is_shared)
+        adopt = not is_shared if place.relays is None else self.users == 1 or not place.may_write()
+        return place.assemble(encoded, spec, adopt=adopt)
 
     def prefetch_to_device(self) -> bool:
         """Start bringing it back, if it is not on its device; return False to look no further ahead for now."""

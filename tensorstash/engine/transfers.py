@@ -32,7 +32,7 @@ from typing import Any
 
 from tensorstash.abilities import Backend, Event, Stream, Streams
 from tensorstash.host.arrays import Array, as_bytes
-from tensorstash.host.budget import ByteBudget, Lease, Shares
+from tensorstash.host.budget import ByteBudget, Lease, Shares, device_share_of
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.policies.limits import AUTO, Limits
@@ -146,12 +146,7 @@ class Transfers:
             compute: the stream of the computation, as it is now.
         """
         streams = self._streams
-        with self._lock:
-            for known in self._side_streams.values():  # those of copies back hold host memory of the last step
-                if known.transfers:
-                    known.forget_ended()
-            if self._left:  # whose host memory they hold, too
-                self._drop_left()
+        self._forget_ended()  # copies back hold host memory of the last step
         array = self._pinned.take(spec.nbytes)
         if array is None:
             return None
@@ -176,7 +171,7 @@ class Transfers:
             is_prefetch: whether nobody has asked for the tensor yet.
         """
         streams = self._streams
-        lease = self.back_budget.try_acquire(spec.nbytes) if is_prefetch else None
+        lease = self.near(spec.nbytes) if is_prefetch else None
         if is_prefetch and lease is None:
             return None
         compute = self.compute(spec.device)
@@ -222,13 +217,18 @@ class Transfers:
         """Say why copies of a device make the program wait; None if they do not."""
         return self._streams.why_copies_wait(device)
 
-    def goes_behind(self, nbytes: int) -> bool:
-        """Whether computation may go on beside a copy out of so many bytes, whose source must not change then."""
-        return nbytes <= self.out_budget.limit
+    def near(self, nbytes: int) -> Lease | None:
+        """Take bytes of device memory for a tensor that backward is about to ask for; return None if there is no room.
+
+        A tensor that is larger than all of it may be there alone.
+        """
+        budget = self.back_budget
+        return budget.try_acquire(min(nbytes, budget.limit)) if budget.limit else None
 
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
-        return self.back_budget.used + nbytes <= self.back_budget.limit
+        limit = self.back_budget.limit
+        return 0 < limit >= self.back_budget.used + min(nbytes, limit)
 
     def staged(self, data: Array, device: str) -> Array:
         """Return a copy in page-locked memory for a device, or the array itself where there is none left."""
@@ -248,10 +248,10 @@ class Transfers:
         transfer.stream.wait(transfer.end)
         return target
 
-    def lent(self, tensor: Any, owner: Stream, device: str) -> None:
-        """Tell the allocator if a tensor in memory of ``owner`` is read in another stream, the current one."""
-        if self.compute(device) != owner:
-            self.used_here(tensor, device)
+    def lent(self, tensor: Any, device: str) -> None:
+        """Tell the allocator that a tensor which has not left is read in the current stream."""
+        self._forget_ended()  # backward begins with tensors that have not left, when the device has its peak
+        self.used_here(tensor, device)
 
     def used_here(self, tensor: Any, device: str) -> Any:
         """Return a tensor that has stayed on its device, for work of the current stream."""
@@ -285,10 +285,16 @@ class Transfers:
             under_way = [transfer for side in self._side_streams.values() for transfer in side.transfers]
         for transfer in under_way:
             transfer.end.synchronize()
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Drop the memory of copies that have ended."""
         with self._lock:
             for side in self._side_streams.values():
-                side.forget_ended()
-            self._drop_left()
+                if side.transfers:
+                    side.forget_ended()
+            if self._left:
+                self._drop_left()
 
     def _drop_left(self) -> None:
         """Drop the sources that were left and whose copies have ended."""
@@ -311,10 +317,11 @@ class Transfers:
                 return
 
     def _make_room(self, nbytes: int) -> Lease | None:
-        """Count bytes of a source; return None if the budget is smaller than that."""
-        if nbytes > self.out_budget.limit:
+        """Count bytes of a source, which goes alone if it is larger than the budget; return None if there is none."""
+        budget = self.out_budget
+        if not budget.limit:
             return None
-        while (lease := self.out_budget.try_acquire(nbytes)) is None:
+        while (lease := budget.try_acquire(min(nbytes, budget.limit))) is None:
             for other in self._side_streams.values():
                 other.release_oldest()
         return lease
@@ -350,7 +357,7 @@ def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Trans
     transfers = Transfers(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
     for budget, limit in ((transfers.out_budget, limits.in_flight), (transfers.back_budget, limits.ahead)):
         if limit == AUTO:
-            shares.follow(budget)
+            shares.follow(budget, device_share_of)
     return transfers
 
 

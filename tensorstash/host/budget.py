@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 from weakref import ref
@@ -16,6 +17,8 @@ MOST_SHARE = 256 * 2**20
 """Bytes that such a share never exceeds: with so many under way, no step goes faster with more."""
 
 _LEAST_SHARE = 2**20
+_LEAST_DEVICE_SHARE = 64 * 2**10
+_FEW_SMALL = 8
 _FEW = 2 * 2**20
 _PARTS = 16
 _LARGEST = 2
@@ -201,6 +204,23 @@ def share_of(step_bytes: int, largest: int) -> int:
     return min(max(share, _LEAST_SHARE), MOST_SHARE)
 
 
+def device_share_of(step_bytes: int, largest: int) -> int:
+    """Return how many bytes may be under way between a device and the host, in one direction.
+
+    A sixteenth of the step, without an upper end, and room for the largest tensor and a few small ones: a copy that
+    does not fit makes the device wait for its end. The largest is most often the last, which backward has in its hands
+    at the peak anyway.
+
+    Args:
+        step_bytes: bytes that the step saves.
+        largest: bytes of its largest tensor.
+
+    >>> device_share_of(2**34, 2**29) // 2**20
+    1024
+    """
+    return max(step_bytes // _PARTS, largest + largest // _FEW_SMALL, _LEAST_DEVICE_SHARE)
+
+
 class Shares:
     """Budgets that are a share of what a step takes. Thread-safe.
 
@@ -218,7 +238,7 @@ class Shares:
     __slots__ = ("_budgets", "_largest", "_most_bytes", "_step_bytes")
 
     def __init__(self) -> None:
-        self._budgets: list[ByteBudget] = []
+        self._budgets: list[tuple[ByteBudget, Callable[[int, int], int]]] = []
         self._step_bytes = self._largest = 0
         self._most_bytes = 0  # of a step, since a tensor was the largest
 
@@ -229,10 +249,15 @@ class Shares:
             self.follow(budget)
         return budget
 
-    def follow(self, budget: ByteBudget) -> None:
-        """Let a budget be a share from now on."""
-        budget.limit = share_of(self._step_bytes, self._largest)
-        self._budgets.append(budget)
+    def follow(self, budget: ByteBudget, rule: Callable[[int, int], int] = share_of) -> None:
+        """Let a budget be a share from now on.
+
+        Args:
+            budget: bytes under way.
+            rule: returns the share of a step, by its bytes and its largest tensor.
+        """
+        budget.limit = rule(self._step_bytes, self._largest)
+        self._budgets.append((budget, rule))
 
     def saw(self, nbytes: int) -> None:
         """Note that a step is about to take so many bytes."""
@@ -240,10 +265,8 @@ class Shares:
             self._step_bytes += nbytes
             if nbytes > self._largest or self._step_bytes > self._most_bytes:
                 self._largest, self._most_bytes = max(self._largest, nbytes), self._step_bytes
-                share = share_of(self._step_bytes, self._largest)
-                for budget in self._budgets:
-                    if share > budget.limit:
-                        budget.limit = share
+                for budget, rule in self._budgets:
+                    budget.limit = max(budget.limit, rule(self._step_bytes, self._largest))
 
     def step_ended(self) -> None:
         """Note that a step has ended."""

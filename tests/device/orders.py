@@ -61,7 +61,8 @@ def views(dice: Dice, scope: Scope) -> list[bytes]:
     with scope():
         x = (leaf * 2.0)[:, ::2]
         out = x * x
-    del x
+        del x
+        out = out.tanh()  # and what nobody else holds any more leaves
     out.sum().backward()
     return bits(leaf.grad)
 
@@ -75,6 +76,18 @@ def trained(dice: Dice, scope: Scope) -> list[bytes]:
             for _ in range(4):
                 x = (x * x).tanh()
         x.sum().backward()
+    return bits(leaf.grad)
+
+
+def deep(dice: Dice, scope: Scope) -> list[bytes]:
+    """A step of more layers than may be brought back ahead."""
+    leaf = torch.full((COUNT,), 0.5).to("sim").requires_grad_()
+    with scope():
+        x = leaf
+        for _ in range(12):
+            x = (x * 1.1).tanh()
+    torch.accelerator.current_stream().synchronize()
+    x.sum().backward()
     return bits(leaf.grad)
 
 
@@ -118,12 +131,11 @@ def lent_aside(dice: Dice, scope: Scope) -> list[bytes]:
     main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
     with scope() as session:
         x = full(dice.choice([2.0, 3.0]))
-        handles = [session.pack(x), session.pack(x)]  # so that who asks first gets a copy
+        handles = [session.pack(x)]
         del x
     side.wait_event(main.record_event())
     with side:
-        got = session.unpack(handles[0])
-    handles.clear()
+        got = session.unpack(handles.pop()) * 1.0
     for _ in range(dice.choice([1, 3, 6])):
         full(7.0)
     with side:
@@ -146,9 +158,11 @@ def prefetched(dice: Dice, scope: Scope) -> list[bytes]:
 def dropped(dice: Dice, scope: Scope) -> list[bytes]:
     """Drop tensors that were brought back ahead, and use memory at once."""
     with scope() as session:
-        handles = [session.pack(full(value)) for value in range(dice.choice([4, 6, 8]))]
+        handles = [session.pack(full(value)) for value in range(dice.choice([8, 10, 12]))]
     torch.accelerator.current_stream().synchronize()
-    got = bits(session.unpack(handles.pop()))
+    got = []
+    for _ in range(3):  # each makes room for one more
+        got += bits(session.unpack(handles.pop()))
     handles.clear()
     fresh = [full(value) for value in range(dice.choice([2, 4, 8]))]
     return got + bits(*fresh)
@@ -158,10 +172,13 @@ def handed_over(dice: Dice, scope: Scope) -> list[bytes]:
     """Ask on another stream for what was brought back ahead for the first."""
     main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
     with scope() as session:
-        handles = [session.pack(full(value)) for value in range(6)]
+        handles = [session.pack(full(value)) for value in range(12)]
     side.wait_event(main.record_event())
-    got = bits(session.unpack(handles.pop()))
+    got = []
+    for _ in range(3):  # each makes room for one more
+        got += bits(session.unpack(handles.pop()))
     with side:
+        got += bits(session.unpack(handles.pop()) * 1.0)  # of those that were brought back ahead
         return got + bits(*(session.unpack(handle) for handle in reversed(handles)))
 
 

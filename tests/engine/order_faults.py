@@ -106,9 +106,9 @@ class SourceOfAnotherStreamReused(BackendFault):
 
 
 class SourceReadOnAnotherStreamReused(Transfers):
-    """Rule 2: the allocator is told of another stream that copies a source which has not left."""
+    """Rule 2: the allocator is told of another stream that reads a source which has not left."""
 
-    def lent(self, tensor: Any, owner: Any, device: str) -> None:
+    def lent(self, tensor: Any, device: str) -> None:
         pass
 
 

@@ -57,7 +57,7 @@ class Saved:
     reading = None
     """Nothing depends on who reads it, as for payloads with a loss."""
 
-    may_stay = False
+    is_streamed = may_stay = False
     """A budget leaves no room to what a recipe makes again."""
 
     def __init__(

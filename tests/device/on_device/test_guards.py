@@ -49,9 +49,9 @@ FAULTS: list[tuple[type, Program, Callable[[], HookPolicy]]] = [
     (ArrivalDroppedUnderItsCopy, orders.dropped, OFFLOAD),
     (TensorHandedToAnotherStream, orders.handed_over, OFFLOAD),
     (StaleComputeStream, orders.in_turn, OFFLOAD),
-    (HostMemoryReusedBeforeItsCopyEnded, orders.trained, ts.Compress),
+    (HostMemoryReusedBeforeItsCopyEnded, orders.deep, ts.Compress),
     (ViewPackedOnTheCopyStream, orders.views, OFFLOAD),
-    (HostReadsBeforeTheCopyEnded, orders.trained, ts.Compress),
+    (HostReadsBeforeTheCopyEnded, orders.deep, ts.Compress),
     (PayloadOnDeviceReusedByItsOwnStream, orders.stays_aside, ON_DEVICE),
 ]
 
@@ -72,7 +72,7 @@ def differs(seed: int, program: Program, policy: HookPolicy, device: Simulated, 
     dice = Dice(seed)
     device.delays(dice.choice([0.0002, 0.001, 0.003]), seed)
     device.link(bandwidth=dice.choice([1e6, 1e7]))
-    limits = ts.Limits(in_flight=dice.choice([0, 10_000, 20_000]), ahead=dice.choice([0, 20_000]))
+    limits = ts.Limits(in_flight=dice.choice([0, 10_000, 20_000]), ahead=dice.choice([0, 8_000]))
     got = program(Dice(seed), session(policy, limits, fault).scope)
     torch.accelerator.synchronize("sim:0")
     return got != expected

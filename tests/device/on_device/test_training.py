@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensorstash as ts
 from tensorstash.backends import backend_named
@@ -18,7 +19,7 @@ from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import Gate, Gated
 from tests.device.models import MODELS, Attention, gradients, made
-from tests.device.simulated import TO_HOST, Simulated
+from tests.device.simulated import TO_HOST, WAITED, Simulated
 
 KIB = 2**10
 TIGHT = ts.Limits(in_flight=20 * KIB, ahead=20 * KIB)
@@ -111,6 +112,77 @@ def peak(device: Simulated, scope: Callable[[], Any]) -> int:
     return device.peak() - floor
 
 
+@pytest.mark.parametrize("layers", [4, 12])
+def test_a_large_head_adds_nothing_to_checkpoints_and_hardly_anything_to_save_on_cpu(
+    layers: int, device: Simulated
+) -> None:
+    config = LlamaConfig(
+        vocab_size=8000,
+        hidden_size=64,
+        intermediate_size=172,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    tokens = torch.randint(0, 8000, (1, 64)).to("sim")
+
+    def peak(scope: Callable[[], Any], checkpoints: bool) -> int:
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).to("sim").train()
+        if checkpoints:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        peaks = []
+        for _ in range(3):
+            model.zero_grad()
+            torch.accelerator.synchronize("sim")
+            floor = device.live()
+            device.reset_peak()
+            with scope():
+                loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            torch.accelerator.synchronize("sim")
+            peaks.append(device.peak() - floor)
+            del loss
+        return max(peaks)
+
+    def offloads() -> Callable[[], Any]:
+        one = stash(limits=ts.Limits())
+        return lambda: one
+
+    assert peak(offloads(), True) <= peak(nullcontext, True)
+    theirs = peak(lambda: torch.autograd.graph.save_on_cpu(device_type="sim"), False)
+    assert peak(offloads(), False) <= 1.05 * theirs < peak(nullcontext, False)
+
+
+def test_a_tensor_of_twice_the_limit_is_copied_beside_the_computation(device: Simulated) -> None:
+    leaf = torch.randn(256, 256).to("sim").requires_grad_()
+    one = stash(limits=ts.Limits(in_flight=2**17, ahead=2**17))
+    device.link(bandwidth=5e6)
+    device.memory(bandwidth=1e7)
+    torch.accelerator.synchronize("sim")
+    device.records()
+    with device.computations(), one:
+        x = leaf
+        for _ in range(6):
+            x = x.tanh()
+        loss = x.sum()
+        torch.accelerator.synchronize("sim")
+        records = device.records()
+    device.link()
+    device.memory()
+    copies = [record for record in records if record.direction == TO_HOST]
+    assert [record.nbytes for record in copies][:3] == [2**18] * 3
+    waits = [record for record in records if record.direction == WAITED and record.stream == 0]
+    hidden = 0.0
+    for copy in copies[:3]:
+        begun, ended = copy.begun, copy.ended
+        hidden += ended - begun
+        hidden -= sum(max(min(wait.ended, ended) - max(wait.begun, begun), 0.0) for wait in waits)
+    assert hidden >= 0.9 * sum(copy.ended - copy.begun for copy in copies[:3])
+    loss.backward()
+
+
 def test_a_step_takes_no_more_memory_than_with_save_on_cpu(device: Simulated) -> None:
     budget = 256 * KIB
     limits = ts.Limits(in_flight=budget, ahead=budget)
@@ -119,7 +191,8 @@ def test_a_step_takes_no_more_memory_than_with_save_on_cpu(device: Simulated) ->
     at_once = peak(device, lambda: stash(limits=AT_ONCE))
     budgeted = peak(device, lambda: stash(limits=limits))
     assert at_once <= 1.01 * theirs < plain / 2
-    assert budgeted <= theirs + 2 * budget
+    largest = 512 * KIB  # goes alone, in each direction
+    assert budgeted <= theirs + 2 * max(budget, largest)
 
 
 def test_a_stash_with_its_own_limit_gives_its_page_locked_memory_back(device: Simulated, net: nn.Module) -> None:
@@ -185,7 +258,7 @@ def test_little_more_memory_is_page_locked_than_crosses(device: Simulated, width
             loss = net(batch).square().mean()
         torch.accelerator.synchronize("sim")
         crossed = sum(record.nbytes for record in device.records() if record.direction == TO_HOST)
-        assert crossed <= device.pinned() - before == one.stats().pinned_bytes <= 1.15 * crossed
+        assert crossed <= device.pinned() - before == one.stats().pinned_bytes <= 1.25 * crossed
         loss.backward()
         del loss
 
