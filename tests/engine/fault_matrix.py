@@ -155,8 +155,8 @@ FAULTS: Mapping[str, Fault] = {
     "reader killed at work": Fault(
         calls("get", end_the_thread, prefix="tensorstash-reader"), StoreError, "was killed", NOT_READ_AHEAD | NO_WORKERS
     ),
-    "no directory at open": Fault(no_directory, StoreError, "ENOENT", NO_FILES, at_open=True),
-    "no permission at open": Fault(no_permission, StoreError, "EACCES", NO_FILES, at_open=True),
+    "no directory at open": Fault(no_directory, StoreError, "does not exist", NO_FILES, at_open=True),
+    "no permission at open": Fault(no_permission, StoreError, "may not be written to", NO_FILES, at_open=True),
     "out of descriptors at open": Fault(no_descriptor, StoreError, "EMFILE", NO_FILES, at_open=True),
     "directory removed": Fault(no_directory, None, impossible=NO_FILES),
     "permission withdrawn": Fault(no_permission, None, impossible=NO_FILES),
