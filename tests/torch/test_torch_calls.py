@@ -151,7 +151,7 @@ def test_who_trains_what_a_tracer_made_is_told(made_of, x):
     model = network()
     handle = wrapped(model)
     made_of(model, x)(x).sum().backward()
-    with pytest.warns(ts.TensorStashWarning, match="what a tracer made: wrap what is called"):
+    with pytest.warns(ts.TensorStashWarning, match="Wrap the object that training calls"):
         handle.remove()
 
 
@@ -202,4 +202,6 @@ def test_a_whole_compiled_graph_says_that_it_asks_for_everything_at_once(whole):
         for _ in range(4):
             model(x).square().sum().backward()
     assert handle.stats().stashed.nbytes > 2**20
-    assert [("Compile the blocks" in str(one.message)) for one in said] == [True] * whole
+    told = [str(one.message) for one in said]  # of sessions that other tests have left, too
+    told = [message for message in told if "has ended without effect" not in message]
+    assert [("Compile the blocks" in message) for message in told] == [True] * whole
