@@ -45,7 +45,7 @@ def programs() -> Iterator[tuple[str, str, str, list[str]]]:
     for document in [document for document in DOCUMENTS if document not in TRAINERS]:
         settings = next((block for block in document.blocks("toml") if "[policy]" in block), "")
         for number, text in enumerate(document.blocks("python")):
-            expected = [r"(stashed|recomputed: .+) +[1-9]"] if "stats()" in text else []
+            expected = [r"(stashed|recomputed: .+) +[1-9]|'checkpointed': \('"] if "stats()" in text else []
             yield f"{document.name}:{number}", text, settings, expected
     settings = (EXAMPLES / "policy.toml").read_text(encoding="utf-8")
     for path in sorted(EXAMPLES.glob("*.py")):

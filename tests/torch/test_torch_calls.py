@@ -202,6 +202,5 @@ def test_a_whole_compiled_graph_says_that_it_asks_for_everything_at_once(whole):
         for _ in range(4):
             model(x).square().sum().backward()
     assert handle.stats().stashed.nbytes > 2**20
-    told = [str(one.message) for one in said]  # of sessions that other tests have left, too
-    told = [message for message in told if "has ended without effect" not in message]
-    assert [("Compile the blocks" in message) for message in told] == [True] * whole
+    # Sessions that other tests have left may speak, too.
+    assert sum("Compile the blocks" in str(one.message) for one in said) == whole
