@@ -286,6 +286,7 @@ def test_a_second_backward_and_a_double_backward(net: nn.Module) -> None:
     both(program)
 
 
+@pytest.mark.filterwarnings("ignore:the scope is entered inside of a checkpoint")  # the advice, not the gradient
 @pytest.mark.parametrize("is_inside", [True, False], ids=["inside", "around"])
 def test_checkpoints(net: nn.Module, is_inside: bool) -> None:
     def program(scope: Callable[[], Any]) -> list[Tensor]:
