@@ -75,7 +75,8 @@ class Adviser:
         self._limits = limits
         self._only_keeps = only_keeps
         self._ended = 0
-        self._steps = 0
+        self.steps_ended = 0
+        """Steps whose successor has begun."""
         self._before = 0
         self._latest = Stats()
         self._is_judged = False
@@ -162,7 +163,7 @@ class Adviser:
     def step_ended(self) -> None:
         """Note the end of a step."""
         stashed_bytes = self.stashed_bytes
-        self._steps += 1
+        self.steps_ended += 1
         self._step_bytes = max(self._step_bytes, stashed_bytes - self._before)
         self._before = stashed_bytes
         self._most_at_once = max(self._most_at_once, *self._asked.values(), 0)
@@ -171,7 +172,7 @@ class Adviser:
     def entry_ended(self) -> bool:
         """Note the end of an entry in which gradients were recorded; return whether :meth:`judge` is wanted."""
         self._ended += 1
-        return self._ended <= JUDGED_ENTRIES or (self.watches and self._steps >= _STEPS)
+        return self._ended <= JUDGED_ENTRIES or (self.watches and self.steps_ended >= _STEPS)
 
     def judge(self, stats: Stats) -> None:
         """Say what is certain by now.
@@ -187,7 +188,7 @@ class Adviser:
         if not self._is_judged and (is_last or self._ended >= JUDGED_ENTRIES or stats.seen.tensors >= _MANY):
             self._is_judged = True
             self._judge_effect(stats)
-        if self.watches and (is_last or self._steps >= _STEPS):
+        if self.watches and (is_last or self.steps_ended >= _STEPS):
             self.watches = False
             if self._step_bytes >= _LARGE:
                 self._judge_gain(stats)

@@ -38,6 +38,7 @@ from tensorstash.engine.stream_content import StreamContent
 from tensorstash.engine.transfers import transfers_of
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.pages import peak_bytes
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Rebuilding
 from tensorstash.protocols import Codec, Demand
@@ -163,7 +164,9 @@ class Session(Generic[T]):
 
     def stats(self) -> Stats:
         """Return what the session has done so far."""
-        stats = self._state.ledger.snapshot()
+        stats = replace(self._state.ledger.snapshot(), process_peak=peak_bytes())
+        if stats.stashed.tensors or stats.recomputed:
+            stats = replace(stats, steps=self.adviser.steps_ended + 1)
         if self._residency is not None:
             stats = replace(stats, held=self._residency.tally(), peak_held=self._residency.peak_bytes)
         if self._ladder is not None:

@@ -83,6 +83,8 @@ class Stats:
         waits: devices whose copies make the program wait, and what they lack.
         planned: tensors that a budget keeps, recomputes and stores in a step like the last, by these words.
         blocks: names of the blocks of a model under ``checkpoint``, by what becomes of them.
+        steps: the number of steps; 0 while nothing was to leave.
+        process_peak: largest resident size of the process so far, in bytes; 0 where the system does not say.
         peak_held: most bytes that saved tensors and the engine held at one time, under a budget.
         advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
     """
@@ -109,6 +111,8 @@ class Stats:
     waits: Mapping[str, str] = field(default_factory=dict)
     planned: Mapping[str, Tally] = field(default_factory=dict)
     blocks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    steps: int = 0
+    process_peak: int = field(default=0, compare=False)
     peak_held: int = 0
     advice: str = ""
 
@@ -127,6 +131,7 @@ class Stats:
             stages=_since(self.stages, earlier.stages, StageStats()),
             stored=_since(self.stored, earlier.stored, Tally()),
             saved_bytes=self.saved_bytes - earlier.saved_bytes,
+            steps=self.steps - earlier.steps,
             modules=_since(self.modules, earlier.modules, Tally()),
             unpacked=self.unpacked - earlier.unpacked,
             forwarded=self.forwarded - earlier.forwarded,
@@ -172,6 +177,8 @@ class Stats:
             "waits": dict(self.waits),
             "planned": {fate: asdict(tally) for fate, tally in self.planned.items()},
             "blocks": {treatment: len(names) for treatment, names in self.blocks.items()},
+            "steps": self.steps,
+            "process_peak": self.process_peak,
             "peak_held": self.peak_held,
             "advice": self.advice,
         }
@@ -179,14 +186,17 @@ class Stats:
     def __str__(self) -> str:
         """Return text for people to read."""
         counted, stages = self._counted(), self._by_stage()
-        text = [*_aligned(counted), *self._sentences(), *(_aligned(stages) if self.stages else ()), self.advice]
+        text = [*self._sentences(), *_aligned(counted), *(_aligned(stages) if self.stages else ()), self.advice]
         return "\n".join(filter(None, text))
 
     def _repr_html_(self) -> str:
         """Return the same as HTML, which notebooks show."""
         counted = [self._counted(), *([self._by_stage()] if self.stages else [])]
         sentences = "".join(f"<p>{escape(line)}</p>" for line in (*self._sentences(), *self.advice.splitlines()))
-        return "".join(map(_as_html, counted)) + sentences
+        return sentences + "".join(map(_as_html, counted))
+
+    def _period(self) -> str:
+        return f"over {self.steps} step{'s' * (self.steps > 1)}" if self.steps else ""
 
     def _counted(self) -> list[tuple[str, ...]]:
         rows = [("saved tensors", self.seen), ("stashed", self.stashed), ("deduplicated", self.deduplicated)]
@@ -197,7 +207,10 @@ class Stats:
         rows += [(f"in {tier}", tally) for tier, tally in self.stored.items()]
         rows += [(f"stashed in {name}", tally) for name, tally in self.modules.items()]
         rows += [("live now", self.live)]
-        return [("", "tensors", "bytes"), *((label, str(t.tensors), format_bytes(t.nbytes)) for label, t in rows)]
+        return [
+            (self._period(), "tensors", "bytes"),
+            *((label, str(t.tensors), format_bytes(t.nbytes)) for label, t in rows),
+        ]
 
     def _by_stage(self) -> list[tuple[str, ...]]:
         rows = [
@@ -211,11 +224,16 @@ class Stats:
             )
             for name, s in self.stages.items()
         ]
-        return [("stage", "in", "out", "ratio", "in s", "back s"), *rows]
+        return [(f"stage {self._period()}".strip(), "in", "out", "ratio", "in s", "back s"), *rows]
 
     def _sentences(self) -> Iterator[str]:
-        if self.stashed.tensors:
-            yield f"saved {format_bytes(self.saved_bytes)} of {format_bytes(self.stashed.nbytes)} that were stashed"
+        if self.steps:
+            again = sum(done.bytes_in for done in self.recomputed.values())
+            left, all_of_them = self.saved_bytes + again, self.stashed.nbytes + again
+            peak = f"; process peak {format_bytes(self.process_peak)}" if self.process_peak else ""
+            each, could = format_bytes(left // self.steps), format_bytes(all_of_them // self.steps)
+            yield f"per step: {each} left memory of {could} that could{peak}"
+            yield f"{self._period()}: {format_bytes(left)} of {format_bytes(all_of_them)}"
         by_tier = ", ".join(f"{tier} {format_bytes(peak)}" for tier, peak in self.peak_bytes_by_tier.items())
         yield f"peak payload {format_bytes(self.peak_bytes)}" + (f" ({by_tier})" if by_tier else "")
         yield f"unpacked {self.unpacked} times, {self.forwarded} of them before the bytes had left"

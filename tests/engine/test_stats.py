@@ -79,11 +79,34 @@ def test_modules_that_a_policy_names_are_counted_by_name():
 
 def test_people_read_text_and_notebooks_html():
     (stats,) = session_of(1)
-    assert f"saved {stats.saved_bytes} B of {stats.stashed.nbytes} B that were stashed" in str(stats)
+    first, second, *_ = str(stats).splitlines()
+    sizes = f"{stats.saved_bytes} B", f"{stats.stashed.nbytes} B"
+    assert first.startswith("per step: {} left memory of {} that could; process peak ".format(*sizes))
+    assert second == "over 1 step: {} of {}".format(*sizes)
     html = stats._repr_html_()
     assert html.count("<table>") == html.count("</table>") == 2
     assert "<td>saved tensors</td>" in html
     assert "&lt;" in ts.Stats(kept={"<b>": stats.seen})._repr_html_()
+
+
+def test_what_is_printed_is_per_step_with_the_sums_behind():
+    def trained(steps):
+        session = ts.stash("disk_spill", framework="reference", min_bytes=0, limits=ts.Limits(in_flight=0))
+        for _ in range(steps):
+            with session:
+                loss = ref.ones((64, 64), requires_grad=True).exp().sum()
+            loss.backward()
+        return session.stats()
+
+    once, four = trained(1), trained(4)
+    assert (once.steps, four.steps, (four - once).steps, ts.Stats().steps) == (1, 4, 3, 0)
+    assert (
+        str(once).partition(";")[0]
+        == str(four).partition(";")[0]
+        == "per step: 16 KiB left memory of 16 KiB that could"
+    )
+    assert "over 4 steps: 64 KiB of 64 KiB" in str(four)
+    assert four.process_peak > four.stashed.nbytes
 
 
 def test_with_gives_the_stash_itself_and_it_says_what_it_does():
