@@ -1,14 +1,13 @@
-"""Codecs that run on devices, as Triton kernels.
+"""Codecs that run on devices: quantization in Triton, casts and masks in operators of PyTorch.
 
 A kernel never waits for the device, so the size of its payload must follow from the spec, as that of
 :class:`~tensorstash.codecs.affine.Affine` and :class:`~tensorstash.codecs.astype.AsType` does. A boolean whose byte is
 neither 0 nor 1, for which :class:`~tensorstash.codecs.pack_bits.PackBits` stores the tensor as it is on the host, comes
-back as true here, which is how PyTorch reads it. Every other codec, ``float64``, and devices without Triton have no
-kernel: the tensor crosses, and is encoded on the host.
+back as true here, which is how PyTorch reads it. A NaN is cast to a NaN of the device's choice. Every other codec,
+``float64``, and devices without Triton have no kernel: the tensor crosses, and is encoded on the host.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.abilities import Kernel
-from tensorstash.backends.torch import triton
+from tensorstash.backends.torch import quantize as triton
 from tensorstash.backends.torch.layout import Unrecorded
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
@@ -35,9 +34,14 @@ def device_kernel(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
         codec: it accepts ``spec``.
         spec: of the dense elements, on a device that Triton runs on.
     """
-    for kind, maker in _MAKERS:
-        if isinstance(codec, kind):
-            return maker(codec, spec)
+    if isinstance(codec, Affine) and codec.encoded_spec(spec).nbytes < spec.nbytes:  # else it is passed on as it is
+        groups = Groups.of(spec.shape, codec.group_size)
+        is_taken = triton.fits(groups, codec.bits, getattr(torch, spec.dtype))
+        return _AffineKernel(codec, spec, groups) if is_taken else None
+    if isinstance(codec, AsType) and hasattr(torch, codec.dtype) and spec.dtype != "float64":
+        return _AsTypeKernel(codec, spec)
+    if isinstance(codec, PackBits) and spec.numel:
+        return _PackBitsKernel(spec)
     return None
 
 
@@ -61,18 +65,13 @@ class _DeviceKernel(ABC):
     def decode(self, payload: Tensor, /) -> Tensor:
         """Return the elements in fresh memory."""
         with Unrecorded(), DisableTorchFunction(), _DisableTorchDispatch(), self._current():
-            dense = torch.empty(self._spec.shape, dtype=self._dtype, device=self._device)
-            self._decode(payload, dense)
-            return dense
+            return self._decode(payload)
 
     @abstractmethod
     def _encode(self, dense: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _decode(self, payload: Tensor, dense: Tensor) -> None: ...
-
-    def _bytes(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+    def _decode(self, payload: Tensor) -> Tensor: ...
 
     def _current(self) -> AbstractContextManager[Any]:
         # Triton launches on the current device, whatever the tensors are on.
@@ -83,20 +82,22 @@ class _DeviceKernel(ABC):
 
 
 class _AffineKernel(_DeviceKernel):
-    def __init__(self, codec: Affine, spec: TensorSpec) -> None:
+    def __init__(self, codec: Affine, spec: TensorSpec, groups: Groups) -> None:
         super().__init__(spec)
-        self._groups = Groups.of(spec.shape, codec.group_size)
+        self._groups = groups
         self._bits = codec.bits
         self._seed = seed_word(codec.seed) if codec.rounding == "stochastic" else None
         (self._nbytes,) = codec.encoded_spec(spec).shape
 
     def _encode(self, dense: Tensor) -> Tensor:
-        payload = self._bytes(self._nbytes)
+        payload = torch.empty(self._nbytes, dtype=torch.uint8, device=self._device)
         triton.quantize(dense, payload, self._groups, self._bits, self._seed)
         return payload
 
-    def _decode(self, payload: Tensor, dense: Tensor) -> None:
+    def _decode(self, payload: Tensor) -> Tensor:
+        dense = torch.empty(self._spec.shape, dtype=self._dtype, device=self._device)
         triton.dequantize(payload, dense, self._groups, self._bits)
+        return dense
 
 
 class _AsTypeKernel(_DeviceKernel):
@@ -105,44 +106,25 @@ class _AsTypeKernel(_DeviceKernel):
         self._narrow: torch.dtype = getattr(torch, codec.dtype)
 
     def _encode(self, dense: Tensor) -> Tensor:
-        payload = torch.empty(self._spec.shape, dtype=self._narrow, device=self._device)
-        triton.convert(dense, payload)
-        return payload
+        if self._narrow == torch.float8_e4m3fn:  # which has no infinity, and until PyTorch 2.13 became NaN
+            most = torch.finfo(self._narrow).max
+            dense = dense.clamp(-most, most)
+        return dense.to(self._narrow)
 
-    def _decode(self, payload: Tensor, dense: Tensor) -> None:
-        triton.convert(payload, dense)
+    def _decode(self, payload: Tensor) -> Tensor:
+        return payload.to(self._dtype)
 
 
 class _PackBitsKernel(_DeviceKernel):
-    def __init__(self, _: PackBits, spec: TensorSpec) -> None:
-        super().__init__(spec)
-
     def _encode(self, dense: Tensor) -> Tensor:
-        payload = self._bytes(-(-self._spec.numel // 8))
-        triton.pack_flags(dense, payload)
-        return payload
+        count = self._spec.numel
+        flags = torch.zeros(-(-count // 8) * 8, dtype=torch.uint8, device=self._device)
+        torch.ne(dense.reshape(-1).view(torch.uint8), 0, out=flags[:count].view(torch.bool))
+        return (flags.view(-1, 8) << self._places()).sum(1, dtype=torch.uint8)
 
-    def _decode(self, payload: Tensor, dense: Tensor) -> None:
-        triton.unpack_flags(payload, dense)
+    def _decode(self, payload: Tensor) -> Tensor:
+        flags = (payload[:, None] >> self._places()) & 1
+        return flags.view(-1)[: self._spec.numel].clone().view(torch.bool).view(self._spec.shape)
 
-
-def _affine(codec: Affine, spec: TensorSpec) -> Kernel[Tensor] | None:
-    if codec.encoded_spec(spec).nbytes >= spec.nbytes:  # passed on as it is
-        return None
-    is_taken = triton.fits(Groups.of(spec.shape, codec.group_size), codec.bits, getattr(torch, spec.dtype))
-    return _AffineKernel(codec, spec) if is_taken else None
-
-
-def _astype(codec: AsType, spec: TensorSpec) -> Kernel[Tensor] | None:
-    return _AsTypeKernel(codec, spec) if hasattr(torch, codec.dtype) and spec.dtype != "float64" else None
-
-
-def _pack_bits(codec: PackBits, spec: TensorSpec) -> Kernel[Tensor] | None:
-    return _PackBitsKernel(codec, spec) if spec.numel else None
-
-
-_MAKERS: tuple[tuple[type, Callable[[Any, TensorSpec], Kernel[Tensor] | None]], ...] = (
-    (Affine, _affine),
-    (AsType, _astype),
-    (PackBits, _pack_bits),
-)
+    def _places(self) -> Tensor:
+        return torch.arange(8, dtype=torch.uint8, device=self._device)

@@ -19,7 +19,7 @@ class DeviceKernels:
             return None
         # Imports Triton, which takes time.
         from tensorstash.backends.torch.device_kernels import device_kernel
-        from tensorstash.backends.torch.triton import runs_on
+        from tensorstash.backends.torch.quantize import runs_on
 
         return device_kernel(codec, spec) if runs_on(spec.device.partition(":")[0]) else None
 

@@ -1,4 +1,9 @@
-"""Affine quantization in Triton."""
+"""Affine quantization on devices, in Triton: each kernel reads its input once and writes its output once.
+
+It agrees with the NumPy codec bit for bit. For that, divisions are rounded to nearest, products and sums are not fused,
+minima and maxima are taken of integers in the order of the floats, and ``bfloat16`` is rounded by integer arithmetic.
+The module can be imported without Triton, which has no build for some platforms; see :data:`AVAILABLE`.
+"""
 
 # mypy: ignore-errors
 # Triton compiles most of these functions; to a type checker of Python they mean nothing.
@@ -6,28 +11,50 @@
 # Triton has to see annotations as text, so that they can be read where it is not installed.
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
-from tensorstash.backends.torch.triton.language import (
-    INFINITY,
-    MAX,
-    MIN,
-    OPTIONS,
-    TILE,
-    cdiv,
-    constexpr,
-    jit,
-    next_power_of_2,
-    pack,
-    tl,
-    unpack,
-)
 from tensorstash.kernels.bits import COARSENING
 from tensorstash.kernels.dither import GOLDEN
 from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.quantize import FINEST, SPECIALS, Arithmetic
 
+AVAILABLE = find_spec("triton") is not None
+"""Whether Triton is installed."""
+
+if AVAILABLE:
+    import triton
+    import triton.language as tl
+    from triton import cdiv, next_power_of_2
+    from triton.language import constexpr
+else:
+    tl = cdiv = next_power_of_2 = None
+    constexpr = float
+
+
+@cache
+def runs_on(kind):
+    """Whether Triton has a driver for devices of a type, by PyTorch's name of it."""
+    if not AVAILABLE:
+        return False
+    try:
+        return triton.runtime.driver.active.get_active_torch_device().type == kind
+    except RuntimeError:  # which is how it says that there is no driver
+        return False
+
+
+TILE = 4096
+"""Elements that a program works on."""
+
+OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
+"""Of every launch: a product and a sum are rounded one after the other, as NumPy does it."""
+
+MAX = constexpr(0x7FFFFFFF)
+MIN = constexpr(-0x80000000)
+INFINITY = constexpr(0x7F800000)
 _LONGEST = 4 * TILE
 """Elements of the longest group that a program works on as a whole."""
 
@@ -44,6 +71,11 @@ _GOLDEN = constexpr(GOLDEN)
 _NOISE_UNIT = constexpr(65536 * (1 - 2.0**-21))
 _INFINITE = constexpr(float("inf"))
 _NAN = constexpr(0x7FC00000)
+
+
+def jit(function):
+    """Return the kernel of a function, compiled once whatever the numbers of a payload are."""
+    return triton.jit(function, do_not_specialize=["seed"]) if AVAILABLE else function
 
 
 def fits(groups: Groups, bits: int, dtype: torch.dtype) -> bool:
@@ -170,7 +202,7 @@ def _quantize(
     tl.store(tables + group, scale, mask=there)
     tl.store(tables + count + group, low, mask=there)
     at, inside = _bytes(count, start, length, size, group, there, WIDTH, WHOLE, BITS, per_row)
-    tl.store(payload + at, pack(codes, BITS).to(tl.uint8), mask=inside)
+    tl.store(payload + at, _pack(codes, BITS).to(tl.uint8), mask=inside)
 
 
 @jit
@@ -192,7 +224,7 @@ def _dequantize(
     scale = tl.load(tables + group, mask=there, other=0.0)
     low = tl.load(tables + count + group, mask=there, other=0.0)
     at, inside = _bytes(count, start, length, size, group, there, WIDTH, WHOLE, BITS, per_row)
-    codes = unpack(tl.load(payload + at, mask=inside, other=0).to(tl.int32), BITS)
+    codes = _unpack(tl.load(payload + at, mask=inside, other=0).to(tl.int32), BITS)
     values = codes.to(tl.float32) * tl.abs(scale)[:, None] + low[:, None]
     special = scale.to(tl.int32, bitcast=True) < 0
     if tl.max(special.to(tl.int32), axis=0) > 0:
@@ -282,3 +314,35 @@ def _mix(words):
     words = (words ^ (words >> 16)) * 0x7FEB352D
     words = (words ^ (words >> 15)) * 0x846CA68B
     return words ^ (words >> 16)
+
+
+@jit
+def _pack(codes, BITS: tl.constexpr):
+    """Return bytes of codes side by side along the last dimension, the first in the lowest bits."""
+    if BITS == 2:
+        codes = _paired(codes, 2)
+    if BITS <= 4:
+        codes = _paired(codes, 4)
+    return codes
+
+
+@jit
+def _paired(codes, SHIFT: tl.constexpr):
+    lower, upper = tl.split(tl.reshape(codes, [codes.shape[0], codes.shape[1] // 2, 2]))
+    return lower | (upper << SHIFT)
+
+
+@jit
+def _unpack(codes, BITS: tl.constexpr):
+    """Return the codes of bytes: the inverse of :func:`_pack`."""
+    if BITS <= 4:
+        codes = _parted(codes, 4)
+    if BITS == 2:
+        codes = _parted(codes, 2)
+    return codes
+
+
+@jit
+def _parted(codes, SHIFT: tl.constexpr):
+    both = tl.join(codes & ((1 << SHIFT) - 1), codes >> SHIFT)
+    return tl.reshape(both, [codes.shape[0], codes.shape[1] * 2])
