@@ -54,7 +54,8 @@ class _ScopedCall(ScopedMethod):
         if not isinstance(inside, tuple):
             with inside:
                 return self.__wrapped__(*args, **kwargs)
-        return call_again(*inside, self._alive(), self.__wrapped__, args, kwargs)
+        framework, region = inside
+        return call_again(framework, region, self._alive(), self.__wrapped__, args, kwargs)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

@@ -10,8 +10,8 @@ from typing import Any
 import paddle
 from paddle import Tensor
 from paddle.base.core import Generator
-from paddle.distributed.fleet.meta_parallel.parallel_layers.random import get_rng_state_tracker
-from paddle.distributed.fleet.recompute.recompute import recompute
+from paddle.distributed.fleet.meta_parallel.parallel_layers import random as parallel
+from paddle.distributed.fleet.recompute.recompute import recompute as theirs
 from xxhash import xxh3_64_intdigest
 
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
@@ -19,12 +19,16 @@ from tensorstash.backends.paddle.repairs.surroundings import without_autocast
 from tensorstash.backends.repeat import Repeats, taken_apart
 from tensorstash.errors import StashError
 
+# Paddle does not type them.
+_recompute: Callable[..., Any] = theirs
+_tracker: Callable[[], Any] = parallel.get_rng_state_tracker  # type: ignore[attr-defined]
+
 _GRAD: CodeType = unwrap(paddle.grad).__code__
 
 
 def is_checkpointed() -> bool:
     """Return whether Paddle's ``recompute`` runs on this thread, forward or again."""
-    return _is_below(lambda code: code.co_filename == recompute.__code__.co_filename)
+    return _is_below(lambda code: code.co_filename == _recompute.__code__.co_filename)
 
 
 class PaddleRepeats(Repeats):
@@ -71,7 +75,7 @@ class PaddleRepeats(Repeats):
             build = build or whole
             return tuple(found[len(tensors) :])
 
-        outputs = recompute(run, *start, *tensors)
+        outputs = _recompute(run, *start, *tensors)
         assert build is not None
         return build([*tensors, *outputs])
 
@@ -129,11 +133,11 @@ class PaddleRepeats(Repeats):
         return found, f"returns a {type(opaque[0]).__qualname__}" if opaque else ""
 
     def random_state(self, tensors: list[Any]) -> Callable[[], None]:
-        state, tracked = paddle.get_rng_state(), get_rng_state_tracker().get_states_tracker()
+        state, tracked = paddle.get_rng_state(), _tracker().get_states_tracker()
 
         def set_back() -> None:
             paddle.set_rng_state(state)
-            get_rng_state_tracker().set_states_tracker(tracked)
+            _tracker().set_states_tracker(tracked)
 
         return set_back
 
