@@ -294,8 +294,8 @@ def wrap(
     blocks = checkpoint.chosen(modules) if checkpoint else {}
     if blocks and not isinstance(backend, SupportsCheckpoints):
         raise ConfigError(
-            f"wrap: Checkpoint is not there for {backend.name}: its own function would have to show its inputs to "
-            f"hooks and set everything back. Leave Checkpoint out, and call it (Paddle's recompute) in the model"
+            f"wrap: Checkpoint is not there for {backend.name}, which has no function that computes modules again. "
+            f"Leave Checkpoint out of the policy"
         )
     if any(method.scope is not None and _session_of(method.scope) for method in scoped_methods(model)):
         say("the model is wrapped already, and that policy takes the place of this one; unwrap(model) first")

@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 from paddle import Tensor, is_grad_enabled
 from paddle.nn import Layer
 
+from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.paddle.calls import scope_calls
+from tensorstash.backends.paddle.checkpoints import PaddleRepeats, is_checkpointed
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack, Suspended
 from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
@@ -41,6 +43,8 @@ _STACK = HookStack(
         *settings_patches(stack),
     )
 )
+
+_REPEATS = PaddleRepeats(_STACK)
 
 # Parameters are the process's, too: to search for them takes long, and one backend has found them for all.
 _KINDS = Kinds(lambda: _STACK.entries)
@@ -192,6 +196,15 @@ class PaddleBackend:
             raise ConfigError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
         _KINDS.register(model.parameters())
         return scope_calls(model, scope)
+
+    is_checkpointed = staticmethod(is_checkpointed)
+    """Return whether somebody else computes again, in backward, what this thread computes now."""
+
+    def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
+        """Compute each call of a layer again in backward until the returned function is called."""
+        if not isinstance(module, Layer):
+            raise ConfigError(f"got a {type(module).__qualname__}, expected a paddle.nn.Layer")
+        return scope_calls(module, lambda: (_REPEATS, region()))
 
 
 def _settings() -> Mapping[int, Settings]:

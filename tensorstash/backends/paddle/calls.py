@@ -10,6 +10,7 @@ from paddle import in_dynamic_mode, is_grad_enabled
 from paddle.nn import Layer
 
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
+from tensorstash.backends.repeat import call_again
 from tensorstash.errors import BackendError
 from tensorstash.protocols import Undo
 
@@ -45,9 +46,16 @@ class _ScopedCall(ScopedMethod):
         self._hook = hook
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_grad_enabled() and in_dynamic_mode():
-            return super().__call__(*args, **kwargs)
+        if is_grad_enabled() and in_dynamic_mode() and (scope := self.scope) is not None:
+            return self._inside(scope(), args, kwargs)
         return self.__wrapped__(*args, **kwargs)  # nothing is saved, also where a program is being made
+
+    def _inside(self, inside: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(inside, tuple):
+            with inside:
+                return self.__wrapped__(*args, **kwargs)
+        framework, region = inside
+        return call_again(framework, region, self._alive(), self.__wrapped__, args, kwargs)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
