@@ -168,13 +168,3 @@ def test_an_edit_without_a_record_gives_the_gradient_of_plain_pytorch_or_a_named
         assert isinstance(found, list) == isinstance(expected, list), f"{cell}: refused for ever: {found}"
         recomputed += len(around.stats().recomputed)
     assert recomputed >= len(mine) // 3, "nothing was recomputed"
-
-
-def test_the_search_has_every_pair():
-    assert len(EDITS) == 20
-    assert len(OPERATIONS) == 10
-    assert len(CELLS) == (20 * 10 * len(WHEN) * len(POLICIES) if EVERY else 20 * 10)
-    for one in range(4):
-        for other in range(one + 1, 4):
-            axes = EDITS, OPERATIONS, WHEN, POLICIES
-            assert len({(cell[one], cell[other]) for cell in CELLS}) == len(axes[one]) * len(axes[other])
