@@ -10,6 +10,8 @@ from torch import Tensor
 from tensorstash.backends.torch.backend import TorchBackend
 from tests.frameworks.copying import CopyingPair
 
+collect_ignore = [] if torch.cuda.is_available() else ["test_torch_cuda.py"]
+
 
 @pytest.fixture
 def backend() -> TorchBackend:

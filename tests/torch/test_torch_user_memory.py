@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import tensorstash as ts
 
-STEPS = int(os.environ.get("TENSORSTASH_BATCH_NORM_STEPS", "60"))
+STEPS = int(os.environ.get("TENSORSTASH_BATCH_NORM_STEPS", "20"))
 CHANNELS = 20_000
 
 LAYERS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
@@ -47,7 +47,7 @@ def as_without_hooks(tmp_path, submissions, same_bits):
 @pytest.mark.filterwarnings("ignore:the policy shrinks nothing:tensorstash.TensorStashWarning")
 @pytest.mark.timeout(0 if STEPS > 500 else 300)
 @pytest.mark.parametrize("limits", ["default", "synchronous"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["memory", "compress | disk"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_with_running_statistics_train(layer, policy, limits, tmp_path, same_bits):
     make, rest = LAYERS[layer]
