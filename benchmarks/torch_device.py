@@ -2,16 +2,15 @@
 
     python -m benchmarks torch_device                              # a GPT on CUDA, within ten minutes
     python -m benchmarks torch_device --device xpu                 # or any other accelerator of PyTorch
-    python -m benchmarks torch_device --device sim --gigabytes 1 --width 64 --depth 2 --heads 2 --length 64
+    python -m benchmarks torch_device --device cpu --width 64 --depth 2 --heads 2 --length 64
 
 A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns. Memory is
 the peak that the device's allocator has handed out, less what it held before the step. The ratio of a step is the
 median of those between steps of one turn, ± its standard error.
 
-Copies are read from a profile of a step of its own, or from the log of the simulated device, and compared with bare
-copies between page-locked memory and the device. Hidden is the share of their time in which the device computed, too;
-waited is for how long it could not compute before a copy had ended. Few blocks hide less than many: nothing computes
-beside the first copy out and the last one back.
+Copies are read from a profile of a step of its own, and compared with bare copies between page-locked memory and the
+device. Hidden is the share of their time in which the device computed, too. Few blocks hide less than many: nothing
+computes beside the first copy out and the last one back.
 """
 
 import argparse
@@ -46,7 +45,7 @@ METHODS = (
 
 COLUMNS = columns("""
     length:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none's:> | GiB out:.3f |
-    out ms, of bare:> | hidden out:.3f | back ms, of bare:> | hidden back:.3f | waited ms:.0f | hidden ms:.0f |
+    out ms, of bare:> | hidden out:.3f | back ms, of bare:> | hidden back:.3f | hidden ms:.0f |
     sooner than save_on_cpu ms:.0f | page-locked GiB, of payload:> | gradients | failure
 """)
 
@@ -197,7 +196,6 @@ def cells(name: str, rows: Mapping[str, Mapping[str, Any]], bare: Mapping[str, f
         found[f"hidden {WAYS[way]}"] = copy["beside"] / copy["seconds"]
     nbytes = row["copies"]["DtoH"]["nbytes"] if row["copies"] else None
     found["GiB out"] = None if nbytes is None else nbytes / 2**30
-    found["waited ms"] = 1e3 * row["copies"]["waited"]["seconds"] if "waited" in row["copies"] else None
     payload, pinned = row["stats"].get("peak_bytes") or nbytes, row["pinned_nbytes"]
     if pinned and payload:
         found["page-locked GiB, of payload"] = f"{pinned / 2**30:.3f}, {pinned / payload:.3f}"
@@ -212,10 +210,9 @@ def cells(name: str, rows: Mapping[str, Mapping[str, Any]], bare: Mapping[str, f
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cuda", help="of any accelerator of PyTorch; cpu; sim")
+    parser.add_argument("--device", default="cuda", help="of any accelerator of PyTorch, or cpu")
     parser.add_argument("--length", action="append", type=int, help="of the GPT's sequences")
     parser.add_argument("--method", action="append")
-    parser.add_argument("--gigabytes", type=float, default=0.0, help="a second over each link of the simulated device")
     parser.add_argument("--budget", type=float, default=540, help="seconds after which nothing new is measured")
     parser.add_argument("--directory", default=tempfile.gettempdir())
     sizes = {"width": 4096, "depth": 8, "batch": 1, "heads": 32, "vocabulary": 32_000, "rounds": 3, "steps": 3}
@@ -225,15 +222,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, report: Report) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # of deterministic algorithms
-    accelerator = accelerator_named(options.device, bandwidth=options.gigabytes * 1e9)
+    accelerator = accelerator_named(options.device)
     deadline = perf_counter() + options.budget
-    is_real = accelerator.module is not None and accelerator.log is None
     report.conditions = f"{accelerator.name}, {torch.get_num_threads()} compute threads, {report.conditions}"
     report.begin(COLUMNS)
     report.measured["found"] = {}
     for length in options.length or (4096, 8192, 16_384):
         bench = Bench(options, length, accelerator)
-        bare = bare_seconds(accelerator, (256 if is_real else 1) << 20)
+        bare = bare_seconds(accelerator, (256 if accelerator.module is not None else 1) << 20)
         rows = measure(options, bench, deadline)
         for name, row in rows.items():
             report.row({"length": str(length)} | cells(name, rows, bare))

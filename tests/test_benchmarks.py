@@ -10,35 +10,23 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
-from benchmarks import budget_sweep, quality
+from benchmarks import budget_sweep
 from benchmarks.__main__ import NAMES, main
 from benchmarks.harness.report import Report, columns
 from benchmarks.harness.torch_accelerator import beside
 from benchmarks.harness.turns import Job, WorkerError, run
-from benchmarks.models import tiny, training
-from benchmarks.models.data import Batches
-from benchmarks.models.training import NONE
-from benchmarks.policies import CHECKPOINT, GPT, LAUNCHED, RESNET, Variant, frontier, ratios
-from tensorstash.host.allocator import advised_environment
-from tests import fuzz_codecs
-from tests.device.simulated import compiler
+from benchmarks.policies import CHECKPOINT, LAUNCHED, Variant, frontier, ratios
 
 ROOT = Path(__file__).resolve().parent.parent
 
 LOSSY = "quantize:bits=8"
-
-ADVICE = advised_environment({})
-"""Variables of a process that ``python -m tensorstash`` starts."""
 
 RunHere = Callable[..., str]
 
@@ -60,30 +48,28 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     torch.set_num_threads(threads)
 
 
-def script(*arguments: str, environment: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+def script(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run ``python`` with these arguments, in a process of its own, and in processes that it starts in turn."""
     command = [sys.executable, "-W", "ignore", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done
 
 
-@pytest.mark.parametrize(("workload", "policy"), [("gpt", "disk_spill"), ("paddle_gpt", LOSSY)])
-def test_policies_are_compared_with_none(workload: str, policy: str, tmp_path: Path) -> None:
+def test_policies_are_compared_with_none(tmp_path: Path) -> None:
     report, picture = tmp_path / "report.json", tmp_path / "points.png"
-    arguments = ["--quick", "--workload", workload, "--rounds", "1", "--json", str(report), "--plot", str(picture)]
-    environment = os.environ | ({} if "paddle" in workload else ADVICE)
-    done = script("-m", "benchmarks", "policies", *arguments, "--policy", policy, environment=environment)
+    arguments = ["--quick", "--workload", "paddle_gpt", "--rounds", "1", "--json", str(report), "--plot", str(picture)]
+    done = script("-m", "benchmarks", "policies", *arguments, "--policy", LOSSY)
 
     ((_, (none, launched, checkpoint, ours)),) = json.loads(report.read_text())["workloads"].items()
-    assert [each["name"] for each in (none, launched, checkpoint, ours)] == ["none", LAUNCHED, CHECKPOINT, policy]
+    assert [each["name"] for each in (none, launched, checkpoint, ours)] == ["none", LAUNCHED, CHECKPOINT, LOSSY]
     for measured in (none, launched, checkpoint, ours):
         assert measured["activation_bytes"] > 0
         assert len(measured["step_s"]) == 2
         assert (measured["stats"] is None) == (measured is not ours)
         assert (measured["gradients_sha256"] == none["gradients_sha256"]) == (measured["name"] != LOSSY)
     assert ours["stats"]["stashed"]["tensors"] > 0
-    assert (0 < ours["difference"] < 0.5) == (policy == LOSSY)
+    assert 0 < ours["difference"] < 0.5
     peaks = [float(row["memory"]) for row in table(done.stdout)]
     assert peaks == sorted(peaks, reverse=True)
     assert len(peaks) == 4
@@ -146,37 +132,10 @@ def test_a_policy_that_does_not_exist_is_refused_before_anything_runs(capsys: py
     assert "did you mean 'quantize'" in capsys.readouterr().err
 
 
-def test_a_training_that_fails_is_reported_with_its_own_words(tmp_path: Path) -> None:
-    line = f"disk_spill:directory={tmp_path / 'missing'}"
-    model = tiny(GPT)
-    with pytest.raises(WorkerError, match=r"^it fails: exit status 1\n") as failure:
-        run(training.job("it fails", model, 1, line, scope={}))
-    assert str(tmp_path / "missing") in str(failure.value).splitlines()[1:][-1]
-
-
-def test_digits_are_those_of_scikit_learn() -> None:
-    theirs = load_digits()
-    images, labels = Batches(replace(RESNET, batch=len(theirs.images), scale=2))(seed=0)
-    chosen = np.random.default_rng(0).integers(0, len(theirs.images), len(theirs.images))
-    assert np.array_equal(labels, theirs.target[chosen])
-    enlarged = theirs.images[chosen].repeat(2, axis=1).repeat(2, axis=2)
-    assert np.allclose(images[:, 0], (enlarged - theirs.images.mean()) / theirs.images.std(), atol=1e-6)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_steps_on_a_device_are_measured_for_every_method(device: str, run_here: RunHere, tmp_path: Path) -> None:
-    if device == "sim" and compiler() is None:
-        pytest.skip("no C++ compiler")
+def test_steps_on_a_device_are_measured_for_every_method(run_here: RunHere, tmp_path: Path) -> None:
     sizes = "--width=64 --depth=3 --heads=2 --vocabulary=64 --batch=4 --length=64 --rounds=1 --steps=1"
     files = ["--directory", str(tmp_path), "--json", str(tmp_path / "rows"), "--markdown", str(tmp_path / "table")]
-    command = ("torch_device", "--device", device, "--gigabytes", "1", *sizes.split(), *files)
-    if device == "cpu":
-        run_here(*command)
-    else:  # in a process of its own: a process has one accelerator
-        methods = ("save_on_cpu pinned", "cpu_offload", "quantize:bits=4 | cpu_offload", "some: cpu_offload")
-        options = (f"--method={name}" for name in methods)
-        script("-m", "benchmarks", *command, *options)
+    run_here("torch_device", "--device", "cpu", *sizes.split(), *files)
     found = json.loads((tmp_path / "rows").read_text())["found"]["64"]
     assert [name for name, row in found.items() if "failure" in row] in ([], ["trl", "checkpoint, trl"])
     for name, row in found.items():
@@ -185,12 +144,6 @@ def test_steps_on_a_device_are_measured_for_every_method(device: str, run_here: 
             if name != "save_on_cpu pinned":
                 assert (row["gradients"] == "equal") is not name.startswith("quantize"), (name, row["gradients"])
             assert len(row["seconds"]) == 1
-    if device == "sim":
-        offloaded, pinned = found["cpu_offload"], found["save_on_cpu pinned"]
-        assert all(max(row["peaks"]) > 0 for row in found.values())
-        assert offloaded["copies"]["DtoH"]["nbytes"] < pinned["copies"]["DtoH"]["nbytes"]
-        assert 0 < offloaded["copies"]["DtoH"]["beside"] <= offloaded["copies"]["DtoH"]["seconds"]
-        assert 0 < offloaded["pinned_nbytes"] < 1.5 * offloaded["stats"]["peak_bytes"]
     assert found["some: cpu_offload"]["stats"]["seen"]["nbytes"] < found["cpu_offload"]["stats"]["seen"]["nbytes"] / 2
     rows = table((tmp_path / "table").read_text())
     assert [row["length"] for row in rows] == ["64"] * len(found)
@@ -201,40 +154,6 @@ def test_what_of_copies_is_beside_computation_is_counted_once_for_each() -> None
     assert beside([(0, 1), (6, 7)], [(2, 3)]) == beside([(0, 1)], []) == 0.0
 
 
-@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-def test_kernels_of_devices_are_measured(tmp_path: Path) -> None:
-    sizes = "--workload=random --device=sim --elements=20480 --rounds=1"
-    command = ("-m", "benchmarks", "codecs", *sizes.split(), "--json", str(tmp_path / "rows"))
-    script(*command)
-    rows = [row for row in json.loads((tmp_path / "rows").read_text())["rows"] if "codec" in row]
-    assert {kind_of(row) for row in rows} == {"Affine"}
-    assert all(row["encode"] > 0 and row["decode"] > 0 for row in rows)
-
-
-def kind_of(row: dict[str, Any]) -> str:
-    """Return the name of a row's codec, without its settings."""
-    return str(row["codec"]).strip("`").partition("(")[0]
-
-
-@pytest.mark.parametrize("workload", ["torch:resnet", "paddle:gpt"])
-def test_every_codec_is_measured_on_what_a_model_saves(workload: str, run_here: RunHere, tmp_path: Path) -> None:
-    report = tmp_path / "table.json"
-    small = ("--steps", "1", "--scale", "1", "--rounds", "1", "--most", "1")
-    run_here("codecs", "--workload", workload, *small, "--json", str(report))
-    found = json.loads(report.read_text())["rows"]
-    rows, mixes = ([row for row in found if ("codec" in row) == is_row] for is_row in (True, False))
-    assert {row["dtype"] for row in rows} >= {"float32", "bfloat16"}
-    assert all(row["ratio"] > 0.99 and row["encode"] > 0 and row["decode"] > 0 for row in rows)
-    assert {kind_of(row) for row in rows} >= {"Lossless", "Affine", "AsType", "Sparse"}
-    assert len(mixes) == 2
-    assert all(mix["limit"] > 1 for mix in mixes)
-
-
-def test_random_tensors_survive_every_codec(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fuzz_codecs.main(["--count", "200", "--seed", "1"]) == 0
-    assert "200 tensors, 0 faults" in capsys.readouterr().out
-
-
 def table(text: str) -> list[dict[str, str]]:
     """Return the rows of the Markdown table in a text, by the heads of their columns."""
     lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
@@ -243,47 +162,21 @@ def table(text: str) -> list[dict[str, str]]:
 
 
 def test_training_quality_is_reported_as_numbers_and_a_table(tmp_path: Path) -> None:
-    some = (
-        "--tiny",
-        "--policy",
-        LOSSY,
-        "--seeds",
-        "2",
-        "--steps",
-        "3",
-        "--task",
-        "paddle/gpt",
-        "--task",
-        "paddle/resnet",
-    )
+    some = f"--tiny --policy {LOSSY} --seeds 2 --steps 3 --task torch/gpt".split()
     kinds = {"markdown": "md", "json": "json"}
     files = [argument for kind, end in kinds.items() for argument in (f"--{kind}", str(tmp_path / f"quality.{end}"))]
     script("-m", "benchmarks", "quality", *files, *some)
 
     rows = table((tmp_path / "quality.md").read_text())
-    assert [row["policy"] for row in rows] == ["none", LOSSY] * 2
+    assert [row["policy"] for row in rows] == ["none", LOSSY]
     assert all(0.2 < float(row["bytes"]) < 0.5 for row in rows[1::2])
     assert all(0 < float(row["gradient error, median"]) < 0.1 for row in rows[1::2])
     outcomes = json.loads((tmp_path / "quality.json").read_text())["outcomes"]
-    assert [len(found) for found in outcomes.values()] == [4, 4]
+    assert [len(found) for found in outcomes.values()] == [4]
 
 
-@pytest.mark.parametrize("network", ["gpt", "resnet"])
-def test_training_quality_is_found_out_in_torch_too(network: str) -> None:
-    model = replace(quality.TASKS[f"torch/{network}"], batch=4, depth=2, threads=torch.get_num_threads())
-    training, baseline = quality.train(model, NONE, steps=3)
-    errors = list(quality.gradient_errors(training, "torch", [LOSSY]))
-    _, lossy = quality.train(model, LOSSY, steps=3)
-    assert baseline["payload"] == 0
-    assert 0.2 < lossy["payload"] < 0.5
-    assert lossy["share"] > 0.5
-    assert lossy["loss"] == pytest.approx(baseline["loss"], rel=0.1)
-    assert 0 < median(error["relative"] for error in errors) < 0.1
-
-
-@pytest.mark.parametrize("framework", ["torch", "paddle"])
-def test_the_cost_of_a_saved_tensor_is_measured(framework: str, run_here: RunHere) -> None:
-    rows = table(run_here("hooks", "--framework", framework, "--rounds", "2", "--saves", "10", "--kib", "16"))
+def test_the_cost_of_a_saved_tensor_is_measured(run_here: RunHere) -> None:
+    rows = table(run_here("hooks", "--framework", "torch", "--rounds", "2", "--saves", "10", "--kib", "16"))
     kept = {row["under"]: row for row in rows if row["saved"] == "small tensors"}
     stashed = {row["under"]: row for row in rows if row["saved"] == "large tensors"}
     assert {"a pair that does nothing", "keep"} <= set(kept)

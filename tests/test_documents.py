@@ -23,20 +23,6 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda docume
 KNOWN = {"pip", "python", "ruff", "mypy", "tensorstash", "torchrun", "accelerate"}
 """Programs that documents may show without more being known of their arguments."""
 
-THINGS = [
-    "prefetch order",
-    "version check",
-    "O_DIRECT",
-    "4-bit packing",
-    "Paddle's nesting repair",
-    "pinned memory",
-    "the in-flight budget",
-    "dedup key",
-    "TOML reading",
-    "the fault injector",
-]
-"""Where to find these is what the map tells."""
-
 
 @each_document
 def test_every_link_leads_somewhere(document: Document) -> None:
@@ -100,13 +86,6 @@ def test_every_error_is_in_the_tree_under_its_parent() -> None:
 def test_every_table_of_results_is_linked() -> None:
     linked = {Path(link).name for link in Document("docs/results.md").links}
     assert {path.name for path in (ROOT / "benchmarks" / "results").glob("*.md")} <= linked
-
-
-def test_the_map_leads_to_ten_things() -> None:
-    contributing = Document("CONTRIBUTING.md")
-    rows = contributing.rows("The map")
-    assert [cells[0] for cells in rows] == THINGS
-    assert all(re.search(r"`[\w/]+\.\w+`", cells[1]) for cells in rows)
 
 
 def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:

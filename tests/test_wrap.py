@@ -4,7 +4,6 @@ import pytest
 
 import tensorstash as ts
 from tensorstash import reference as ref
-from tensorstash.errors import ConfigError
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.selectors import ModuleNames
 
@@ -44,30 +43,6 @@ def test_a_line_of_text_is_a_policy_where_one_is_expected(model, x):
     with ts.stash("compress | disk_spill", framework="reference", min_bytes=0) as session:
         x.exp()
     assert session.stats().stashed.tensors > 0
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda model: ts.wrap(model, "compres"),
-            r"wrap\.policy: unknown policy 'compres'; did you mean 'compress'",
-        ),
-        (lambda model: ts.stash("compress:lvl=3", framework="reference"), r"stash\.policy\.lvl: unknown key"),
-        (lambda model: ts.wrap(model, 3), "expected a policy such as 'disk_spill'"),
-        (lambda model: ts.wrap(Trained, "compress"), "got the class Trained, expected a model; make an instance"),
-        (
-            lambda model: ts.wrap(model, "keep", methods="trainig_step"),
-            "no method 'trainig_step'; did you mean 'training_step'",
-        ),
-        (lambda model: ts.wrap(model, by_name("encodr")), "'encodr' matches no module.*did you mean 'encoder'"),
-        (lambda model: ts.wrap(model, by_name("encoder", "0")), r"'0' matches no module.*did you mean '\*\.0'\?"),
-    ],
-)
-def test_what_is_wrong_is_said_with_the_cure(model, call, message):
-    with pytest.raises(ConfigError, match=message):
-        call(model)
-    assert ts.wrapped(model) == ()
 
 
 def test_methods_that_train_run_under_the_policy_and_no_others(model, x):
@@ -127,9 +102,3 @@ NAMES = ["", "module", "module.layers", "module.layers.0", "module.layers.0._ori
 )
 def test_patterns_see_through_what_trainers_put_around_models(pattern, meant):
     assert named_for([pattern], NAMES) == meant
-
-
-def test_patterns_see_through_adapters():
-    assert named_for(["layers"], ["", "base_model", "base_model.model", "base_model.model.layers"]) == {
-        "base_model.model.layers": "layers"
-    }

@@ -1,7 +1,4 @@
-"""What a benchmark asks of any accelerator of PyTorch: memory, the end of its work, and its log of copies and work.
-
-The simulated device of the tests is one: ``sim``. It is built where a C++ compiler is.
-"""
+"""What a benchmark asks of any accelerator of PyTorch: memory, the end of its work, and its log of copies and work."""
 
 import gc
 import json
@@ -19,11 +16,9 @@ from torch import Tensor
 from benchmarks.harness.runner import interleave, seconds
 
 WAYS = {"DtoH": "out", "HtoD": "back"}
-COMPUTED, WAITED = 2, 3
 
 Copies = dict[str, dict[str, float]]
-"""For each direction: bytes, seconds, and how many of those seconds the device was computing, too. A simulated device
-also tells under ``"waited"`` for how many seconds the streams that compute waited for others."""
+"""For each direction: bytes, seconds, and how many of those seconds the device was computing, too."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,6 @@ class Accelerator:
     device: torch.device
     name: str
     module: Any = None  # what PyTorch offers for its type; None for the host
-    log: Any = None  # records of a simulated device; None elsewhere
 
     def synchronize(self) -> None:
         """Wait for the end of its work."""
@@ -65,9 +59,7 @@ class Accelerator:
         return peak
 
     def copies(self, run: Callable[[], object]) -> Copies:
-        """Return what a run copies in each direction, from a profile or the device's log if there is one."""
-        if self.log is not None:
-            return _logged(lambda: (run(), self.synchronize()), self.log)
+        """Return what a run copies in each direction, from a profile if there is one."""
         return _profiled(lambda: (run(), self.synchronize())) if self.device.type == "cuda" else {}
 
 
@@ -85,20 +77,6 @@ def beside(spans: Iterable[Sequence[float]], others: Iterable[Sequence[float]]) 
             merged.append([begun, ended])
     both = ((max(begun, first), min(ended, last)) for begun, ended in spans for first, last in merged)
     return sum((max(ended - begun, 0.0) for begun, ended in both), 0.0)
-
-
-def _logged(run: Callable[[], object], log: Any) -> Copies:
-    log.records()
-    with log.computations():
-        run()
-    records = log.records()
-    copies = {way: [record for record in records if record.direction == kind] for kind, way in enumerate(WAYS)}
-    work = [record for record in records if record.direction == COMPUTED]
-    computing = {record.stream for record in work}
-    waits = (record for record in records if record.direction == WAITED and record.stream in computing)
-    found = {way: [(record.begun, record.ended, record.nbytes) for record in some] for way, some in copies.items()}
-    totals = _totals(found, [(record.begun, record.ended) for record in work])
-    return {**totals, "waited": {"seconds": sum(record.ended - record.begun for record in waits)}}
 
 
 def _profiled(run: Callable[[], object]) -> Copies:
@@ -139,22 +117,13 @@ def bare_seconds(accelerator: Accelerator, nbytes: int) -> dict[str, float]:
     return {way: min(some[1:]) / nbytes for way, some in times.items()}
 
 
-def accelerator_named(name: str, *, bandwidth: float = 0.0) -> Accelerator:
-    """Return a device by PyTorch's name, or end the program.
-
-    ``sim`` registers the simulated one, whose links have a bandwidth in bytes per second; 0 for no limit.
-    """
-    if name.partition(":")[0] == "sim":
-        from tests.device.simulated import simulated
-
-        device = simulated()
-        device.link(bandwidth=bandwidth)
-        return Accelerator(torch.device(name), "simulated device", torch.sim, device)  # type: ignore[attr-defined]
+def accelerator_named(name: str) -> Accelerator:
+    """Return a device by PyTorch's name, or end the program."""
     device = torch.device(name)
     if device.type == "cpu":
         return Accelerator(device, platform.machine())
     here = torch.accelerator.current_accelerator(check_available=True)
     if here is None or here.type != device.type:
-        raise SystemExit(f"no {device.type} device; --device cpu and --device sim run anywhere")
+        raise SystemExit(f"no {device.type} device; --device cpu runs anywhere")
     module = torch.get_device_module(device)
     return Accelerator(device, module.get_device_name(device) if hasattr(module, "get_device_name") else name, module)

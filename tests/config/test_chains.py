@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_strategies import chains, policies, single, specs
+from policy_strategies import chains, policies, specs
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.lossless import Lossless
@@ -14,7 +14,7 @@ from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.config import from_dict, to_dict
+from tensorstash.config import from_dict
 from tensorstash.errors import ConfigError, PlanError
 from tensorstash.policies import (
     Cast,
@@ -29,9 +29,7 @@ from tensorstash.policies import (
     Route,
     Rule,
     StoreIn,
-    append,
 )
-from tensorstash.policies import policy as policy_module
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import in_text
 from tensorstash.policies.selectors import Dtypes, MinBytes, Not
@@ -77,12 +75,6 @@ def test_a_codec_sees_the_dtype_an_earlier_step_made():
     chain = Cast("bfloat16") | Encode(OnlyBfloat16())
     assert chain.plan(spec()).codecs[1:] == (OnlyBfloat16(),)
     assert Encode(OnlyBfloat16()).plan(spec()).keeps
-
-
-def test_codecs_of_one_step_see_what_those_before_them_made():
-    codecs = Cast("bfloat16").plan(spec()).codecs
-    assert append(Plan(), spec(), codecs=(*codecs, OnlyBfloat16())).codecs == (*codecs, OnlyBfloat16())
-    assert append(Plan(), spec("bfloat16"), codecs=(OnlyBfloat16(), OnlyBfloat16())).codecs == (OnlyBfloat16(),)
 
 
 def test_array_codecs_skip_what_has_become_bytes():
@@ -192,11 +184,6 @@ def test_impossible_order_is_refused_at_construction_and_names_both_steps(first,
         first | wrap(second)
 
 
-def test_the_step_in_the_way_is_named_even_if_it_is_not_the_one_before():
-    with pytest.raises(PlanError, match=r"^write quantize.* \| compress: "):
-        Chain((PackMasks(), Compress(), CpuOffload(), Quantize()))
-
-
 def test_masks_are_not_packed_twice():
     with pytest.raises(PlanError, match="write pack_masks once"):
         PackMasks() | PackMasks()
@@ -208,12 +195,6 @@ def test_what_looks_for_masks_leaves_floats_to_those_who_encode_all_of_them():
         assert ((PackMasks() | Keep()) | (step | DiskSpill("/x"))).plan(spec()) == (step | DiskSpill("/x")).plan(spec())
     masks = PackMasks() | DiskSpill("/x")
     assert masks.plan(spec()).codecs == (TwoValued(),)
-
-
-def test_steps_for_different_dtypes_may_stand_in_any_order():
-    for chain in (PackMasks() | Quantize(), Quantize() | PackMasks()):
-        assert chain.plan(spec("bool")).codecs == (PackBits(),)
-        assert chain.plan(spec()).codecs == (Affine(),)
 
 
 @dataclass(frozen=True)
@@ -239,11 +220,6 @@ def test_foreign_policies_chain_on_either_side():
     assert (Keep() | Foreign(Quantize())).plan(spec("int8")).reason == "int8 is never quantized"
 
 
-def test_empty_chain_keeps():
-    assert Chain().plan(spec()).keeps
-    assert Chain().alternatives() == (Plan(),)
-
-
 @given(chains, st.integers(0, 6), st.integers(0, 6))
 def test_grouping_does_not_matter(chain, first, second):
     low, high = sorted((first, second))
@@ -251,28 +227,9 @@ def test_grouping_does_not_matter(chain, first, second):
     assert (a | b) | c == a | (b | c) == chain
 
 
-@given(st.lists(single, min_size=3, max_size=3))
-def test_grouping_does_not_matter_for_what_is_refused(steps):
-    a, b, c = steps
-    assert _outcome(lambda: (a | b) | c) == _outcome(lambda: a | (b | c))
-
-
-def _outcome(build):
-    try:
-        return build()
-    except PlanError:
-        return PlanError
-
-
 @given(policies, specs())
 def test_keep_is_neutral(policy, spec):
     assert (Keep() | policy).plan(spec) == policy.plan(spec) == (policy | Keep()).plan(spec)
-
-
-@given(policies)
-def test_nested_chains_are_flattened(policy):
-    chain = Chain((Chain((Keep(), Chain((policy,)))), Chain()))
-    assert not any(isinstance(step, Chain) for step in chain.steps)
 
 
 def _deep(wrap, inner, depth=400):
@@ -299,27 +256,6 @@ def test_what_is_nested_too_deep_is_refused_with_a_name(build):
         ConfigError, match=r"^(policy|chain\.steps|route|rule\.when|not\.selector|tiered).*more than 64 deep"
     ):
         build()
-
-
-def test_what_is_nested_as_deep_as_is_allowed_works():
-    policy = _deep(lambda inner: Route((Rule(MinBytes(1), inner),)), Quantize(), depth=20) | Compress()
-    assert policy.plan(spec()) == Plan((Affine(), Lossless()), Memory())
-    assert from_dict(to_dict(policy)) == policy
-    assert eval(repr(policy)) == policy
-
-
-def test_a_long_chain_asks_about_each_pair_once(monkeypatch):
-    asked = []
-    obstacle = policy_module._obstacle
-    monkeypatch.setattr(policy_module, "_obstacle", lambda *pair: asked.append(pair) or obstacle(*pair))
-    steps = (Keep(), CpuOffload()) * 1500
-    assert Chain(steps).steps == steps
-    assert len(asked) == len(set(asked)) == 4
-
-
-def test_a_step_that_comes_again_is_found_to_be_too_many():
-    with pytest.raises(PlanError, match="write compress once"):
-        Chain((Keep(), Compress(), Keep(), Compress()))
 
 
 @pytest.mark.parametrize(

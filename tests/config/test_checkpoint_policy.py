@@ -75,22 +75,9 @@ def test_it_is_no_choice_of_a_route(use):
         ts.Route((), otherwise=use)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("every", 0), ("every", True), ("every", "2"), ("blocks", ("a", "")), ("blocks", 3)]
-)
-def test_a_value_that_means_nothing_is_refused(field, value):
-    with pytest.raises(ConfigError, match=rf"checkpoint\.{field}: got"):
-        Checkpoint(**{field: value})
-
-
 def test_blocks_are_the_outermost_repeated_children_that_have_modules_inside():
     assert list(Checkpoint().chosen(NESTED)) == ["h.0", "h.1", "h.2"]
     assert list(Checkpoint(every=2).chosen(NESTED)) == ["h.0", "h.2"]
-
-
-def test_a_single_child_is_no_block():
-    with pytest.raises(ConfigError, match=r"no ModuleList.*Checkpoint\(blocks="):
-        Checkpoint().chosen(modules(("", "head"), ("h", "list"), ("h.0", "block"), ("h.0.up", "head")))
 
 
 def test_patterns_name_the_outermost_that_they_mean():

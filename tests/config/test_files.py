@@ -2,7 +2,6 @@
 
 import argparse
 import builtins
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -40,10 +39,6 @@ def test_a_file_gives_the_arguments_of_a_scope(name: str, tmp_path: Path) -> Non
         assert session.stats().seen.tensors == 0
 
 
-def test_what_a_file_does_not_set_is_left_to_the_defaults() -> None:
-    assert ts.load_settings(io.BytesIO(b'policy = "keep"')) == {"policy": ts.Keep()}
-
-
 def test_a_file_with_more_than_a_policy_is_not_read_by_half(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text(TEXTS["s.toml"])
@@ -70,11 +65,6 @@ def test_a_mistake_in_a_file_is_told_with_its_place(name: str, text: str, messag
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         ts.load_settings(path)
-
-
-def test_a_file_that_is_not_there_is_told_with_the_option(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--policy: .*none\.toml: No such file"):
-        settings_of(str(tmp_path / "none.toml"), "--policy")
 
 
 def test_without_pyyaml_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from tensorstash.stores.disk.store import Disk, DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 from tensorstash.stores.memory import Memory
 from tensorstash.stores.tiered import Tiered
-from tensorstash.testing import FaultyStore, Gate, Gated, StoreSuite, Watched
+from tensorstash.testing import FaultyStore, StoreSuite
 
 
 class TestMemory(StoreSuite):
@@ -43,36 +43,22 @@ class TestBufferedDisk(TestDisk):
 
 @dataclass(frozen=True, kw_only=True)
 class Limited:
-    """A store on disk where the system cannot do something."""
+    """A store on disk where the system can do nothing that it need not."""
 
     name: ClassVar[str] = "limited"
     tier: ClassVar[Tier] = "disk"
     directory: str
-    lacks: tuple[str, ...]
 
     def open(self) -> Store:
-        calls = Syscalls(**dict.fromkeys(self.lacks, False))
+        calls = Syscalls(unnamed=False, unlink_open=False, preallocate=False, positioned=False, direct=False)
         return DiskStore(Disk(directory=self.directory), calls)
 
 
-class TestDiskWithoutUnnamedFiles(StoreSuite):
+class TestLimitedDisk(StoreSuite):
     is_registered = False
-    lacks: ClassVar[tuple[str, ...]] = ("unnamed",)
 
     def config(self, directory: str) -> StoreConfig:
-        return Limited(directory=directory, lacks=self.lacks)
-
-
-class TestDiskWithoutUnlinking(TestDiskWithoutUnnamedFiles):
-    lacks = ("unnamed", "unlink_open")
-
-
-class TestDiskWithoutPreallocation(TestDiskWithoutUnnamedFiles):
-    lacks = ("preallocate",)
-
-
-class TestDiskWithoutPositionedCalls(TestDiskWithoutUnnamedFiles):
-    lacks = ("positioned", "direct")
+        return Limited(directory=directory)
 
 
 class TestTiered(StoreSuite):
@@ -86,29 +72,12 @@ class TestTiered(StoreSuite):
         return Tiered(first=Memory(budget=half), then=Disk(directory=directory, budget=half))
 
 
-class TestWatched(StoreSuite):
-    is_registered = False
-    watched = Watched()
-
-    def config(self, directory: str) -> StoreConfig:
-        return self.watched
-
-
 class TestFaultyStoreWithoutItsFault(StoreSuite):
     is_registered = False
     refused = ({"fault": "flood"}, {"fault": "full", "at": 0}, {"fault": "full", "times": "often"})
 
     def config(self, directory: str) -> StoreConfig:
         return FaultyStore(fault="zeros", at=10**9)
-
-
-class TestGatedStoreWithItsGateOpen(StoreSuite):
-    is_registered = False
-    gate = Gate()
-    gate.open()
-
-    def config(self, directory: str) -> StoreConfig:
-        return Gated(gate=self.gate)
 
 
 def test_every_registered_store_is_here(tmp_path: Path) -> None:

@@ -58,23 +58,6 @@ def test_floats_are_converted_as_in_numpy(dtype: str) -> None:
             assert widened[0] == widened[1]
 
 
-def test_sizes_that_do_not_fit_are_refused() -> None:
-    module, words = native.load(), np.zeros(20, np.uint32)
-    byte = np.zeros(1, np.uint8)
-    calls: dict[str, list[tuple[Any, ...]]] = {
-        "narrow_floats": [
-            (words, np.zeros(19, np.uint16), "bfloat16"),
-            (words, byte.repeat(81), "float16"),
-            (words, np.zeros(20, np.uint16), "float64"),
-        ],
-        "widen_floats": [(np.zeros(40, np.uint16), words.view(np.uint8)[:79], "bfloat16")],
-    }
-    for name, cases in calls.items():
-        for arrays in cases:
-            with pytest.raises(ValueError, match="expected"):
-                getattr(module, name)(*arrays)
-
-
 def test_subnormals_do_not_depend_on_the_mode_of_a_thread() -> None:
     torch = pytest.importorskip("torch")
     halves = np.arange(1, 2**17, dtype=np.uint32).astype(np.uint16)

@@ -12,9 +12,9 @@ os.environ.setdefault("GLOG_minloglevel", "3")
 import paddle
 import pytest
 from paddle.base import core
-from paddle_cases import CopyingPair
 
 from tensorstash.backends.paddle.backend import _STACK, PaddleBackend
+from tests.frameworks.copying import CopyingPair
 
 
 @pytest.fixture

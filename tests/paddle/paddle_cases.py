@@ -1,9 +1,7 @@
-"""What the tests of the Paddle backend share: a pair of hooks that copies, and bitwise comparison."""
+"""What the tests of the Paddle backend share: programs of a process of their own, and bitwise comparison."""
 
 import subprocess
 import sys
-import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,53 +9,6 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import Tensor
-
-from tensorstash.backends.paddle.backend import PaddleBackend
-from tensorstash.host.arrays import borrowed
-
-
-class Packed:
-    """What :class:`CopyingPair` packs; a weak reference tells whether it is still there."""
-
-    def __init__(self, data: Any, spec: Any) -> None:
-        self.data = data
-        self.spec = spec
-
-
-class CopyingPair:
-    """Copies all that can be stashed through host arrays, keeps the rest; counts both."""
-
-    def __init__(self, backend: PaddleBackend) -> None:
-        self.backend = backend
-        self.copied: Counter[tuple[int, ...]] = Counter()
-        self.kept: Counter[str] = Counter()
-        self.unpacked = 0
-        self._alive: list[weakref.ref[Packed]] = []
-
-    @property
-    def live(self) -> int:
-        """How many copies are alive."""
-        return sum(packed() is not None for packed in self._alive)
-
-    def hooks(self) -> AbstractContextManager[None]:
-        return self.backend.hooks(self.pack, self.unpack)
-
-    def pack(self, tensor: Tensor) -> Any:
-        reason = self.backend.keep_reason(tensor)
-        if reason is not None:
-            self.kept[reason] += 1
-            return self.backend.alias(tensor)
-        self.copied[tuple(tensor.shape)] += 1
-        spec = self.backend.spec(tensor)
-        packed = Packed(self.backend.to_host(tensor, spec).copy(), spec)
-        self._alive.append(weakref.ref(packed))
-        return packed
-
-    def unpack(self, packed: Any) -> Tensor:
-        self.unpacked += 1
-        if isinstance(packed, Tensor):
-            return packed
-        return self.backend.from_host(borrowed(packed.data), packed.spec)
 
 
 def run_alone(program: str) -> str:

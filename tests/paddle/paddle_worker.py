@@ -11,10 +11,11 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed import fleet
-from paddle_cases import CopyingPair, bits
+from paddle_cases import bits
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
+from tests.frameworks.copying import CopyingPair
 
 
 def main() -> None:

@@ -63,17 +63,6 @@ def test_exported_while_wrapped_and_afterwards(x, policy, tmp_path):
     assert_stands_aside(handle, model, x)
 
 
-def test_a_model_of_the_high_level_interface_is_saved_while_wrapped_and_afterwards(x, tmp_path):
-    model = network()
-    trained = paddle.Model(model, SPEC)
-    handle = wrapped(model)
-    trained.save(str(tmp_path / "while"), training=False)
-    assert_stashes(handle, model, x)
-    handle.remove()
-    trained.save(str(tmp_path / "after"), training=False)
-    assert_stands_aside(handle, model, x)
-
-
 @pytest.mark.filterwarnings("ignore:Tensor do not have 'place'")
 @pytest.mark.parametrize("wrap_first", [True, False])
 def test_a_program_of_the_whole_model_runs_and_says_that_nothing_is_seen(x, wrap_first):

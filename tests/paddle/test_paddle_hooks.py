@@ -70,28 +70,6 @@ def test_another_threads_graph_keeps_the_inplace_check(backend):
         in_thread(other)
 
 
-def test_another_threads_layers_may_save_anything(backend):
-    class Layer(PyLayer):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x, None, [x, 3])
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            _, nothing, (_, three) = ctx.saved_tensor()
-            assert nothing is None
-            return grad * (three - 1)
-
-    def other():
-        x = leaf([1.0])
-        Layer.apply(x).backward()
-        assert x.grad.item() == 2
-
-    with backend.hooks(same, same):
-        in_thread(other)
-
-
 def test_many_threads_train_at_once_each_under_its_own_pair(pair, backend):
     expected = gradients(lambda a: paddle.exp(a @ a.t()) @ a, [noise(4, 4)])
     pairs = [type(pair)(backend) for _ in range(4)]
@@ -171,19 +149,6 @@ def test_hooks_run_without_gradient_recording(backend):
     assert not any(modes)
 
 
-def test_operations_inside_pack_are_not_packed(backend):
-    packed = []
-
-    def pack(tensor):
-        packed.append(tensor)
-        with paddle.enable_grad():
-            return (tensor * tensor.detach()).numpy()
-
-    with backend.hooks(pack, paddle.to_tensor):
-        save_one()
-    assert len(packed) == 1
-
-
 @pytest.mark.parametrize("entered", [0, 1, 2])
 def test_foreign_hooks_that_were_entered_earlier_are_told_from_others_that_live(backend, entered):
     notes = []
@@ -224,37 +189,6 @@ def test_foreign_hooks_that_cannot_be_told_from_others_are_an_error(backend):
             backend.hooks(same, same).__enter__()
     out.sum().backward()
     assert notes == ["shared"]
-
-
-def test_foreign_hooks_that_no_object_has_entered_are_an_error(backend):
-    core.eager.register_saved_tensors_hooks(same, same)
-    try:
-        with pytest.raises(BackendError, match=r"could not be put back|cannot be told"):
-            backend.hooks(same, same).__enter__()
-    finally:
-        core.eager.reset_saved_tensors_hooks()
-
-
-def test_foreign_hooks_left_out_of_order_are_an_error(backend):
-    foreign = saved_tensors_hooks(same, same)
-    with backend.hooks(same, same):
-        foreign.__enter__()
-        inner = backend.hooks(same, same)
-        inner.__enter__()
-        with pytest.raises(BackendError, match="another order"):
-            foreign.__exit__(None, None, None)
-        inner.__exit__(None, None, None)
-
-
-def test_backward_may_run_under_other_hooks_than_forward(pair, backend):
-    notes = []
-    x = leaf(noise(3, 3))
-    with pair.hooks():
-        y = paddle.exp(x * x)
-    with backend.hooks(*noting(notes, "backward")), saved_tensors_hooks(*noting(notes, "foreign")):
-        y.sum().backward()
-    assert not notes
-    assert pair.unpacked == 3
 
 
 def replaced():

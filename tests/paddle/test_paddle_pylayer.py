@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.autograd import PyLayer
-from paddle_cases import bits, gradients, leaf, noise, run_alone
+from paddle_cases import bits, leaf, noise, run_alone
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import _STACK
@@ -89,32 +89,6 @@ def test_what_is_no_tensor_is_given_back_as_it_was(pair):
     assert pair.copied.total() == 4
 
 
-def test_nothing_saved_and_never_saved(pair):
-    empty, found = saving()
-    with pair.hooks():
-        y = empty(leaf([1.0]))
-        z = layer(lambda ctx, x: x * 2, lambda ctx, grad: (found.append(ctx.saved_tensor()), grad)[1])(leaf([1.0]))
-    y.backward()
-    z.backward()
-    assert found == [(), None]
-
-
-def test_the_last_of_two_saves_wins(pair):
-    def forward(ctx, x):
-        ctx.save_for_backward(x, x)
-        ctx.save_for_backward(x * 3)
-        return x * 2
-
-    found = []
-    apply = layer(forward, lambda ctx, grad: (found.append(ctx.saved_tensor()), grad * 2)[1])
-    x = leaf(noise(3))
-    with pair.hooks():
-        y = apply(x * 1.0)
-    y.sum().backward()
-    ((one,),) = found
-    assert bits(one) == bits(x * 3)
-
-
 def test_two_reads_are_two_rounds_of_unpack(pair):
     def backward(ctx, grad):
         first, second = ctx.saved_tensor()[0], ctx.saved_tensor()[0]
@@ -182,12 +156,6 @@ def second_derivative(program, hooks=None):
 def test_second_derivatives_are_bitwise_equal(pair, program):
     assert second_derivative(program, pair.hooks()) == second_derivative(program)
     assert pair.copied
-
-
-def test_second_derivatives_of_a_layer_whose_apply_was_taken_before(pair):
-    kind = type("Tanh", (PyLayer,), {"forward": staticmethod(tanh_forward), "backward": staticmethod(tanh_backward)})
-    apply = kind.apply
-    assert second_derivative(apply, pair.hooks()) == second_derivative(apply)
 
 
 def test_second_derivatives_with_a_users_pair_that_forgets_the_history(backend):
@@ -274,28 +242,6 @@ def test_second_derivatives_through_a_saved_output(program, policy):
     assert second_derivative(program, ts.stash(policy, framework="paddle")) == expected  # all of it is kept
 
 
-def test_second_derivatives_through_a_saved_output_that_is_held_are_summed_as_without_hooks():
-    held = []
-
-    def program(x):
-        held[:] = tanh_and_exp()(x)
-        return held[0] * held[1]
-
-    assert second_derivative(
-        program, ts.stash(ts.Compress(min_ratio=1), min_bytes=0, framework="paddle")
-    ) == second_derivative(program)
-    held.clear()
-
-
-def test_a_saved_output_in_a_dropped_graph_is_freed(pair, counting_only):
-    x = leaf(noise(5)) * 1.0
-    with pair.hooks():
-        y = tanh(x) * 2.0
-    assert pair.live
-    del y
-    assert not pair.live
-
-
 def test_a_saved_output_shares_the_memory_and_version_of_what_is_returned():
     x = leaf(noise(5))
     with ts.stash(ts.Keep(), min_bytes=0, framework="paddle"):
@@ -348,18 +294,6 @@ def test_a_layer_that_raises_leaves_nothing_behind(pair, where, retain):
     assert len(_STACK._patches._leases) == before
 
 
-def test_a_retained_backward_that_raised_runs_again(pair):
-    x = leaf(noise(5))
-    Raises.where = "backward, after it asked"
-    with pair.hooks():
-        y = Raises.apply(x * 1.0)
-    with pytest.raises((RuntimeError, OSError)):
-        y.sum().backward(retain_graph=True)
-    Raises.where = ""
-    y.sum().backward()
-    assert bits(x.grad) == bits(x)
-
-
 def test_a_kept_parameter_is_the_parameter_itself(pair):
     weight = paddle.create_parameter([3], "float32")
     apply, found = saving(lambda x: weight)
@@ -368,58 +302,3 @@ def test_a_kept_parameter_is_the_parameter_itself(pair):
     y.sum().backward()
     assert found[0][0] is weight
     assert pair.kept == {"parameter": 1}
-
-
-def test_an_inplace_layer_and_a_layer_with_several_outputs(pair):
-    def forward(ctx, x):
-        out = x.tanh_()
-        ctx.save_for_backward(out)
-        return out, x * 2
-
-    def backward(ctx, grad, other):
-        (out,) = ctx.saved_tensor()
-        return grad * (1 - out * out) + other * 2
-
-    program = lambda x: sum(layer(forward, backward)(x))  # noqa: E731
-    assert gradients(program, [noise(4)], pair.hooks()) == gradients(program, [noise(4)])
-
-
-def test_layers_inside_layers_keep_their_own(pair):
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        with paddle.enable_grad():
-            inner = x.detach()
-            inner.stop_gradient = False
-            y = square(inner)
-        ctx.inner, ctx.y = inner, y
-        return y.detach()
-
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensor()
-        (inner,) = paddle.grad(ctx.y, [ctx.inner], [grad])
-        return inner + 0 * x
-
-    program = layer(forward, backward)
-    assert gradients(program, [noise(4)], pair.hooks()) == gradients(program, [noise(4)])
-
-
-def test_marks_and_materialised_gradients_still_work(pair):
-    seen = []
-
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        a, b = x + x, x + x + x
-        ctx.mark_non_differentiable(a)
-        return a, b
-
-    def backward(ctx, grad_a, grad_b):
-        seen.append(grad_a.tolist())
-        return grad_b
-
-    x = leaf([1.0])
-    with pair.hooks():
-        a, b = layer(forward, backward)(x)
-    b.sum().backward()
-    assert seen == [[0.0]]
-    assert a.stop_gradient
-    assert x.grad.tolist() == [1.0]

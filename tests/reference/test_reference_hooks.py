@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,6 @@ from tensorstash.reference import (
     InplaceError,
     PyLayer,
     Tensor,
-    grad,
-    is_grad_enabled,
     no_grad,
     saved_tensors_hooks,
     tensor,
@@ -99,62 +96,6 @@ def test_what_a_formula_does_not_name_is_not_saved() -> None:
         assert count_packs(lambda: x * x) == []
 
 
-def test_pack_is_given_the_very_input_and_a_detached_output() -> None:
-    x = ones()
-    seen: list[Tensor] = []
-    with saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
-        y = x * x
-        e = y.exp()
-    assert seen[0] is x
-    assert seen[1] is x
-    assert (seen[2].storage, seen[2].grad_fn, seen[2].requires_grad) == (e.storage, None, False)
-
-
-def test_hooks_run_with_recording_off_and_leave_it_as_it_was() -> None:
-    modes = []
-    x = ones()
-    with saved_tensors_hooks(
-        lambda t: modes.append(is_grad_enabled()) or t, lambda t: modes.append(is_grad_enabled()) or t
-    ):
-        y = x * x
-        assert is_grad_enabled()
-    grad(y.sum(), x, create_graph=True)
-    assert modes == [False] * 4
-    assert is_grad_enabled()
-
-
-def test_only_the_innermost_pair_runs_and_the_outer_comes_back() -> None:
-    log = []
-
-    def hooks(name: str) -> saved_tensors_hooks:
-        return saved_tensors_hooks(
-            lambda t: log.append(("pack", name)) or t, lambda t: log.append(("unpack", name)) or t
-        )
-
-    x = ones()
-    with hooks("outer"):
-        a = x.exp()
-        with hooks("inner"):
-            b = x.exp()
-        c = x.exp()
-    d = x.exp()
-    assert log == [("pack", "outer"), ("pack", "inner"), ("pack", "outer")]
-    log.clear()
-    (a + b + c + d).sum().backward()
-    assert sorted(log) == [("unpack", "inner"), ("unpack", "outer"), ("unpack", "outer")]
-
-
-def test_hooks_go_when_the_body_raises() -> None:
-    with pytest.raises(ZeroDivisionError), saved_tensors_hooks(bits, from_bits):
-        raise ZeroDivisionError
-    assert count_packs(lambda: None) == []
-    calls = []
-    with pytest.raises(ZeroDivisionError), saved_tensors_hooks(lambda t: calls.append(t), from_bits):
-        raise ZeroDivisionError
-    ones().exp()
-    assert calls == []
-
-
 def test_scopes_left_out_of_order_are_reported() -> None:
     outer, inner = saved_tensors_hooks(bits, from_bits), saved_tensors_hooks(bits, from_bits)
     outer.__enter__()
@@ -165,52 +106,6 @@ def test_scopes_left_out_of_order_are_reported() -> None:
     with pytest.raises(HookError, match="not entered"):
         inner.__exit__(None, None, None)
     assert count_packs(lambda: ones().exp()) == [(2,)]
-
-
-def test_hooks_belong_to_their_thread() -> None:
-    seen: list[Any] = []
-
-    def other() -> None:
-        ones().exp()
-        seen.append(count_packs(lambda: ones().exp()))
-
-    with saved_tensors_hooks(lambda t: seen.append("leaked"), from_bits):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert seen == [[(2,)]]
-
-
-@pytest.mark.parametrize("when", ["pack", "unpack"])
-@pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt])
-def test_a_raising_hook_passes_through_and_the_next_step_works(when: str, kind: type[BaseException]) -> None:
-    failing = True
-
-    def maybe(stage: str) -> None:
-        if failing and stage == when:
-            raise kind(stage)
-
-    def pack(t: Tensor) -> Any:
-        maybe("pack")
-        return bits(t)
-
-    def unpack(packed: Any) -> Tensor:
-        maybe("unpack")
-        return from_bits(packed)
-
-    def step() -> None:
-        with saved_tensors_hooks(pack, unpack):
-            y = (x * x).exp()
-        y.sum().backward()
-
-    x = ones()
-    with pytest.raises(kind, match=when):
-        step()
-    assert is_grad_enabled()
-    assert x.grad is None
-    failing = False
-    step()
-    np.testing.assert_allclose(x.grad.numpy(), 2 * np.e, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -264,16 +159,6 @@ def test_history_is_put_back_on_what_unpack_returns() -> None:
     assert seen[3].grad_fn is y.grad_fn
 
 
-def test_second_derivatives_flow_through_packed_bytes() -> None:
-    x = tensor([0.5], "float64", requires_grad=True)
-    with saved_tensors_hooks(bits, from_bits):
-        y = (x * x).exp() * x
-    (first,) = grad(y, x, create_graph=True)
-    first.backward()
-    expected = (6 * 0.5 + 4 * 0.5**3) * np.exp(0.25)
-    np.testing.assert_allclose(x.grad.item(), expected, rtol=1e-12)
-
-
 def test_hooks_switch_the_version_check_off_and_captured_bytes_are_immune() -> None:
     x = ones()
     with saved_tensors_hooks(bits, from_bits):
@@ -287,24 +172,3 @@ def test_hooks_switch_the_version_check_off_and_captured_bytes_are_immune() -> N
     a.add_(10.0)
     with pytest.raises(InplaceError):
         y.sum().backward()
-
-
-def test_unpack_runs_again_for_every_use() -> None:
-    calls = []
-    x = ones()
-    with saved_tensors_hooks(bits, lambda p: calls.append(1) or from_bits(p)):
-        y = x.exp()
-    y.sum().backward(retain_graph=True)
-    y.sum().backward()
-    assert len(calls) == 2
-
-
-def test_0d_and_empty_tensors_pass_through_hooks() -> None:
-    scalar, empty = tensor(2.0, requires_grad=True), tensor(np.zeros((0, 3), np.float32), requires_grad=True)
-    with saved_tensors_hooks(bits, from_bits):
-        y = scalar * scalar
-        z = empty * empty
-    y.backward()
-    z.sum().backward()
-    assert scalar.grad.item() == 4.0
-    assert empty.grad.shape == (0, 3)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstash.reference import Layout, Parameter, Tensor, no_grad, ops, tensor, zeros
+from tensorstash.reference import Layout, Parameter, Tensor, no_grad, tensor, zeros
 
 SLICES = [
     *(slice(None), slice(1, None), slice(None, None, 2), slice(-2, 3), slice(3, 1)),
@@ -89,50 +89,6 @@ def test_indexing_agrees_with_numpy(key: Any) -> None:
     assert_same(x, array)
 
 
-def test_mask_indexing_agrees_with_numpy() -> None:
-    x, array = numbered((2, 3))
-    assert_same(x[x > 2], array[array > 2])
-    with pytest.raises(TypeError, match="got a tensor"):
-        x[x > 2] = 7.0
-    rows, columns = np.array([[0], [1]]), np.array([1, 2])
-    assert_same(x[tensor(rows), tensor(columns)], array[rows, columns])
-
-
-@pytest.mark.parametrize("key", [2, (0, 0, 0, 0), (Ellipsis, Ellipsis), True, "a", [0, 1]])
-def test_bad_index_is_refused(key: Any) -> None:
-    x, _ = numbered((2, 3, 4))
-    with pytest.raises((IndexError, TypeError, ValueError)):
-        x[key]
-
-
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    x, _ = numbered((2, 3))
-    for bad in (
-        lambda: x.reshape(4, 2),
-        lambda: x.reshape(-1, -1),
-        lambda: x.reshape(-1, 4),
-        lambda: x.expand(2, 2),
-        lambda: x.expand(3),
-        lambda: x.permute(0),
-        lambda: x.as_strided((10,), (1,)),
-        lambda: x.as_strided((2,), (-1,)),
-        lambda: x @ x,
-        lambda: x.sum_to((3, 3)),
-    ):
-        with pytest.raises(ValueError):
-            bad()
-    for axis in (2, -3, (0, 0)):
-        with pytest.raises(IndexError):
-            x.sum(axis)
-
-
-def test_as_strided_takes_an_absolute_offset_in_bytes() -> None:
-    x, array = numbered((2, 4))
-    view = x[1].as_strided((2, 2), (2, 1), 8)
-    assert view.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert x[1].as_strided((2,), (1,)).tolist() == array[1, :2].tolist()
-
-
 def test_overlap_is_recognised() -> None:
     assert Layout((2, 3), (0, 1), 0, 4).may_overlap
     assert Layout((3, 3), (1, 1), 0, 4).may_overlap
@@ -152,18 +108,3 @@ def test_bases_name_the_owner_of_the_memory() -> None:
     activation = weight * 1
     assert activation[0][1:]._base is activation
     assert activation.detach()._base is None
-
-
-def test_split_and_concat_agree_with_numpy() -> None:
-    x, array = numbered((2, 5))
-    for part, expected in zip(x.split(2, axis=1), np.split(array, [2, 4], axis=1), strict=True):
-        assert part.storage is x.storage
-        assert_same(part, expected)
-    assert_same(ops.concat([x, x], axis=-1), np.concatenate([array, array], axis=-1))
-
-
-def test_results_keep_the_memory_order_of_their_operand() -> None:
-    x = tensor(np.zeros((2, 3, 4, 5))).permute(0, 2, 3, 1)
-    assert x.exp().strides == x.strides
-    assert x.clone().strides == x.strides
-    assert zeros((1, 3)).expand(2, 3).clone().layout.is_contiguous

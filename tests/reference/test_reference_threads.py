@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from tensorstash.reference import Tensor, grad, is_grad_enabled, nn, no_grad, saved_tensors_hooks, tensor
+from tensorstash.reference import grad, nn, saved_tensors_hooks, tensor
 
 WORKERS = 4
 
@@ -44,18 +44,3 @@ def test_threads_accumulate_into_a_shared_leaf_without_loss() -> None:
     with ThreadPoolExecutor(WORKERS) as pool:
         list(pool.map(accumulate, range(WORKERS)))
     assert set(x.grad.tolist()) == {100.0 * WORKERS}
-
-
-def test_recording_mode_belongs_to_its_thread() -> None:
-    with no_grad(), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(is_grad_enabled).result()
-
-
-def test_graph_recorded_in_one_thread_is_differentiated_in_another() -> None:
-    x = tensor([1.0, 2.0], requires_grad=True)
-    y = (x * x).sum()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(y.backward).result()
-        z: Tensor = pool.submit(lambda: x * x * 3).result()
-    (z.sum() + (x * 0.0).sum()).backward()
-    assert x.grad.tolist() == [8.0, 16.0]

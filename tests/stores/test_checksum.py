@@ -51,14 +51,6 @@ def test_each_block_has_the_checksum_that_it_has_alone(payload, nbytes):
     assert block_checksums(data) == [found for block in blocks for found in block_checksums(block)]
 
 
-@pytest.mark.parametrize("nbytes", SIZES)
-@pytest.mark.parametrize("address", [0, 1, 24])
-def test_the_address_does_not_matter(payload, nbytes, address):
-    data = payload(nbytes + address)[address:]
-    assert block_checksums(data) == block_checksums(data.copy())
-    assert checksum(data) == checksum(data.copy())
-
-
 @pytest.mark.parametrize("nbytes", [0, *SIZES])
 @pytest.mark.parametrize("address", [0, 3])
 def test_a_copy_is_made_of_all_bytes_and_no_more(payload, nbytes, address):

@@ -16,19 +16,9 @@ from interrupts import interrupt
 from tensorstash.errors import ConfigError
 from tensorstash.host.allocator import keep_idle
 from tensorstash.host.arrays import aligned_empty
-from tensorstash.host.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligned
 from tensorstash.host.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
 
 MIB = 2**20
-
-
-@pytest.mark.parametrize("nbytes", [64 * 1024, MIB, 2 * MIB, 5 * MIB + 4096])
-def test_pages_are_aligned_and_writable(nbytes):
-    for pages in (mapped_pages(nbytes), page_aligned(nbytes), PagePool(0).take(nbytes)):
-        assert pages.size == nbytes
-        assert pages.ctypes.data % 4096 == 0
-        pages[:] = 1
-        assert pages.sum() == nbytes
 
 
 def test_a_buffer_is_used_again_only_when_the_last_view_is_gone():
@@ -75,15 +65,6 @@ def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages(limit):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_where_no_more_can_be_mapped_the_allocator_is_asked(monkeypatch):
-    def refuse(nbytes):
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr("tensorstash.host.pool.mapped_pages", refuse)
-    taken = PagePool(8 * MIB).take(MIB)
-    assert (taken.size, taken.ctypes.data % 4096) == (MIB, 0)
-
-
 def test_what_is_made_here_is_pooled_and_takes_direct_transfers():
     before = aligned_empty(MIB)
     address = before.ctypes.data
@@ -104,30 +85,6 @@ def test_what_other_libraries_hold_is_not_used_again():
     assert tensor.eq(7).all()
     del tensor
     assert pool.idle_bytes == MIB
-
-
-def test_idle_memory_keeps_to_its_limit():
-    pool = PagePool(4 * MIB)
-    held = [pool.take(MIB) for _ in range(6)]
-    while held:
-        held.pop()
-        assert pool.idle_bytes <= 4 * MIB
-    assert pool.idle_bytes == 4 * MIB
-
-
-def test_the_limit_of_what_is_idle_can_be_changed():
-    pool = PagePool(8 * MIB)
-    held = pool.take(4 * MIB)
-    del held
-    pool.keep(0)
-    assert pool.idle_bytes == 0
-    held = pool.take(4 * MIB)
-    del held
-    assert pool.idle_bytes == 0
-    pool.keep(8 * MIB)
-    held = pool.take(4 * MIB)
-    del held
-    assert pool.idle_bytes == 4 * MIB
 
 
 def test_the_limit_of_the_process_is_set_by_the_user():
@@ -215,17 +172,6 @@ def test_no_buffer_is_handed_out_twice_and_none_is_lost():
         assert (buffer == value % 251).all()
 
 
-def test_sizes_that_never_come_again_take_little_more_than_was_in_use_at_once():
-    pool, sizes = PagePool(64 * MIB), np.random.default_rng(0).integers(2 * MIB, 8 * MIB, 200)
-    held, most = [], 0
-    for size in sizes:
-        held = held[-2:]
-        held.append(pool.take(int(size)))
-        in_use = sum(taken.nbytes for taken in held)
-        most = max(most, in_use)
-        assert in_use + pool.idle_bytes <= most * 9 / 8 + 3 * 4096 + 16 * MIB
-
-
 def test_beside_the_most_that_was_in_use_nothing_is_idle():
     pool = PagePool(512 * MIB)
     held = [pool.take(8 * MIB) for _ in range(32)]
@@ -267,10 +213,3 @@ def test_threads_never_share_a_buffer():
     assert not wrong
     gc.collect()
     assert pool.idle_bytes <= 2 * 4 * 128 * 1024  # each thread holds one while it takes the next
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="has no huge pages")
-def test_large_mappings_begin_with_a_huge_page():
-    # Several at once, since one may lie well by chance.
-    pages = [mapped_pages(2 * HUGE_PAGE + BLOCK) for _ in range(8)]
-    assert {array.ctypes.data % HUGE_PAGE for array in pages} == {0}

@@ -1,8 +1,6 @@
 """What the tests of the PyTorch backend share: a backend, a pair of hooks that copies, and bitwise comparison."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -10,36 +8,9 @@ import torch
 from torch import Tensor
 
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.host.arrays import borrowed
+from tests.frameworks.copying import CopyingPair
 
-
-class CopyingPair:
-    """Copies all that can be stashed through host arrays, keeps the rest; counts both."""
-
-    def __init__(self, backend: TorchBackend) -> None:
-        self.backend = backend
-        self.copied: Counter[tuple[int, ...]] = Counter()
-        self.kept: Counter[str] = Counter()
-        self.unpacked = 0
-
-    def hooks(self) -> AbstractContextManager[None]:
-        return self.backend.hooks(self.pack, self.unpack)
-
-    def pack(self, tensor: Tensor) -> Any:
-        reason = self.backend.keep_reason(tensor)
-        if reason is not None:
-            self.kept[reason] += 1
-            return self.backend.alias(tensor)
-        self.copied[tuple(tensor.shape)] += 1
-        spec = self.backend.spec(tensor)
-        return self.backend.to_host(tensor, spec).copy(), spec
-
-    def unpack(self, packed: Any) -> Tensor:
-        self.unpacked += 1
-        if isinstance(packed, Tensor):
-            return packed
-        data, spec = packed
-        return self.backend.from_host(borrowed(data), spec)
+collect_ignore = [] if torch.cuda.is_available() else ["test_torch_cuda.py"]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ Started by the tests as ``python distributed_worker.py RANK WORLD_SIZE STORE_FIL
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tensorstash as ts
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.host.arrays import borrowed
+from tests.frameworks.copying import CopyingPair
 
 WIDTH = 16
 
@@ -82,32 +82,6 @@ def tensor_parallel(model: nn.Sequential) -> nn.Module:
 KINDS = (ddp, ddp_gradient_views, fsdp1, fsdp2, fsdp2_keeping, fsdp2_bf16, tensor_parallel)
 
 
-class CopyingPair:
-    """Copies all that can be stashed at once, through the backend alone."""
-
-    def __init__(self) -> None:
-        self.backend = TorchBackend()
-        self.copied: list[tuple[int, ...]] = []
-        self.reasons: set[str] = set()
-
-    def hooks(self) -> AbstractContextManager[None]:
-        return self.backend.hooks(self.pack, self.unpack)
-
-    def pack(self, tensor: torch.Tensor) -> Any:
-        reason = self.backend.keep_reason(tensor)
-        if reason is not None:
-            self.reasons.add(reason)
-            return self.backend.alias(tensor)
-        spec = self.backend.spec(tensor)
-        self.copied.append(spec.shape)
-        return self.backend.to_host(tensor, spec).copy(), spec
-
-    def unpack(self, packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
-        return self.backend.from_host(borrowed(packed[0]), packed[1])
-
-
 def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, policy: str = "") -> Iterator[bytes]:
     """Train two steps and yield the bits of every gradient and of every parameter."""
     torch.manual_seed(0)
@@ -148,7 +122,7 @@ def bits(tensor: torch.Tensor | None) -> bytes:
 
 def report(parallelize: Callable[[nn.Sequential], nn.Module]) -> dict[str, object]:
     plain = list(gradients(parallelize, nullcontext))
-    pair = CopyingPair()
+    pair = CopyingPair(TorchBackend())
     stash = ts.stash(ts.Compress(min_ratio=1), framework="torch", min_bytes=0)
     again = ts.stash(ts.Recompute(verify="always"), framework="torch", min_bytes=1)
     cast = list(gradients(parallelize, lambda: casting(nullcontext())))
@@ -166,7 +140,7 @@ def report(parallelize: Callable[[nn.Sequential], nn.Module]) -> dict[str, objec
         "checkpointed_equal": list(gradients(parallelize, nullcontext, "checkpoint | compress:min_ratio=1")) == plain,
         "stashed": stash.stats().stashed.tensors,
         "copied": sorted(set(pair.copied)),
-        "reasons": sorted(pair.reasons),
+        "reasons": sorted(pair.kept),
     }
 
 

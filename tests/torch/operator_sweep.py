@@ -28,14 +28,11 @@ class Way:
         policy: what becomes of saved tensors.
         limits: at once, or behind the computation.
         holds: whether the program holds inputs and outputs until backward is done, and looks whether they changed.
-        is_lossless: whether gradients must have the same bits; otherwise they must be finite where the plain ones are,
-            in the second step, when a session knows who reads what.
     """
 
     policy: ts.HookPolicy
     limits: ts.Limits
     holds: bool
-    is_lossless: bool = True
 
 
 def ways(directory: str) -> dict[str, Way]:
@@ -49,9 +46,6 @@ def ways(directory: str) -> dict[str, Way]:
         "compress": Way(ts.Compress(min_ratio=1), at_once, False),
         "disk": Way(ts.DiskSpill(directory), behind, False),
         "compress | disk": Way(ts.Compress(min_ratio=1) | ts.DiskSpill(directory), at_once, False),
-        "quantize": Way(ts.Quantize(8), at_once, False, is_lossless=False),
-        "quantize 2 | disk, held": Way(ts.Quantize(2) | ts.DiskSpill(directory), behind, True, is_lossless=False),
-        "cast": Way(ts.Cast("bfloat16"), at_once, False, is_lossless=False),
     }
 
 
@@ -315,46 +309,16 @@ class Tally:
     """What a sweep did.
 
     Args:
-        cases: by row and column of the table.
+        cases: by row and kind.
         runs: cases times ways.
         left_out: what was not run or not compared, by reason.
-        stashed: tensors that were moved.
         wrong: what must not be, one line each.
     """
 
     cases: Counter[tuple[str, str]] = field(default_factory=Counter)
     runs: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
-    stashed: int = 0
     wrong: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the counts ready for JSON."""
-        cases = [[row, column, count] for (row, column), count in self.cases.items()]
-        wrong = len(self.wrong)
-        return {"cases": cases, "runs": self.runs, "left_out": self.left_out, "stashed": self.stashed, "wrong": wrong}
-
-
-def spoiled(plain: Result, lossy: Result, tally: Tally) -> str:
-    """Return which tensor is finite plainly and not so, or not there, under a lossy policy; nothing if none is."""
-    for number, (a, b) in enumerate(zip(plain.tensors, lossy.tensors, strict=True)):
-        if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
-            if a is not b:
-                return f"gradient {number} is of another kind"
-            continue
-        if _reaches_the_end(dense(a)):
-            tally.left_out[f"gradients that come near the largest {str(a.dtype).removeprefix('torch.')}"] += 1
-            continue
-        lost = ~torch.isfinite(dense(b)) & torch.isfinite(dense(a))
-        if lost.any():
-            nan = int((torch.isnan(dense(b)) & lost).sum())
-            return f"gradient {number}: of {b.numel()}, {nan} are NaN and {int(lost.sum()) - nan} infinite"
-    return ""
-
-
-def _reaches_the_end(tensor: Tensor) -> bool:
-    """Return whether a small error, of any operation before, could take elements beyond the range of half precision."""
-    return tensor.dtype == torch.float16 and bool((~(tensor.abs() <= torch.finfo(tensor.dtype).max / 16)).any())
 
 
 def judge(case: Case, sessions: Sessions, tally: Tally, row: str) -> None:
@@ -375,25 +339,15 @@ def judge(case: Case, sessions: Sessions, tally: Tally, row: str) -> None:
             tally.wrong.append(f"{row}: {case.name}: {name}: {what}")
 
 
-_PHASE = "specified up to multiplication by e^{i phi}"
-
-
 def _wrong(case: Case, plain: Result, way: Way, scope: Scope, tally: Tally) -> str:
     try:
-        if not way.is_lossless:
-            run(case, scope, holds=way.holds)
         result = run(case, scope, holds=way.holds)
     except Exception as error:
-        if not way.is_lossless and _PHASE in str(error):
-            tally.left_out["second derivatives of complex vectors, which PyTorch refuses with any error"] += 1
-            return ""
         return f"{type(error).__name__}: {str(error)[:200]}"
     if result is None:
         return "there is no gradient"
     if result.changed and not _again(case).changed:
         return f"backward changed {', '.join(result.changed)}"
-    if not way.is_lossless:
-        return spoiled(plain, result, tally)
     what = unlike(plain, result)
     if what and any(unlike(plain, _again(case)) for _ in range(3)):
         tally.left_out[f"other bits every time without hooks: {case.name.partition('[')[0]}"] += 1
@@ -405,41 +359,3 @@ def _again(case: Case) -> Result:
     result = run(case, holds=True)
     assert result is not None
     return result
-
-
-def differences(operator: Any, sample: Any, sessions: Sessions, tally: Tally) -> None:
-    """Hold both derivatives of an operator, taken inside a scope, against differences of values."""
-    arguments = (sample.input, sample.args, sample.kwargs)
-    leaves = [leaf for leaf in tree_leaves(arguments) if is_plain(leaf) and leaf.requires_grad]
-
-    def call(scope: Scope, *given: Tensor) -> tuple[Tensor, ...]:
-        reseed(0)
-        with scope():
-            fresh = iter(given)
-            first, others, named = tree_map(
-                lambda leaf: next(fresh) * 1 if is_plain(leaf) and leaf.requires_grad else leaf, arguments
-            )
-            outputs = tree_leaves(operator.gradcheck_wrapper(operator, first, *others, **named))
-        return tuple(out for out in outputs if isinstance(out, Tensor) and out.requires_grad)
-
-    def agrees(scope: Scope) -> bool:
-        checks = (torch.autograd.gradcheck, torch.autograd.gradgradcheck)
-        tolerance = operator.gradcheck_nondet_tol
-        return all(
-            check(lambda *given: call(scope, *given), leaves, nondet_tol=tolerance, fast_mode=True) for check in checks
-        )
-
-    try:
-        agrees(nullcontext)
-    except Exception as error:
-        tally.left_out[f"PyTorch alone disagrees with differences: {type(error).__name__}"] += 1
-        return
-    tally.cases["differences", "contiguous"] += 1
-    for name, (_, stash) in sessions.items():
-        tally.runs += 1
-        try:
-            agrees(lambda stash=stash: stash)
-        except Exception as error:
-            tally.wrong.append(
-                f"differences: {operator.formatted_name}: {name}: {type(error).__name__}: {str(error)[:200]}"
-            )

@@ -11,7 +11,6 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, lstm
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
@@ -256,28 +255,6 @@ def test_a_block_that_changes_its_arguments_is_left_to_the_rest(x, block, extra,
     assert not handle.stats().blocks.get(CHECKPOINTED)
 
 
-def test_statistics_are_counted_as_without(x, same_bits):
-    def block():
-        return nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())
-
-    plain, wrapped = network(block), network(block)
-    handle = ts.wrap(wrapped, "checkpoint", min_bytes=0)
-    assert same_bits(trained(plain, square(x)), trained(wrapped, square(x)))
-    assert same_bits(list(plain.buffers()), list(wrapped.buffers()))
-    assert set(handle.stats().blocks) == {CHECKPOINTED}
-
-
-def test_hooks_of_others_see_each_call_as_without_but_for_the_second_one_of_backward(x):
-    model = network()
-    calls = []
-    model[1].up.register_forward_hook(lambda module, args, output: calls.append(output))
-    ts.wrap(model, "checkpoint", min_bytes=0)
-    loss = square(x)(model)
-    assert len(calls) == 1
-    loss.backward()
-    assert len(calls) == 2
-
-
 class Inside(Block):
     def forward(self, x):
         return checkpoint(super().forward, x, use_reentrant=self.is_reentrant)
@@ -328,29 +305,6 @@ def test_a_model_without_blocks_is_an_error_that_says_how_to_name_them(x):
     assert handle.stats().blocks == {CHECKPOINTED: ("up",)}
 
 
-def test_gradients_are_accumulated_and_kept_graphs_run_twice(x, same_bits):
-    def accumulate(model):
-        torch.manual_seed(2)
-        for part in x.split(4):
-            loss = square(part)(model)
-            loss.backward(retain_graph=True)
-            loss.backward()
-        return [parameter.grad for parameter in model.parameters()]
-
-    plain = accumulate(network())
-    ts.wrap(model := network(), "checkpoint | compress", min_bytes=0)
-    assert same_bits(accumulate(model), plain)
-
-
-def test_an_input_that_is_modified_before_backward_is_an_error_and_no_wrong_gradient(x):
-    ts.wrap(model := network(), "checkpoint", min_bytes=0)
-    source = x * 1
-    loss = square(source)(model)
-    source.add_(1)
-    with pytest.raises((RuntimeError, ts.TensorStashError), match="modified"):
-        loss.backward()
-
-
 # The compiler looks at .grad of its inputs, which are no leaves between blocks, and PyTorch warns of that.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("how", ["blocks before", "blocks after", "model"])
@@ -371,51 +325,6 @@ def test_what_is_compiled_is_checkpointed_and_equal(x, how, same_bits):
     assert handle.stats().seen.tensors == 6
 
 
-class Adapter(nn.Module):
-    """A low-rank path beside a frozen layer, as of PEFT."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner.requires_grad_(False)
-        self.down, self.up = nn.Linear(inner.in_features, 2, bias=False), nn.Linear(2, inner.out_features, bias=False)
-
-    def forward(self, x):
-        return self.inner(x) + self.up(self.down(x))
-
-
-def test_adapters_on_frozen_blocks_get_their_gradients(x, same_bits):
-    def adapted():
-        model = network().requires_grad_(False)
-        for block in model:
-            block.up = Adapter(block.up)
-        return model
-
-    plain = trained(adapted(), square(x))
-    handle = ts.wrap(model := adapted(), "checkpoint | compress", min_bytes=0)
-    assert same_bits(trained(model, square(x)), plain)
-    assert set(handle.stats().blocks) == {CHECKPOINTED}
-
-
-class Codebook(Block):
-    """A block whose buffer is read and written by each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("code", torch.zeros(16))
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.code.add_(x.mean(0))
-        return super().forward(x * self.code.clone())
-
-
-def test_a_block_that_reads_the_buffer_it_writes_is_left_to_the_rest(x, same_bits):
-    plain = trained(network(Codebook), square(x), 2)
-    ts.wrap(model := network(Codebook), "checkpoint", min_bytes=0)
-    with pytest.warns(ts.TensorStashWarning, match="saves other values"):
-        assert same_bits(trained(model, square(x), 2), plain)
-
-
 class Penalty(Block):
     """A block that asks for gradients of its own."""
 
@@ -431,22 +340,6 @@ def test_a_block_that_computes_gradients_itself_is_left_to_the_rest(x, same_bits
     ts.wrap(model := network(Penalty), "checkpoint", min_bytes=0)
     with pytest.warns(ts.TensorStashWarning, match="computes gradients of its own"):
         assert same_bits(trained(model, square(x), 2), plain)
-
-
-def test_the_proof_holds_nothing_that_a_run_saves(x):
-    saved, alive = [], []
-
-    class Watched(Block):
-        def forward(self, x):
-            alive.append(sum(not each.expired() for each in saved))
-            hidden = x.exp()
-            saved.append(StorageWeakRef(hidden.untyped_storage()))
-            return super().forward(hidden)
-
-    ts.wrap(model := network(Watched, 2), "checkpoint", min_bytes=0)
-    model(x)
-    assert len(saved) == 6
-    assert not any(alive)
 
 
 @pytest.mark.parametrize("policy", ["auto", "checkpoint", "checkpoint | disk_spill"])

@@ -1,6 +1,6 @@
 """The device path on CUDA devices: the contract, streams, and what programs do with both.
 
-Skipped, visibly, where there is no device; the orders themselves are proved without one, by simulated streams.
+Not collected where there is no device; the orders themselves are proved without one, by simulated streams.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,7 @@ from tensorstash.policies.limits import Limits
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.torch import TorchLab
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 TIGHT = Limits(in_flight="1 MiB", ahead="1 MiB")
 AT_ONCE = Limits(in_flight=0, ahead=0)
@@ -28,11 +25,6 @@ AT_ONCE = Limits(in_flight=0, ahead=0)
 
 class TestTorchOnCuda(BackendSuite):
     lab = TorchLab(("cuda:0",))
-
-
-class TestTorchOnCudaWithoutLimits(BackendSuite):
-    lab = TorchLab(("cuda:0",))
-    limits = AT_ONCE
 
 
 class Block(nn.Module):

@@ -14,10 +14,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 
-def test_buffers_can_be_stashed(backend):
-    assert backend.keep_reason(nn.Buffer(torch.randn(3))) is None
-
-
 def test_views_of_parameters_of_any_class_are_kept(backend):
     class FlatWeight(nn.Parameter):
         pass
@@ -133,13 +129,6 @@ def test_tracing_by_jit_is_seen(backend):
     assert reasons == ["tracing"]
 
 
-def test_user_dispatch_modes_are_no_tracing(backend):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False):
-        assert backend.keep_reason(torch.randn(3)) is None
-
-
 def test_distributed_tensors_are_kept(backend):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -149,12 +138,6 @@ def test_distributed_tensors_are_kept(backend):
         assert backend.describe(tensor) == "DTensor float32(4, 4) on cpu"
     finally:
         dist.destroy_process_group()
-
-
-def test_describe_says_dtype_shape_and_device(backend):
-    assert backend.describe(torch.zeros(4, 8, dtype=torch.bfloat16)) == "bfloat16(4, 8) on cpu"
-    assert backend.describe(nn.Parameter(torch.zeros(2))) == "float32(2,) on cpu"
-    assert backend.describe(torch.zeros(3, device="meta")) == "float32(3,) on meta"
 
 
 def test_memory_of_another_library_is_kept(backend):

@@ -4,7 +4,6 @@ A run takes a part of the operators, chosen by a seed. ``TENSORSTASH_SWEEP=all``
 0 and 1 that part; ``TENSORSTASH_SWEEP_SEED`` chooses others.
 """
 
-import json
 import os
 from zlib import crc32
 
@@ -13,8 +12,6 @@ import torch
 from operator_layouts import LAYOUTS, samples_of
 from operator_sweep import (
     Tally,
-    differences,
-    is_plain,
     judge,
     module_cases,
     operator_cases,
@@ -22,7 +19,6 @@ from operator_sweep import (
     spread,
     ways,
 )
-from torch.utils._pytree import tree_leaves
 
 import tensorstash as ts
 
@@ -32,7 +28,7 @@ pytestmark = [
 ]
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "complex64"]
-PARTS = 4
+PARTS = 2
 
 SAMPLES = 2
 """Of each operator: the first and the last."""
@@ -68,23 +64,15 @@ def sessions(tmp_path):
     }
 
 
-@pytest.fixture
-def finish(record_property):
-    """Record what was counted for the end of the run, and fail if something is wrong."""
-
-    def judged(tally, sessions):
-        tally.stashed = sum(stash.stats().stashed.tensors for _, stash in sessions.values())
-        record_property("sweep", json.dumps({"seed": SEED, "share": SHARE, **tally.to_dict()}))
-        again = f"again with TENSORSTASH_SWEEP={SHARE} TENSORSTASH_SWEEP_SEED={SEED}"
-        found = "\n".join([f"{len(tally.wrong)} wrong of {tally.runs}; {again}", *tally.wrong])
-        assert not tally.wrong, found
-
-    return judged
+def finish(tally):
+    """Fail if something is wrong, and say how to run the same again."""
+    again = f"again with TENSORSTASH_SWEEP={SHARE} TENSORSTASH_SWEEP_SEED={SEED}"
+    assert not tally.wrong, "\n".join([f"{len(tally.wrong)} wrong of {tally.runs}; {again}", *tally.wrong])
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_operator_gives_what_it_gives_without_hooks(sessions, finish, dtype, part):
+def test_every_operator_gives_what_it_gives_without_hooks(sessions, dtype, part):
     tally = Tally()
     chosen = [op for op in operators(getattr(torch, dtype)) if is_chosen(dtype, op.formatted_name)]
     for operator in chosen[part::PARTS]:
@@ -98,11 +86,11 @@ def test_every_operator_gives_what_it_gives_without_hooks(sessions, finish, dtyp
                     tally.left_out[f"{operator.name}, {case.kind}: {why}"] += 1
                 else:
                     judge(case, sessions, tally, row=dtype)
-    finish(tally, sessions)
+    finish(tally)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_module_gives_what_it_gives_without_hooks(sessions, finish, dtype):
+def test_every_module_gives_what_it_gives_without_hooks(sessions, dtype):
     tally = Tally()
     for case in module_cases(getattr(torch, dtype), SAMPLES):
         name = case.module.__name__
@@ -112,29 +100,12 @@ def test_every_module_gives_what_it_gives_without_hooks(sessions, finish, dtype)
             tally.left_out[f"{name}: {EXCLUDED_MODULES[name]}"] += 1
         else:
             judge(case, sessions, tally, row=f"modules, {dtype}")
-    finish(tally, sessions)
-
-
-@pytest.mark.parametrize("part", range(PARTS))
-def test_derivatives_of_both_orders_agree_with_differences(sessions, finish, part):
-    tally = Tally()
-    lossless = {name: sessions[name] for name in ("memory", "compress | disk")}
-    chosen = [op for op in operators(torch.float64) if is_chosen("differences", op.formatted_name)]
-    for operator in chosen[part::PARTS]:
-        if operator.name in EXCLUDED or not operator.supports_gradgrad:
-            continue
-        sample = next(filter(is_small, samples_of(operator, "cpu", torch.float64)), None)
-        if sample is None:
-            tally.left_out["no sample is small enough for differences"] += 1
-        else:
-            differences(operator, sample, lossless, tally)
-    finish(tally, lossless)
+    finish(tally)
 
 
 FAULTS = {
     "saved tensors come back a little larger": (lambda tensor: tensor * (1 + 2**-20), "differs"),
     "backward gets what the user holds, and it is written into": (lambda tensor: tensor.add_(1), "backward changed"),
-    "a saved tensor is lost": (lambda tensor: torch.full_like(tensor, torch.nan), "are NaN"),
     "a saved tensor cannot be had": (lambda tensor: 1 / 0, "ZeroDivisionError"),
 }
 
@@ -143,16 +114,10 @@ FAULTS = {
 def test_the_sweep_notices(fault, tmp_path):
     unpack, what = FAULTS[fault]
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), unpack)
-    way = ways(str(tmp_path))["quantize" if "lost" in fault else "memory, held"]
+    way = ways(str(tmp_path))["memory, held"]
     for name in ("sigmoid", "mul", "mm"):
         operator = next(op for op in operators(torch.float32) if op.name == name)
         tally = Tally()
         for case in operator_cases(operator, 0, next(samples_of(operator, "cpu", torch.float32)), LAYOUTS):
             judge(case, {"planted": (way, hooks)}, tally, row="planted")
         assert any(what in line for line in tally.wrong), (name, tally.wrong)
-
-
-def is_small(sample) -> bool:
-    """Return whether differences of a sample's inputs are few."""
-    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
-    return 0 < sum(leaf.numel() for leaf in leaves if is_plain(leaf)) < 100

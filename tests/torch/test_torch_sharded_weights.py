@@ -120,7 +120,7 @@ def trained(make, alias, around):
 
 
 @pytest.mark.parametrize("limits", ["default", "synchronous"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["memory", "compress | disk"])
 @pytest.mark.parametrize("kind", [*ALIASES, "to_local"])
 def test_a_model_trains_as_without_hooks(kind, policy, limits, tmp_path, same_bits):
     make, alias = (sharded_on_two_axes, None) if kind == "to_local" else (sharded, ALIASES[kind])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import tensorstash as ts
 
-STEPS = int(os.environ.get("TENSORSTASH_BATCH_NORM_STEPS", "60"))
+STEPS = int(os.environ.get("TENSORSTASH_BATCH_NORM_STEPS", "20"))
 CHANNELS = 20_000
 
 LAYERS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
@@ -47,7 +47,7 @@ def as_without_hooks(tmp_path, submissions, same_bits):
 @pytest.mark.filterwarnings("ignore:the policy shrinks nothing:tensorstash.TensorStashWarning")
 @pytest.mark.timeout(0 if STEPS > 500 else 300)
 @pytest.mark.parametrize("limits", ["default", "synchronous"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["memory", "compress | disk"])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layers_with_running_statistics_train(layer, policy, limits, tmp_path, same_bits):
     make, rest = LAYERS[layer]
@@ -70,25 +70,6 @@ def test_layers_with_running_statistics_train(layer, policy, limits, tmp_path, s
             found = step(*stashed)
         assert same_bits(expected, found), f"step {number}"
     assert stash.stats().stashed.tensors > 0
-
-
-@pytest.mark.parametrize("order", ["train then eval", "eval then train", "train, eval, train"])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_running_statistics_in_training_and_evaluation_of_one_graph(layer, order, as_without_hooks):
-    make, rest = LAYERS[layer]
-
-    def program(moment):
-        model, x = make(8), torch.randn(4, 8, *rest, requires_grad=True)
-        total = 0.0
-        with moment():
-            for mode in order.replace(",", "").replace(" then", "").split():
-                model.train(mode == "train")
-                total = total + model(x * 1.0).square().sum()
-                moment.between()
-        total.backward()
-        return [x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
-
-    as_without_hooks(program)
 
 
 def staged(host):

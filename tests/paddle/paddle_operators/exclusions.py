@@ -1,11 +1,10 @@
 """What is left out of the comparison, and why: cases about which plain Paddle says nothing that could be compared."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from .cases import DTYPES, LAYOUTS, Case
+from .cases import Case
 from .table import ROWS
 
 FILE = Path(__file__).with_name("exclusions.txt")
@@ -42,22 +41,3 @@ def reason_of(outcome: Mapping[str, object]) -> str | None:
     if "died" in outcome:
         return CRASHES
     return str(outcome["excluded"]) if "excluded" in outcome else None
-
-
-def written(found: Mapping[Case, str]) -> Iterable[str]:
-    """Yield the lines of the file."""
-    types: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-    for case, reason in found.items():
-        types[reason, case.row, case.layout].add(case.dtype)
-    layouts: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-    for (reason, row, layout), dtypes in types.items():
-        layouts[reason, row, _listed(dtypes, (*DTYPES, "complex128"))].add(layout)
-    rows: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for (reason, row, dtypes), where in layouts.items():
-        rows[reason, _listed(where, LAYOUTS), dtypes].append(row)
-    for (reason, where, dtypes), named in sorted(rows.items()):
-        yield f"{reason} | {where} | {dtypes} | {' ; '.join(sorted(named))}"
-
-
-def _listed(some: Iterable[str], order: Iterable[str]) -> str:
-    return ",".join(one for one in order if one in set(some))

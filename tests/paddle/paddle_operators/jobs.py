@@ -119,28 +119,3 @@ def writers(case: Case) -> dict[str, Any]:
         _restore()
     written = sorted({(name, slot) for name, slot, private, before in given if private.tobytes() != before})
     return {"wrote": written, "unpacked": len(given), "changed": ran.changed, "nodes": dict(saved)}
-
-
-def names(case: Case) -> dict[str, Any]:
-    """The readers told inside ``pack`` that the graph has no nodes of, and those that it has."""
-    told: set[str] = set()
-    nodes: set[str] = set()
-
-    def pack(tensor: Any) -> Any:
-        told.add(reader() or "unknown")
-        return tensor.detach()
-
-    def look(returned: list[Any]) -> None:
-        to_visit = [one.grad_fn for one in returned if one.grad_fn is not None]
-        while to_visit:
-            node = to_visit.pop()
-            nodes.add(node.name().removesuffix("Final"))
-            to_visit += [below for below in node.next_functions if below is not None]
-
-    try:
-        run(case, PaddleBackend().hooks(pack, lambda tensor: tensor, trusted=True), look=look)
-    except Exception as error:
-        return {"excluded": said(error)}
-    finally:
-        _restore()
-    return {"strangers": sorted(told - nodes), "told": sorted(told & nodes)}

@@ -1,7 +1,6 @@
 """What becomes of an operator's gradient if one of the tensors it saved comes back inexactly."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,25 +8,16 @@ from typing import Any
 import numpy as np
 
 import tensorstash as ts
-from tensorstash.backends.paddle.backend import PaddleBackend
-from tensorstash.backends.paddle.operators.readers import reader
 from tensorstash.policies import Cast, Quantize
-from tensorstash.protocols import Demand
 
 from .cases import Case, run
 from .exclusions import exclusions
-from .jobs import said
 from .rows import Input, Values
 from .table import ROWS
 
 LOSSY = {"quantize": Quantize(8), "cast": Cast("bfloat16")}
 """What is lost: an error in proportion to the largest elements around, and one in proportion to each element."""
 
-NORMS = ("BatchNormGradNode", "InstanceNormGradNode", "LayerNormGradNode")
-"""What saves small statistics beside its input, which it saves first."""
-
-SEEDS = 4
-"""How often values are drawn; once where there are many of them."""
 
 ATTRIBUTES = {"shape", "shape_or_dtype", "num_or_sections"}
 """What says how large an input is."""
@@ -36,12 +26,6 @@ GROUP = Quantize(8).group_size
 
 FEW = 0.25
 """Which part of the values is near an edge, where that is tried."""
-
-MOST = 12
-"""Rows that save more tensors are many operators, and say little of each."""
-
-FAR = 0.1
-"""Above which relative error of a gradient it counts as destroyed; what is lost is about a 250th."""
 
 
 def _plain(one: Input, random: np.random.RandomState, dtype: str) -> Values:
@@ -108,19 +92,6 @@ def grown(case: Case) -> Case:
     return replace(case, layout="large") if is_easy else case
 
 
-def lossy(case: Case) -> dict[str, Any]:
-    """The relative error of the gradients for each saved tensor, way of drawing values, and loss."""
-    found: dict[str, Any] = {"errors": [], "readers": []}
-    for drawn, made in DRAWN.items():
-        for seed in range(1 if case.layout == "large" else SEEDS):
-            try:
-                with np.errstate(all="ignore"):
-                    _measure(case, drawn, seed, made, found)
-            except Exception as error:
-                found["excluded"] = said(error)
-    return found
-
-
 def under_lossy_policies(case: Case) -> dict[str, float]:
     """The relative error of the gradients under each lossy policy, with values of each kind; infinite for NaN."""
     found = dict.fromkeys(LOSSY, 0.0)
@@ -135,21 +106,6 @@ def under_lossy_policies(case: Case) -> dict[str, float]:
                 error = _relative(*_worst(expected, _arrays(run(case, scope, 0, made))))
                 found[name] = max(found[name], error)
     return found
-
-
-def _measure(case: Case, drawn: str, seed: int, made: Any, found: dict[str, Any]) -> None:
-    exact = _Perturbing(None, None)
-    expected = _arrays(run(case, exact.hooks(), seed, made))
-    found["readers"], found["shapes"] = exact.readers, exact.shapes
-    if len(exact.readers) > MOST:
-        return
-    for slot, name in enumerate(exact.readers):
-        if not exact.is_float[slot]:
-            continue
-        for loss in LOSSY:
-            perturbing = _Perturbing(slot, loss)
-            got = _arrays(run(case, perturbing.hooks(), seed, made))
-            found["errors"].append([name, slot, drawn, seed, loss, perturbing.error, *_worst(expected, got)])
 
 
 def _arrays(ran: Any) -> list[Any]:
@@ -168,99 +124,11 @@ def _worst(expected: list[Any], got: list[Any]) -> tuple[float, float]:
     return max(pairs, key=lambda pair: pair[0] / pair[1] if pair[1] else pair[0], default=(0.0, 0.0))
 
 
-class _Perturbing:
-    """Hooks that give all tensors back as they were, but one.
-
-    Args:
-        slot: which, in the order of saving; none if left out.
-        loss: what it goes through.
-    """
-
-    def __init__(self, slot: int | None, loss: str | None) -> None:
-        self._slot = slot
-        self._loss = loss
-        self._backend = PaddleBackend()
-        self.readers: list[str] = []
-        self.is_float: list[bool] = []
-        self.shapes: list[tuple[int, ...]] = []
-        self.error = 0.0
-
-    def hooks(self) -> Any:
-        return self._backend.hooks(self._pack, self._unpack, trusted=True)
-
-    def _pack(self, tensor: Any) -> Any:
-        self.readers.append(reader() or "")
-        self.shapes.append(tuple(tensor.shape))
-        if self._backend.keep_reason(tensor) in ("no real memory", "no elements", "dtype"):
-            self.is_float.append(False)
-            return tensor.detach()
-        spec = self._backend.spec(tensor)
-        self.is_float.append(spec.dtype == "float32")
-        data = self._backend.to_host(tensor, spec).copy()
-        if self._slot == len(self.readers) - 1 and self._loss is not None:
-            data = self._lost(data, spec)
-        return data, spec
-
-    def _lost(self, data: Any, spec: Any) -> Any:
-        dense = spec.dense()
-        (codec,) = LOSSY[self._loss].plan(dense).codecs
-        lost = codec.decode(codec.encode(data, dense), dense).reshape(data.shape)
-        scale = float(np.linalg.norm(data.astype(np.float64)))
-        error = float(np.linalg.norm(data.astype(np.float64) - lost))
-        self.error = error / scale if scale else 0.0
-        return np.ascontiguousarray(lost)
-
-    def _unpack(self, packed: Any) -> Any:
-        return self._backend.from_host(packed[0].copy(), packed[1]) if isinstance(packed, tuple) else packed
-
-
 def cases_of_readers() -> list[Case]:
     """Return one case for each row that shows what one reader needs; in-place operators have the nodes of others."""
     rows = [name for name, row in ROWS.items() if not row.dtypes and row.name[-1] != "_"]
     cases = [Case(name, "contiguous", "float32") for name in rows]
     return [grown(case) for case in cases if case not in exclusions()]
-
-
-class Errors:
-    """Errors of gradients, gathered by the node that has read what was lost."""
-
-    def __init__(self) -> None:
-        # By node, whether it was alone, and loss; then by row, which tensor it was, and how values were drawn.
-        self._errors: dict[Any, dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
-
-    def add(self, case: Case, outcome: dict[str, Any]) -> None:
-        """Take what the job ``lossy`` has found of a case."""
-        alone = len(set(outcome.get("readers", ()))) == 1
-        for node, slot, drawn, _, loss, _, error, whole in outcome.get("errors", ()):
-            self._errors[node, alone, loss][case.row, slot, drawn].append(_relative(error, whole))
-
-    def worst(self, node: str, loss: str, *, input_only: bool = False) -> float:
-        """The greatest relative error of a gradient, in the quadratic mean over how often values were drawn.
-
-        Of rows where no other node has a part in it, if there are any.
-
-        Args:
-            node: which has read what was lost.
-            loss: a key of :data:`LOSSY`.
-            input_only: whether only what the operator saves first was lost.
-        """
-        known = self._errors.get((node, True, loss)) or self._errors.get((node, False, loss)) or {}
-        which = [errors for (_, slot, _), errors in known.items() if not (input_only and slot)]
-        return max((math.sqrt(sum(one * one for one in errors) / len(errors)) for errors in which), default=0.0)
-
-    def needs(self) -> dict[str, Demand]:
-        """What each node needs whose gradients were seen."""
-        return {node: self._need(node) for node in sorted({node for node, _, _ in self._errors})}
-
-    def input_needs(self) -> dict[str, Demand]:
-        """What those norms whose gradients were seen need of their inputs, where that is less."""
-        seen = {node for node, alone, _ in self._errors if alone and node in NORMS}
-        return {node: self._need(node, input_only=True) for node in sorted(seen)}
-
-    def _need(self, node: str, *, input_only: bool = False) -> Demand:
-        if self.worst(node, "cast", input_only=input_only) > FAR:
-            return "exact"
-        return "relative" if self.worst(node, "quantize", input_only=input_only) > FAR else "any"
 
 
 def _relative(error: float, whole: float) -> float:
