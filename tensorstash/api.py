@@ -17,7 +17,7 @@ from tensorstash.config import walk
 from tensorstash.config.reading import policy_of
 from tensorstash.config.settings import judge_variable
 from tensorstash.engine.memory import budget_of
-from tensorstash.engine.recompute.recomputer import Recomputer
+from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError, say

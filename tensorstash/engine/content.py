@@ -157,9 +157,6 @@ class Content:
             self._check(source if self._is_alone else probe)
             self._probe = probe
             state = self._keep(stored)
-            if self.record is not None:
-                is_same_memory = place.tier == ("memory" if self.spec.device == "cpu" else "device")
-                self.record.was_stored(stored.nbytes if is_same_memory else 0)
         except TensorStashError as error:
             state = self._fail(error)
         except Exception as error:
@@ -171,7 +168,9 @@ class Content:
     def _keep(self, stored: Stored) -> State:
         self._stored = stored
         self.is_quick = not self.is_streamed and (self.is_quick or stored.nbytes * _FEW <= self.nbytes)
-        self.place.ledger.stored(stored, self.place.tier, stored.nbytes, self.spec)
+        left_bytes = self.place.ledger.stored(stored, self.place.tier, stored.nbytes, self.spec)
+        if self.record is not None:
+            self.record.was_stored(left_bytes)
         return State.STORED
 
     def _fail(self, error: TensorStashError) -> State:
@@ -186,7 +185,8 @@ class Content:
     @property
     def may_stay(self) -> bool:
         """Whether a budget may leave the tensor where it is, as it loses nothing and no plan says that it leaves."""
-        return self.place.is_lossless and (self.record is None or self.record.fate is not Fate.STORE)
+        may = self.place.is_lossless and not self.is_recipe
+        return may and (self.record is None or self.record.fate is not Fate.STORE)
 
     @property
     def source(self) -> Any:
@@ -215,12 +215,7 @@ class Content:
                 raise modified(str(self.spec), version, self._version)
 
     def raise_failure(self) -> None:
-        """Raise the error that has kept the bytes from being captured as they were saved, if there is one.
-
-        Raises:
-            StashError: the bytes could not be encoded or stored.
-            SavedTensorModifiedError: the saved tensor was modified in place.
-        """
+        """Raise the error that has kept the bytes from being captured as they were saved, if there is one."""
         if self._error is not None:
             raise self._error.again()
         self._check(self._probe)
@@ -237,6 +232,17 @@ class Content:
             self._probe = None
 
     # Back
+
+    def peek(self, spec: TensorSpec) -> Any:
+        """Return a tensor to look at it and drop it; nobody is told, and nothing is read ahead."""
+        source = self.source
+        if source is not None:  # where the bytes were copied at once, perhaps as an array
+            is_tensor = spec == self.spec and not self.is_private
+            return source if is_tensor else self.place.copy(source, self.spec, spec)
+        self.add_user()  # besides those who will ask
+        tensor = self.restore(spec)
+        self.drop()  # backward is far away
+        return tensor
 
     @property
     def is_prefetched(self) -> bool:
@@ -384,12 +390,6 @@ class Content:
         if self._stored is not None:
             self.state = State.STORED
         return lease
-
-
-def capture(content: "ref[Content]") -> None:
-    """Capture a content, if it is still needed."""
-    if (wanted := content()) is not None:
-        wanted.capture()
 
 
 def _load(place: Place, stored: "ref[Stored]") -> Any:

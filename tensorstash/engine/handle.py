@@ -1,4 +1,4 @@
-"""What the autograd graph holds in place of a saved tensor."""
+"""The handles that the autograd graph holds in place of saved tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from tensorstash.engine.content import Content
 from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.state import SessionState
-from tensorstash.errors import StashError
+from tensorstash.errors import StashError, modified
 from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
@@ -35,18 +35,55 @@ def restore(handle: Handle) -> Any:
     return state.restore_kept(alias, version)
 
 
+class KeptHandle:
+    """A tensor that stays as it is, as :data:`Kept`, for recipes, which refer to it weakly.
+
+    Args:
+        kept: the handle that it would be otherwise.
+    """
+
+    __slots__ = ("__weakref__", "is_made", "state", "tensor", "version")
+
+    def __init__(self, kept: Kept) -> None:
+        self.state, self.tensor, self.version = kept
+        self.is_made = False
+        """Whether the graph has made the tensor, as far as that is known."""
+
+    def is_from(self, producer: str) -> None:
+        """Note the operation of the graph that has made the tensor; empty for none."""
+        self.is_made = bool(producer)
+
+    def __call__(self) -> Any:
+        """Return the tensor; see :func:`restore`."""
+        return self.state.restore_kept(self.tensor, self.version)
+
+    def peek(self) -> Any:
+        """Return the tensor, to look at it and drop it.
+
+        Raises:
+            SavedTensorModifiedError: it was modified in place since it was saved.
+        """
+        now = self.state.version(self.tensor)
+        if now != self.version:
+            raise modified(self.state.backend.describe(self.tensor), now, self.version)
+        return self.tensor
+
+
 class Stashed:
-    """A tensor whose bytes are in a store, or on their way there.
+    """A tensor whose bytes are in a place, or on their way there.
 
     Several handles may share one content, each with a layout of its own.
+
+    Args:
+        state: of the session.
+        content: holds the bytes.
+        requests: of the stretch of saves; None for what a recipe makes, whose inputs are asked for instead.
+        spec: layout of the tensor.
     """
 
     __slots__ = ("__weakref__", "_requests", "_spec", "content", "is_made", "state", "wants_reader")
 
-    depth = 0
-    """Operations that are run for it."""
-
-    def __init__(self, state: SessionState, content: Content, requests: Requests, spec: TensorSpec) -> None:
+    def __init__(self, state: SessionState, content: Content, requests: Requests | None, spec: TensorSpec) -> None:
         self.state = state
         self.content = content
         self._requests = requests
@@ -74,9 +111,10 @@ class Stashed:
             SavedTensorModifiedError: it was modified in place before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
         """
-        state, content, spec = self.state, self.content, self._spec
+        state, content, spec, requests = self.state, self.content, self._spec, self._requests
         state.asked(spec.nbytes)
-        state.prefetcher.asked(self._requests, content.index)
+        if requests is not None:
+            state.prefetcher.asked(requests, content.index)
         if self.wants_reader and content.reading is not None:
             self._learn()
         # Once it is known, its capture is over: no source comes back.
@@ -86,8 +124,8 @@ class Stashed:
         else:
             state.ledger.forwarded()
             tensor = self._forward(source)
-        if content.is_streamed:
-            state.prefetcher.prefetch_to_device(self._requests)
+        if requests is not None and content.is_streamed:
+            state.prefetcher.prefetch_to_device(requests)
         return tensor
 
     @property
@@ -95,21 +133,9 @@ class Stashed:
         """Whether what comes back is equal to the bit, whatever reads it."""
         return self.content.place.is_lossless
 
-    def add_user(self) -> None:
-        """Count somebody besides the graph who will ask, as a recipe does."""
-        self.content.add_user()
-
     def peek(self) -> Any:
         """Return the tensor to look at it and drop it; nobody is told, and nothing is read ahead."""
-        content, spec = self.content, self._spec
-        source = content.source
-        if source is not None:  # where the bytes were copied at once, perhaps as an array
-            is_tensor = spec == content.spec and not content.is_private
-            return source if is_tensor else content.place.copy(source, content.spec, spec)
-        content.add_user()  # besides those who will ask
-        tensor = content.restore(spec)
-        content.drop()  # backward is far away
-        return tensor
+        return self.content.peek(self._spec)
 
     def _learn(self) -> None:
         """Learn the demand of the operation that asks, for the next content of this kind."""
@@ -126,16 +152,14 @@ class Stashed:
             )
 
     def _forward(self, source: Any) -> Any:
-        """Return the source itself, its memory in another layout, or a copy of it."""
-        content, spec, residency = self.content, self._spec, self.state.residency
-        place = content.place
+        """Return what a reader gets while the bytes have not left."""
+        content, spec, place, residency = self.content, self._spec, self.content.place, self.state.residency
         if content.loses:
             tensor = place.round_trip(source, content.spec, spec)
-        elif residency is not None and (
-            (spec == content.spec and residency.may_give(content)) or place.shares(content.spec, spec)
-        ):
-            return source if spec == content.spec else place.relaid(source, content.spec, spec)
-        else:
+        elif residency is None:
             tensor = place.copy(source, content.spec, spec)
-        content.raise_failure()
+        else:
+            tensor = place.forward(source, content.spec, spec, may_give=residency.may_give(content))
+        if tensor is not source:  # else its version was compared
+            content.raise_failure()
         return tensor

@@ -148,7 +148,7 @@ class Ledger:
         with self._lock:
             self._forwardings += 1
 
-    def stored(self, owner: object, tier: str, payload_bytes: int, spec: TensorSpec) -> None:
+    def stored(self, owner: object, tier: str, payload_bytes: int, spec: TensorSpec) -> int:
         """Count a payload that was put into ``tier``.
 
         Args:
@@ -156,32 +156,33 @@ class Ledger:
             tier: where it is.
             payload_bytes: its size.
             spec: of its tensor.
+
+        Returns:
+            Bytes that it takes in the memory that the tensor was in.
         """
+        is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
+        left_bytes = payload_bytes if is_same_memory else 0
         entry = ref(owner, self._returned)
         with self._lock:
             if self._gone:
                 self._settle()
             self._entries[entry] = tier, payload_bytes
-            is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
-            self.saved_bytes += spec.nbytes - payload_bytes if is_same_memory else spec.nbytes
+            self.saved_bytes += spec.nbytes - left_bytes
             live = self._live[tier]
             self._stored[tier].add(1, payload_bytes)
             live.add(1, payload_bytes)
             self._live_bytes += payload_bytes
             self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)
             self._peak = max(self._peak, self._live_bytes)
+        return left_bytes
 
     def stage(self, name: str) -> Runs:
         """Return the numbers of all stages of a name, to which these add."""
         return _of(self._stages, name)
 
-    def recomputed(self, rule: str, nbytes: int, seconds: float) -> None:
-        """Count a tensor that is made again when it is needed."""
-        _of(self._recomputed, rule).count_in(nbytes, 0, seconds)
-
-    def made_again(self, rule: str, seconds: float) -> None:
-        """Count one run of a recipe."""
-        _of(self._recomputed, rule).count_back(seconds)
+    def recipe(self, rule: str) -> Runs:
+        """Return the numbers of all recipes of a rule, to which these add."""
+        return _of(self._recomputed, rule)
 
     def refused(self, why: str, nbytes: int) -> None:
         """Count a tensor that is not made again though there is a recipe."""

@@ -203,6 +203,22 @@ class Place(ABC):
             self._twin = self._in_memory(self)
         return self._twin
 
+    def forward(self, source: Any, spec: TensorSpec, wanted: TensorSpec, *, may_give: bool) -> Any:
+        """Return a tensor of ``wanted`` for a reader of a source that has not left: itself, its memory, or a copy.
+
+        Args:
+            source: an alias of the saved tensor.
+            spec: of the source.
+            wanted: another layout of the same block of memory.
+            may_give: whether the reader may have the source itself.
+        """
+        if may_give and spec == wanted:
+            return source
+        shared = self.relays if self.shares(spec, wanted) else None
+        if shared is None:
+            return self.copy(source, spec, wanted)
+        return source if spec == wanted else shared.relaid(source, spec, wanted)
+
     def copy(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return a copy of a tensor of ``spec`` in private writable memory with the exact layout of ``wanted``."""
         if self.layouts is not None:

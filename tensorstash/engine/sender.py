@@ -5,7 +5,7 @@ from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import Backend, SupportsStorageRelease
-from tensorstash.engine.content import Content, capture
+from tensorstash.engine.content import Content
 from tensorstash.engine.place import Place
 from tensorstash.errors import StoreError
 from tensorstash.host.budget import ByteBudget, Lease, Shares
@@ -81,7 +81,7 @@ class Sender:
                 content.launch()
             # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
             # also when its thread is lost: what that still holds is written off.
-            self.writers.submit(partial(capture, ref(content)), ended=lease.release)
+            self.writers.submit(partial(_capture, ref(content)), ended=lease.release)
         except BaseException:
             lease.release()
             raise
@@ -91,7 +91,7 @@ class Sender:
         if not content.place.may_hang:
             content.capture()
         else:
-            captured = self.writers.submit(partial(capture, ref(content)))
+            captured = self.writers.submit(partial(_capture, ref(content)))
             try:
                 captured.exception(self.writers.timeout_s)
             except TimeoutError as error:
@@ -139,3 +139,9 @@ class Sender:
                 f"{self.writers.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
             )
         return lease
+
+
+def _capture(content: ref[Content]) -> None:
+    """Capture a content, if it is still needed."""
+    if (wanted := content()) is not None:
+        wanted.capture()

@@ -28,7 +28,7 @@ from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.readers import Reading, Trail
-from tensorstash.engine.recompute.recomputer import NewRecomputer, Recomputer
+from tensorstash.engine.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.sender import Sender
@@ -261,14 +261,14 @@ class Session(Generic[T]):
     def _made_again(
         self, recomputer: Recomputer, tensor: T, spec: TensorSpec, wanted: Rebuilding, record: Record | None
     ) -> Handle | None:
-        handle = recomputer.handle(tensor, spec, wanted, self._store_narrow)
+        found = recomputer.handle(tensor, spec, wanted, self._store_narrow)
         if record is not None:
-            record.was_recomputed(handle is not None)
-        if handle is not None:
-            saved = handle.saved
-            if self._residency is not None and saved.first_time():
-                self._start(self._residency.saved(saved, self._room_bytes(), look=False))
-            if handle.content.users == 1:  # what is made again is held for others as far as a share of the step goes
+            record.was_recomputed(found is not None)
+        if found is not None:
+            handle, content = found
+            if self._residency is not None and content.users == 1:
+                self._start(self._residency.saved(content, self._room_bytes(), look=False))
+            if content.place.users == 1:  # what is made again is held for others as far as a share of the step goes
                 self._sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)

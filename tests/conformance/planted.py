@@ -17,7 +17,7 @@ from tensorstash.api import Stash, Wrapped
 from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.engine.recompute.recomputer import Recomputer
+from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
 from tensorstash.policies.limits import Limits

@@ -10,7 +10,7 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.reference.kernels import DeviceKernels, NumpyKernel
-from tensorstash.engine.recompute.recomputer import Recomputer
+from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.errors import CodecError
 from tensorstash.policies import Encode, StoreIn
