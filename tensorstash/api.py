@@ -1,8 +1,6 @@
 """What users call: ``stash`` for a block or function, ``wrap`` for a model."""
 
 import inspect
-import os
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
@@ -15,7 +13,6 @@ from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import policy_of
-from tensorstash.config.settings import judge_variable
 from tensorstash.engine.memory import budget_of
 from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
@@ -373,7 +370,6 @@ def _session(
     limits: Limits,
     caller: str,
 ) -> Session[Any]:
-    judge_variable(os.environ, sys.orig_argv)
     remakes = any(plan.rebuilding for plan in policy.alternatives())
     small, small_on_disk = (MIN_BYTES, MIN_DISK_BYTES) if min_bytes is None else (min_bytes, 0)
     return Session(
