@@ -5,7 +5,7 @@ is asked for by its protocol.
 """
 
 from tensorstash.abilities.backend import Backend
-from tensorstash.abilities.checkpoints import NoticesCheckpoints, Region, SupportsCheckpoints
+from tensorstash.abilities.checkpoints import Region, SupportsCheckpoints
 from tensorstash.abilities.devices import (
     Event,
     Kernel,
@@ -36,7 +36,6 @@ __all__ = [
     "Kernels",
     "Layouts",
     "Leaf",
-    "NoticesCheckpoints",
     "Producers",
     "Readers",
     "Recipe",

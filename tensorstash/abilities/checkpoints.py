@@ -57,17 +57,12 @@ class Region:
 
 
 @runtime_checkable
-class NoticesCheckpoints(Protocol):
-    """A backend that notices checkpoints of others."""
+class SupportsCheckpoints(Protocol):
+    """A backend whose framework computes modules again in backward, so that hooks around see their inputs alone."""
 
     def is_checkpointed(self) -> bool:
         """Return whether somebody else computes again, in backward, what this thread computes now."""
         ...
-
-
-@runtime_checkable
-class SupportsCheckpoints(NoticesCheckpoints, Protocol):
-    """A backend whose framework computes modules again in backward, so that hooks around see their inputs alone."""
 
     def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
         """Compute each call of a module again in backward until the returned function is called.

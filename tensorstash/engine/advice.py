@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from weakref import finalize
 
-from tensorstash.abilities import NoticesCheckpoints, SupportsCompiledGraphs
+from tensorstash.abilities import SupportsCheckpoints, SupportsCompiledGraphs
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import say, user_line
@@ -134,7 +134,7 @@ class Adviser:
             backend: asked on the thread that enters the scope.
         """
         self._is_compiling = isinstance(backend, SupportsCompiledGraphs) and backend.is_compiling()
-        if not self._only_keeps and isinstance(backend, NoticesCheckpoints) and backend.is_checkpointed():
+        if not self._only_keeps and isinstance(backend, SupportsCheckpoints) and backend.is_checkpointed():
             self.say(
                 "a wrapped block is called inside of a checkpoint: its tensors are stored, though the checkpoint is to "
                 "compute them again. Wrap the whole model instead, around its checkpoints"
