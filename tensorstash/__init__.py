@@ -5,9 +5,6 @@
 Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.25)))
 """
 
-import os
-import sys
-
 from tensorstash.api import Stash, Wrapped, stash, unwrap, wrap, wrapped
 from tensorstash.config import (
     format,  # noqa: A004  (only inside of this namespace)
@@ -17,7 +14,7 @@ from tensorstash.config import (
     policy_argument,
     to_dict,
 )
-from tensorstash.config.settings import Settings, judge_variable, load_settings
+from tensorstash.config.settings import Settings, load_settings
 from tensorstash.drop_ins import save_on_cpu, saved_tensors_hooks
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning
@@ -91,5 +88,3 @@ __all__ = [
     "wrap",
     "wrapped",
 ]
-
-judge_variable(os.environ, sys.orig_argv)

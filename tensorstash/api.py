@@ -1,6 +1,8 @@
 """What users call: ``stash`` for a block or function, ``wrap`` for a model."""
 
 import inspect
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
@@ -13,6 +15,7 @@ from tensorstash.backends import backend_loaded, backend_named, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import policy_of
+from tensorstash.config.settings import judge_variable
 from tensorstash.engine.memory import budget_of
 from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
@@ -391,3 +394,7 @@ def _session_of(scope: Any) -> Session[Any] | None:
     function = scope.func if isinstance(scope, partial) else scope
     owner = getattr(function, "__self__", None)
     return owner if isinstance(owner, Session) else None
+
+
+# Also in programs that make no stash.
+judge_variable(os.environ, sys.orig_argv)

@@ -1,7 +1,8 @@
 """Mistakes that people make: each ends in an error or a warning that names the mistake and the cure."""
 
-import importlib
+import os
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tensorstash.errors import (
     StoreError,
     StoreFullError,
 )
+from tests.documents import ROOT
 
 AT_ONCE = ts.Limits(in_flight=0, ahead=0)
 SHAPE = 512, 1024
@@ -410,13 +412,17 @@ def test_a_mistake_without_effect_is_a_warning_with_the_cure(mistake: str) -> No
     assert {one.filename for one in hits} == {__file__}
 
 
-def test_a_variable_that_nobody_reads_is_a_warning_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSORSTASH_POLICY", "disk_spill")
-    with pytest.warns(ts.TensorStashWarning, match="no effect; start the program with `python -m tensorstash") as said:
-        importlib.reload(ts)
-    assert said[0].filename == __file__
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "tensorstash.cli.program", "train.py"])
-    importlib.reload(ts)
+def test_a_variable_that_nobody_reads_is_a_warning_with_the_cure(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import tensorstash")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "TENSORSTASH_POLICY": "disk_spill", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert f"{script}:1: TensorStashWarning: TENSORSTASH_POLICY is set and has no effect" in done.stderr
+    assert "start the program with `python -m tensorstash SCRIPT`" in done.stderr
 
 
 @pytest.mark.skipif(directories_in_memory(["/dev/shm"]) == [], reason="/dev/shm is not kept in memory here")
