@@ -42,7 +42,7 @@ from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.registry import register
 from tensorstash.suspension import suspended
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Cast",

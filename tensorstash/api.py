@@ -373,7 +373,6 @@ def _session(
     limits: Limits,
     caller: str,
 ) -> Session[Any]:
-    judge_variable(os.environ, sys.orig_argv)
     remakes = any(plan.rebuilding for plan in policy.alternatives())
     small, small_on_disk = (MIN_BYTES, MIN_DISK_BYTES) if min_bytes is None else (min_bytes, 0)
     return Session(
@@ -395,3 +394,7 @@ def _session_of(scope: Any) -> Session[Any] | None:
     function = scope.func if isinstance(scope, partial) else scope
     owner = getattr(function, "__self__", None)
     return owner if isinstance(owner, Session) else None
+
+
+# Also in programs that make no stash.
+judge_variable(os.environ, sys.orig_argv)

@@ -11,7 +11,7 @@ from weakref import finalize
 
 from tensorstash.abilities import Backend, SupportsImagining
 from tensorstash.backends import backend_of
-from tensorstash.errors import BackendError
+from tensorstash.errors import BackendError, ConfigError, TensorStashError
 from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, PackMasks, Quantize
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.sizes import format_bytes
@@ -105,14 +105,27 @@ def estimate(model: Any, *inputs: Any, **named: Any) -> Estimate:
 
     Raises:
         BackendError: a model of no known framework, or one that cannot run on imagined tensors.
+        ConfigError: the names of a dictionary are not those of the model's arguments.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> found = ts.estimate(ref.nn.GELU(), ref.ones((64, 256), requires_grad=True).exp())
     >>> found.nbytes, found.left["cast"], found.left["compress"]
     (65536, 32768, None)
     """
-    if len(inputs) == 1 and not named and isinstance(inputs[0], Mapping) and _takes(model, inputs[0]):
-        return estimate(model, **inputs[0])
+    if len(inputs) != 1 or named or not isinstance(inputs[0], Mapping):
+        return _forward(model, inputs, named)
+    misfit = _misfit(model, inputs[0])
+    if misfit is None:
+        return _forward(model, (), inputs[0])
+    try:
+        return _forward(model, inputs, {})  # a model may take the dictionary itself
+    except TensorStashError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"estimate: {misfit}") from error
+
+
+def _forward(model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Estimate:
     backend = backend_of(model)
     if isinstance(backend, SupportsImagining) and backend.can_imagine(model):
         with backend.imagining(model, inputs, named) as (call, is_weight):
@@ -223,13 +236,15 @@ def _extended(few: _Saved, more: _Saved, rows: int) -> _Saved:
     return _Saved(entries, at(few.peak, more.peak))
 
 
-def _takes(model: Any, batch: Mapping[str, Any]) -> bool:
-    """Whether the names of a batch are arguments of a model."""
+def _misfit(model: Any, batch: Mapping[str, Any]) -> str | None:
+    """Return the complaint about a batch whose names are not the arguments of a model; None for one that fits."""
+    signature = inspect.signature(getattr(model, "forward", model))
     try:
-        inspect.signature(getattr(model, "forward", model)).bind(**batch)
-    except TypeError:
-        return False
-    return True
+        signature.bind(**batch)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters)
+        return f"the batch does not fit {type(model).__qualname__}: {error}. Name its entries as in ({takes})"
+    return None
 
 
 Key = tuple[str, str]

@@ -128,7 +128,15 @@ def test_every_public_name_has_an_example(name: str) -> None:
     assert any(">>> " in (inspect.getdoc(part) or "") for part in parts), name
 
 
-def test_every_page_is_reached_from_the_first_or_the_readme() -> None:
-    links = [*Document("docs/index.md").links, *Document("README.md").links]
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    assert pages - {Path(link.partition("#")[0]).name for link in links} == set()
+def test_every_page_is_in_the_navigation_and_reached_from_the_first() -> None:
+    pages = {path.name for path in (ROOT / "docs").rglob("*.md")}
+    listed = re.findall(r"^ +- .*: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(pages)
+    assert len(pages) <= 16
+    linked = {Path(link.partition("#")[0]).name for link in Document("docs/index.md").links}
+    assert pages - linked == {"index.md"}
+
+
+@each_document
+def test_no_document_recommends_what_the_results_refute(document: Document) -> None:
+    assert not re.search(r"compress\S* *\\?\| *disk_spill", document.text)

@@ -42,7 +42,7 @@ for path in sys.argv[1:]:
 
 def programs() -> Iterator[tuple[str, str, str, list[str]]]:
     """Yield the name of a program, its text, the settings file that it reads, and patterns of its output."""
-    for document in [document for document in DOCUMENTS if document not in TRAINERS]:
+    for document in [document for document in DOCUMENTS if document != TRAINERS]:
         settings = next((block for block in document.blocks("toml") if "[policy]" in block), "")
         for number, text in enumerate(document.blocks("python")):
             expected = [r"(stashed|recomputed: .+) +[1-9]|'checkpointed': \('"] if "stats()" in text else []

@@ -1,6 +1,8 @@
 """Mistakes that people make: each ends in an error or a warning that names the mistake and the cure."""
 
+import os
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from tensorstash.errors import (
     StoreError,
     StoreFullError,
 )
+from tests.documents import ROOT
 
 AT_ONCE = ts.Limits(in_flight=0, ahead=0)
 SHAPE = 512, 1024
@@ -111,6 +114,46 @@ def wrapped_after_compiling() -> None:
     ts.wrap(compiled, "disk_spill", min_bytes=0, limits=AT_ONCE)
     for _ in range(4):
         compiled(torch.ones(4096, 64)).sum().backward()
+
+
+def compiled_after_wrapping() -> None:
+    torch.compiler.reset()
+    layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    ts.wrap(layers, "disk_spill", min_bytes=0, limits=AT_ONCE)
+    compiled = torch.compile(layers, backend="aot_eager")
+    for _ in range(4):
+        compiled(torch.ones(4096, 64)).sum().backward()
+
+
+class Written(nn.Module):
+    """Has a forward of its own, which the compiler takes though the graph breaks around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def written_and_compiled_after_wrapping() -> None:
+    torch.compiler.reset()
+    layers = Written()
+    ts.wrap(layers, "disk_spill", min_bytes=0, limits=AT_ONCE)
+    compiled = torch.compile(layers, backend="aot_eager")
+    for _ in range(4):
+        compiled(torch.ones(2**15, 8)).sum().backward()
+
+
+def recomputed_by_paddle(**how: bool) -> None:
+    paddle = pytest.importorskip("paddle")
+    from paddle.distributed.fleet.utils import recompute
+
+    block = paddle.nn.Sequential(paddle.nn.Linear(8, 8), paddle.nn.GELU())
+    ts.wrap(block, "disk_spill")
+    x = paddle.ones([4, 8])
+    x.stop_gradient = False
+    recompute(block, x, **how).sum().backward()
 
 
 def called_past_the_wrap() -> None:
@@ -302,8 +345,15 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
         torch._dynamo.exc.Unsupported,
         r"compile first and wrap.*block\.compile",
     ),
+    "a batch by other names": (
+        lambda: ts.estimate(Written(), {"ids": torch.ones(2, 8)}),
+        ConfigError,
+        r"does not fit Written: missing a required argument: 'x'. Name its entries as in \(x\)",
+    ),
     "a trainer that is not installed": (without_its_library, MissingDependencyError, "pip install lightning"),
 }
+
+INSIDE = "inside of a checkpoint.*Wrap the whole model"
 
 WARNINGS: dict[str, tuple[Says, str]] = {
     "a stash that is never entered": (made_and_dropped, "never entered.*with tensorstash.stash"),
@@ -313,7 +363,11 @@ WARNINGS: dict[str, tuple[Says, str]] = {
     "a model wrapped twice": (wrapped_twice, "wrapped already.*unwrap"),
     "only the backward inside, once": (lambda: entered_for_backward_alone(1), "without effect: nothing was seen"),
     "the forward on another thread": (forward_on_another_thread, "without effect: .*on the thread that enters"),
-    "a wrap inside of a checkpoint": (wrapped_and_checkpointed, r"takes its place.*'checkpoint \| disk_spill'"),
+    "a wrap inside of a checkpoint": (wrapped_and_checkpointed, INSIDE),
+    "a wrap inside of Paddle's recompute": (recomputed_by_paddle, INSIDE),
+    "a wrap inside of Paddle's other recompute": (lambda: recomputed_by_paddle(use_reentrant=False), INSIDE),
+    "compiled after the wrap": (compiled_after_wrapping, r"compile gains nothing here: .*block\.compile"),
+    "compiled as one graph after the wrap": (written_and_compiled_after_wrapping, r"at once.*block\.compile"),
     "nothing but integers": (integers_alone, r"int64 is never quantized\): add .*\| disk_spill"),
     "content that does not shrink": (lambda: noise(3), r"without effect: the policy shrinks nothing.*DiskSpill\("),
     "offload without an accelerator, once": (
@@ -358,12 +412,17 @@ def test_a_mistake_without_effect_is_a_warning_with_the_cure(mistake: str) -> No
     assert {one.filename for one in hits} == {__file__}
 
 
-def test_a_variable_that_nobody_reads_is_a_warning_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSORSTASH_POLICY", "disk_spill")
-    with pytest.warns(ts.TensorStashWarning, match="no effect; start the program with `python -m tensorstash SCRIPT`"):
-        stash()
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "tensorstash.cli.program", "train.py"])
-    stash()
+def test_a_variable_that_nobody_reads_is_a_warning_with_the_cure(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import tensorstash")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "TENSORSTASH_POLICY": "disk_spill", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert f"{script}:1: TensorStashWarning: TENSORSTASH_POLICY is set and has no effect" in done.stderr
+    assert "start the program with `python -m tensorstash SCRIPT`" in done.stderr
 
 
 @pytest.mark.skipif(directories_in_memory(["/dev/shm"]) == [], reason="/dev/shm is not kept in memory here")

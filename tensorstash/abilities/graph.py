@@ -100,6 +100,10 @@ class SupportsCompiledGraphs(Protocol):
         """Return a number of the compiled graph whose backward runs on this thread; None if none does."""
         ...
 
+    def is_compiling(self) -> bool:
+        """Return whether this thread runs inside of a function that the compiler was given."""
+        ...
+
 
 @runtime_checkable
 class SupportsDemand(Protocol):

@@ -1,8 +1,10 @@
 """Replacing a method of one model, in any framework, so that the replacement can be undone and copied."""
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from operator import itemgetter
+from types import FrameType
 from typing import Any, Self
 from weakref import ref
 
@@ -165,3 +167,20 @@ def scoped_methods(model: object) -> Iterator[ScopedMethod]:
         while isinstance(method, ScopedMethod):
             yield method
             method = method._previous
+
+
+def is_called_by(module: str) -> bool:
+    """Return whether a function of a module, or of one inside of it, runs on this thread.
+
+    Args:
+        module: dotted name.
+
+    >>> is_called_by("doctest"), is_called_by("no.such")
+    (True, False)
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if f"{frame.f_globals.get('__name__')}.".startswith(f"{module}."):
+            return True
+        frame = frame.f_back
+    return False

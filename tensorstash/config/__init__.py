@@ -58,8 +58,8 @@ def parse(text: str) -> HookPolicy:
         ConfigError: as for :func:`from_dict`, or the text does not follow the grammar.
         MissingDependencyError: the library behind a name is not installed.
 
-    >>> parse("compress:level=3 | disk_spill:budget=2KiB")
-    Chain(steps=(Compress(level=3, min_ratio=1.25), DiskSpill(directory=None, budget=2048)))
+    >>> parse("pack_masks | disk_spill:budget=2GiB")
+    Chain(steps=(PackMasks(), DiskSpill(directory=None, budget=2147483648)))
     """
     if not isinstance(text, str):
         raise ConfigError(f"policy: got {text!r}, expected text such as 'quantize:bits=4 | compress'")

@@ -34,7 +34,7 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
 
     ::
 
-        policy = "compress | disk_spill"
+        policy = "recompute | disk_spill"
         min_bytes = "256KiB"
 
         [limits]

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from weakref import finalize
 
+from tensorstash.abilities import SupportsCheckpoints, SupportsCompiledGraphs
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import say, user_line
@@ -85,6 +86,7 @@ class Adviser:
         self._asked: dict[int, int] = {}
         self._most_at_once = 0
         self._covered_bytes = 0
+        self._is_compiling = False
 
     def expect_gain(self) -> None:
         """Note that something is to leave its memory, or to shrink."""
@@ -125,12 +127,17 @@ class Adviser:
                 "directory on a disk: DiskSpill(directory)"
             )
 
-    def judge_place(self, *, is_checkpointed: bool) -> None:
-        """Say so if a checkpoint is in force where the scope is entered, and the policy does not only keep."""
-        if is_checkpointed and not self._only_keeps:
+    def judge_place(self, backend: object) -> None:
+        """Say so if the policy stores, and a checkpoint is in force; note whether a compiler is.
+
+        Args:
+            backend: asked on the thread that enters the scope.
+        """
+        self._is_compiling = isinstance(backend, SupportsCompiledGraphs) and backend.is_compiling()
+        if not self._only_keeps and isinstance(backend, SupportsCheckpoints) and backend.is_checkpointed():
             self.say(
-                "the scope is entered inside of a checkpoint, and takes its place: what the block saves is stored, not "
-                "computed again. Take the checkpoint out, and write 'checkpoint | disk_spill' where you want both"
+                "a wrapped block is called inside of a checkpoint: its tensors are stored, though the checkpoint is to "
+                "compute them again. Wrap the whole model instead, around its checkpoints"
             )
 
     def expect_entry(self, owner: object, message: str) -> None:
@@ -241,6 +248,11 @@ class Adviser:
                 "one compiled graph asks for everything at once: its backward holds all that was stashed at the same "
                 "time, and the peak does not fall. Compile the blocks instead of the whole model "
                 "(`for block in model.layers: block.compile()`)"
+            )
+        elif self._is_compiling and not self._most_at_once:
+            self.say(
+                "torch.compile gains nothing here: the model was wrapped first, and no graph is inside of it. Compile "
+                "the blocks, then wrap the model (`for block in model.layers: block.compile()`)"
             )
         if native.functions is None:
             self.say(

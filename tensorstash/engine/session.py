@@ -10,7 +10,6 @@ from tensorstash.abilities import (
     Backend,
     Readers,
     Region,
-    SupportsCheckpoints,
     SupportsDemand,
     SupportsHolders,
     SupportsReaders,
@@ -124,8 +123,8 @@ class Session(Generic[T]):
     def scope(self) -> Scope["Session[T]"]:
         """Return what installs the hooks for this thread until a block ends."""
         self.adviser.entered()
-        if self.adviser.entries <= JUDGED_ENTRIES and isinstance(self.backend, SupportsCheckpoints):
-            self.adviser.judge_place(is_checkpointed=self.backend.is_checkpointed())
+        if self.adviser.entries <= JUDGED_ENTRIES:
+            self.adviser.judge_place(self.backend)
         self._sender.entry_began(self._state.ledger.saved_bytes, is_a_step=self._state.was_asked)
         with self._lock:
             if self._border is not None and self.regions and self._state.was_asked:

@@ -1,4 +1,4 @@
-"""The program on each page about a trainer runs, stashes, and leaves the trainer's model as it was."""
+"""The program of each trainer on their page runs, stashes, and leaves the trainer's model as it was."""
 
 import re
 from pathlib import Path
@@ -6,26 +6,31 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.documents import TRAINERS, Document
+from tests.documents import TRAINERS
+
+PROGRAMS = {
+    section.partition("\n")[0]: program
+    for section in re.split(r"^## ", TRAINERS.text, flags=re.MULTILINE)
+    for program in re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # of the trainers
-@pytest.mark.parametrize("page", TRAINERS, ids=lambda page: Path(page.name).stem)
-def test_the_program_of_a_page_runs_and_stashes(
-    page: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("trainer", PROGRAMS)
+def test_the_program_of_a_trainer_runs_and_stashes(
+    trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.compiler.reset()
     monkeypatch.chdir(tmp_path)
-    (program,) = page.blocks("python")
-    exec(compile(program, page.name, "exec"), {"__name__": "__main__"})
+    exec(compile(PROGRAMS[trainer], trainer, "exec"), {"__name__": "__main__"})
     assert re.search(r"stashed +[1-9]", capsys.readouterr().out)
 
 
-def test_there_is_a_page_for_each() -> None:
-    assert {Path(page.name).stem for page in TRAINERS} == {
-        "accelerate",
-        "lightning",
-        "paddle",
-        "torch_compile",
-        "transformers",
+def test_there_is_a_program_for_each() -> None:
+    assert set(PROGRAMS) == {
+        "Transformers, TRL and PEFT",
+        "Lightning",
+        "Accelerate",
+        "torch.compile",
+        "paddle.Model, fleet and PaddleFormers",
     }

@@ -21,6 +21,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.nn import Module, Parameter
 
 from tensorstash.abilities.checkpoints import Region
+from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.checkpoints import is_checkpointed
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
@@ -170,6 +171,10 @@ class TorchBackend:
     def compiled_graph(self) -> int | None:
         """Return the number of the node of a compiled graph whose backward runs on this thread; None if none does."""
         return running_compiled()
+
+    def is_compiling(self) -> bool:
+        """Return whether this thread runs inside of a function that ``torch.compile`` was given."""
+        return is_called_by("torch._dynamo.eval_frame")
 
     def producer(self, tensor: Tensor, /) -> str:
         """Return the name of the operation that made a tensor; empty if there is none."""

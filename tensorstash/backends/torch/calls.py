@@ -23,6 +23,7 @@ from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
 from tensorstash.backends.repeat import call_again
 from tensorstash.backends.torch.checkpoints import TorchRepeats
 from tensorstash.backends.torch.eligibility import is_recorded
+from tensorstash.backends.torch.hooks import opaque
 from tensorstash.errors import BackendError
 from tensorstash.protocols import Undo
 
@@ -114,9 +115,9 @@ class _OpaqueCall(ScopedMethod):
     def run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call of a module that was replaced, inside a fresh scope."""
         scope = self.scope
-        if scope is None or not is_grad_enabled() or is_recorded():  # nothing is saved for a backward that comes
+        inside = None if scope is None else _made(scope)
+        if inside is None:
             return self._replaced(module)(*args, **kwargs)
-        inside = scope()
         if isinstance(inside, Region):
             return call_again(_REPEATS, inside, module, self._replaced(module), args, kwargs)
         with inside:
@@ -128,6 +129,12 @@ class _OpaqueCall(ScopedMethod):
 
     def _replaced(self, module: Any) -> Callable[..., Any]:
         return _call_of(module, self._previous)
+
+
+@opaque
+def _made(scope: Scope) -> Any:
+    """Return what a call runs inside of; None where nothing is saved for a backward that comes."""
+    return scope() if is_grad_enabled() and not is_recorded() else None
 
 
 class _ScopedCall(_OpaqueCall):

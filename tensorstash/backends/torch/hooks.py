@@ -26,7 +26,8 @@ _CURE = (
 )
 
 
-def _opaque(function: F) -> F:
+def opaque(function: F) -> F:
+    """Return a function that the compiler leaves alone, with all that it calls."""
     # What torch.compiler.disable does, without importing the compiler: where a scope is entered inside a compiled
     # function, the graph breaks there, quietly, and neither scope nor hooks are compiled.
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -41,10 +42,10 @@ def _keep_from_compiler(hook: Callable[..., Any]) -> None:
         if isinstance(function, MethodType):
             function = function.__func__
         if isinstance(function, FunctionType):
-            _opaque(function)
+            opaque(function)
 
 
-@_opaque
+@opaque
 def _call(hook: Callable[[Any], Any], value: Any) -> Any:
     return hook(value)
 
@@ -79,13 +80,13 @@ class HookScope(Block):
         self._pack = pack if trusted else partial(_call, pack)
         self._unpack = unpack if trusted else partial(_call, unpack)
 
-    @_opaque
+    @opaque
     def enter(self) -> None:
         """Put the pair in force."""
         self._is_left = False
         _push_saved_tensors_default_hooks(self._pack, self._unpack)
 
-    @_opaque
+    @opaque
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
@@ -110,13 +111,13 @@ class HookScope(Block):
             + "leave `with` blocks innermost first, on the thread that entered them"
         )
 
-    @_opaque
+    @opaque
     def undo(self) -> None:
         """Take the pair back if it is in force."""
         if self._is_innermost():
             self.finish(None, None, None)
 
-    @_opaque
+    @opaque
     def finish(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
@@ -124,7 +125,7 @@ class HookScope(Block):
         if not self._is_left:
             self.leave(kind, error, trace)
 
-    @_opaque
+    @opaque
     def _is_innermost(self) -> bool:
         top = _top_saved_tensors_default_hooks(True)
         return top is not None and top[0] is self._pack
@@ -155,7 +156,7 @@ class Suspended(Block):
         self._taken: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
         self._thread = 0
 
-    @_opaque
+    @opaque
     def enter(self) -> None:
         """Take the hooks off."""
         self._thread = get_ident()
@@ -163,7 +164,7 @@ class Suspended(Block):
             self._taken.append(top)
             _pop_saved_tensors_default_hooks()
 
-    @_opaque
+    @opaque
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
@@ -181,7 +182,7 @@ class Suspended(Block):
                 "taken off. Leave `with` blocks innermost first, on the thread that entered them"
             )
 
-    @_opaque
+    @opaque
     def undo(self) -> None:
         """Put back the hooks that have been taken off, as far as they are."""
         top = _top_saved_tensors_default_hooks(True)
@@ -191,7 +192,7 @@ class Suspended(Block):
             _push_saved_tensors_default_hooks(*self._taken[-1])
             self._taken.pop()
 
-    @_opaque
+    @opaque
     def finish(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
