@@ -18,10 +18,10 @@ import numpy as np
 
 from tensorstash.backends.features import FRAMEWORKS, installed
 from tensorstash.cli import own_version
-from tensorstash.engine.advice import directories_in_memory
 from tensorstash.errors import TensorStashError
 from tensorstash.host import native
 from tensorstash.host.allocator import CHOICE, returns_memory
+from tensorstash.host.mounts import directories_in_memory
 from tensorstash.host.pages import preloaded_allocator
 from tensorstash.sizes import format_bytes, parse_bytes
 from tensorstash.stores.disk.store import Disk

@@ -1,6 +1,5 @@
 """What a session says when it has no effect: one warning each, with what to do."""
 
-import os
 from collections.abc import Iterable
 from weakref import finalize
 
@@ -10,6 +9,7 @@ from tensorstash.engine.stats import Stats
 from tensorstash.errors import say, user_line
 from tensorstash.host import native
 from tensorstash.host.allocator import returns_memory
+from tensorstash.host.mounts import directories_in_memory
 from tensorstash.policies.limits import Limits
 from tensorstash.sizes import format_bytes
 
@@ -259,28 +259,3 @@ class Adviser:
                 "the compiled part of tensorstash is missing, so that NumPy does its work, several times slower: "
                 "install a C compiler and reinstall, or install a wheel"
             )
-
-
-def directories_in_memory(directories: Iterable[str], mounts: str = "/proc/self/mounts") -> list[str]:
-    """Return those directories that lie on a file system which is kept in memory.
-
-    Args:
-        directories: paths.
-        mounts: where the system lists its file systems; without it none is known.
-    """
-    try:
-        with open(mounts, encoding="utf-8", errors="replace") as file:
-            rows = [line.split()[1:3] for line in file if len(line.split()) > 2]
-    except OSError:  # not Linux
-        return []
-    kinds = {place.replace("\\040", " "): kind for place, kind in rows}  # a later one covers an earlier one
-    return [each for each in directories if _kind_of(os.path.realpath(each), kinds) in ("tmpfs", "ramfs")]
-
-
-def _kind_of(path: str, kinds: dict[str, str]) -> str:
-    while path not in kinds:
-        above = os.path.dirname(path)
-        if above == path:
-            return ""
-        path = above
-    return kinds[path]

@@ -149,7 +149,7 @@ class Content:
             probe = self._probe if self.is_private or self._is_alone else place.backend.version_probe(source)
             stored = place.capture(source, self.spec, private=self.is_private)
             if stored is None:
-                place.ledger.declined(self.spec.nbytes)
+                next(place.ledger.declined[self.spec.nbytes])
                 if self.record is not None:
                     self.record.was_stored(self.spec.nbytes)
                 self.state = State.RESIDENT

@@ -6,77 +6,52 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 from weakref import ref
 
 from tensorstash.engine.stats import StageStats, Stats, Tally
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.spec import TensorSpec
 
-T = TypeVar("T")
+Sizes = defaultdict[int, "count[int]"]
+"""Counters by bytes: each step of one is a tensor of that size, which takes no lock."""
+
+_sizes: Callable[[], Sizes] = partial(defaultdict, count)
+# All of it is C, so that no thread comes between.
 
 
 class Runs:
-    """How often something was done both ways. Whoever does it adds to the numbers, under the lock."""
+    """How often something was done both ways, and how long it took. Thread-safe.
 
-    __slots__ = ("__weakref__", "bytes_in", "bytes_out", "loads", "lock", "seconds_back", "seconds_in", "tensors")
+    Args:
+        ledger: whose lock it shares.
+    """
 
-    def __init__(self) -> None:
-        self.tensors = self.bytes_in = self.bytes_out = self.loads = 0
-        self.seconds_in = self.seconds_back = 0.0
-        self.after_fork()
-        renew_after_fork(self)
+    __slots__ = ("_bytes_in", "_bytes_out", "_ledger", "_loads", "_seconds_back", "_seconds_in", "_tensors")
 
-    def after_fork(self) -> None:
-        """Make the lock anew."""
-        self.lock = threading.Lock()
+    def __init__(self, ledger: "Ledger") -> None:
+        self._ledger = ledger
+        self._tensors = self._bytes_in = self._bytes_out = self._loads = 0
+        self._seconds_in = self._seconds_back = 0.0
 
     def count_in(self, bytes_in: int, bytes_out: int, seconds: float) -> None:
         """Count one tensor on the way in."""
-        with self.lock:
-            self.tensors += 1
-            self.bytes_in += bytes_in
-            self.bytes_out += bytes_out
-            self.seconds_in += seconds
+        with self._ledger.lock:
+            self._tensors += 1
+            self._bytes_in += bytes_in
+            self._bytes_out += bytes_out
+            self._seconds_in += seconds
 
     def count_back(self, seconds: float) -> None:
         """Count one load."""
-        with self.lock:
-            self.loads += 1
-            self.seconds_back += seconds
+        with self._ledger.lock:
+            self._loads += 1
+            self._seconds_back += seconds
 
     def stats(self) -> StageStats:
-        """Return the numbers as they stand."""
-        with self.lock:
-            parts = self.tensors, self.bytes_in, self.bytes_out, self.seconds_in, self.loads, self.seconds_back
-            return StageStats(*parts)
-
-
-class _Sum:
-    """What a tally is of, as it grows."""
-
-    __slots__ = ("nbytes", "tensors")
-
-    def __init__(self) -> None:
-        self.tensors = 0
-        self.nbytes = 0
-
-    def add(self, tensors: int, nbytes: int) -> None:
-        """Count tensors more, or fewer."""
-        self.tensors += tensors
-        self.nbytes += nbytes
-
-    def tally(self) -> Tally:
-        """Return it as it stands."""
-        return Tally(self.tensors, self.nbytes)
-
-
-Steps = defaultdict[str, defaultdict[int, "count[int]"]]
-"""Counters by reason and bytes, each step of which is a tensor."""
-
-
-_counters: Callable[[], defaultdict[int, "count[int]"]] = partial(defaultdict, count)
-# All of it is C, so that no thread comes between.
+        """Return the numbers as they stand, under the lock."""
+        parts = self._tensors, self._bytes_in, self._bytes_out, self._seconds_in, self._loads, self._seconds_back
+        return StageStats(*parts)
 
 
 class Ledger:
@@ -91,62 +66,47 @@ class Ledger:
     def __init__(self) -> None:
         self.after_fork()
         renew_after_fork(self)
-        self._looks: Counter[tuple[int, int]] = Counter()
-        self._declined = _Sum()
-        self._stages: dict[str, Runs] = {}
-        self._recomputed: dict[str, Runs] = {}
-        self._refused: dict[str, Tally] = {}
-        self._stored: defaultdict[str, _Sum] = defaultdict(_Sum)
+        self.kept: defaultdict[str, Sizes] = defaultdict(_sizes)
+        """Tensors that were kept, by reason."""
+        self.stashed = _sizes()
+        """Tensors whose content went through the plan."""
+        self.modules: defaultdict[str, Sizes] = defaultdict(_sizes)
+        """The same by module, for tensors of which that is known."""
+        self.deduplicated = _sizes()
+        """Tensors that share a payload."""
+        self.declined = _sizes()
+        """Stashed tensors that are kept after all, since their content does not shrink."""
+        self.without_recipe: defaultdict[str, Sizes] = defaultdict(_sizes)
+        """Tensors that are not made again since there is no recipe, by reason."""
+        self.refused: defaultdict[str, Sizes] = defaultdict(_sizes)
+        """Tensors that are not made again though there is a recipe, by rule and reason."""
+        self._requests, self._forwardings = count(), count()
+        self.unpacked = self._requests.__next__
+        """Count one request for a tensor; the cheapest call that no thread can disturb."""
+        self.forwarded = self._forwardings.__next__
+        """Count a request that was answered with the source, before its bytes were captured."""
+        self.waits: dict[str, str] = {}
+        """Devices whose copies make the program wait, and why."""
         self.saved_bytes = 0
         """Bytes by which payloads so far were smaller than their tensors; all of a tensor's where one is elsewhere."""
-        self._live: defaultdict[str, _Sum] = defaultdict(_Sum)
-        self._live_bytes = 0
-        self._peaks: dict[str, int] = {}
+        self._stages: dict[str, Runs] = {}
+        self._recipes: dict[str, Runs] = {}
+        self._stored: dict[str, Tally] = {}
+        self._live: Counter[str] = Counter()
+        self._peaks: Counter[str] = Counter()
         self._peak = 0
-        self._waits: dict[str, str] = {}
-        self._forwardings = 0
-        self._unpackings = count()
-        self._snapshots = 0
-        self.unpacked = self._unpackings.__next__
-        """Count one request for a tensor; the cheapest call that no thread can disturb."""
-        self.kept: Steps = defaultdict(_counters)
-        """By reason and bytes: each step of such a counter is a tensor that was kept."""
-        self.stashed = _counters()
-        """By bytes: each step of such a counter is a tensor whose content went through the plan."""
-        self.modules: Steps = defaultdict(_counters)
-        """The same by module, for tensors of which that is known."""
-        self.deduplicated = _counters()
-        """By bytes: each step of such a counter is a tensor that shares a payload."""
-        self.without_recipe: Steps = defaultdict(_counters)
-        """The same for tensors that are not made again since there is no recipe."""
         self._entries: dict[ref[Any], tuple[str, int]] = {}
         self._gone: deque[ref[Any]] = deque()
         self._returned = self._gone.append  # one for all: the collector looks at each
 
     def after_fork(self) -> None:
         """Make the lock anew."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     @property
     def stashed_bytes(self) -> int:
         """Bytes of all tensors whose content went through the plan so far."""
-        with self._lock:
-            return self._tally(self.stashed).nbytes
-
-    def declined(self, nbytes: int) -> None:
-        """Count a stashed tensor that is kept after all, since its content does not shrink."""
-        with self._lock:
-            self._declined.add(1, nbytes)
-
-    def copies_wait(self, device: str, why: str) -> None:
-        """Note that copies of a device make the program wait."""
-        with self._lock:
-            self._waits[device] = why
-
-    def forwarded(self) -> None:
-        """Count a request that was answered with the source, before its bytes were captured."""
-        with self._lock:
-            self._forwardings += 1
+        return _tally(self.stashed).nbytes
 
     def stored(self, owner: object, tier: str, payload_bytes: int, spec: TensorSpec) -> int:
         """Count a payload that was put into ``tier``.
@@ -162,114 +122,92 @@ class Ledger:
         """
         is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
         left_bytes = payload_bytes if is_same_memory else 0
-        entry = ref(owner, self._returned)
-        with self._lock:
+        entry, live = ref(owner, self._returned), self._live
+        with self.lock:
             if self._gone:
                 self._settle()
             self._entries[entry] = tier, payload_bytes
             self.saved_bytes += spec.nbytes - left_bytes
-            live = self._live[tier]
-            self._stored[tier].add(1, payload_bytes)
-            live.add(1, payload_bytes)
-            self._live_bytes += payload_bytes
-            self._peaks[tier] = max(self._peaks.get(tier, 0), live.nbytes)
-            self._peak = max(self._peak, self._live_bytes)
+            self._stored[tier] = self._stored.get(tier, Tally()).plus(payload_bytes)
+            live[tier] += payload_bytes
+            self._peaks[tier] = max(self._peaks[tier], live[tier])
+            self._peak = max(self._peak, sum(live.values()))
         return left_bytes
 
     def stage(self, name: str) -> Runs:
         """Return the numbers of all stages of a name, to which these add."""
-        return _of(self._stages, name)
+        return self._stages.get(name) or self._stages.setdefault(name, Runs(self))  # another thread may come first
 
     def recipe(self, rule: str) -> Runs:
         """Return the numbers of all recipes of a rule, to which these add."""
-        return _of(self._recomputed, rule)
-
-    def refused(self, why: str, nbytes: int) -> None:
-        """Count a tensor that is not made again though there is a recipe."""
-        with self._lock:
-            self._refused[why] = self._refused.get(why, Tally()).plus(nbytes)
-
-    def snapshot(self) -> Stats:
-        """Return the counters as they stand."""
-        with self._lock:
-            self._count_anew()
-            kept = self._tallies(self.kept)
-            unpacked = next(self._unpackings) - self._snapshots
-            self._snapshots += 1
-            stages, recomputed = _runs(self._stages), _runs(self._recomputed)
-            again = (Tally(done.tensors, done.bytes_in) for done in recomputed.values())
-            deduplicated, stashed = self._tally(self.deduplicated), self._tally(self.stashed)
-            parts = [*kept.values(), deduplicated, stashed, *again]
-            return Stats(
-                seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
-                kept=MappingProxyType(kept),
-                deduplicated=deduplicated,
-                stashed=stashed,
-                declined=self._declined.tally(),
-                recomputed=recomputed,
-                refused=MappingProxyType(dict(self._refused)),
-                without_recipe=MappingProxyType(self._tallies(self.without_recipe)),
-                stages=stages,
-                stored=_tallies(self._stored),
-                saved_bytes=self.saved_bytes,
-                modules=MappingProxyType(self._tallies(self.modules)),
-                live=Tally(len(self._entries), self._live_bytes),
-                peak_bytes=self._peak,
-                peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),
-                unpacked=unpacked,
-                forwarded=self._forwardings,
-                waits=MappingProxyType(dict(self._waits)),
-            )
-
-    def _tallies(self, counted: Steps) -> dict[str, Tally]:
-        tallies = {reason: self._tally(counters) for reason, counters in list(counted.items())}
-        return {reason: tally for reason, tally in tallies.items() if tally.tensors}
-
-    def _tally(self, counters: Mapping[int, "count[int]"]) -> Tally:
-        tensors = total = 0
-        for nbytes, steps in list(counters.items()):
-            # Looking at a counter is a step, too.
-            found = next(steps) - self._looks[id(counters), nbytes]
-            self._looks[id(counters), nbytes] += 1
-            tensors += found
-            total += found * nbytes
-        return Tally(tensors, total)
+        return self._recipes.get(rule) or self._recipes.setdefault(rule, Runs(self))
 
     def bytes_in(self, tiers: tuple[str, ...]) -> int:
         """Return the bytes of the payloads that exist now in some tiers."""
         if self._gone:
-            with self._lock:
+            with self.lock:
                 self._settle()
         live, total = self._live, 0
         for tier in tiers:  # no generator: it is asked several times for each tensor
-            if tier in live:
-                total += live[tier].nbytes
+            total += live[tier]
         return total
+
+    def snapshot(self) -> Stats:
+        """Return the counters as they stand."""
+        with self.lock:
+            self._count_anew()
+            kept, stages, recomputed = _tallies(self.kept), _runs(self._stages), _runs(self._recipes)
+            deduplicated, stashed = _tally(self.deduplicated), _tally(self.stashed)
+            again = (Tally(done.tensors, done.bytes_in) for done in recomputed.values())
+            parts = [*kept.values(), deduplicated, stashed, *again]
+            return Stats(
+                seen=Tally(sum(t.tensors for t in parts), sum(t.nbytes for t in parts)),
+                kept=kept,
+                deduplicated=deduplicated,
+                stashed=stashed,
+                declined=_tally(self.declined),
+                recomputed=recomputed,
+                refused=_tallies(self.refused),
+                without_recipe=_tallies(self.without_recipe),
+                stages=stages,
+                stored=MappingProxyType(dict(self._stored)),
+                saved_bytes=self.saved_bytes,
+                modules=_tallies(self.modules),
+                live=Tally(len(self._entries), sum(self._live.values())),
+                peak_bytes=self._peak,
+                peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),
+                unpacked=_steps(self._requests),
+                forwarded=_steps(self._forwardings),
+                waits=MappingProxyType(dict(self.waits)),
+            )
 
     def _settle(self) -> None:
         while self._gone:
             tier, nbytes = self._entries.pop(self._gone.popleft(), ("", 0))
-            if tier:
-                self._live[tier].add(-1, -nbytes)
-                self._live_bytes -= nbytes
+            self._live[tier] -= nbytes
 
     def _count_anew(self) -> None:
         """Count what exists, in case an interrupt has come between two steps."""
         self._gone.clear()
         self._entries = {entry: kind for entry, kind in list(self._entries.items()) if entry() is not None}
-        live: defaultdict[str, _Sum] = defaultdict(_Sum)
+        self._live = Counter()
         for tier, nbytes in self._entries.values():
-            live[tier].add(1, nbytes)
-        self._live = live
-        self._live_bytes = sum(sums.nbytes for sums in live.values())
+            self._live[tier] += nbytes
 
 
-def _tallies(sums: Mapping[str, _Sum]) -> Mapping[str, Tally]:
-    return MappingProxyType({name: some.tally() for name, some in sums.items()})
+def _steps(counter: "count[int]") -> int:
+    """Return how many steps a counter has taken, without one more."""
+    return int(repr(counter).removeprefix("count(").removesuffix(")"))
 
 
-def _of(runs: dict[str, Runs], name: str) -> Runs:
-    return runs.get(name) or runs.setdefault(name, Runs())  # another thread may come first
+def _tally(sizes: Sizes) -> Tally:
+    steps = {nbytes: _steps(counter) for nbytes, counter in list(sizes.items())}
+    return Tally(sum(steps.values()), sum(nbytes * number for nbytes, number in steps.items()))
+
+
+def _tallies(counted: Mapping[str, Sizes]) -> Mapping[str, Tally]:
+    tallies = {reason: _tally(sizes) for reason, sizes in list(counted.items())}
+    return MappingProxyType({reason: tally for reason, tally in tallies.items() if tally.tensors})
 
 
 def _runs(runs: Mapping[str, Runs]) -> Mapping[str, StageStats]:

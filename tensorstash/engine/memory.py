@@ -7,7 +7,7 @@ from tensorstash.abilities import Backend, SupportsMemoryUse
 from tensorstash.engine.ledger import Ledger
 from tensorstash.errors import BackendError, ConfigError, say
 from tensorstash.host.budget import ByteBudget
-from tensorstash.host.pages import physical_bytes
+from tensorstash.host.pages import free_bytes, physical_bytes
 from tensorstash.sizes import format_bytes, parse_budget
 
 AUTO = "auto"
@@ -110,34 +110,12 @@ def budget_of(budget: object, path: str) -> Budget | None:
 
 def _free_bytes(backend: Backend[Any], device: str) -> int:
     if device == "cpu":
-        return _free_host_bytes()
-    if not isinstance(backend, SupportsMemoryUse):
+        free = free_bytes()
+    else:
+        free = backend.memory_use(device)[1] if isinstance(backend, SupportsMemoryUse) else None
+    if free is None:
         raise BackendError(
-            f"budget: {backend.name} does not tell how much memory of {device} is free; pass the bytes that saved "
-            f"tensors may take instead, such as budget='6GiB'"
+            f"budget: it is not known how much memory of {device} is free; pass the bytes that saved tensors may take "
+            f"instead, such as budget='6GiB'"
         )
-    return backend.memory_use(device)[1]
-
-
-def _free_host_bytes() -> int:
-    """Return the bytes that are free on the machine or in its container."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration) as error:
-        raise BackendError(
-            "budget: this system does not tell how much memory is free; pass the bytes that saved tensors may take "
-            "instead, such as budget='6GiB'"
-        ) from error
-    return min(free, _free_container_bytes())
-
-
-def _free_container_bytes() -> int:
-    sizes = []
-    for name in ("memory.max", "memory.current"):
-        try:
-            with open(f"/sys/fs/cgroup/{name}", encoding="ascii") as file:
-                sizes.append(file.read().strip())
-        except OSError:  # no container, or no limit
-            return 2**62
-    return 2**62 if sizes[0] == "max" else max(int(sizes[0]) - int(sizes[1]), 0)
+    return free

@@ -113,7 +113,7 @@ class Places:
         demand = demands.guess(reading) if is_guess else reading.demand
         place = content.place if demand == "any" else self._within(content.place, demand)
         if isinstance(place, str):
-            self._ledger.declined(content.spec.nbytes)
+            next(self._ledger.declined[content.spec.nbytes])
         else:
             content.narrow(place)
         reading.decided(content.users, is_learned=is_guess and content.loses)
@@ -151,7 +151,7 @@ class Places:
         place = _place_for(plan, spec, self._backend, *parts)
         if spec.device != "cpu" and place.transfers is None and place.tier != "device":
             why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
-            self._ledger.copies_wait(spec.device, why or "")
+            self._ledger.waits[spec.device] = why or ""
         return place
 
     def _store(self, config: StoreConfig) -> Store:

@@ -158,7 +158,7 @@ class Recomputer:
                 why = _fault(place, whole)
                 self._learn(kind, why)
         if isinstance(place, str) or why is not None:
-            state.ledger.refused(f"{recipe.rule}: {why}", spec.nbytes)
+            next(state.ledger.refused[f"{recipe.rule}: {why}"][spec.nbytes])
             return None
         known = self._places.get(place.name)
         same = None if known is None else known()

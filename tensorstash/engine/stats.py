@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from html import escape
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from tensorstash.sizes import format_bytes
 
@@ -52,6 +52,11 @@ class StageStats:
     def __sub__(self, earlier: "StageStats") -> "StageStats":
         both = zip(astuple(self), astuple(earlier), strict=True)
         return StageStats(*(after - before for after, before in both))
+
+
+_AS_NOW = {"held", "live", "peak_bytes", "peak_bytes_by_tier", "pinned_bytes", "process_peak", "peak_held"}
+_AS_NOW |= {"waits", "planned", "blocks", "advice"}
+"""Names of statistics that do not add up: of what exists now, of peaks, and of plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +123,8 @@ class Stats:
 
     def __sub__(self, earlier: "Stats") -> "Stats":
         """Return what was done since an earlier snapshot; what exists now, peaks and advice stay those of this one."""
-        return replace(
-            self,
-            seen=self.seen - earlier.seen,
-            kept=_since(self.kept, earlier.kept, Tally()),
-            deduplicated=self.deduplicated - earlier.deduplicated,
-            stashed=self.stashed - earlier.stashed,
-            declined=self.declined - earlier.declined,
-            recomputed=_since(self.recomputed, earlier.recomputed, StageStats()),
-            refused=_since(self.refused, earlier.refused, Tally()),
-            without_recipe=_since(self.without_recipe, earlier.without_recipe, Tally()),
-            stages=_since(self.stages, earlier.stages, StageStats()),
-            stored=_since(self.stored, earlier.stored, Tally()),
-            saved_bytes=self.saved_bytes - earlier.saved_bytes,
-            steps=self.steps - earlier.steps,
-            modules=_since(self.modules, earlier.modules, Tally()),
-            unpacked=self.unpacked - earlier.unpacked,
-            forwarded=self.forwarded - earlier.forwarded,
-        )
+        added = {each.name for each in fields(self)}.difference(_AS_NOW)
+        return replace(self, **{name: _since(getattr(self, name), getattr(earlier, name)) for name in added})
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = (getattr(self, each.name) for each in fields(self))
@@ -154,34 +143,7 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, numbers and strings, ready for JSON."""
-        return {
-            "seen": asdict(self.seen),
-            "kept": {reason: asdict(tally) for reason, tally in self.kept.items()},
-            "deduplicated": asdict(self.deduplicated),
-            "stashed": asdict(self.stashed),
-            "declined": asdict(self.declined),
-            "recomputed": {rule: asdict(done) for rule, done in self.recomputed.items()},
-            "refused": {why: asdict(tally) for why, tally in self.refused.items()},
-            "without_recipe": {why: asdict(tally) for why, tally in self.without_recipe.items()},
-            "held": asdict(self.held),
-            "stages": {name: asdict(stage) for name, stage in self.stages.items()},
-            "stored": {tier: asdict(tally) for tier, tally in self.stored.items()},
-            "saved_bytes": self.saved_bytes,
-            "modules": {name: asdict(tally) for name, tally in self.modules.items()},
-            "live": asdict(self.live),
-            "peak_bytes": self.peak_bytes,
-            "peak_bytes_by_tier": dict(self.peak_bytes_by_tier),
-            "unpacked": self.unpacked,
-            "forwarded": self.forwarded,
-            "pinned_bytes": self.pinned_bytes,
-            "waits": dict(self.waits),
-            "planned": {fate: asdict(tally) for fate, tally in self.planned.items()},
-            "blocks": {treatment: len(names) for treatment, names in self.blocks.items()},
-            "steps": self.steps,
-            "process_peak": self.process_peak,
-            "peak_held": self.peak_held,
-            "advice": self.advice,
-        }
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
     def __str__(self) -> str:
         """Return text for people to read."""
@@ -259,12 +221,21 @@ def _as_html(rows: list[tuple[str, ...]]) -> str:
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
-S = TypeVar("S", Tally, StageStats)
+def _since(now: Any, earlier: Any) -> Any:
+    """Return what was added to a number or a tally, or to each of a mapping's as far as anything was."""
+    if not isinstance(now, Mapping):
+        return now - earlier
+    changes = {name: value - earlier[name] if name in earlier else value for name, value in now.items()}
+    return MappingProxyType({name: change for name, change in changes.items() if any(astuple(change))})
 
 
-def _since(now: Mapping[str, S], earlier: Mapping[str, S], none: S) -> Mapping[str, S]:
-    changes = {name: value - earlier.get(name, none) for name, value in now.items()}
-    return MappingProxyType({name: value for name, value in changes.items() if value != none})
+def _plain(value: Any) -> Any:
+    """Return dictionaries and numbers in place of tallies, and a number in place of names."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return len(value)
+    return asdict(value) if isinstance(value, Tally | StageStats) else value
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:

@@ -94,7 +94,7 @@ class StreamContent(Content):
             self._probe = place.backend.version_probe(source)
         self._flight = flight = place.send(launched, source, compute)
         if flight is None and isinstance(place, TransferPlace):
-            place.ledger.declined(self.nbytes)
+            next(place.ledger.declined[self.nbytes])
             return State.RESIDENT
         if is_lent and flight is not None:
             flight.release()

@@ -4,6 +4,7 @@ import mmap
 import os
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,20 @@ def physical_bytes() -> int:
         except (OSError, ValueError):  # no container, or "max"
             continue
     return min(limits)
+
+
+def free_bytes() -> int | None:
+    """Return the bytes that are free on the machine or in its container; None where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+    try:
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii") for name in ("max", "current"))
+    except OSError:  # no container
+        return free
+    return free if limit.strip() == "max" else min(free, max(int(limit) - int(used), 0))
 
 
 def peak_bytes() -> int:

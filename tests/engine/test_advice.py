@@ -12,9 +12,9 @@ import pytest
 
 import tensorstash as ts
 from tensorstash import reference as ref
-from tensorstash.engine.advice import directories_in_memory
 from tensorstash.errors import TensorStashWarning
 from tensorstash.host import native
+from tensorstash.host.mounts import directories_in_memory
 from tensorstash.policies.limits import Limits
 from tensorstash.stores.memory import Memory
 

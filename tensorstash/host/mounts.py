@@ -1,0 +1,29 @@
+"""File systems that are kept in memory."""
+
+import os
+from collections.abc import Iterable
+
+
+def directories_in_memory(directories: Iterable[str], mounts: str = "/proc/self/mounts") -> list[str]:
+    """Return those directories that lie on a file system which is kept in memory.
+
+    Args:
+        directories: paths.
+        mounts: where the system lists its file systems; without it none is known.
+    """
+    try:
+        with open(mounts, encoding="utf-8", errors="replace") as file:
+            rows = [line.split()[1:3] for line in file if len(line.split()) > 2]
+    except OSError:  # not Linux
+        return []
+    kinds = {place.replace("\\040", " "): kind for place, kind in rows}  # a later one covers an earlier one
+    return [each for each in directories if _kind_of(os.path.realpath(each), kinds) in ("tmpfs", "ramfs")]
+
+
+def _kind_of(path: str, kinds: dict[str, str]) -> str:
+    while path not in kinds:
+        above = os.path.dirname(path)
+        if above == path:
+            return ""
+        path = above
+    return kinds[path]
