@@ -1,4 +1,4 @@
-"""What users call: ``stash`` for a block or function, ``wrap`` for a model."""
+"""The entry points: ``stash`` for a block or function, ``wrap`` for a model."""
 
 import inspect
 import os
@@ -128,7 +128,7 @@ class Stash(ContextDecorator, Block):
         return super().__call__(func)
 
     def stats(self) -> Stats:
-        """Return what has been done in all entries so far."""
+        """Return the statistics of all entries so far."""
         return self._session.stats()
 
     def drain(self) -> None:
@@ -168,12 +168,12 @@ class Wrapped:
         self._undos = undos
 
     def remove(self) -> None:
-        """Give the model its own forward back; idempotent. What is stashed stays usable for backward."""
+        """Give the model its own forward back; idempotent. Stashed tensors stay usable for backward."""
         while self._undos:
             self._undos.pop()()
 
     def stats(self) -> Stats:
-        """Return what has been done so far; also after :meth:`remove`."""
+        """Return the statistics so far; also after :meth:`remove`."""
         return self._session.stats()
 
     def __repr__(self) -> str:
@@ -206,7 +206,7 @@ def stash(
         framework: ``"torch"``, ``"paddle"``, ``"reference"`` or a plug-in's; by default the one that is imported.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, and 256 KiB
             for a disk.
-        limits: of what is in flight, and the timeout.
+        limits: bytes in flight, and the timeout.
 
     Raises:
         ConfigError: something that is no policy, a bad size, or a policy that selects by module name.
@@ -255,11 +255,11 @@ def wrap(
             is free when the first tensor is saved; None if all leave that can. The excess over the bytes that the last
             equal step saved leaves: recipes before stores, the oldest first. Under ``checkpoint``, with which
             ``"auto"`` begins where a model has blocks, the oldest blocks are computed again as far as stores are slow.
-        methods: what runs under the policy: ``"forward"`` for a call of the model, any other for itself; by default
-            ``"forward"``, and Lightning's ``"training_step"`` where the model has one.
+        methods: names of methods that run under the policy: ``"forward"`` for a call of the model, any other for
+            itself; by default ``"forward"``, and Lightning's ``"training_step"`` where the model has one.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, and 256 KiB
             for a disk.
-        limits: byte budgets of what is under way, and the timeout.
+        limits: bytes in flight, and the timeout.
 
     Raises:
         ConfigError: no policy, a bad size, a method that the model lacks, or a pattern that matches no module.

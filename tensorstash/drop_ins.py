@@ -1,4 +1,4 @@
-"""What frameworks offer themselves, with one meaning on all of them."""
+"""Functions of the frameworks themselves, with one meaning on all of them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -34,8 +34,8 @@ def saved_tensors_hooks(
 ) -> AbstractContextManager[None]:
     """Install a pack/unpack pair of your own, with the same meaning on every framework.
 
-    Pairs are per thread and nest: the innermost runs. On Paddle this is what makes pairs nest at all, puts exact
-    layouts back, and frees what ``pack_hook`` returned when backward is done with it.
+    Pairs are per thread and nest: the innermost runs. On Paddle only this lets pairs nest, puts exact
+    layouts back, and frees the result of ``pack_hook`` when backward is done with it.
 
     Args:
         pack_hook: gets a saved tensor, returns any object; must not keep the tensor itself but a detached one.

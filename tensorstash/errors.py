@@ -10,12 +10,12 @@
     ├── SavedTensorModifiedError (RuntimeError)   a saved tensor was modified in place while it was kept
     └── StashError (RuntimeError)                 a saved tensor could not be stashed or brought back
         ├── CodecError                            a codec raised, or returned something of the wrong kind or size
-        └── StoreError                            a store could not do what it was asked
+        └── StoreError                            a store failed
             ├── StoreFullError                    no room: the budget is used up, or the device is full
             ├── SlotGoneError                     the slot was deleted, or its store is closed
             └── CorruptDataError                  the bytes that came back are not the bytes that were put
 
-    TensorStashWarning (UserWarning)              something has no effect; what to do about it
+    TensorStashWarning (UserWarning)              something has no effect, with the cure
 """
 
 import logging
@@ -57,7 +57,7 @@ class TensorStashError(Exception):
 
 
 class TensorStashWarning(UserWarning):
-    """Something has no effect, or costs more than it saves; the message says what to do.
+    """Something has no effect, or costs more than it saves; the message has the cure.
 
     >>> import warnings
     >>> warnings.simplefilter("error", TensorStashWarning)  # as an error, where nobody reads warnings
@@ -77,7 +77,7 @@ class BackendError(TensorStashError, RuntimeError):
 
 
 class MissingDependencyError(BackendError, ImportError):
-    """The optional library behind a name is not installed; the message says what to install."""
+    """The optional library behind a name is not installed; the message names the package."""
 
 
 class SavedTensorModifiedError(TensorStashError, RuntimeError):
@@ -101,7 +101,7 @@ class CodecError(StashError):
 
 
 class StoreError(StashError):
-    """A store could not do what it was asked."""
+    """A store failed."""
 
 
 class StoreFullError(StoreError):
@@ -120,8 +120,8 @@ def graph_is_captured(device: str) -> BackendError:
     """Return the error for a saved tensor whose device records its work, to replay it later."""
     return BackendError(
         f"a saved tensor on {device} cannot be stashed or brought back while a CUDA graph is captured: a replay would "
-        f"copy to and from memory that is somebody else's by then. Capture outside of the stash, or keep what the "
-        f"captured region saves (Route, min_bytes)"
+        f"copy to and from memory that is somebody else's by then. Capture outside of the stash, or keep "
+        f"the tensors that the captured region saves (Route, min_bytes)"
     )
 
 
@@ -141,7 +141,7 @@ class Line(NamedTuple):
         filename: of its source.
         number: within the file.
         module: its name.
-        registry: where warnings note what was said there.
+        registry: the record of warnings given there.
     """
 
     filename: str

@@ -1,4 +1,4 @@
-"""Bytes that a model saves for backward, before it is trained: by module and dtype, and what each policy leaves."""
+"""Bytes that a model saves for backward, before it is trained: by module and dtype, and under each policy."""
 
 import inspect
 import re
@@ -32,7 +32,7 @@ _SAMPLES = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class SavedBytes:
-    """What the modules of one name save in one dtype.
+    """Saved bytes of the modules of one name in one dtype.
 
     Args:
         module: dotted name; empty for the model itself.
@@ -90,11 +90,11 @@ class Estimate:
 
 
 def estimate(model: Any, *inputs: Any, **named: Any) -> Estimate:
-    """Return what a forward pass of a model saves for backward.
+    """Return the bytes that a forward pass of a model saves for backward.
 
     On PyTorch nothing is computed and nothing allocated: tensors are imagined, with shapes alone. Elsewhere, and for
-    an LSTM on the CPU, whose kernel does not say what it saves, two and four rows of the batch are run, which draws
-    random numbers and moves running statistics; what they save is extended to the whole batch. What is saved outside
+    an LSTM on the CPU, whose kernel hides its saved tensors, two and four rows of the batch are run, which draws
+    random numbers and moves running statistics; their bytes are extended to the whole batch. Tensors saved outside
     of the model, such as by the loss, is not counted.
 
     Args:

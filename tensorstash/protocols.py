@@ -11,7 +11,7 @@ CodecKind = Literal["array->array", "array->bytes", "bytes->bytes"]
 Tier = Literal["memory", "disk"]
 
 Demand = Literal["exact", "relative", "any"]
-"""How exactly an operation's backward has to get back what it saved: to the bit, with an error that is small relative
+"""How exactly an operation's backward needs a saved tensor: to the bit, with an error that is small relative
 to each element, or with one that is small beside the largest of them."""
 
 _STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
@@ -52,14 +52,14 @@ class Codec(Protocol):
         ...
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return the spec of what :meth:`encode` returns; :func:`~tensorstash.spec.opaque_bytes` for bytes."""
+        """Return the spec of the result of :meth:`encode`; :func:`~tensorstash.spec.opaque_bytes` for bytes."""
         ...
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return a self-contained payload; ``data`` may be borrowed: it is neither written nor kept.
 
         Raises:
-            CodecError: ``data`` is not what ``spec`` says, or not accepted.
+            CodecError: ``data`` does not match ``spec``, or is not accepted.
         """
         ...
 
@@ -74,19 +74,19 @@ class Codec(Protocol):
 
 @runtime_checkable
 class SupportsErrorBound(Protocol):
-    """What a codec with ``lossless = False`` offers on top."""
+    """The part of a codec with ``lossless = False``: its error bound."""
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the largest absolute error of each element of ``data`` (float64, broadcastable to its shape).
 
         Raises:
-            CodecError: ``data`` is not what ``spec`` says, or not accepted.
+            CodecError: ``data`` does not match ``spec``, or is not accepted.
         """
         ...
 
 
 Slot = Hashable
-"""One payload in one store; only the store that gave it knows what it holds."""
+"""One payload in one store; only the store that gave it knows its parts."""
 
 
 class Store(Protocol):

@@ -104,7 +104,7 @@ _LOCK = RLock()
 
 
 def names(group: str) -> tuple[str, ...]:
-    """Return the registered names of a group, sorted, without importing what they stand for.
+    """Return the registered names of a group, sorted, without importing their targets.
 
     Args:
         group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"``, ``"backends"`` or
@@ -124,12 +124,12 @@ def lookup(group: str, name: str) -> type:
 
     Args:
         group: one of the groups of :func:`names`.
-        name: what configurations call the class.
+        name: of the class in configurations.
 
     Raises:
         ConfigError: unknown group or name, a name that two packages claim, or a target that is not a class of that
             name.
-        MissingDependencyError: the import failed; the message says what to install.
+        MissingDependencyError: the import failed; the message names the package to install.
 
     >>> lookup("selectors", "min_bytes").__name__
     'MinBytes'
@@ -155,9 +155,9 @@ def register(group: str, name: str, target: type | str, *, install_hint: str = "
 
     Args:
         group: one of the groups of :func:`names`; the entry-point group is ``tensorstash.<group>``.
-        name: what configurations call the class; equal to its ``name`` attribute.
+        name: of the class in configurations; equal to its ``name`` attribute.
         target: the class, or ``"module:Class"`` to import it on first use.
-        install_hint: what to install when that import fails, such as ``"pip install mypackage"``.
+        install_hint: command that installs the missing package, such as ``"pip install mypackage"``.
 
     Raises:
         ConfigError: the name is taken, or differs from the class's own.

@@ -35,7 +35,7 @@ def parse_bytes(size: int | str, *, path: str) -> int:
     Args:
         size: bytes, or a number with a unit (B, kB, MB, GB, TB; KiB, MiB, GiB, TiB, also written K, M, G, T; case
             does not matter).
-        path: what the value is, for the message, such as ``"disk_spill.budget"``.
+        path: name of the value, for the message, such as ``"disk_spill.budget"``.
 
     Raises:
         ConfigError: neither, or negative.

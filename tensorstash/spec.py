@@ -1,4 +1,4 @@
-"""What a saved tensor is made of: shape, strides, dtype, place; and the arithmetic of strides and bytes."""
+"""The spec of a saved tensor: shape, strides, dtype, place; and the arithmetic of strides and bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ class DType:
     Args:
         name: the name every framework agrees on, such as ``"bfloat16"``.
         itemsize: bytes of one element.
-        kind: what arithmetic means on it; ``"bits"`` has no arithmetic here and is only ever moved.
+        kind: meaning of arithmetic on it; ``"bits"`` has no arithmetic here and is only ever moved.
         carrier: the NumPy dtype that holds its bits on the host; differs from ``name`` where NumPy has no such type.
     """
 
@@ -58,7 +58,7 @@ DTYPES: Mapping[str, DType] = _table()
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What must come back when a saved tensor is unpacked.
+    """The properties of a saved tensor that must come back when it is unpacked.
 
     Args:
         shape: sizes of the dimensions; ``(-1,)`` stands for a run of bytes of unknown length.
@@ -126,7 +126,7 @@ class TensorSpec:
 
     @property
     def kind(self) -> DTypeKind:
-        """What arithmetic means on the elements."""
+        """The meaning of arithmetic on the elements."""
         return DTYPES[self.dtype].kind
 
     def inside(self, module: str) -> "TensorSpec":
@@ -136,7 +136,7 @@ class TensorSpec:
     def dense(self) -> "TensorSpec":
         """Return the spec of this tensor's payload: its distinct elements, in the order they lie in memory.
 
-        This is what codecs see: always C-contiguous, at offset 0, aligned, without lazy flags.
+        Codecs see this one: always C-contiguous, at offset 0, aligned, without lazy flags.
 
         >>> TensorSpec((3, 4, 5), (1, 0, 3), 8, "float32", "cpu").dense().shape
         (5, 3)

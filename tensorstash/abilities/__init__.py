@@ -1,6 +1,6 @@
-"""What a backend is: the adapter of a framework, and what it may offer on top.
+"""The protocols of a backend, the adapter of a framework: the required one, and optional abilities.
 
-Kernels, layouts and streams of devices are objects that a backend gives, or None; what a framework tells of its graph
+Kernels, layouts and streams of devices are objects that a backend gives, or None; knowledge of a framework's graph
 is asked for by its protocol.
 """
 

@@ -1,4 +1,4 @@
-"""The adapter of a framework: what the engine needs of one, whatever else it offers."""
+"""The adapter of a framework, as far as the engine needs each one."""
 
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
@@ -26,7 +26,7 @@ class Backend(Protocol[T]):
 
     @property
     def layouts(self) -> Layouts[T] | None:
-        """What takes tensors apart where they are; None if that is done on the host, as without kernels and streams."""
+        """The layouts that take tensors apart where they are; None if the host does it."""
         ...
 
     @property
@@ -44,13 +44,13 @@ class Backend(Protocol[T]):
         """Install a pair of hooks for this thread; nests, the innermost pair runs, the outer one is restored.
 
         Hooks run in the state in which the framework calls them; the methods of a backend are indifferent to
-        gradient recording and autocast. What ``pack`` returns is opaque to the framework and is dropped as soon as
+        gradient recording and autocast. The result of ``pack`` is opaque to the framework and is dropped as soon as
         backward is done with it.
 
         Args:
             pack: a function or a method, as is ``unpack``, if they are trusted.
-            unpack: gives a tensor for what ``pack`` returned.
-            trusted: the pair is the engine's, made from this backend's methods, so that what it does and returns
+            unpack: gives a tensor for a result of ``pack``.
+            trusted: the pair is the engine's, made from this backend's methods, so that its work and its results
                 needs no check.
         """
         ...
@@ -76,10 +76,10 @@ class Backend(Protocol[T]):
         ...
 
     def most_bytes(self, tensor: T, /) -> int:
-        """Return what :meth:`nbytes` is at most, such as the size of the whole memory, as cheaply as can be; 0 where
+        """Return an upper bound of :meth:`nbytes`, such as the size of the whole memory, as cheaply as can be; 0 where
         the tensor has no memory of its own.
 
-        It is asked for every saved tensor, and what is below the session's ``min_bytes`` is asked nothing else.
+        It is asked for every saved tensor, and one below the session's ``min_bytes`` is asked nothing else.
         """
         ...
 
@@ -108,7 +108,7 @@ class Backend(Protocol[T]):
         ...
 
     def alias(self, tensor: T, /) -> T:
-        """Return what is kept in place of the tensor: a leaf itself, else a detached alias of its memory.
+        """Return the object kept in place of the tensor: a leaf itself, else a detached alias of its memory.
 
         The alias shares memory and version with the tensor and is no part of any graph.
         """

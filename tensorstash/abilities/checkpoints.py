@@ -1,4 +1,4 @@
-"""What a framework can compute again: whole modules, by a function of its own."""
+"""Modules that a framework computes again in backward, by a function of its own."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -23,15 +23,15 @@ class Region:
     def __init__(self, name: str) -> None:
         self.name = name
         self.fate = CHECKPOINTED
-        """What the plan of the step does with it, unless it is refused."""
+        """Its treatment in the plan of the step, unless it is refused."""
         self.refusal: str | None = None
         """Why it is not computed again; empty if it is; None before its first call."""
         self.written: tuple[str, ...] = ()
         """Names of its buffers that a call writes, which computing it again must not."""
         self.saved_bytes = 0
-        """What it saves beside its arguments and weights where it is not computed again."""
+        """Bytes that it saves beside its arguments and weights where it is not computed again."""
         self.seconds = 0.0
-        """What its shortest call took on this thread."""
+        """Duration of its shortest call on this thread."""
 
     @property
     def is_wanted(self) -> bool:
@@ -44,11 +44,11 @@ class Region:
         return self.refusal == ""
 
     def judged(self, refusal: str, written: tuple[str, ...] = (), saved_bytes: int = 0) -> None:
-        """Note what the proof has found."""
+        """Note the result of the proof."""
         self.refusal, self.written, self.saved_bytes = refusal, written, saved_bytes
 
     def planned(self, fate: str) -> None:
-        """Note what the plan of the next step does with it."""
+        """Note its treatment in the plan of the next step."""
         self.fate = fate
 
     def took(self, seconds: float) -> None:
@@ -61,16 +61,17 @@ class SupportsCheckpoints(Protocol):
     """A backend whose framework computes modules again in backward, so that hooks around see their inputs alone."""
 
     def is_checkpointed(self) -> bool:
-        """Return whether somebody else computes again, in backward, what this thread computes now."""
+        """Return whether somebody else computes again, in backward, the present work of this thread."""
         ...
 
     def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
         """Compute each call of a module again in backward until the returned function is called.
 
-        The first call proves the module: what cannot be repeated to the bit is noted in the region and called as ever.
+        The first call proves the module: a module that cannot be repeated to the bit is noted in the region and called
+        as ever.
 
         Args:
             module: a block of a model.
-            region: returns what is known of it.
+            region: returns its record.
         """
         ...

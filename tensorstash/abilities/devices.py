@@ -1,4 +1,4 @@
-"""What devices can do: run codecs where the tensor is, and copy beside the computation."""
+"""Abilities of devices: codecs that run where the tensor is, and copies beside the computation."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Kernel(Protocol[T]):
     """A codec that runs where the tensor is, for tensors of one spec. Thread-safe, stateless.
 
-    It means what the codec means, within the codec's bound; its payloads are its own and are only ever decoded by an
+    It has the meaning of the codec, within the codec's bound; its payloads are its own and are only ever decoded by an
     equal kernel. Where a device has streams it launches on the current one, without waiting for the device, and it is
     indifferent to gradient recording, autocast and the user's random state.
     """
@@ -36,7 +36,7 @@ class Kernels(Protocol[T]):
     """The codecs of a backend that run where the tensor is. Thread-safe."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[T] | None:
-        """Return what runs ``codec`` on the device of ``spec``, or None if only the codec itself can.
+        """Return the kernel that runs ``codec`` on the device of ``spec``, or None if only the codec itself can.
 
         Asked once per codec and spec.
 
@@ -94,7 +94,7 @@ class Stream(Protocol):
         ...
 
     def wait(self, event: Any, /) -> None:
-        """Let what is submitted from now on begin only after ``event``, of any stream of the same framework."""
+        """Let later work begin only after ``event``, of any stream of the same framework."""
         ...
 
 
@@ -124,7 +124,7 @@ class Streams(Protocol[T]):
         ...
 
     def on_device(self, device: str, /) -> AbstractContextManager[Any]:
-        """Return what makes a device this thread's own until a block ends, so that no other one is touched."""
+        """Return a context manager that makes a device current on this thread, so that no other one is touched."""
         ...
 
     def empty(self, spec: TensorSpec, /) -> T:
@@ -148,7 +148,7 @@ class Streams(Protocol[T]):
         ...
 
     def use_in(self, tensor: T, stream: Any, /) -> None:
-        """Let the tensor's memory, once it is freed, wait for what ``stream`` has been given until then.
+        """Let the tensor's memory, once it is freed, wait for the work that ``stream`` has by then.
 
         Does nothing for the stream that the memory belongs to.
         """

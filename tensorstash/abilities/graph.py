@@ -1,4 +1,4 @@
-"""What a framework tells of its graph and its memory beyond what every backend says."""
+"""Optional knowledge of a framework's graph and memory."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +16,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 class SupportsHolders(Protocol[T_contra]):
     """A backend whose framework tells how many objects hold a memory.
 
-    Under one that does not, the bytes of what is stashed are copied before ``pack`` returns.
+    Under one that does not, the stashed bytes are copied before ``pack`` returns.
     """
 
     def holders(self, tensor: T_contra, /) -> int:
@@ -38,7 +38,7 @@ class SupportsHolders(Protocol[T_contra]):
 
 @runtime_checkable
 class SupportsWriters(Protocol):
-    """A backend whose framework tells which operations write into what they have saved, without a new version."""
+    """A backend whose framework tells which operations write into their saved tensors without a new version."""
 
     def may_write(self) -> bool:
         """Whether the operation whose backward asks for a saved tensor on this thread may write into it."""
@@ -66,11 +66,11 @@ class SupportsImagining(Protocol):
     def imagining(
         self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], /
     ) -> AbstractContextManager[tuple[Callable[[], Any], Callable[[Any], bool]]]:
-        """Return what calls a model on imagined weights and inputs, and what tells whether a tensor is a weight.
+        """Return a call of a model on imagined weights and inputs, and a test whether a tensor is a weight.
 
         Args:
             model: stays as it is.
-            inputs: what it is called with.
+            inputs: positional arguments.
             named: the same, by name.
 
         Raises:
@@ -88,7 +88,7 @@ class SupportsRecording(Protocol):
     """A backend whose framework can be told to record no gradients, as for evaluation."""
 
     def is_recording(self) -> bool:
-        """Whether this thread records what it computes, so that autograd saves tensors."""
+        """Whether this thread records its operations, so that autograd saves tensors."""
         ...
 
 
@@ -115,13 +115,13 @@ class SupportsDemand(Protocol):
 
 
 class Readers(Protocol[T_contra]):
-    """Finds in the graph, while one thread records it, which operation has saved what.
+    """Finds in the graph, while one thread records it, which operation has saved which tensor.
 
     It keeps nothing of the graph alive.
     """
 
     def visit(self, tensor: T_contra, /) -> Iterable[tuple[Any, Demand]]:
-        """Return handles on the way to a tensor that is being packed, with what their readers need.
+        """Return handles on the way to a tensor that is being packed, with the demands of their readers.
 
         Each is returned once; those that ``tensor`` itself was computed from, perhaps more often.
         """
@@ -130,10 +130,10 @@ class Readers(Protocol[T_contra]):
 
 @runtime_checkable
 class SupportsReaders(Protocol[T_contra]):
-    """A backend whose framework shows, after ``pack``, which operation has saved what ``pack`` returned."""
+    """A backend whose framework shows, after ``pack``, which operation has saved a handle."""
 
     def readers(self, is_ours: Callable[[object], bool], /) -> Readers[T_contra]:
-        """Return what finds the readers of handles in the graph that this thread records from now on.
+        """Return the search for readers of handles in the graph that this thread records from now on.
 
         Args:
             is_ours: whether an object is a handle whose reader is wanted.
@@ -141,7 +141,7 @@ class SupportsReaders(Protocol[T_contra]):
         ...
 
     def running_demand(self, handle: object, /) -> Demand | None:
-        """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
+        """Return the demand of the operation whose backward runs on this thread; None if none runs."""
         ...
 
 
@@ -150,7 +150,7 @@ class SupportsSharedMemory(Protocol[T_co]):
     """A backend that puts tensors of the host side by side into one memory, as views of one tensor are."""
 
     def place(self, data: Array, spec: TensorSpec, memory: Array, start: int, /) -> T_co:
-        """Return what :meth:`Backend.from_host` does, but in ``memory`` from a byte on.
+        """Return the tensor of :meth:`Backend.from_host`, but in ``memory`` from a byte on.
 
         The tensor keeps the memory alive, and has an in-place version of its own.
         """
@@ -169,5 +169,5 @@ class SupportsStorageRelease(Protocol):
     """A backend that has to hold memory to know it again when it is saved once more."""
 
     def release_storages(self, most_bytes: int, /) -> None:
-        """Release what was saved first, beyond so many bytes; the newest may be larger, except on a device with 0."""
+        """Release the oldest saved tensors beyond so many bytes; the newest may be larger, unless it is 0."""
         ...

@@ -1,4 +1,4 @@
-"""How a saved tensor is made again, and what a backend offers for that."""
+"""Recipes of saved tensors, and the ability of a backend to run them."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -19,11 +19,11 @@ class Leaf(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How one tensor is made again: operations to run, and what on. Holds no node of a graph and no activation.
+    """How one tensor is made again: operations to run, and their inputs. Holds no node of a graph and no activation.
 
     Args:
         rule: the rules that it follows, for statistics and messages, such as ``"cast(layer_norm)"``.
-        operation: what :meth:`Producers.run` does; equal for recipes that run the same operations in the same way.
+        operation: number for :meth:`Producers.run`; equal for recipes that run the same operations in the same way.
         inputs: for each value that it needs, the handle of a saved tensor, or a :class:`Leaf`.
         depth: operations that are run one after the other; views count for nothing.
         settings: of the program when the tensor was made, as far as the bits depend on them; None where they do not.
@@ -39,15 +39,15 @@ class Recipe(NamedTuple):
 
 
 class Producers(Protocol[T]):
-    """What made saved tensors, and how to make them again. Thread-safe; keeps nothing of a graph alive.
+    """The producers of saved tensors, and recipes to make them again. Thread-safe; keeps nothing of a graph alive.
 
-    What it runs neither records gradients nor follows autocast, and leaves alone whatever is the user's; but for
+    A recipe neither records gradients nor follows autocast, and leaves alone whatever is the user's; but for
     settings on which the bits depend, which are those of the recipe meanwhile.
     """
 
     @property
     def lacks(self) -> str:
-        """Why nothing can be made again with what is installed, and what to do; empty if tensors can."""
+        """The reason why nothing can be made again with the installed versions, and the cure; empty if tensors can."""
         ...
 
     def note(self, tensor: T, spec: TensorSpec, handle: Any, /) -> None:
@@ -56,7 +56,7 @@ class Producers(Protocol[T]):
         Args:
             tensor: as ``pack`` got it.
             spec: of it.
-            handle: what ``pack`` is about to return for it; can be referred to weakly.
+            handle: the result that ``pack`` is about to return for it; can be referred to weakly.
         """
         ...
 
@@ -74,7 +74,7 @@ class Producers(Protocol[T]):
         ...
 
     def recipe(self, tensor: T, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
-        """Return how :meth:`whole` of a tensor is made again from handles that are noted, or saved by what made it.
+        """Return how :meth:`whole` of a tensor is made again from handles that are noted, or saved by its producer.
 
         Args:
             tensor: as ``pack`` got it.
@@ -90,7 +90,7 @@ class Producers(Protocol[T]):
     def narrowed(self, tensor: T, spec: TensorSpec, /) -> tuple[Recipe, T] | None:
         """Return a smaller tensor with all that :meth:`whole` of a tensor holds, and how that is made of it again.
 
-        That is so for what came out of a narrower element type, which the graph tells and nobody has to look for.
+        That is so for the result of a narrower element type, which the graph tells and nobody has to look for.
 
         Args:
             tensor: as ``pack`` got it.
@@ -111,19 +111,19 @@ class Producers(Protocol[T]):
 
         Args:
             recipe: of this backend.
-            values: for each of its inputs, what the handle stands for, or the leaf; only read.
+            values: for each of its inputs, the tensor behind the handle, or the leaf; only read.
             spec: of the whole tensor.
         """
         ...
 
     def part(self, whole: T, spec: TensorSpec, /) -> T:
-        """Return what shares memory and version with ``whole``, and has the layout of ``spec`` in its storage."""
+        """Return an alias of ``whole``, with its version and with the layout of ``spec`` in its storage."""
         ...
 
     def are_there(self, tensors: Sequence[T], /) -> bool:
         """Whether tensors have their memory now, which no other process shares: trainers free parameters for a while.
 
-        An operation outside of such a module may save what the module returns. Its backward comes before that of the
+        An operation outside of such a module may save the module's result. Its backward comes before that of the
         module, and so before the parameters are gathered again: then nothing can be made of them.
         """
         ...
@@ -144,7 +144,7 @@ class Producers(Protocol[T]):
         ...
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
-        """Raise what ``refuse`` returns if two digests differ: now, or where that would wait for a device, when the
+        """Raise the error of ``refuse`` if two digests differ: now, or where that would wait for a device, when the
         running backward ends, out of the call that has started it."""
         ...
 
@@ -153,20 +153,20 @@ class Producers(Protocol[T]):
         ...
 
     def random_state(self, tensor: T, /) -> Hashable:
-        """Return what changes when numbers are drawn from the user's generators of the tensor's device."""
+        """Return a value that changes when numbers are drawn from the user's generators of the tensor's device."""
         ...
 
     def set_random_state(self, tensor: T, state: Any, /) -> None:
-        """Put the user's generators back to what :meth:`random_state` has returned."""
+        """Put the user's generators back to a result of :meth:`random_state`."""
         ...
 
 
 @runtime_checkable
 class SupportsProducers(Protocol[T]):
-    """A backend whose framework tells inside ``pack`` which operation made a tensor, and of what."""
+    """A backend whose framework tells inside ``pack`` which operation made a tensor, and its inputs."""
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers[T]:
-        """Return what makes tensors again, for one session.
+        """Return the producers that make tensors again, for one session.
 
         Args:
             is_ours: whether an object is a handle that a recipe may have for an input.

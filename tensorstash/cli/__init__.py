@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).resolve().parent
 
 
 def usage() -> str:
-    """Return what can be typed; imports no verb."""
+    """Return the verbs and their usage; imports no verb."""
     width = max(map(len, VERBS))
     lines = [f"  {verb:<{width}}  {_docstring(verb).partition(chr(10))[0]}" for verb in VERBS]
     return "\n".join(
@@ -40,7 +40,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line asks for, and return the exit status.
+    """Run the verb of the command line, and return the exit status.
 
     Words that begin with no verb are a program to run.
 

@@ -1,4 +1,4 @@
-"""Look for what keeps tensorstash from saving memory on this machine, and say what to do about it."""
+"""Find causes that keep tensorstash from saving memory on this machine, and name the cures."""
 
 import argparse
 import ctypes

@@ -3,8 +3,8 @@
 tensorstash run [--policy LINE|FILE] [--budget SIZE] [--stats FILE] SCRIPT|-m MODULE|-c CODE [ARGUMENT ...]
 
 Starts `python SCRIPT ...` in the environment that tensorstash.allocator.advised_environment gives, and says on
-standard error what was set. The process is replaced, with its number, standard streams and exit status; options of
-this Python, such as `-X dev`, hold for it, too.
+standard error which variables it set. The process is replaced, with its number, standard streams and exit status;
+options of this Python, such as `-X dev`, hold for it, too.
 
 With a policy or a budget, or with the variables TENSORSTASH_POLICY and TENSORSTASH_BUDGET, every tensor that the main
 thread of the program saves follows it, from the moment that PyTorch or PaddlePaddle is imported: for scripts that

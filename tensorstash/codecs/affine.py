@@ -37,8 +37,8 @@ class Affine:
     ``float32`` (``float64`` for ``float64``) and rounded to the dtype of the tensor. Codes of 4 and 2 bits are those of
     8 bits rounded once more, which adds 1/34 and 1/170 of a scale to the error. Constant groups come back equal; the
     sign of a zero is lost. NaNs and infinities come back as such: a group that holds one gives up its last three
-    codes for them, which leaves a single code, for the middle of its range, where there are four. What is beyond
-    2**126 comes back as that, and a range below 2**-100 as its lower end (``float64``: 2**1022 and 2**-1000).
+    codes for them, which leaves a single code, for the middle of its range, where there are four. A number beyond
+    2**126 comes back as 2**126, and a range below 2**-100 as its lower end (``float64``: 2**1022 and 2**-1000).
 
     The size of a payload is a function of the spec alone, so that a device can make one without being waited for. A
     tensor that would not get smaller is passed on untouched and without a copy.
@@ -117,7 +117,8 @@ class Affine:
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the largest absolute error of each element: half a scale to nearest, one in stochastic rounding.
 
-        On top comes what the arithmetic and the dtype of the result lose; 0 for constant groups, NaNs and infinities.
+        On top comes the rounding of the arithmetic and of the result's dtype; 0 for constant groups, NaNs and
+        infinities.
         """
         check_data(self, data, spec)
         arithmetic = Arithmetic.of(spec.dtype)

@@ -20,8 +20,8 @@ _SOURCES = ("float16", "bfloat16", "float32", "float64")
 class AsType:
     """Store floats rounded to a narrower format, to nearest even, as frameworks round.
 
-    ``float64`` is rounded to ``float32`` first, as frameworks do. NaNs stay NaN, infinities stay infinite, and what
-    is too large for the format becomes infinity. ``float8_e4m3fn`` has no infinity: there, all of that becomes 448,
+    ``float64`` is rounded to ``float32`` first, as frameworks do. NaNs stay NaN, infinities stay infinite, and numbers
+    too large for the format become infinity. ``float8_e4m3fn`` has no infinity: there, all of that becomes 448,
     its largest number, as in PyTorch.
 
     Args:
@@ -79,8 +79,8 @@ class AsType:
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the largest absolute error of each element: half the distance of its neighbours in the format.
 
-        For what ``float8_e4m3fn`` saturates, the distance to 448; infinite for other finite elements that become
-        infinite; 0 for infinities and NaNs that come back as such.
+        For numbers that ``float8_e4m3fn`` saturates, the distance to 448; infinite for other finite elements that
+        become infinite; 0 for infinities and NaNs that come back as such.
         """
         check_data(self, data, spec)
         target = FORMATS[self.dtype]

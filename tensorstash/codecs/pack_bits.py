@@ -40,7 +40,7 @@ class PackBits:
         return spec.kind == "bool"
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return a run of bytes, whose length depends on what the tensor holds."""
+        """Return a run of bytes, whose length depends on the elements."""
         return opaque_bytes(spec)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:

@@ -41,7 +41,7 @@ class Shuffle:
         """Return the planes in fresh memory.
 
         Raises:
-            CodecError: ``data`` is not what ``spec`` says, or its elements are single bytes.
+            CodecError: ``data`` does not match ``spec``, or its elements are single bytes.
         """
         check_data(self, data, spec)
         elements = as_bytes(data).reshape(spec.numel, spec.itemsize)

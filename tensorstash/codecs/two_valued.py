@@ -48,7 +48,7 @@ class TwoValued:
         return spec.itemsize <= 8 and spec.shape != (-1,)
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return a run of bytes, whose length depends on what the tensor holds."""
+        """Return a run of bytes, whose length depends on the elements."""
         return opaque_bytes(spec)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:

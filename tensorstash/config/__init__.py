@@ -1,7 +1,7 @@
 """Policies as plain data: dictionaries, TOML, JSON and YAML files, one line of text.
 
-The wire form of a component is flat: its name and its fields, as in ``{"name": "quantize", "bits": 4}``. What a field
-may hold follows from its annotation, so that plug-ins write nothing: bool, int, float, str, Literal, None, a component
+The wire form of a component is flat: its name and its fields, as in ``{"name": "quantize", "bits": 4}``. The values
+of a field follow from its annotation, so that plug-ins write nothing: bool, int, float, str, Literal, None, a component
 (``Codec``, ``StoreConfig``, ``Selector``, ``HookPolicy``), a dataclass of such fields, unions of these, and tuples
 ``tuple[X, ...]``.
 
@@ -19,7 +19,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from tensorstash.config import fields as _fields  # noqa: F401  (for what it attaches)
+from tensorstash.config import fields as _fields  # noqa: F401  (attaches methods)
 from tensorstash.config.files import SETTINGS, read_table
 from tensorstash.config.reading import read_policy
 from tensorstash.config.text import written
@@ -95,7 +95,7 @@ def load(source: str | os.PathLike[str] | BinaryIO) -> HookPolicy:
         use = "quantize:bits=4 | disk_spill:directory=/nvme/scratch,budget=40GiB"
 
     Args:
-        source: the path of a file (``.json``, ``.yaml`` and ``.yml`` are what they say, all else is TOML), or a file
+        source: the path of a file (``.json``, ``.yaml`` and ``.yml`` by their names, all else is TOML), or a file
             opened for reading bytes, which is left open.
 
     Raises:

@@ -23,5 +23,5 @@ def core_schema(cls: type[Policy], source: object, handler: object, /) -> dict[s
     }
 
 
-# Policies must not import what reads them.
+# Policies must not import their readers.
 Policy.__get_pydantic_core_schema__ = classmethod(core_schema)  # type: ignore[attr-defined]

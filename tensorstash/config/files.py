@@ -10,11 +10,11 @@ from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.registry import did_you_mean
 
 SETTINGS = ("policy", "limits", "min_bytes")
-"""What a file may hold."""
+"""Keys of a settings file."""
 
 
 def read_table(source: str | os.PathLike[str] | BinaryIO, known: tuple[str, ...]) -> tuple[str, Mapping[str, Any]]:
-    """Return what a file is called, for messages, and what it holds.
+    """Return the name of a file, for messages, and its table.
 
     Args:
         source: the path of a file, or a file opened for reading bytes, which is left open.

@@ -44,7 +44,7 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
     """Return a policy, given as one or as a line of text.
 
     Args:
-        policy: what a user has passed.
+        policy: as the user passed it.
         caller: who takes it, for the message.
 
     Raises:
@@ -235,7 +235,7 @@ def _is_required(field: Field[Any]) -> bool:
 
 @contextmanager
 def _place(path: str) -> Iterator[None]:
-    """Put the path in front of what the block raises."""
+    """Put the path in front of errors of the block."""
     try:
         yield
     except (ConfigError, MissingDependencyError) as error:

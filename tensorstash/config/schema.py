@@ -1,4 +1,4 @@
-"""What fields may hold: where components come from, and how messages name kinds of values."""
+"""Kinds of values of a field: the origin of components, and names for messages."""
 
 from dataclasses import fields, is_dataclass
 from types import UnionType
@@ -22,7 +22,7 @@ SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str:
 
 
 def in_words(annotation: Any) -> str:
-    """Say what a field of this annotation may hold; empty for what only Python code can give it.
+    """Return the kinds of values of an annotation, in words; empty where only Python code can give one.
 
     >>> in_words(int | str | None), in_words(tuple[Selector, ...])
     ('a whole number or text', 'a list of: a selector (a table with a name, or text)')

@@ -8,7 +8,7 @@
     value  = plain | '"' any '"' | "'" any "'"
 
 A plain value holds no comma, vertical bar or quotation mark; between quotation marks everything is plain, and the
-mark itself is doubled. Spaces around each part do not count. What a value means is up to the field it is for:
+mark itself is doubled. Spaces around each part do not count. A value gets its meaning from its field:
 ``4`` is a number for ``bits`` and a text for ``directory``. Lists have no one-line form.
 """
 
@@ -31,7 +31,7 @@ def split_steps(line: str, path: str) -> list[dict[str, str]]:
     """Return the steps of a line, each with its name under ``"name"`` and its values as :class:`Text`.
 
     Args:
-        line: what the user wrote.
+        line: as the user wrote it.
         path: where the line stands, for messages.
 
     Raises:
@@ -46,7 +46,7 @@ def split_steps(line: str, path: str) -> list[dict[str, str]]:
 
 
 def written(table: Mapping[str, Any], path: str) -> str:
-    """Return the line that describes what a table does.
+    """Return the line that describes a table.
 
     Args:
         table: the plain form of a policy.

@@ -23,11 +23,11 @@ class StashCallback(StashesTraining):
     _accelerator: Any = None
 
     def prepare(self, accelerator: Any, model: Any, *others: Any, **options: Any) -> Any:
-        """Return what ``accelerator.prepare(model, *others)`` does, with the model wrapped.
+        """Return the result of ``accelerator.prepare(model, *others)``, with the model wrapped.
 
         Args:
             accelerator: an ``Accelerator``.
-            model: what is trained, unwrapped by :meth:`remove`.
+            model: trained under the policy, unwrapped by :meth:`remove`.
             others: optimizers, loaders and schedulers, as ``prepare`` takes them.
             options: of ``prepare``, such as ``device_placement``.
 

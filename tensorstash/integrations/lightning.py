@@ -14,7 +14,7 @@ with needs("lightning"):
 
 
 class StashCallback(StashesTraining, Callback):
-    """Fits under a policy, and logs what it does per step to every logger of the trainer.
+    """Fits under a policy, and logs its numbers per step to every logger of the trainer.
 
     Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """
@@ -24,7 +24,7 @@ class StashCallback(StashesTraining, Callback):
         self._begin(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log what the batch has done."""
+        """Log the numbers of the batch."""
         self._step()
         scalars = self.scalars()
         if scalars:

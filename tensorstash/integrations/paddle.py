@@ -14,7 +14,7 @@ with needs("'tensorstash[paddle]'"):
 
 
 class StashCallback(StashesTraining, Callback):
-    """Fits under a policy, and adds what it does per step to what the callbacks behind it log.
+    """Fits under a policy, and adds its numbers per step to the logs of the callbacks behind it.
 
     Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """
@@ -22,11 +22,11 @@ class StashCallback(StashesTraining, Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Wrap the network, and tell the loggers of more metrics."""
         self._begin(self.model.network)
-        # What has the list already (the bar of progress, VisualDL, W&B) logs those of it that it is given.
+        # Callbacks that have the list already (the bar of progress, VisualDL, W&B) log its names as they come.
         self.params["metrics"] += [name for name in NAMES if name not in self.params["metrics"]]
 
     def on_train_batch_end(self, step: int, logs: Any = None) -> None:
-        """Add what the batch has done."""
+        """Add the numbers of the batch."""
         self._step()
         if logs is not None:
             logs.update(self.scalars())

@@ -20,11 +20,11 @@ __all__ = ["LogsStash", "StashCallback"]
 class StashCallback(StashesTrainer, TrainerCallback):
     """Trains under a policy: the model is wrapped when training begins, however the trainer has prepared it.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; what is logged, of
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; the log is that of
     :class:`~tensorstash.integrations.trainer.StashesTrainer`.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Wrap the model; the trainer calls what a model with adapters is made of, and not that model."""
+        """Wrap the model; the trainer calls the inner model of a model with adapters, and not that model."""
         model = kwargs["model"]
         super().on_train_begin(args, state, control, model=model.model if isinstance(model, LoRAModel) else model)

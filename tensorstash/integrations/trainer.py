@@ -1,4 +1,4 @@
-"""What the callbacks of trainers have in common that are called as those of Transformers are."""
+"""The common part of callbacks for trainers with the interface of Transformers."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from tensorstash.integrations.training import StashesTraining
 
 
 class StashesTrainer(StashesTraining):
-    """Wraps the model when training begins, however the trainer has prepared it, and adds to what is logged.
+    """Wraps the model when training begins, however the trainer has prepared it, and adds to the log.
 
-    What the policy does per step goes into ``log_history``, where the trainer keeps one, and to what prints. Reporters
-    (TensorBoard, W&B) have their turn before any callback of the user: for them, derive the trainer from
+    The policy's numbers per step go into ``log_history``, where the trainer keeps one, and to the printed log.
+    Reporters (TensorBoard, W&B) have their turn before any callback of the user: for them, derive the trainer from
     :class:`LogsStash` too.
 
     Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
@@ -24,7 +24,7 @@ class StashesTrainer(StashesTraining):
         self._step()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add what a step has done to what is logged about training."""
+        """Add the numbers of a step to the log of training."""
         if "loss" in kwargs["logs"]:
             scalars = self.scalars()
             kwargs["logs"].update(scalars)
@@ -37,7 +37,7 @@ class StashesTrainer(StashesTraining):
 
 
 class LogsStash:
-    """Put in front of a trainer, sends what its ``StashCallback`` did per step to every reporter.
+    """Put in front of a trainer, sends the numbers of its ``StashCallback`` per step to every reporter.
 
     ::
 
@@ -47,7 +47,7 @@ class LogsStash:
     callback_handler: Any
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log also what a step has done under the policy."""
+        """Log also the policy's numbers of a step."""
         if "loss" in logs:
             for callback in self.callback_handler.callbacks:
                 if isinstance(callback, StashesTrainer):

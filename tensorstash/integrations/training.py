@@ -25,7 +25,7 @@ class StashesTraining:
     The model is wrapped when training begins, and unwrapped when it ends.
 
     Args:
-        policy: what happens to each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
+        policy: treatment of each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
         budget: bytes of saved tensors that may stay; as for :func:`~tensorstash.wrap`.
         limits: byte budgets of work under way, and the timeout.
         min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.

@@ -17,6 +17,6 @@ __all__ = ["LogsStash", "StashCallback"]
 class StashCallback(StashesTrainer, TrainerCallback):
     """Trains under a policy: the model is wrapped when training begins, however the trainer has prepared it.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; what is logged, of
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; the log is that of
     :class:`~tensorstash.integrations.trainer.StashesTrainer`.
     """

@@ -12,10 +12,10 @@ from tensorstash.kernels.groups import Groups
 from tensorstash.spec import DTYPES
 
 QUANTIZED = frozenset({"float32", "bfloat16", "float16"})
-"""What is quantized in compiled code: what is computed in ``float32``."""
+"""Dtypes that are quantized in compiled code: those that compute in ``float32``."""
 
 CONVERTED = frozenset({"bfloat16", "float16"})
-"""What is converted from and to ``float32`` in compiled code."""
+"""Dtypes that are converted from and to ``float32`` in compiled code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ def seed_word(seed: int) -> int:
 
 
 def group_keys(low: Array, scale: Array, word: int) -> Array:
-    """Return what sets the random bits of each group apart from those of groups with another range.
+    """Return seeds that set the random bits of each group apart from those of groups with another range.
 
     Two tensors, or one tensor at two steps, are not rounded by the same bits.
 

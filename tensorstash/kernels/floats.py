@@ -21,7 +21,7 @@ class FloatFormat:
         mantissa: stored bits of the fraction.
         exponent: lowest exponent of a normal number.
         largest: largest finite number.
-        overflow: bits of what larger numbers become, and of infinity.
+        overflow: bits of the result for larger numbers, and of infinity.
         nan: bits of the NaN that NaNs become.
     """
 
@@ -44,13 +44,13 @@ class FloatFormat:
 
     @property
     def threshold(self) -> float:
-        """Half way from the largest finite number to what would be the next."""
+        """Half way from the largest finite number to the number that would be next."""
         step = 2.0 ** (frexp(self.largest)[1] - 1 - self.mantissa)
         return self.largest + step / 2
 
     @property
     def saturates(self) -> bool:
-        """Whether the format has no infinity, so that what is too large becomes its largest number."""
+        """Whether the format has no infinity, so that a number too large becomes its largest."""
         return self.overflow == self.nan - 1
 
 

@@ -137,5 +137,5 @@ def _ones(packed: Array, start: int, count: int) -> Array:
 
 
 def _places(mask: Array, start: int, count: int) -> Array:
-    # A block at a time: eight bytes of index per element are larger than what they save.
+    # A block at a time: eight bytes of index per element are larger than the bytes that they save.
     return np.flatnonzero(_ones(mask, start, count).view(np.bool_))

@@ -18,7 +18,7 @@ error of 4 bits, and 1/170 to that of 2."""
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """What the format that is computed in makes possible.
+    """The limits of the format of the arithmetic.
 
     Args:
         dtype: its NumPy name.
@@ -38,7 +38,7 @@ class Arithmetic:
 
     @classmethod
     def of(cls, dtype: str) -> "Arithmetic":
-        """Return what tensors of a dtype are computed in: ``float64`` in itself, anything else in ``float32``."""
+        """Return the arithmetic of a dtype: ``float64`` in itself, anything else in ``float32``."""
         if dtype == "float64":
             return cls("float64", 2.0**-53, 1.5 * 2.0**52, 2.0**1022, 2.0**-1000)
         return cls("float32", 2.0**-24, 1.5 * 2.0**23, 2.0**126, 2.0**-100)
@@ -70,7 +70,7 @@ class Grid:
             extent: of the groups.
             bits: of a code; the scale is a multiple of that of 8 bits, but where :data:`SPECIALS` take codes.
             highest: code that ``inverse`` leads to, where :data:`SPECIALS` take none.
-            arithmetic: what is computed in.
+            arithmetic: format of the computation.
         """
         number = extent.low.dtype.type
         span = extent.high - extent.low
@@ -93,7 +93,7 @@ class Extent:
 
     Args:
         special: which groups hold a NaN or an infinity; None if none does.
-        elements: what is rounded in place of the elements: held to the limit, and finite; None if they are that.
+        elements: rounded in place of the elements: held to the limit, and finite; None if they are that.
     """
 
     low: Array

@@ -1,4 +1,4 @@
-"""What the user selects: frozen values that plan for each saved tensor, and compose with ``|``."""
+"""Policies: frozen values that plan for each saved tensor, and compose with ``|``."""
 
 from tensorstash.policies.checkpoint import Checkpoint
 from tensorstash.policies.encoding import Cast, Compress, Encode, PackMasks, Quantize

@@ -1,4 +1,4 @@
-"""Policies that say what payloads look like."""
+"""Policies that encode payloads."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
@@ -23,7 +23,7 @@ class Encode(Policy):
     In text and in configuration files the name of a codec alone is enough.
 
     Args:
-        codec: what to run; payloads stay where it ran.
+        codec: to run; payloads stay where it ran.
 
     Raises:
         ConfigError: it is not a codec.
@@ -127,7 +127,7 @@ class Cast(Policy):
     """Floating-point payloads become floating-point numbers of fewer bits (lossy); others are left alone.
 
     Args:
-        dtype: what they are held as: ``"bfloat16"``, ``"float16"``, ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
+        dtype: held in place of theirs: ``"bfloat16"``, ``"float16"``, ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
 
     Raises:
         ConfigError: another dtype.
@@ -154,7 +154,7 @@ class PackMasks(Policy):
     """Masks become one bit per element; others are left alone.
 
     Masks are booleans and, in host memory, floating-point numbers of two values, such as the scales that dropout saves
-    on the CPU: those are told by their content, bit for bit. What a later step encodes is left to that one.
+    on the CPU: those are told by their content, bit for bit. A mask that a later step encodes is left to that one.
 
     >>> PackMasks() | Cast("bfloat16")
     Chain(steps=(PackMasks(), Cast(dtype='bfloat16')))

@@ -12,7 +12,7 @@ from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_budget, parse_bytes
 
 AUTO = "auto"
-"""For a number of bytes under way: a share of what a step saves."""
+"""For a number of bytes under way: a share of the saved bytes of a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ def limits_of(limits: object, caller: str) -> Limits:
     """Return limits that a user has passed.
 
     Args:
-        limits: what was passed.
+        limits: as passed.
         caller: who takes it, for the message.
 
     Raises:

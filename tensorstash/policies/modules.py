@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from tensorstash.errors import ConfigError
 
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""What the compiler, sharding and checkpointing put between a module and its name; nobody else calls a module so."""
+"""Names that the compiler, sharding and checkpointing put between a module and its name, and nobody else."""
 
 _OUTERMOST = ("module.", "base_model.model.")
-"""What data parallelism and adapters put around a whole model."""
+"""Names that data parallelism and adapters put around a whole model."""
 
 _SHOWN = 12
 
@@ -18,7 +18,7 @@ _SHOWN = 12
 def named_for(patterns: Iterable[str], names: Iterable[str], *, path: str = "module_names.patterns") -> dict[str, str]:
     """Return the modules that patterns mean, each with the name under which the patterns know it.
 
-    Patterns see through what trainers put around models and modules, unless they name that too.
+    Patterns see through the names that trainers put around models and modules, unless they name those too.
 
     Args:
         patterns: shell-style, as of :class:`~tensorstash.policies.selectors.ModuleNames`.

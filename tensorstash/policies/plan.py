@@ -1,4 +1,4 @@
-"""The algebra of policies: a plan says what becomes of one saved tensor, and plans compose."""
+"""The algebra of policies: a plan treats one saved tensor, and plans compose."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -29,7 +29,7 @@ class Rebuilding:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of one saved tensor: codecs to run in order, then the store to put the payload into.
+    """The treatment of one saved tensor: codecs to run in order, then the store for the payload.
 
     ``Plan()`` keeps the tensor and is the neutral element of :meth:`then`. A plan with codecs and no store leaves the
     payload where the last codec ran.
@@ -73,19 +73,19 @@ class Plan:
 
     @property
     def rest(self) -> "Plan":
-        """What becomes of a tensor that cannot be made again."""
+        """The treatment of a tensor that cannot be made again."""
         return self if self.rebuilding is None else replace(self, rebuilding=None)
 
     @property
     def is_lossless(self) -> bool:
-        """Whether what comes back is equal to the bit."""
+        """Whether tensors come back equal to the bit."""
         return all(codec.lossless for codec in self.codecs)
 
     def within(self, demand: Demand, /) -> "Plan":
         """Return this plan, or the one without codecs if theirs is not the kind of error that a reader can take.
 
         Args:
-            demand: what backward needs of the tensor.
+            demand: of backward, for the tensor.
 
         >>> from tensorstash.codecs import Affine, AsType
         >>> Plan((Affine(),)).within("relative").keeps, Plan((AsType(dtype="bfloat16"),)).within("relative").keeps
@@ -121,7 +121,7 @@ class Plan:
 
 @runtime_checkable
 class HookPolicy(Protocol):
-    """What the user selects: a frozen, framework-agnostic value that plans for each saved tensor.
+    """A frozen, framework-agnostic value that plans for each saved tensor.
 
     >>> from tensorstash.policies import Compress
     >>> isinstance(Compress(), HookPolicy), isinstance("compress", HookPolicy)
@@ -131,7 +131,7 @@ class HookPolicy(Protocol):
     name: ClassVar[str]
 
     def plan(self, spec: TensorSpec, /) -> Plan:
-        """Return what becomes of a tensor of this spec; pure, so that the answer can be remembered per spec."""
+        """Return the plan of a tensor of this spec; pure, so that the answer can be remembered per spec."""
         ...
 
     def alternatives(self) -> tuple[Plan, ...]:

@@ -16,7 +16,7 @@ PROBES: tuple[TensorSpec, ...] = tuple(
     for device in ("cpu", "cuda:0")
     for dtype in DTYPES
 )
-"""Tensors that stand for all others when a policy is asked what it can do: every dtype, on the host and elsewhere."""
+"""Tensors that stand for all others when a policy is tested: every dtype, on the host and elsewhere."""
 
 T = TypeVar("T")
 
@@ -40,10 +40,10 @@ class Policy(ABC):
 
     @abstractmethod
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
-        """Return the plan that does ``plan`` and then what this policy adds; pure.
+        """Return the plan that does ``plan`` and then the steps of this policy; pure.
 
         Args:
-            plan: what the policies before this one decided for the same tensor; ``Plan()`` if there are none.
+            plan: of the policies before this one for the same tensor; ``Plan()`` if there are none.
             spec: the saved tensor itself, before any codec; selectors look at this.
 
         Raises:
@@ -51,7 +51,7 @@ class Policy(ABC):
         """
 
     def plan(self, spec: TensorSpec, /) -> Plan:
-        """Return what becomes of a tensor of this spec; pure."""
+        """Return the plan of a tensor of this spec; pure."""
         plan = self.extend(Plan(), spec)
         return Plan(reason="kept by policy") if plan.keeps and not plan.reason else plan
 
@@ -72,12 +72,12 @@ class Policy(ABC):
 
 @dataclass(frozen=True)
 class Chain(Policy):
-    """One policy after another, each working on what those before it left.
+    """One policy after another, each on the result of those before it.
 
     A step that has nothing to do for a tensor is skipped: an int64 index passes ``Quantize`` untouched and is still
     spilled by the step after it. Chains within chains are flattened. A chain is refused if one of its steps would be
-    left with nothing to do for every tensor by a step before it, or would work on what is on disk already; selectors
-    are not asked for that, so that each choice of a ``Route`` has to fit.
+    left with nothing to do for every tensor by a step before it, or would work on a payload that is on disk already;
+    selectors are not asked for that, so that each choice of a ``Route`` has to fit.
 
     Args:
         steps: policies in the order of packing; without any, tensors are kept.
@@ -117,18 +117,18 @@ def append(
     store: StoreConfig | None = None,
     reason: str = "",
 ) -> Plan:
-    """Return the plan that does ``plan``, then the codecs that accept what is there by then, then the store.
+    """Return the plan that does ``plan``, then the codecs that accept the result so far, then the store.
 
     Args:
-        plan: what the policies before decided.
+        plan: of the policies before.
         spec: the saved tensor itself, before any codec.
-        codecs: tried in order; one that does not accept what those before it made is left out.
+        codecs: tried in order; one that does not accept the result of those before it is left out.
         store: where the payload goes; None for "stays where it is".
         reason: why, should nothing be done for this tensor.
 
     Raises:
-        PlanError: a codec would have to work on what is on disk already, or the payload would move to a faster tier,
-            or from one disk store to another.
+        PlanError: a codec would have to work on a payload that is on disk already, or the payload would move to a
+            faster tier, or from one disk store to another.
 
     >>> from tensorstash.codecs import PackBits, Zstd
     >>> append(Plan(), PROBES[1], codecs=(PackBits(), Zstd(level=3)))  # PROBES[1] is int8
@@ -186,7 +186,7 @@ def require_policy(value: object, *, path: str) -> None:
         path: where the value stands, for the message, such as ``"route.otherwise"``.
 
     Raises:
-        ConfigError: it is not; the message says what to write for a class, a codec or a store.
+        ConfigError: it is not; the message has the spelling for a class, a codec or a store.
     """
     if isinstance(value, type):
         raise ConfigError(f"{path}: got the class {value.__name__}, expected a policy such as {value.__name__}()")
@@ -202,7 +202,7 @@ def require_policy(value: object, *, path: str) -> None:
 
 
 def built(policy: str, build: Callable[[], T]) -> T:
-    """Return what ``build`` returns: a codec or store, which judges the values that a policy hands on to it.
+    """Return the result of ``build``: a codec or store, which judges the values that a policy hands on to it.
 
     Raises:
         ConfigError: its own, with the name of the policy in front.
@@ -292,4 +292,4 @@ def _obstacle(before: HookPolicy, step: HookPolicy) -> str | None:
             return str(error)
         able |= bool(extend(step, Plan(), probe).codecs)
         works |= together.codecs != so_far.codecs
-    return None if works or not able else "what it would encode is encoded already"
+    return None if works or not able else "its input is encoded already"

@@ -1,4 +1,4 @@
-"""The policy that stores nothing of what can be made again."""
+"""The policy that runs cheap operations again in backward."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
@@ -42,8 +42,8 @@ DEPTH = 8
 class Recompute(Policy):
     """Tensors that one cheap operation makes again, bit for bit, of others that are saved anyway are not stored.
 
-    What is not made again is left to the other steps of the chain, which come behind this one. Under a lossy step, only
-    what is made of parameters and of tensors that come back exactly is, so that no error is ever widened.
+    All other tensors are left to the steps of the chain behind this one. Under a lossy step, only tensors made of
+    parameters and of exact tensors are made again, so that no error is ever widened.
 
     The first tensor of a kind is made again at once, and stored if it is not equal to the bit. All others are compared
     whole when backward needs them: a difference is a :class:`~tensorstash.errors.StashError`, and its kind is stored

@@ -18,7 +18,7 @@ class Rule:
 
     Args:
         when: which tensors, seen as they were saved, before any codec.
-        use: what becomes of them.
+        use: their policy.
 
     Raises:
         ConfigError: these are not a selector and a policy.

@@ -211,7 +211,7 @@ class Not(Predicate):
     """Tensors that the selector does not accept.
 
     Args:
-        selector: what to negate.
+        selector: to negate.
 
     Raises:
         ConfigError: it is not a selector.
@@ -239,7 +239,7 @@ def require_selector(value: object, *, path: str) -> None:
     """
     if isinstance(value, type):
         raise ConfigError(f"{path}: got the class {value.__name__}, expected an instance such as MinBytes('1 MiB')")
-    # A codec also has a name and says what it accepts.
+    # A codec also has a name and tells whether it accepts a spec.
     if not isinstance(value, Selector) or isinstance(value, Codec):
         raise ConfigError(f"{path}: got {value!r}, expected a selector such as MinBytes('1 MiB')")
     require_shallow(value, path=path)

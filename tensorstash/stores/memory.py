@@ -67,7 +67,7 @@ class MemoryStore:
         self._config = config
         self._budget = None if config.budget is None else parse_bytes(config.budget, path="memory.budget")
         self._arrays: dict[ref[_Slot], Array] = {}
-        self._most = 0  # bytes, or more: what was given back is counted where it matters
+        self._most = 0  # bytes, or more: bytes given back are counted where it matters
         self._closed = False
         self.after_fork()
         renew_after_fork(self)
@@ -127,7 +127,7 @@ class MemoryStore:
         """Drop every array; idempotent."""
         with self._lock:
             self._closed = True
-            # They go after the dictionary is empty: what else goes with them may be a slot that it still names.
+            # They go after the dictionary is empty: with them may go a slot that it still names.
             arrays = list(self._arrays.values())
             self._arrays.clear()
         del arrays

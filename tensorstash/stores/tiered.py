@@ -1,4 +1,4 @@
-"""Two stores as one: what does not fit the first goes to the second."""
+"""Two stores as one: payloads that do not fit the first go to the second."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +16,7 @@ class Tiered:
 
     Args:
         first: the preferred store; give it a budget, else the second is never used.
-        then: takes what does not fit.
+        then: takes the others.
 
     Raises:
         ConfigError: one of them is not the configuration of a store.
@@ -69,7 +69,7 @@ class TieredStore:
     """The live store of :class:`Tiered`. Thread-safe.
 
     Args:
-        config: what was opened.
+        config: of the store.
         first: owned by this store.
         then: owned by this store.
     """

@@ -1,4 +1,4 @@
-"""Checks of payloads, of what goes into them, and of the fields of codecs.
+"""Checks of payloads, of their sources, and of the fields of codecs.
 
 A payload never outlives its process, and stores verify their bytes. So payloads name no codec and no version: each
 codec tells its forms by their lengths, and checks these.

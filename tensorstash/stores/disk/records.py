@@ -1,4 +1,4 @@
-"""What a store on disk knows of one payload: the pieces it lies in, and who uses it."""
+"""The record of one payload on disk: its pieces, and its users."""
 
 import os
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Record:
 
 
 class Space(ref[Record]):
-    """What a store knows of a record: enough to take its space back when it has gone. Equal only to itself."""
+    """The space of a record, which the store takes back when the record has gone. Equal only to itself."""
 
     __slots__ = ("pieces",)
     __hash__ = object.__hash__
@@ -51,7 +51,7 @@ class Space(ref[Record]):
 
 
 def corrupt(record: Record, piece: Piece, found: Sequence[int]) -> CorruptDataError:
-    """Return the error for a piece whose sums are not those of what was put."""
+    """Return the error for a piece whose sums are not those of the put bytes."""
     number, got, expected = next(
         (number, got, expected)
         for number, (got, expected) in enumerate(zip(found, piece.digests, strict=True))

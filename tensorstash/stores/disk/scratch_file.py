@@ -2,7 +2,7 @@
 
 Where the system can make a file without a name (``O_TMPFILE``), nothing is ever left. Elsewhere the file is made in a
 fresh directory of mode 0700 and both names are removed at once. Where open files cannot lose their name, they keep it
-and a lock: the next start removes what a killed process has left, which it knows by the lock being free.
+and a lock: the next start removes the files of killed processes, whose locks are free.
 """
 
 import errno
@@ -66,7 +66,7 @@ def open_private_file(directory: str, calls: Syscalls) -> PrivateFile:
 
 
 def remove_stale(directory: str) -> None:
-    """Remove what killed processes of this user have left in ``directory``; never what a live process uses.
+    """Remove files that killed processes of this user have left in ``directory``; never those of a live process.
 
     Raises:
         OSError: the directory is missing or cannot be listed.
@@ -136,7 +136,7 @@ else:
         return True
 
     def _remove_if_stale(private: str) -> None:
-        # Others may write here too, and must not choose what is removed: no links, nobody else's directories.
+        # Others may write here too, and must not choose the removed files: no links, nobody else's directories.
         inside = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             if os.fstat(inside).st_uid != os.geteuid():

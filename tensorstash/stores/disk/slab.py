@@ -118,7 +118,7 @@ class Slab:
     def write(self, parts: Sequence[Array], extent: Extent) -> list[int]:
         """Write arrays one after the other to the start of ``extent``; return the checksums of their bytes together.
 
-        Whole blocks of the first go from where they are; what is left is copied.
+        Whole blocks of the first go from where they are; the rest is copied.
 
         Args:
             parts: the first starts at a multiple of :attr:`address_unit`, and the others are shorter than that.
@@ -164,7 +164,7 @@ class Slab:
         """Fill ``out``, page-aligned and of whole blocks, and return the checksums of its first ``nbytes``.
 
         Args:
-            out: all of what is read.
+            out: all bytes that are read.
             nbytes: how much of it anybody wants.
             offset: where in the file, in bytes; a multiple of the block size.
 
@@ -203,7 +203,7 @@ class Slab:
             raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
 
     def _transfer(self, verb: str, nbytes: int, call: Callable[[int], int]) -> int:
-        """Repeat a call, given what is done, until all is or nothing moves, and return the number of bytes moved."""
+        """Repeat a call until all is done or nothing moves, and return the number of bytes moved."""
         done = stalls = 0
         while done < nbytes and stalls < _STALLS:
             try:
@@ -212,7 +212,7 @@ class Slab:
             except OSError as error:
                 raise _failed(f"{verb} {nbytes} bytes in {self.directory!r}", error) from error
             if self.direct:
-                moved -= moved % BLOCK  # what is left has to start at a block again
+                moved -= moved % BLOCK  # the rest has to start at a block again
             stalls = 0 if moved else stalls + 1
             done += moved
         return done
@@ -251,7 +251,7 @@ class Slab:
             self._calls.reserve(self._file.fd, self.size, size)
 
     def _cut(self) -> None:
-        """Give back what a refused reservation took."""
+        """Give back the blocks of a refused reservation."""
         try:
             self._calls.truncate(self._file.fd, self.size)
         except OSError as error:
@@ -259,7 +259,7 @@ class Slab:
 
 
 def _after(parts: list[Array], done: int) -> list[Array]:
-    """Return what follows the first ``done`` bytes of arrays, which are more."""
+    """Return the rest behind the first ``done`` bytes of arrays, which are more."""
     first = parts[0]
     return [first[done:], *parts[1:]] if done < first.size else _after(parts[1:], done - first.size)
 
@@ -270,7 +270,7 @@ def _bounce(nbytes: int) -> Array:
 
 
 def _failed(doing: str, error: OSError) -> StoreError:
-    """Return the error to raise when the system refused; it names the number, which says what to look up."""
+    """Return the error to raise when the system refused; it names the number to look up."""
     code = errno.errorcode.get(error.errno or 0, "unknown")
     if error.errno in FULL:
         return StoreFullError(f"{doing}: no room ({code}: {error.strerror}); free some, or name another directory")

@@ -29,10 +29,10 @@ class Disk:
     """Payloads go to scratch files that no other user can read and that vanish with the process.
 
     Args:
-        directory: an existing directory; None for ``$TMPDIR``, else ``/var/tmp``, else what the system has for
-            temporary files. Where ``/tmp`` is kept in memory, a store there saves none.
+        directory: an existing directory; None for ``$TMPDIR``, else ``/var/tmp``, else the system's place
+            for temporary files. Where ``/tmp`` is kept in memory, a store there saves none.
         budget: most bytes of disk to take, an int or text such as ``"40GiB"``; None for no limit but the device. A
-            record takes whole blocks of 4096 bytes. What is deleted stays readable in the file, for whoever may look
+            record takes whole blocks of 4096 bytes. Deleted bytes stay readable in the file, for whoever may look
             into the open files of this process, until another record takes its place or the store closes.
         direct: bypass the page cache where the file system can, which costs least memory and processor time; False
             to go through it.
@@ -87,12 +87,12 @@ def _directory(directory: object) -> str | None:
 class DiskStore:
     """The live store of :class:`Disk`. Thread-safe.
 
-    A record that nobody refers to is deleted, also where an interrupt has kept :meth:`delete` from being called. What
-    it takes to put and to get a record is for threads that no interrupt reaches, which the engine sees to. A forked
-    child stores into files of its own, and does not read what was stored before the fork.
+    A record that nobody refers to is deleted, also where an interrupt has kept :meth:`delete` from being called. Only
+    threads that no interrupt reaches put and get records, which the engine sees to. A forked
+    child stores into files of its own, and does not read those of before the fork.
 
     Args:
-        config: what to open.
+        config: of the store.
         calls: the operating system's calls; another object switches abilities off, or plants faults.
     """
 
@@ -302,5 +302,5 @@ class DiskStore:
 
 def _close(slabs: list[Slab]) -> None:
     while slabs:
-        slabs[-1].close()  # first: what an interrupt keeps from being closed is still there
+        slabs[-1].close()  # first: slabs that an interrupt keeps open are still there
         slabs.pop()

@@ -1,4 +1,4 @@
-"""The operating system's calls on a slab file, with what to do where one is missing."""
+"""The operating system's calls on a slab file, with a fallback where one is missing."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ _ZERO_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Syscalls:
-    """What the operating system offers. Each ability can be switched off, which takes the fallback of the same meaning.
+    """The abilities of the operating system. Each can be switched off, which takes a fallback of the same meaning.
 
     The methods may transfer less than asked, as the calls themselves do, and raise :class:`OSError`; they are the one
     place where storage can fail, and so the place to plant faults.
@@ -67,7 +67,7 @@ class Syscalls:
     def enable_direct(self, fd: int) -> int:
         """Make an empty file bypass the page cache; return the unit of addresses it takes, in bytes, or 0 if it cannot.
 
-        File systems differ in what they refuse, and when: so it writes one block to see, and takes it back.
+        File systems refuse different calls at different times: so it writes one block to see, and takes it back.
         """
         if not self.direct or sys.platform == "win32":
             return 0
@@ -107,7 +107,7 @@ class Syscalls:
         end, stalls = start + length, 0
         while start < end:
             moved = self.write(fd, [zeros[: end - start]], start)
-            start += moved - moved % BLOCK  # what is left has to start at a block again
+            start += moved - moved % BLOCK  # the rest has to start at a block again
             stalls = 0 if moved >= BLOCK else stalls + 1
             if stalls == _STALLS:
                 raise OSError(errno.EIO, f"the device took {moved} of {min(end - start, zeros.size)} bytes of zeros")

@@ -35,7 +35,7 @@ class Turn(NamedTuple):
         return [data[start:stop]] if end <= 0 else [data[start:], data[max(start - data.size, 0) : end]]
 
     def back(self, pages: Array, nbytes: int) -> Array:
-        """Return the record of so many bytes; ``pages`` hold what was on disk from ``room`` on."""
+        """Return the record of so many bytes; ``pages`` hold the bytes of the disk from ``room`` on."""
         record = pages[self.room - self.shift :][:nbytes]
         if self.shift:
             record[: self.shift] = pages[self.room + nbytes - self.shift :][: self.shift]
