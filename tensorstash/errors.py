@@ -56,6 +56,15 @@ class TensorStashError(Exception):
         return fresh
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory is full: programs catch it by its own class.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("out of memory"))
+    (True, False)
+    """
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
 class TensorStashWarning(UserWarning):
     """Something has no effect, or costs more than it saves; the message has the cure.
 

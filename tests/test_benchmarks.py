@@ -51,7 +51,7 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 def script(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run ``python`` with these arguments, in a process of its own, and in processes that it starts in turn."""
     command = [sys.executable, "-W", "ignore", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=880)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -109,7 +109,7 @@ def test_every_line_of_the_contract_has_a_group_of_checks_that_bears_its_number(
 def test_the_site_is_built_strictly(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=240)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=880)
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "api" / "index.html").read_text(encoding="utf-8")
     assert re.findall(r":(?:func|class|meth|mod|attr|data):", page) == []  # no markup of docstrings is left

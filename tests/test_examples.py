@@ -85,7 +85,7 @@ def test_programs_do_what_they_say(group: str, tmp_path: Path) -> None:
     places = os.pathsep.join((str(ROOT), str(EXAMPLES)))
     command = [sys.executable, "-c", RUNNER, *map(str, paths)]
     environment = os.environ | {"PYTHONPATH": places}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880)
     rest = done.stdout
     for (name, *_, expected), path in zip(GROUPS[group], paths, strict=True):
         said, ended, rest = rest.partition(f"end of {path}\n")

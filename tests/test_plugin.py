@@ -21,14 +21,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     target = tmp_path_factory.mktemp("site")
     builder = ["--no-build-isolation"] if find_spec("setuptools") else []
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", *builder, "--target", target, PLUGIN]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stderr
     return os.environ | {"PYTHONPATH": os.pathsep.join((str(target), os.environ.get("PYTHONPATH", "")))}
 
 
 def run(installed: dict[str, str], *arguments: str) -> str:
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, env=installed, cwd=PLUGIN, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=installed, cwd=PLUGIN, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -118,7 +118,7 @@ def test_an_error_and_a_result_keep_nothing_alive():
 
 
 def test_all_idle_threads_end_when_the_workers_are_closed(made):
-    workers, meeting = made(3), threading.Barrier(3, timeout=60)
+    workers, meeting = made(3), threading.Barrier(3, timeout=400)
     for future in [workers.submit(meeting.wait) for _ in range(3)]:
         future.result(60)
     threads = list(made.threads())
@@ -142,7 +142,7 @@ def test_where_no_thread_can_be_started_work_is_done_by_the_caller_until_one_can
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_thread_that_is_killed_while_it_waits_is_replaced(made, number, quiet):
-    workers, meeting = made(number), threading.Barrier(number, timeout=60)
+    workers, meeting = made(number), threading.Barrier(number, timeout=400)
     for future in [workers.submit(meeting.wait) for _ in range(number)]:
         future.result()
     victims = list(made.threads())
@@ -192,12 +192,12 @@ def test_threads_end_with_their_owner_after_what_was_submitted(made, gate):
 
 @pytest.mark.parametrize(("program", "printed"), [(HANGS, ""), (ENDS, "ended\n"), (DROPS, "ended\n")])
 def test_at_exit_what_runs_has_a_few_seconds_and_what_waits_is_dropped(program, printed):
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
 def test_idle_threads_end_at_exit():
-    done = subprocess.run([sys.executable, "-W", "error", "-c", IDLE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", IDLE], capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 

@@ -119,8 +119,8 @@ class Streams(Protocol[T]):
         """Say why copies of a device make the program wait; None if they run beside it."""
         ...
 
-    def new_stream(self, device: str, /) -> Stream:
-        """Return a stream of its own for copies of that device."""
+    def side_stream(self, device: str, direction: str, /) -> Stream:
+        """Return a stream for copies of that device, "out" or "back", which sessions may share."""
         ...
 
     def on_device(self, device: str, /) -> AbstractContextManager[Any]:

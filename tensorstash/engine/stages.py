@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorstash.abilities import Backend
 from tensorstash.engine.ledger import Ledger, Runs
-from tensorstash.errors import CodecError, StashError
+from tensorstash.errors import CodecError, StashError, is_out_of_memory
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
@@ -49,6 +49,9 @@ class Stage:
         except StashError as error:
             raise error.at(self.place) from error
         except Exception as error:
+            if is_out_of_memory(error):
+                error.add_note(f"in {verb} of {self.place}")
+                raise
             raise CodecError(f"{self.place}: {verb} raised {type(error).__name__}: {error}") from error
         fault = self.fault(made, expected)
         if fault is not None:

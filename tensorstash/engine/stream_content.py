@@ -12,7 +12,7 @@ from tensorstash.engine.content import Content, State
 from tensorstash.engine.place import DevicePlace
 from tensorstash.engine.transfer_place import TransferPlace
 from tensorstash.engine.transfers import Transfer, Transfers
-from tensorstash.errors import TensorStashError
+from tensorstash.errors import TensorStashError, is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
@@ -60,6 +60,8 @@ class StreamContent(Content):
         except Exception as error:
             unreadable = self._unreadable(source, error)
             self.state = self._fail(unreadable)
+            if is_out_of_memory(error):
+                raise
             raise unreadable from error
         if self._flight is not None or self._stored is not None:
             self.alias = None

@@ -330,7 +330,7 @@ class Transfers:
         key = device, direction
         side = self._side_streams.get(key)
         if side is None:
-            side = self._side_streams[key] = _SideStream(self._streams.new_stream(device), is_out=direction == "out")
+            side = self._side_streams[key] = _SideStream(self._streams.side_stream(*key), is_out=direction == "out")
         return side
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -119,7 +119,7 @@ class PinnedMemory:
             if self._returned:
                 self._settle()
             for chunk in self._chunks:
-                if (start := chunk.cut(size)) is not None:
+                if size <= chunk.largest and (start := chunk.cut(size)) is not None:
                     break
             else:
                 chunk_or_none = self._new_chunk(size)
@@ -194,13 +194,14 @@ class _Chunk:
     True
     """
 
-    __slots__ = ("_free", "_largest", "last_step", "memory")
+    __slots__ = ("_free", "largest", "last_step", "memory")
 
     def __init__(self, memory: Array) -> None:
         self.memory = memory
         self.last_step = 0
         self._free = [(0, memory.nbytes)]
-        self._largest = memory.nbytes  # or more
+        self.largest = memory.nbytes
+        """Of its free ranges, or more."""
 
     @property
     def is_idle(self) -> bool:
@@ -209,13 +210,11 @@ class _Chunk:
 
     def cut(self, size: int) -> int | None:
         """Take the first range that is large enough; return its start, or None if there is none."""
-        if size > self._largest:
-            return None
         for index, (start, end) in enumerate(self._free):
             if end - start >= size:
                 self._free[index : index + 1] = [(start + size, end)] if end - start > size else []
                 return start
-        self._largest = max((end - start for start, end in self._free), default=0)
+        self.largest = max((end - start for start, end in self._free), default=0)
         return None
 
     def join(self, start: int, end: int) -> None:
@@ -231,7 +230,7 @@ class _Chunk:
             else:
                 joined.append((begin, stop))
         self._free[max(index - 1, 0) : index + 1] = joined
-        self._largest = max(self._largest, *(stop - begin for begin, stop in joined))
+        self.largest = max(self.largest, *(stop - begin for begin, stop in joined))
 
 
 class _Loan(weakref.ref[Array]):

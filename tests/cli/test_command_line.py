@@ -20,7 +20,7 @@ def command(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]"
     """Run ``python -b -X dev -m tensorstash`` in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     run = [sys.executable, "-b", "-X", "dev", "-m", "tensorstash", *words]
-    return subprocess.run(run, capture_output=True, text=True, env=environment, timeout=240)
+    return subprocess.run(run, capture_output=True, text=True, env=environment, timeout=880)
 
 
 def test_every_verb_is_a_file_and_every_file_with_options_a_verb() -> None:

@@ -49,7 +49,7 @@ def test_a_script_is_compared_under_policies_without_a_change(program: str, word
     asked = ["compare", "train.py", "--policy", "none", "--policy", "disk_spill", "--policy", "quantize:bits=2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tensorstash", *asked, "--steps", "3", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=880)
     assert done.returncode == 0, done.stderr
     _, none, spilled, lossy, *_ = [re.split(r" {2,}", line) for line in done.stdout.splitlines()]
     assert [row[0] for row in (none, spilled, lossy)] == ["none", "disk_spill", "quantize:bits=2"]

@@ -168,7 +168,7 @@ def distribution(tmp_path):
     def run(code):
         program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{dedent(code)}"
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=120
+            [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=400
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.split("\n")[:-1]

@@ -84,6 +84,6 @@ class TestGaps(Harness):
 def test_declared_gaps_are_strict(tmp_path: Path) -> None:
     (tmp_path / "test_gaps.py").write_text(GAPS)
     command = [sys.executable, "-m", "pytest", "-q", "-rxX", "-p", "no:cacheprovider", "test_gaps.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
     assert "1 failed, 1 passed, 2 xfailed" in done.stdout, done.stdout + done.stderr
     assert "XPASS(strict)] it does not" in done.stdout

@@ -197,7 +197,7 @@ def session(policy: HookPolicy, limits: ts.Limits, fault: type | None = None) ->
     is_of_backend = fault is not None and issubclass(fault, BackendFault)
     backend = TorchBackend()
     if is_of_backend:
-        stream = cache(backend.streams.new_stream)
+        stream = cache(lambda device: backend.streams.side_stream(device, "out"))
         fault.put(backend, lambda device: stream(device).block())
     one: Session[Any] = Session(policy, backend, min_bytes=0, limits=limits)
     if fault is not None and not is_of_backend:

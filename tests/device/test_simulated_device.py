@@ -56,17 +56,17 @@ def test_on_the_device() -> None:
     """All of them in one process: to start it takes longer than most of its files."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", str(ON_DEVICE)]
     environment = os.environ | {"TENSORSTASH_TEST_DEVICE": "sim", "OMP_NUM_THREADS": "1"}
-    inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880, check=False)
     assert inner.returncode == 0, inner.stdout[-6000:] + inner.stderr[-3000:]
 
 
 def test_no_thread_touches_a_device_that_the_program_does_not_use() -> None:
     command = [sys.executable, "-c", TRAINS_ON_THE_SECOND]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert (done.returncode, done.stdout) == (0, "[1]\n"), done.stderr
 
 
 def test_a_program_may_end_with_copies_under_way() -> None:
     command = [sys.executable, "-W", "error", "-c", LEAVES_WITH_COPIES_UNDER_WAY]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -226,7 +226,7 @@ def run(plan: Schedule, lab: Lab, right: Callable[[int, bool], Array]) -> Run:
 
 def _wait_for_readers(submit: Callable[[Callable[[], int]], object], readers: int) -> None:
     """Return when no reader holds a payload any more, because each has come to other work."""
-    idle = threading.Barrier(readers + 1, timeout=60)
+    idle = threading.Barrier(readers + 1, timeout=400)
     for _ in range(readers):
         submit(idle.wait)
     idle.wait()

@@ -135,7 +135,7 @@ def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gr
         return call(slot)
 
     # A thread that begins when another has ended may get its number.
-    begin = threading.Barrier(4, timeout=60)
+    begin = threading.Barrier(4, timeout=400)
 
     def train(fails):
         if fails:

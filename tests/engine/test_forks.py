@@ -197,7 +197,7 @@ def test_a_child_of_a_child_trains(tmp_path):
 def test_workers_of_data_loaders_inside_the_block_compute_at_once(framework, method, tmp_path):
     program = [sys.executable, str(HERE / "forked_loaders.py"), framework, method, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)])}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=2 * WATCHDOG_S)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=10 * WATCHDOG_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "memory\ndisk\nquantize\n"
     assert os.listdir(tmp_path) == []

@@ -37,7 +37,7 @@ def start(directory: Path, steps: int) -> subprocess.Popen[str]:
 
 def test_a_process_that_exits_with_work_under_way_ends_quietly_and_leaves_nothing(tmp_path):
     process = start(tmp_path, steps=2)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert (process.returncode, out, err) == (0, "training\n", "")
     assert os.listdir(tmp_path) == []
 
@@ -57,5 +57,5 @@ def test_killed_processes_leave_no_file_and_no_directory_that_the_next_start_doe
         left = [path for path in tmp_path.rglob("*") if not path.is_dir()]
         assert left == []
     process = start(tmp_path, steps=2)
-    process.communicate(timeout=120)
+    process.communicate(timeout=400)
     assert os.listdir(tmp_path) == []

@@ -17,7 +17,7 @@ SANITIZED = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover
 
 def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, **environment}
-    return subprocess.run([*map(str, command)], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=280)
+    return subprocess.run([*map(str, command)], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=880)
 
 
 def skip_without_sanitizers(directory: Path) -> None:

@@ -14,7 +14,7 @@ from paddle import Tensor
 def run_alone(program: str) -> str:
     """Run a program in a process of its own and return what it printed."""
     command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -158,7 +158,7 @@ class SlowReads(Syscalls):
 
     def read(self, fd, out, offset):
         self.begun.release()
-        assert self.go_on.acquire(timeout=60)
+        assert self.go_on.acquire(timeout=400)
         return super().read(fd, out, offset)
 
 
@@ -169,7 +169,7 @@ def test_a_record_that_is_being_read_keeps_its_place(config, payload, nbytes):
     slot = store.put(payload(nbytes))
     with ThreadPoolExecutor(1) as threads:
         reading = threads.submit(store.get, slot)
-        assert slow.begun.acquire(timeout=60)
+        assert slow.begun.acquire(timeout=400)
         store.delete(slot)
         other = store.put(payload(nbytes, 1))
         slow.go_on.release(100)
@@ -188,7 +188,7 @@ def test_a_store_that_is_being_read_closes_when_the_last_read_is_done(config, pa
     with ThreadPoolExecutor(2) as threads:
         reading = [threads.submit(store.get, slot) for _ in range(2)]
         for _ in reading:
-            assert slow.begun.acquire(timeout=60)
+            assert slow.begun.acquire(timeout=400)
         store.close()
         for _ in reading:
             os.fstat(slab._file.fd)
@@ -224,7 +224,7 @@ def test_a_directory_without_permission_is_found_at_open(tmp_path):
 def run(script: str, *arguments: str) -> str:
     """Run a script in a fresh process and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *arguments], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error", "-c", script, *arguments], capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -57,7 +57,7 @@ def start(script: str, *arguments: object) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> str:
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors
     return output
 
@@ -152,7 +152,7 @@ while True:
         for _ in range(moments.randint(1, 9)):
             assert process.stdout.readline() == "\n"
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=400)
         assert level == "named" or entries(tmp_path) == []
         DiskStore(Disk(directory=str(tmp_path)), LEVELS[level]).close()
         assert entries(tmp_path) == []
@@ -215,7 +215,7 @@ store.close()
     remove_stale(str(tmp_path))
     Disk(directory=str(tmp_path)).open().close()
     assert entries(tmp_path) == before
-    _, errors = process.communicate("\n", timeout=60)
+    _, errors = process.communicate("\n", timeout=400)
     assert process.returncode == 0, errors
     assert entries(tmp_path) == []
 

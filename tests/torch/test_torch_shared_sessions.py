@@ -72,7 +72,7 @@ def test_forwards_on_two_threads_share_a_model_and_a_session(policy, limits, tmp
     plain = [steps(model, index) for index in range(2)]
     stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=0, limits=LIMITS[limits])
     found: list = [None, None]
-    barrier = threading.Barrier(2, timeout=60)
+    barrier = threading.Barrier(2, timeout=400)
 
     def work(index):
         found[index] = steps(model, index, stash, barrier.wait)
@@ -94,7 +94,7 @@ def test_a_tensor_is_let_go_of_on_another_thread_while_the_session_looks(when, l
 
     def release():
         asked.put(True)
-        answered.get(timeout=60)
+        answered.get(timeout=400)
 
     def counted(backend, tensor):
         if when == "before it counts":
@@ -105,7 +105,7 @@ def test_a_tensor_is_let_go_of_on_another_thread_while_the_session_looks(when, l
         return found
 
     def other():
-        while asked.get(timeout=60):
+        while asked.get(timeout=400):
             if len(held) > 2:  # the forward pass has done with all but the latest
                 number, tensor = held.pop(0)
                 tensor.data.fill_(2.0)

@@ -29,8 +29,8 @@ class DeviceStreams:
         """Return None: copies of the simulated accelerators never do."""
         return None
 
-    def new_stream(self, device: str, /) -> streams.Stream:
-        """Return a stream of its own for copies of that device."""
+    def side_stream(self, device: str, direction: str, /) -> streams.Stream:
+        """Return a stream for copies of that device, for one session."""
         return streams.Stream(device)
 
     def on_device(self, device: str, /) -> AbstractContextManager[None]:

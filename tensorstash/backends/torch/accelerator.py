@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
 from typing import Any
 
 import torch
@@ -23,10 +22,8 @@ from tensorstash.protocols import Undo
 _PORTABLE = 1
 """Page-locked for all devices of the process, not for the current one alone."""
 
-_RECORD: Callable[[Any], Any] = methodcaller("record_event")
-"""Of PyTorch's generic streams, without a frame of Python."""
-
 _OWN = ("Event", "Stream", "current_stream", "stream")
+"""Classes of a device module's own, where PyTorch's generic ones, which are made without a frame of Python, fail."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +68,20 @@ def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
         module: the device module of it, such as ``torch.cuda``; None if it has none.
         index: of the device to try; others may belong to other processes, which would pay for a context.
     """
-    current: Callable[[torch.device], Any] = _generic_stream
-    stream, record, inside = torch.Stream, _RECORD, None
-    if all(hasattr(module, name) for name in _OWN):
-        current, stream, record, inside = module.current_stream, module.Stream, _recorder(module.Event), module.stream
-    new_stream = partial(_on_device, stream)
     here = torch.device(kind, index)
-    try:
-        record(new_stream(here))
-        current(here)
-    except (RuntimeError, ValueError) as refusal:  # which is how PyTorch says that a device has none
-        return f"it has no streams ({_first_line(refusal)})"
+    classes: list[tuple[Any, ...]] = [(_generic_stream, torch.Stream, torch.Event, None)]
+    if all(hasattr(module, name) for name in _OWN):
+        classes.append((module.current_stream, module.Stream, module.Event, module.stream))
+    for current, stream, event, block in classes:
+        new_stream, record, inside = partial(_on_device, stream), _recorder(event), block
+        try:
+            record(new_stream(here))
+            current(here)
+            break
+        except (RuntimeError, ValueError) as refusal:  # which is how PyTorch says that a device has none
+            lacking = f"it has no streams ({_first_line(refusal)})"
+    else:
+        return lacking
     locked_pages = _pinned_pages
     if hasattr(module, "cudart"):
         locked_pages = partial(registered_pages, partial(_register, module))
@@ -108,14 +108,23 @@ def _generic_stream(device: torch.device) -> Any:
 
 
 def _recorder(event: Any) -> Callable[[Any], Any]:
+    if event is torch.Event:
+        return _record
+
     blocking = {"blocking": True} if "blocking" in inspect.signature(event).parameters else {}
 
     def record(stream: Any) -> Any:
-        made = event(device=stream.device) if event is torch.Event else event(**blocking)
+        made = event(**blocking)
         stream.record_event(made)
         return made
 
     return record
+
+
+def _record(stream: Any) -> torch.Event:
+    event = torch.Event(stream.device, blocking=True)
+    event.record(stream)
+    return event
 
 
 def _pinned_pages(nbytes: int) -> Array:

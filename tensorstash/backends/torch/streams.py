@@ -6,6 +6,7 @@ Only how things are done; in which order is the engine's affair.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ class DeviceStreams:
         self._find = find
         self._found: Accelerator | str | None = None
         self._known: dict[str, tuple[Accelerator | str, torch.device]] = {}
+        self._lock = Lock()
+        self._sides: dict[tuple[str, str], DeviceStream] = {}
 
     @cached_property
     def pinned(self) -> PinnedMemory:
@@ -89,11 +92,19 @@ class DeviceStreams:
         accelerator = self._accelerator(device)
         return accelerator if isinstance(accelerator, str) else None
 
-    def new_stream(self, device: str, /) -> DeviceStream:
-        """Return a stream of its own for copies of that device."""
-        accelerator = self._accelerator(device)
-        assert not isinstance(accelerator, str), f"{device}: {accelerator}"
-        return DeviceStream(accelerator.new_stream(torch.device(device)), accelerator)
+    def side_stream(self, device: str, direction: str, /) -> DeviceStream:
+        """Return the stream of the process for copies of that device in a direction.
+
+        PyTorch has 32 in all, and hands them out again: more than one pair would share with collectives.
+        """
+        with self._lock:
+            side = self._sides.get((device, direction))
+            if side is None:
+                accelerator = self._accelerator(device)
+                assert not isinstance(accelerator, str), f"{device}: {accelerator}"
+                side = DeviceStream(accelerator.new_stream(torch.device(device)), accelerator)
+                self._sides[device, direction] = side
+            return side
 
     def on_device(self, device: str, /) -> AbstractContextManager[Any]:
         """Return what makes a device this thread's own until a block ends; workers begin with the first one."""

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 
 import pytest
 import torch
@@ -68,3 +69,24 @@ def test_a_backward_that_runs_out_of_memory_leaves_nothing_and_the_next_step_wor
     assert device.live() == before
     assert not stash.stats().live.tensors
     assert gradients(loss_of, x, lambda: stash) == expected
+
+
+@pytest.mark.parametrize("policy", ["cpu_offload", "quantize", "cast", "recompute | cpu_offload"])
+def test_a_device_that_is_full_raises_the_frameworks_own_error(device: Simulated, policy: str) -> None:
+    net = nn.Sequential(*(Attention() for _ in range(3))).to("sim").eval()
+    x = torch.randn(2, 16, 32).to("sim")
+    for nbytes in range(0, 200 * KIB, 20 * KIB):
+        torch.accelerator.synchronize("sim")
+        stash = ts.stash(policy, framework="torch", min_bytes=0)
+        with device.limited(device.live() + nbytes), suppress(torch.OutOfMemoryError):
+            with stash:
+                loss = net(x).square().mean()
+            loss.backward()
+        loss = None
+
+
+def test_sessions_of_a_process_copy_in_the_same_two_streams() -> None:
+    streams = ts.stash("cpu_offload", framework="torch")._session.backend.streams
+    others = ts.stash("cpu_offload", framework="torch")._session.backend.streams
+    assert streams.side_stream("sim:0", "out") is others.side_stream("sim:0", "out")
+    assert streams.side_stream("sim:0", "out") != streams.side_stream("sim:0", "back")
