@@ -25,7 +25,9 @@ from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStash
 from tensorstash.policies import StoreIn
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import FaultyCodec, FaultyStore
-from tensorstash.testing.lab import Lab
+from tensorstash.testing.labs.paddle import PaddleLab
+from tensorstash.testing.labs.reference import ReferenceLab
+from tensorstash.testing.labs.torch import TorchLab
 
 pytestmark = pytest.mark.filterwarnings("ignore::tensorstash.TensorStashWarning")  # a random policy may have no effect
 
@@ -34,12 +36,7 @@ MOVING = ["memory", "compress", "disk", "compress | disk"]
 FAULTS = ["full", "put_error", "get_error", "gone", "corrupt", "short_read"]
 
 
-def labs() -> list[Lab]:
-    from tensorstash.testing.labs.paddle import PaddleLab
-    from tensorstash.testing.labs.reference import ReferenceLab
-    from tensorstash.testing.labs.torch import TorchLab
-
-    return [ReferenceLab(), TorchLab(), PaddleLab()]
+LABS = [ReferenceLab(), TorchLab(), PaddleLab()]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +53,7 @@ def gradient(lab, device, program, scope=contextlib.nullcontext, **rewriting):
     return lab.gradient(forward.leaf)
 
 
-@pytest.mark.parametrize("lab", labs(), ids=lambda lab: lab.name)
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
 class TestRandomPrograms:
     @given(data=st.data(), program=programs(), policy=st.sampled_from(sorted(LOSSLESS)), limits=limits())
     def test_gradients_are_those_without_hooks_and_no_slot_is_left(self, lab, directory, data, program, policy, limits):
@@ -204,7 +201,7 @@ class TestRandomPrograms:
 
 @given(program=programs())
 def test_a_program_means_the_same_in_every_framework(program):
-    found = [gradient(lab, "cpu", program) for lab in labs()]
+    found = [gradient(lab, "cpu", program) for lab in LABS]
     tolerance = 1e-4 if program.dtype == "float32" else 1e-10
     assert np.allclose(found[0], found[1], rtol=tolerance, atol=tolerance)
     assert np.allclose(found[0], found[2], rtol=tolerance, atol=tolerance)

@@ -1,0 +1,19 @@
+"""Where a framework is not installed, its tests and doctests are left out."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+ABSENT = [name for name in ("torch", "paddle") if find_spec(name) is None]
+IMPORTS = re.compile(
+    rf"^(?:import|from) (?:[\w.]+\.)?(?:{'|'.join(ABSENT)})\b|^from [\w.]+ import .*\b(?:{'|'.join(ABSENT)})$",
+    re.MULTILINE,
+)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what imports a framework that is not there."""
+    source = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    if not ABSENT or source.suffix != ".py" or not source.exists():
+        return None
+    return source.stem in ABSENT or bool(IMPORTS.search(source.read_text())) or None
