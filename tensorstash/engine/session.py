@@ -21,7 +21,7 @@ from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.memory import Account, Budget
+from tensorstash.engine.memory import Budget
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.readers import Reading, Trail
@@ -86,13 +86,12 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and new_recomputer is None and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        self._budget, self._ladder = budget, None if budget is None else Ladder()
         self._prefetched = self._sender.ahead(limits)
-        account = None if budget is None else Account(ledger, self._sender.in_flight, self._prefetched)
-        self._account = account
-        self._residency = Residency(backend, account) if isinstance(backend, SupportsHolders) else None
+        ladder = None if budget is None else Ladder(ledger, self._sender.in_flight, self._prefetched)
+        self._budget, self._ladder = budget, ladder
+        self._residency = Residency(backend, ladder) if isinstance(backend, SupportsHolders) else None
         # Not of the session, which would be a cycle.
-        spare = None if account is None else (self._residency or account).spare_bytes
+        spare = None if ladder is None else (self._residency or ladder).spare_bytes
         self._state = SessionState(backend, ledger, self.adviser, limits, self._prefetched, self._residency, spare)
         self._transfers = transfers_of(backend, limits, self._sender.shares)
         # Looked up once: these run for every tensor.
@@ -232,11 +231,8 @@ class Session(Generic[T]):
 
     def _recorded(self, ladder: Ladder, tensor: T, spec: TensorSpec) -> Record:
         assert self._budget is not None, "a ladder without a budget"
-        assert self._account is not None, "a budget without an account"
         if not ladder.is_begun:
-            limit_bytes = self._budget.limit_bytes(self.backend, spec.device)
-            self._account.begin(limit_bytes, spec.device)
-            ladder.begin(limit_bytes)
+            ladder.begin(self._budget.limit_bytes(self.backend, spec.device), spec.device)
         return ladder.saved(spec, self._thread.module, *self.backend.storage(tensor))
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
