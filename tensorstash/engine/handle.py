@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorstash.engine.content import Content
-from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.state import SessionState
+from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import StashError, modified
 from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
@@ -77,16 +77,16 @@ class Stashed:
     Args:
         state: of the session.
         content: holds the bytes.
-        requests: of the stretch of saves; None for what a recipe makes, whose inputs are asked for instead.
+        stretch: that it was saved in; None for what a recipe makes, whose inputs are asked for instead.
         spec: layout of the tensor.
     """
 
-    __slots__ = ("__weakref__", "_requests", "_spec", "content", "is_made", "state", "wants_reader")
+    __slots__ = ("__weakref__", "_spec", "_stretch", "content", "is_made", "state", "wants_reader")
 
-    def __init__(self, state: SessionState, content: Content, requests: Requests | None, spec: TensorSpec) -> None:
+    def __init__(self, state: SessionState, content: Content, stretch: Stretch | None, spec: TensorSpec) -> None:
         self.state = state
         self.content = content
-        self._requests = requests
+        self._stretch = stretch
         self._spec = spec
         self.is_made = True
         """Whether the graph has made the tensor, as far as that is known."""
@@ -111,10 +111,10 @@ class Stashed:
             SavedTensorModifiedError: it was modified in place before its bytes were captured.
             StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
         """
-        state, content, spec, requests = self.state, self.content, self._spec, self._requests
+        state, content, spec, stretch = self.state, self.content, self._spec, self._stretch
         state.asked(spec.nbytes)
-        if requests is not None:
-            state.prefetcher.asked(requests, content.index)
+        if stretch is not None:
+            state.prefetcher.asked(stretch, content.index)
         if self.wants_reader and content.reading is not None:
             self._learn()
         # Once it is known, its capture is over: no source comes back.
@@ -124,8 +124,8 @@ class Stashed:
         else:
             state.ledger.forwarded()
             tensor = self._forward(source)
-        if requests is not None and content.is_streamed:
-            state.prefetcher.prefetch_to_device(requests)
+        if stretch is not None and content.is_streamed:
+            state.prefetcher.prefetch_to_device(stretch)
         return tensor
 
     @property

@@ -7,7 +7,9 @@ from collections.abc import Hashable, Sequence
 from enum import Enum
 from itertools import islice
 
+from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Tally
+from tensorstash.host.budget import ByteBudget
 from tensorstash.spec import TensorSpec
 
 logger = logging.getLogger("tensorstash")
@@ -126,11 +128,17 @@ class Ladder:
 
     The i-th save of a step has the fate that the plan of an equal step gives it. A step is known by the kinds that it
     has saved so far; where it differs from every step before, there is no fate, and tensors leave by age.
+
+    Args:
+        ledger: counts payloads, which count towards the limit where they take the same memory.
+        budgets: bytes in flight, and bytes that are read back, which do, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger, *budgets: ByteBudget) -> None:
+        self._ledger, self._budgets = ledger, budgets
+        self._tiers: tuple[str, ...] = ()
         self.limit_bytes = 0
-        """Bytes of saved tensors that may stay."""
+        """Bytes of saved tensors that may stay; 0 before :meth:`begin`."""
         self.is_begun = False
         """Whether the limit is known."""
         self.saved_bytes = 0
@@ -138,12 +146,28 @@ class Ladder:
         self._lock = threading.Lock()
         self._plans: OrderedDict[int, list[Record]] = OrderedDict()
         self._is_broken = False
-        self._small_bytes = 0
         self._clear()
 
-    def begin(self, limit_bytes: int) -> None:
-        """Set the limit, which may be known only where the first tensor is saved."""
+    def begin(self, limit_bytes: int, device: str) -> None:
+        """Set the limit, which may be known only where the first tensor is saved.
+
+        Args:
+            limit_bytes: of saved tensors that may stay.
+            device: of the first saved tensor, whose memory is bounded.
+        """
+        self._tiers = ("memory", "device") if device == "cpu" else ("device",)
         self.limit_bytes, self.is_begun = limit_bytes, True
+
+    def other_bytes(self) -> int:
+        """Return the bytes that are in flight, read back, or taken by payloads in the same memory."""
+        total = self._ledger.bytes_in(self._tiers)
+        for budget in self._budgets:
+            total += budget.used
+        return total
+
+    def spare_bytes(self) -> int:
+        """Return the bytes that are left of the limit, where no contents are resident."""
+        return self.limit_bytes - self.other_bytes()
 
     def _clear(self) -> None:
         self._plan: list[Record] | None = None
@@ -190,30 +214,25 @@ class Ladder:
         """Whether the step is known so far."""
         return self._plan is not None
 
-    def step_ended(self, small_bytes: int = 0) -> None:
-        """Plan the next step that is equal to the one that has ended.
-
-        Args:
-            small_bytes: of tensors that the step kept since they are below ``min_bytes``.
-        """
+    def step_ended(self) -> None:
+        """Plan the next step that is equal to the one that has ended."""
         with self._lock:
             step = self._step
             if step and not self._is_broken:
                 try:
-                    self._learn(step, small_bytes)
+                    self._learn(step)
                 except Exception:  # a plan is advice: without one, tensors leave by age
                     logger.exception("planning for a budget failed; from now on tensors leave by age")
                     self._is_broken = True
                     self._plans.clear()
             self._clear()
 
-    def _learn(self, step: list[Record], small_bytes: int) -> None:
-        self.saved_bytes = small_bytes + sum(record.nbytes for record in step)
+    def _learn(self, step: list[Record]) -> None:
+        self.saved_bytes = sum(record.nbytes for record in step)
         first = hash(step[0].kind)
         is_same = self._plan is not None and len(self._plan) == len(step)
-        if not is_same or small_bytes != self._small_bytes or any(record.has_news for record in step):
-            self._small_bytes = small_bytes
-            self._plans[first] = planned(step, max(self.limit_bytes - small_bytes, 0))
+        if not is_same or any(record.has_news for record in step):
+            self._plans[first] = planned(step, self.limit_bytes)
         self._plans.move_to_end(first)
         if len(self._plans) > _REMEMBERED_STEPS:
             self._plans.popitem(last=False)

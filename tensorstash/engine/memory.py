@@ -1,12 +1,10 @@
-"""The bytes that a budget leaves for saved tensors, and those that count towards it."""
+"""The budget that a user passes, and the bytes that it leaves for saved tensors."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from tensorstash.abilities import Backend, SupportsMemoryUse
-from tensorstash.engine.ledger import Ledger
 from tensorstash.errors import BackendError, ConfigError, say
-from tensorstash.host.budget import ByteBudget
 from tensorstash.host.pages import free_bytes, physical_bytes
 from tensorstash.sizes import format_bytes, parse_budget
 
@@ -44,42 +42,6 @@ class Budget:
                 "so that nothing leaves; pass budget='auto'"
             )
         return self.size
-
-
-class Account:
-    """The limit of a session in bytes, and the bytes that count towards it beside resident contents.
-
-    Args:
-        ledger: counts payloads by the memory that they take.
-        budgets: bytes in flight, and bytes that are read back.
-    """
-
-    def __init__(self, ledger: Ledger, *budgets: ByteBudget) -> None:
-        self._ledger = ledger
-        self._budgets = budgets
-        self._tiers: tuple[str, ...] = ()
-        self.limit_bytes = 0
-        """Bytes of saved tensors that may stay; 0 before :meth:`begin`."""
-
-    def begin(self, limit_bytes: int, device: str) -> None:
-        """Set the limit.
-
-        Args:
-            limit_bytes: of saved tensors that may stay.
-            device: of the first saved tensor, whose memory is bounded.
-        """
-        self.limit_bytes, self._tiers = limit_bytes, ("memory", "device") if device == "cpu" else ("device",)
-
-    def other_bytes(self) -> int:
-        """Return the bytes that are in flight, read back, or taken by payloads in the same memory."""
-        total = self._ledger.bytes_in(self._tiers)
-        for budget in self._budgets:
-            total += budget.used
-        return total
-
-    def spare_bytes(self) -> int:
-        """Return the bytes that are left of the limit, where no contents are resident."""
-        return self.limit_bytes - self.other_bytes()
 
 
 def budget_of(budget: object, path: str) -> Budget | None:

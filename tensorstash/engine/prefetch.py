@@ -2,11 +2,11 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from weakref import ref
 
 from tensorstash.engine.content import Content, State
-from tensorstash.engine.dedup import DedupIndex
+from tensorstash.engine.stretch import TO_DEVICE, TO_HOST, Stretch
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pool import POOL
@@ -24,88 +24,6 @@ _FEW = 64
 _PART = 8
 """What waits decoded is looked through again when one in so many of it may have been asked for: each look costs as much
 as there is, and there may be thousands."""
-
-_TO_HOST, _TO_DEVICE = 0, 1
-
-
-class Requests:
-    """What backward asks for of one stretch of saves: what it has asked for, and what it is expected to.
-
-    Another backward begins where the last one did, with what it has asked for first. Others are no sign of one: what is
-    made again may be made several times, and asks each time.
-
-    Not thread-safe; the prefetcher locks.
-
-    Args:
-        saved: the stretch.
-    """
-
-    __slots__ = ("_asked", "_cursors", "_expected", "_order", "_places", "saved")
-
-    def __init__(self, saved: DedupIndex) -> None:
-        self.saved = saved
-        self._expected = 0
-        self._order: list[int] = []
-        self._places: dict[int, int] = {}
-        self._asked: dict[int, int] = {}  # how often, in this backward
-        self._cursors = [0, 0]
-
-    @property
-    def asked(self) -> tuple[int, ...]:
-        """Indices in the order in which they were first asked for."""
-        return tuple(self._asked)
-
-    @property
-    def needs_order(self) -> bool:
-        """Whether the next request is the first since something was saved."""
-        return self._expected != self.saved.count
-
-    def ask(self, index: int, order: tuple[int, ...]) -> bool:
-        """Note a request, and expect the others in this order, and those that it lacks behind, the last saved first.
-
-        Args:
-            index: of the content.
-            order: indices; it counts with the first request since something was saved.
-
-        Returns:
-            Whether it is that first request.
-        """
-        is_first = self._expected != self.saved.count
-        if is_first:
-            self._expect(order)
-        times = self._asked.get(index, 0)
-        if times and index == next(iter(self._asked)):
-            content = self.saved.known[index]()
-            if content is not None and times >= max(content.users, 1):  # each of them has: this is another backward
-                self._asked.clear()
-                self._cursors = [0, 0]
-                times = 0
-        self._asked[index] = times + 1
-        place, cursors = self._places[index] + 1, self._cursors
-        for reader in (_TO_HOST, _TO_DEVICE):
-            if cursors[reader] < place:
-                cursors[reader] = place
-        return is_first
-
-    def expected_next(self, reader: int) -> Iterator[Content]:
-        """Give the live contents that are expected next, nearest first.
-
-        Each reader, 0 or 1, is remembered how far it came; what it was given is not given again, unless the whole order
-        is run through a second time.
-        """
-        while self._cursors[reader] < len(self._order):
-            known = self.saved.known.get(self._order[self._cursors[reader]])
-            content = None if known is None else known()
-            if content is not None:
-                yield content
-            self._cursors[reader] += 1
-
-    def _expect(self, known_order: tuple[int, ...]) -> None:
-        count = self.saved.count  # first: another thread may be saving
-        rest = {index for index, known in list(self.saved.known.items()) if known() is not None}
-        self._order = [*known_order, *sorted(rest.difference(known_order), reverse=True)]
-        self._places = {index: place for place, index in enumerate(self._order)}
-        self._expected = count  # last: an interrupt may leave it undone
 
 
 class Prefetcher:
@@ -163,21 +81,21 @@ class Prefetcher:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def asked(self, requests: Requests, index: int) -> None:
+    def asked(self, stretch: Stretch, index: int) -> None:
         """Note that a content was asked for, and start reading those that are expected next.
 
         Args:
-            requests: for what was saved with it.
+            stretch: that it was saved in.
             index: of the content.
         """
         order: tuple[int, ...] = ()
-        if requests.needs_order:
+        if stretch.expected != stretch.count:
             POOL.give_back(QUICK_BYTES)  # what only forward uses: here a step has its peak
-            order = self._orders.get(requests.saved.signature, ())
+            order = self._orders.get(stretch.signature, ())
         with self._lock:
-            if requests.ask(index, order):
+            if stretch.ask(index, order):
                 self._pause = 0
-            for content in requests.expected_next(_TO_HOST):
+            for content in stretch.expected_next(TO_HOST):
                 place = content.place
                 if content.state is not State.STORED or not place.is_costly or place.is_now:
                     continue
@@ -222,16 +140,16 @@ class Prefetcher:
             self._reserved = min(self._reserved + nbytes, self.budget.limit // 2)
         return lease
 
-    def prefetch_to_device(self, requests: Requests) -> None:
+    def prefetch_to_device(self, stretch: Stretch) -> None:
         """Start bringing what is expected next back to its device."""
         with self._lock:
-            for content in requests.expected_next(_TO_DEVICE):
+            for content in stretch.expected_next(TO_DEVICE):
                 if not content.prefetch_to_device():
                     break
 
-    def learn(self, requests: Requests) -> None:
+    def learn(self, stretch: Stretch) -> None:
         """Remember the order in which the contents of a finished step were asked for."""
-        signature, asked = requests.saved.signature, requests.asked
+        signature, asked = stretch.signature, stretch.asked
         with self._lock:
             if asked:
                 self._orders[signature] = asked

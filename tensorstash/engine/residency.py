@@ -10,7 +10,7 @@ from weakref import ref
 
 from tensorstash.abilities import SupportsHolders
 from tensorstash.engine.content import Content
-from tensorstash.engine.memory import Account
+from tensorstash.engine.ladder import Ladder
 from tensorstash.engine.stats import Tally
 from tensorstash.host.forks import renew_after_fork
 
@@ -36,34 +36,34 @@ class Residency:
 
     Args:
         backend: tells who holds the memory of a tensor.
-        account: of a budget; None if contents leave as soon as nobody else holds them.
+        ladder: of a budget; None if contents leave as soon as nobody else holds them.
     """
 
     __slots__ = (
         "__weakref__",
-        "_account",
         "_alive",
         "_backend",
         "_gone",
         "_groups",
         "_holders",
         "_keeps_some",
+        "_ladder",
         "_lock",
         "_peak_bytes",
         "_staying",
         "_used_bytes",
     )
 
-    def __init__(self, backend: SupportsHolders[Any], account: Account | None = None) -> None:
+    def __init__(self, backend: SupportsHolders[Any], ladder: Ladder | None = None) -> None:
         self._backend = backend
         self._holders = backend.holders
-        self._account = account
+        self._ladder = ladder
         self._groups: dict[Hashable, list[ref[Content]]] = {}
         self._staying: deque[ref[Content]] = deque()
         self._alive: dict[ref[Content], int] = {}
         self._gone: deque[ref[Content]] = deque()
         self._used_bytes = self._peak_bytes = 0
-        self._keeps_some = account is not None
+        self._keeps_some = ladder is not None
         self.after_fork()
         renew_after_fork(self)
 
@@ -82,7 +82,7 @@ class Residency:
         with self._lock:
             freed = self._freed() if look else []  # without this one: while it is being saved its memory is held
             self._groups.setdefault(content.token, []).append(ref(content))
-            if self._account is not None:
+            if self._ladder is not None:
                 self._alive[ref(content, self._gone.append)] = content.nbytes
                 self._used_bytes += content.nbytes
             self._keeps_some = self._keeps_some or content.is_streamed
@@ -141,7 +141,7 @@ class Residency:
         if gone:
             with self._lock:
                 self._settle()
-        held = self._used_bytes + (0 if self._account is None else self._account.other_bytes())
+        held = self._used_bytes + (0 if self._ladder is None else self._ladder.other_bytes())
         if held > self._peak_bytes:
             self._peak_bytes = held
         return held
@@ -153,8 +153,8 @@ class Residency:
 
     def spare_bytes(self) -> int:
         """Return the bytes that are left of the limit; less than none if it is exceeded."""
-        assert self._account is not None, "a limit without a budget"
-        return self._account.limit_bytes - self.held_bytes
+        assert self._ladder is not None, "a limit without a budget"
+        return self._ladder.limit_bytes - self.held_bytes
 
     def _older(self, freed: list[Any]) -> list[Any]:
         """Return the freed contents that leave, and older ones in place of those that stay on their device."""
@@ -175,7 +175,7 @@ class Residency:
         return leaving
 
     def _leaving(self, freed: list[Content], room: int) -> list[Content]:
-        if self._account is None:
+        if self._ladder is None:
             return self._older(freed)
         self._settle()
         leaving: list[Content] = []
@@ -185,7 +185,7 @@ class Residency:
             else:
                 leaving.append(content)
                 self._forget(ref(content))
-        most_bytes = self._account.limit_bytes - room - self._account.other_bytes()
+        most_bytes = self._ladder.limit_bytes - room - self._ladder.other_bytes()
         while self._used_bytes > most_bytes and self._staying:
             if (oldest := self._staying.popleft()()) is not None:
                 leaving.append(oldest)

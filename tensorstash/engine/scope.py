@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -31,17 +32,8 @@ class Thread(threading.local):
         self.module = module
 
 
-class _Innermost(threading.local):
-    """Whose scope is in force on a thread, so that the one around it can be told of it."""
-
-    adviser: Adviser | None = None
-
-    def is_of(self, adviser: Adviser | None) -> None:
-        """Take the adviser of the scope in force."""
-        self.adviser = adviser
-
-
-_innermost = _Innermost()
+_innermost: ContextVar[Adviser | None] = ContextVar("_innermost", default=None)
+"""Whose scope is in force on a thread, so that the one around it can be told of it."""
 
 
 class Scope(Block, Generic[S]):
@@ -85,10 +77,10 @@ class Scope(Block, Generic[S]):
         """Install the hooks."""
         thread = self._thread
         self._outer = thread.readers, thread.trail
-        self._around, self._stashed_before = _innermost.adviser, self._adviser.stashed_bytes
+        self._around, self._stashed_before = _innermost.get(), self._adviser.stashed_bytes
         self._is_in_force = True
         thread.reads(*self._inner)
-        _innermost.is_of(self._adviser)
+        _innermost.set(self._adviser)
         self._hooks.__enter__()
         return self._session
 
@@ -123,7 +115,7 @@ class Scope(Block, Generic[S]):
 
     def _set_back(self) -> None:
         self._thread.reads(*self._outer)
-        _innermost.is_of(self._around)
+        _innermost.set(self._around)
         self._is_in_force = False
 
 

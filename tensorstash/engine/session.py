@@ -18,14 +18,12 @@ from tensorstash.abilities import (
 from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
-from tensorstash.engine.dedup import DedupIndex
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.memory import Account, Budget
+from tensorstash.engine.memory import Budget
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
-from tensorstash.engine.prefetch import Requests
 from tensorstash.engine.readers import Reading, Trail
 from tensorstash.engine.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.residency import Residency
@@ -34,6 +32,7 @@ from tensorstash.engine.sender import Sender
 from tensorstash.engine.state import SessionState
 from tensorstash.engine.stats import Stats
 from tensorstash.engine.stream_content import StreamContent
+from tensorstash.engine.stretch import Stretch
 from tensorstash.engine.transfers import transfers_of
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
@@ -87,13 +86,12 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and new_recomputer is None and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        self._budget, self._ladder = budget, None if budget is None else Ladder()
         self._prefetched = self._sender.ahead(limits)
-        account = None if budget is None else Account(ledger, self._sender.in_flight, self._prefetched)
-        self._account = account
-        self._residency = Residency(backend, account) if isinstance(backend, SupportsHolders) else None
+        ladder = None if budget is None else Ladder(ledger, self._sender.in_flight, self._prefetched)
+        self._budget, self._ladder = budget, ladder
+        self._residency = Residency(backend, ladder) if isinstance(backend, SupportsHolders) else None
         # Not of the session, which would be a cycle.
-        spare = None if account is None else (self._residency or account).spare_bytes
+        spare = None if ladder is None else (self._residency or ladder).spare_bytes
         self._state = SessionState(backend, ledger, self.adviser, limits, self._prefetched, self._residency, spare)
         self._transfers = transfers_of(backend, limits, self._sender.shares)
         # Looked up once: these run for every tensor.
@@ -101,7 +99,7 @@ class Session(Generic[T]):
         self._small = self._kept[SMALL]
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
-        self._requests = Requests(DedupIndex())
+        self._stretch = Stretch()
         self._thread = Thread()
         self._recomputer = None if new_recomputer is None else new_recomputer(self._state, self._thread)
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
@@ -128,8 +126,8 @@ class Session(Generic[T]):
         self._sender.entry_began(self._state.ledger.saved_bytes, is_a_step=self._state.was_asked)
         with self._lock:
             if self._border is not None and self.regions and self._state.was_asked:
-                self._current_requests()  # a block asks for the plan before it saves anything
-            self._requests.saved.close()  # what was saved before is never taken for the same
+                self._current_stretch()  # a block asks for the plan before it saves anything
+            self._stretch.close()  # what was saved before is never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
         return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
 
@@ -187,11 +185,11 @@ class Session(Generic[T]):
         if self._residency is not None:
             self._start(self._residency.clear())
         with self._lock:
-            self._requests.saved.close()  # whoever holds what is captured may write to it now
+            self._stretch.close()  # whoever holds what is captured may write to it now
         self._sender.drain()
         if self._transfers is not None:
             self._transfers.drain()
-        for content in self._requests.saved.contents():
+        for content in self._stretch.contents():
             content.settle()
         if self._recomputer is not None:
             self._recomputer.settle()
@@ -219,7 +217,7 @@ class Session(Generic[T]):
             self._start(self._residency.freed(room=self._room_bytes()))
         if self._state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
-                self._current_requests()
+                self._current_stretch()
         way = self._way(spec, "any")
         record = None
         if self._ladder is not None and is_large:
@@ -233,11 +231,8 @@ class Session(Generic[T]):
 
     def _recorded(self, ladder: Ladder, tensor: T, spec: TensorSpec) -> Record:
         assert self._budget is not None, "a ladder without a budget"
-        assert self._account is not None, "a budget without an account"
         if not ladder.is_begun:
-            limit_bytes = self._budget.limit_bytes(self.backend, spec.device)
-            self._account.begin(limit_bytes, spec.device)
-            ladder.begin(limit_bytes)
+            ladder.begin(self._budget.limit_bytes(self.backend, spec.device), spec.device)
         return ladder.saved(spec, self._thread.module, *self.backend.storage(tensor))
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
@@ -293,25 +288,24 @@ class Session(Generic[T]):
             if digest is not None:
                 key = *key, digest
         with self._lock:
-            requests = self._current_requests() if state.was_asked else self._requests
-            dedup = requests.saved
-            content = None if is_unsure else dedup.find(key)
+            stretch = self._current_stretch() if state.was_asked else self._stretch
+            content = None if is_unsure else stretch.find(key)
             is_new = content is None
             if content is None:
                 shared = None if spec.order.is_dense else place.shared_memory
-                span = None if shared is None else dedup.span((token, version), spec, shared)
+                span = None if shared is None else stretch.span((token, version), spec, shared)
                 reading = Reading() if residency is not None and not place.is_lossless else None
                 probe = None if source is None else backend.version_probe(tensor)
                 source = backend.detached(tensor) if source is None else source
-                counted = self._prefetched, state.prefetcher.readers, token, dedup.count, record, span, reading
+                counted = self._prefetched, state.prefetcher.readers, token, stretch.count, record, span, reading
                 parts = place, source, spec, version, probe, *counted
                 streams = place.transfers
                 content = Content(*parts) if streams is None else StreamContent(streams, *parts)
                 self._sender.shares.saw(spec.nbytes)
-                dedup.add(key, content)
+                stretch.add(key, content)
             else:
                 content.add_user()
-        handle = Stashed(state, content, requests, spec)
+        handle = Stashed(state, content, stretch, spec)
         readers, reading = thread.readers, content.reading
         if readers is not None and reading is not None:
             reading.saved(thread.trail, thread.trail.add((thread.module, spec, backend.producer(tensor))))
@@ -359,7 +353,7 @@ class Session(Generic[T]):
             elif content.reading is None or self._places.suits(content, self._state.demands):
                 self._sender.start(content)
 
-    def _current_requests(self) -> Requests:
+    def _current_stretch(self) -> Stretch:
         if self._state.was_asked:
             self._state.step_began()
             self.adviser.step_ended()
@@ -368,14 +362,14 @@ class Session(Generic[T]):
                 self._ladder.step_ended()
                 if self._border is not None:
                     self._border.step_ended(self._ladder.saved_bytes, self._ladder.limit_bytes, self._state.ledger)
-            self._state.prefetcher.learn(self._requests)
-            self._requests.saved.close()
-            self._requests = Requests(DedupIndex())
+            self._state.prefetcher.learn(self._stretch)
+            self._stretch.close()
+            self._stretch = Stretch()
             if self._recomputer is not None:
                 self._recomputer.begin_stretch()
             if self._transfers is not None:
                 self._transfers.end_step()
-        return self._requests
+        return self._stretch
 
     def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:
         module, ways = self._thread.module, self._places

@@ -10,6 +10,7 @@ import pytest
 
 import tensorstash as ts
 from tensorstash.engine.ladder import Fate, Ladder, Record, planned
+from tensorstash.engine.ledger import Ledger
 from tensorstash.errors import ConfigError
 from tensorstash.spec import TensorSpec
 from tensorstash.testing import Lab
@@ -156,8 +157,8 @@ def test_a_budget_that_is_none_is_refused_at_once(size):
 
 
 def test_a_failing_plan_is_logged_once_and_training_goes_on(caplog):
-    ladder = Ladder()
-    ladder.begin(10)
+    ladder = Ladder(Ledger())
+    ladder.begin(10, "cpu")
     spec = TensorSpec((4,), (1,), 0, "float32", "cpu")
     with caplog.at_level(logging.ERROR, logger="tensorstash"):
         for step in range(3):
@@ -172,8 +173,8 @@ def test_a_failing_plan_is_logged_once_and_training_goes_on(caplog):
 
 
 def test_an_equal_step_follows_the_plan_and_another_one_goes_by_age():
-    ladder = Ladder()
-    ladder.begin(2 * 16)
+    ladder = Ladder(Ledger())
+    ladder.begin(2 * 16, "cpu")
     spec, other = (TensorSpec((4,), (1,), 0, dtype, "cpu") for dtype in ("float32", "int32"))
 
     def step(*specs):

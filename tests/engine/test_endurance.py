@@ -177,9 +177,8 @@ def test_what_only_goes_forward_is_not_remembered(framework, entries):
     def known():
         stash._session.drain()
         gc.collect()
-        requests, ledger = stash._session._requests, stash._session._state.ledger
-        saved = requests.saved
-        return max(map(len, (saved.known, saved._contents, requests._order, requests._places, ledger._entries)))
+        saved, ledger = stash._session._stretch, stash._session._state.ledger
+        return max(map(len, (saved.known, saved._contents, saved._order, saved._places, ledger._entries)))
 
     with stash if entries == "one" else nullcontext():
         forward(100)

@@ -14,9 +14,8 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine import places
-from tensorstash.engine.dedup import DedupIndex
 from tensorstash.engine.host_place import HostPlace
-from tensorstash.engine.prefetch import Requests
+from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import Route, Rule, StoreIn
 from tensorstash.policies.selectors import ModuleNames
@@ -35,10 +34,10 @@ class Known:
 
 
 def saved(*specs):
-    dedup, payloads = DedupIndex(), [Known(spec) for spec in specs]
+    stretch, payloads = Stretch(), [Known(spec) for spec in specs]
     for payload in payloads:
-        dedup.add(payload.place.spec, payload)
-    return dedup, payloads
+        stretch.add(payload.place.spec, payload)
+    return stretch, payloads
 
 
 def behind(gate, **limits):
@@ -52,11 +51,11 @@ def made():
 
 
 def test_in_a_closed_index_nothing_is_the_same_as_what_was_saved():
-    dedup, payloads = saved("a", "b")
-    assert dedup.find("a") is payloads[0]
-    dedup.close()
-    assert dedup.find("a") is None
-    assert list(dedup.contents()) == payloads, "who is there already is still known"
+    stretch, payloads = saved("a", "b")
+    assert stretch.find("a") is payloads[0]
+    stretch.close()
+    assert stretch.find("a") is None
+    assert list(stretch.contents()) == payloads, "who is there already is still known"
 
 
 def test_what_was_rewritten_without_a_word_is_another_content():
@@ -109,12 +108,11 @@ def test_a_content_saved_in_modules_of_two_policies_is_two_contents():
 
 
 def test_a_second_round_of_requests_is_a_round_of_its_own():
-    dedup, payloads = saved("a", "b", "c")
-    requests = Requests(dedup)
+    stretch, payloads = saved("a", "b", "c")
     for index in (2, 0, 1, 2):
-        requests.ask(index, ())
-    assert requests.asked == (2,)
-    assert list(requests.expected_next(0)) == [payloads[1], payloads[0]]
+        stretch.ask(index, ())
+    assert stretch.asked == (2,)
+    assert list(stretch.expected_next(0)) == [payloads[1], payloads[0]]
 
 
 def test_who_needs_a_content_second_does_not_see_what_a_kernel_wrote_into_the_first():

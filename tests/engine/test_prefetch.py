@@ -10,8 +10,8 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import state
 from tensorstash.engine.content import State
-from tensorstash.engine.dedup import DedupIndex
-from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher, Requests
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
+from tensorstash.engine.stretch import Stretch
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.pool import POOL
 from tensorstash.host.workers import Workers
@@ -68,12 +68,12 @@ def test_deleting_the_hint_changes_no_result(monkeypatch):
 
 @pytest.mark.parametrize("learned", [(0, 1, 2), (5, 3, 11, 0), tuple(range(100, 0, -1))])
 def test_a_wrong_order_changes_no_result(monkeypatch, learned):
-    known = Requests.ask
+    known = Stretch.ask
 
     def ask(self, index, order):
-        known(self, index, tuple(i for i in learned if i < self.saved.count))
+        known(self, index, tuple(i for i in learned if i < self.count))
 
-    monkeypatch.setattr(Requests, "ask", ask)
+    monkeypatch.setattr(Stretch, "ask", ask)
     grads, _, _ = run(ts.Limits(ahead=400))
     assert all(np.array_equal(grad, plain()) for grad in grads)
 
@@ -185,10 +185,10 @@ class Known:
 
 def saved(specs):
     """Requests for payloads of these specs, the payloads, and what is read of them."""
-    requests, read = Requests(DedupIndex()), []
+    requests, read = Stretch(), []
     payloads = [Known(spec, read, index) for index, spec in enumerate(specs)]
     for place, payload in enumerate(payloads):
-        requests.saved.add(place, payload)
+        requests.add(place, payload)
     return requests, payloads, read
 
 
@@ -257,10 +257,10 @@ class Leased(Known):
 def test_what_was_made_again_finds_room_once_it_has_found_none(monkeypatch):
     prefetcher = Prefetcher(ByteBudget(4), Workers("test", 1))
     monkeypatch.setattr(Leased, "budget", prefetcher.budget, raising=False)
-    requests, read = Requests(DedupIndex()), []
+    requests, read = Stretch(), []
     payloads = [Leased("spec", read, index) for index in range(9)]
     for place, payload in enumerate(payloads):
-        requests.saved.add(place, payload)
+        requests.add(place, payload)
     prefetcher.asked(requests, 8)
     assert read == [7, 6, 5, 4]
     assert prefetcher.hold(1) is None
@@ -298,10 +298,10 @@ def test_looking_at_what_was_read_ahead_takes_no_longer_the_more_of_it_there_is(
     monkeypatch.setattr(Waiting, "looks", 0)
     count, most = 4000, 1000
     prefetcher = Prefetcher(ByteBudget(count), Workers("test", 1), quick_bytes=most)
-    requests, read, waited = Requests(DedupIndex()), [], []
+    requests, read, waited = Stretch(), [], []
     payloads = [Waiting("spec", read, index) for index in range(count)]
     for place, payload in enumerate(payloads):
-        requests.saved.add(place, payload)
+        requests.add(place, payload)
     for done, payload in enumerate(reversed(payloads), 1):
         prefetcher.asked(requests, payload.index)
         payload.waits = False

@@ -1,0 +1,149 @@
+"""Contents that were saved since the last request, numbered in their order, and the order in which backward asks."""
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+from weakref import WeakValueDictionary, ref
+
+from tensorstash.abilities import SupportsSharedMemory
+from tensorstash.engine.content import Content
+from tensorstash.engine.shared_span import SharedSpan, span_of
+from tensorstash.spec import TensorSpec
+
+TO_HOST, TO_DEVICE = 0, 1
+"""Readers of the order: for threads that load, and for copies back to a device."""
+
+_FEW = 64
+"""Contents that are not worth forgetting."""
+
+
+class Stretch:
+    """Contents that were saved between two backward passes, known only weakly, and the order of their requests.
+
+    A stretch of saves ends with the first unpack. Optimizers, ``.data`` and aliases through other libraries write
+    without bumping a version, and they do so between backward and the next forward; so a content that was saved before
+    the last unpack is never taken for the same again. A stretch without one may be endless, so that what is gone is
+    forgotten: what it knows is at most twice as much as is live, and a few.
+
+    Another backward begins where the last one did, with what it has asked for first. Others are no sign of one: what is
+    made again may be made several times, and asks each time.
+
+    Not thread-safe; the session locks for saves, and the prefetcher for requests.
+    """
+
+    __slots__ = (
+        "_asked", "_contents", "_cursors", "_order", "_places", "_room", "_spans", "count", "expected", "known",
+        "signature",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.signature = 0
+        """The same for stretches in which the same kinds of contents were saved, in the same order."""
+        self.count = 0
+        """Contents that were saved so far."""
+        self.expected = 0
+        """Contents that were saved before the last request."""
+        self.known: dict[int, ref[Content]] = {}
+        """Those that are live, and perhaps some that have gone, by index."""
+        self._contents: dict[Hashable, ref[Content]] = {}
+        self._spans: WeakValueDictionary[Hashable, SharedSpan] = WeakValueDictionary()
+        self._room = _FEW
+        self._order: list[int] = []
+        self._places: dict[int, int] = {}
+        self._asked: dict[int, int] = {}  # how often, in this backward
+        self._cursors = [0, 0]
+
+    def find(self, key: Hashable) -> Content | None:
+        """Return the live content of a key, if there is one."""
+        known = self._contents.get(key)
+        return known() if known is not None else None
+
+    def add(self, key: Hashable, content: Content) -> None:
+        """Append a content, whose index is :attr:`count`."""
+        if len(self.known) >= self._room:
+            self._forget()
+        self.known[self.count] = self._contents[key] = ref(content)
+        self.signature = hash((self.signature, content.place.kind))
+        self.count += 1  # last: whoever has seen it finds all of them
+
+    def span(self, token: Hashable, spec: TensorSpec, backend: SupportsSharedMemory[Any]) -> SharedSpan | None:
+        """Return the memory that a view with gaps shares with others when it is back; None for all other tensors.
+
+        Args:
+            token: names the storage and its version.
+            spec: of the tensor.
+            backend: puts them back together.
+        """
+        name = span_of(token, spec)
+        if name is None:
+            return None
+        span = self._spans.get(name)
+        if span is None:
+            span = self._spans[name] = SharedSpan(backend)
+        return span
+
+    def contents(self) -> Iterator[Content]:
+        """Give the contents that are live."""
+        return filter(None, (known() for known in list(self.known.values())))
+
+    def close(self) -> None:
+        """Take nothing for the same as what was saved here any more."""
+        self._contents.clear()
+        self._spans = WeakValueDictionary()
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Indices in the order in which they were first asked for."""
+        return tuple(self._asked)
+
+    def ask(self, index: int, order: tuple[int, ...]) -> bool:
+        """Note a request, and expect the others in this order, and those that it lacks behind, the last saved first.
+
+        Args:
+            index: of the content.
+            order: indices; it counts with the first request since something was saved.
+
+        Returns:
+            Whether it is that first request.
+        """
+        is_first = self.expected != self.count
+        if is_first:
+            self._expect(order)
+        times = self._asked.get(index, 0)
+        if times and index == next(iter(self._asked)):
+            content = self.known[index]()
+            if content is not None and times >= max(content.users, 1):  # each of them has: this is another backward
+                self._asked.clear()
+                self._cursors = [0, 0]
+                times = 0
+        self._asked[index] = times + 1
+        place, cursors = self._places[index] + 1, self._cursors
+        for reader in (TO_HOST, TO_DEVICE):
+            if cursors[reader] < place:
+                cursors[reader] = place
+        return is_first
+
+    def expected_next(self, reader: int) -> Iterator[Content]:
+        """Give the live contents that are expected next, nearest first.
+
+        Each reader is remembered how far it came; what it was given is not given again, unless the whole order
+        is run through a second time.
+        """
+        while self._cursors[reader] < len(self._order):
+            known = self.known.get(self._order[self._cursors[reader]])
+            content = None if known is None else known()
+            if content is not None:
+                yield content
+            self._cursors[reader] += 1
+
+    def _forget(self) -> None:
+        """Forget what is gone."""
+        self.known = {index: known for index, known in self.known.items() if known() is not None}
+        self._contents = {key: known for key, known in self._contents.items() if known() is not None}
+        self._room = 2 * len(self.known) + _FEW
+
+    def _expect(self, known_order: tuple[int, ...]) -> None:
+        count = self.count  # first: another thread may be saving
+        rest = {index for index, known in list(self.known.items()) if known() is not None}
+        self._order = [*known_order, *sorted(rest.difference(known_order), reverse=True)]
+        self._places = {index: place for place, index in enumerate(self._order)}
+        self.expected = count  # last: an interrupt may leave it undone
