@@ -34,7 +34,8 @@ PARTS = {"tiny_autograd"}
 
 RUNNER = """
 import os, runpy, sys
-for path in sys.argv[1:]:
+paths, sys.argv[1:] = sys.argv[1:], []
+for path in paths:
     os.chdir(os.path.dirname(path))
     runpy.run_path(path, run_name="__main__")
     print("end of", path, flush=True)
