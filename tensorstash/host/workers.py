@@ -84,10 +84,6 @@ class Workers:
         self._pool = _ThreadPool(self, self._name, self._threads, self.timeout_s)
 
 
-class _Life:
-    """There as long as a thread is at work."""
-
-
 class _Thread(threading.Thread):
     """A thread, and what it is at.
 
@@ -97,8 +93,6 @@ class _Thread(threading.Thread):
     def __init__(self, pool: "_ThreadPool", name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.pool: _ThreadPool | None = pool
-        self.is_running: Callable[[], object] = self.is_alive
-        """Whether it is alive, without a frame once it works: a weak reference of what its frame holds."""
         self.job: Future[Any] | None = None
         self.since = 0.0
         self.is_abandoned = False
@@ -106,8 +100,6 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         pool, self.pool = self.pool, None
         assert pool is not None
-        life = _Life()
-        self.is_running = weakref.ref(life)
         try:
             while pool.serve(self):
                 pass
@@ -156,23 +148,17 @@ class _ThreadPool:
         return True
 
     def abandon(self) -> None:
-        """Leave to themselves the threads whose work takes too long, and those that have died without a word."""
+        """Leave to themselves the threads whose work takes too long."""
         earliest = monotonic() - self._timeout_s
-        lost: list[tuple[_Thread, Future[Any] | None]] = []
+        lost: list[Future[Any]] = []
         with self._lock:
-            for thread in self.threads:  # without a frame: for each job
-                if not thread.is_running() or (thread.job is not None and thread.since < earliest):
-                    lost.append((thread, thread.job))
-        if not lost:
-            return
-        for _, job in lost:
-            if job is not None:
-                job.fail(TimeoutError(f"took longer than {self._timeout_s} seconds"))
-        with self._lock:
-            for thread, _ in lost:
-                if thread in self.threads:
+            for thread in list(self.threads):
+                if (job := thread.job) is not None and thread.since < earliest:
+                    lost.append(job)
                     thread.is_abandoned = True
                     self._remove(thread)
+        for job in lost:
+            job.fail(TimeoutError(f"took longer than {self._timeout_s} seconds"))
 
     def serve(self, thread: _Thread) -> bool:
         """Wait for a call and do what there is to do; return False if the thread has to end."""
@@ -217,12 +203,11 @@ class _ThreadPool:
             return True
         self._started += 1
         thread = _Thread(self, f"{self._name}-{self._started}")
-        self.threads.append(thread)  # first: what an interrupt keeps from starting is found to be dead
         try:
             thread.start()
         except RuntimeError:
-            self.threads.remove(thread)
             return False
+        self.threads.append(thread)  # last: one that an interrupt keeps from starting is none
         return True
 
 

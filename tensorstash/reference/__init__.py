@@ -19,7 +19,7 @@ from tensorstash.reference.autograd.hooks import saved_tensors_hooks
 from tensorstash.reference.autograd.modes import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from tensorstash.reference.autograd.pylayer import PyLayer, PyLayerContext
 from tensorstash.reference.autograd.saved import SavedTensor
-from tensorstash.reference.creation import from_buffer, from_numpy, full, ones, tensor, zeros
+from tensorstash.reference.creation import from_buffer, full, ones, tensor, zeros
 from tensorstash.reference.errors import DeviceError, GraphReleasedError, HookError, InplaceError
 from tensorstash.reference.storage import streams
 from tensorstash.reference.storage.dtypes import DTYPES, DType, as_dtype
@@ -30,6 +30,6 @@ from tensorstash.reference.tensor import Parameter, Tensor
 __all__ = [
     "DTYPES", "DType", "DeviceError", "Edge", "GraphReleasedError", "HookError", "InplaceError", "Layout",
     "MemorySpace", "Meta", "Node", "Parameter", "PyLayer", "PyLayerContext", "SavedTensor", "Storage", "Tensor",
-    "as_dtype", "backward", "enable_grad", "from_buffer", "from_numpy", "full", "grad", "is_grad_enabled", "memory",
+    "as_dtype", "backward", "enable_grad", "from_buffer", "full", "grad", "is_grad_enabled", "memory",
     "methods", "nn", "no_grad", "ones", "ops", "saved_tensors_hooks", "set_grad_enabled", "streams", "tensor", "zeros",
 ]  # fmt: skip

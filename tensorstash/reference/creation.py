@@ -36,19 +36,6 @@ def tensor(data: Any, dtype: DTypeLike | None = None, device: str = "cpu", requi
     return result.requires_grad_(requires_grad)
 
 
-def from_numpy(array: Array) -> Tensor:
-    """Give a host tensor that shares the memory of a C-contiguous array; writes through the array bump no version.
-
-    Raises:
-        ValueError: the array is read-only or not C-contiguous.
-    """
-    kind = as_dtype(array.dtype)
-    if not array.flags.c_contiguous:
-        raise ValueError("from_numpy shares memory and needs a C-contiguous array; use tensor() to copy")
-    storage = Storage(array.reshape(-1).view(np.uint8), memory("cpu"))
-    return Tensor(storage, Layout.contiguous(array.shape, kind.itemsize), kind)
-
-
 def from_buffer(
     buffer: Array, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: DTypeLike, device: str = "cpu"
 ) -> Tensor:

@@ -137,7 +137,7 @@ class Tensor:
         return self._read().copy(order="C")
 
     def numpy(self) -> Array:
-        """Give the elements as an array that shares this memory and keeps it alive; a copy if the tensor requires grad.
+        """Copy the elements to an array.
 
         Raises:
             DeviceError: the tensor lies on an accelerator.
@@ -150,8 +150,7 @@ class Tensor:
             raise RuntimeError("cannot give a tensor that requires grad to NumPy; use .detach().numpy()")
         if self.dtype.name == "bfloat16":
             raise TypeError("NumPy has no bfloat16; use .astype('float32').numpy() or .host_bits()")
-        view = self.storage.host_view(self.layout, self.dtype)
-        return view.copy() if self.requires_grad else view
+        return self.host_bits()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype=dtype, copy=copy)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from zlib import crc32
 
 import pytest
+from shuffled import Shuffled
 
 from tensorstash.reference import Tensor, streams
 from tensorstash.testing import BackendSuite
@@ -26,5 +27,5 @@ class TestReferenceBehindTheProgram(BackendSuite):
     @pytest.fixture(autouse=True)
     def _schedule(self, request: pytest.FixtureRequest) -> Iterator[None]:
         seed = crc32(request.node.name.encode())
-        with streams.asynchronous(streams.Shuffled(seed, eagerness=(seed % 10) / 10)):
+        with streams.asynchronous(Shuffled(seed, eagerness=(seed % 10) / 10)):
             yield

@@ -12,7 +12,6 @@ from tensorstash.reference import (
     tensor,
     zeros,
 )
-from tensorstash.reference.storage.memory import memory
 
 
 def test_bytes_are_counted_exactly_and_return_with_the_last_view(sim: MemorySpace) -> None:
@@ -46,22 +45,6 @@ def test_devices_do_not_mix(sim: MemorySpace) -> None:
         with pytest.raises(DeviceError, match="on one device, got"):
             operation()
     assert (x + 1.0).device == "sim:0"
-
-
-def test_host_array_shares_memory_and_keeps_it_accounted() -> None:
-    host = memory("cpu")
-    before = host.allocated_bytes
-    x = zeros((4,))
-    array = x[1:].numpy()
-    x.add_(1.0)
-    assert array.tolist() == [1.0, 1.0, 1.0]
-    array[0] = 7.0
-    assert x.tolist() == [1.0, 7.0, 1.0, 1.0]
-    assert x._version == 1
-    del x
-    assert host.allocated_bytes == before + 16
-    del array
-    assert host.allocated_bytes == before
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:0"])

@@ -389,7 +389,7 @@ def observe(program: Program, values: str, seed: int, into: Search) -> None:
             seeds = [_noise(out, random).requires_grad_() for out in outputs]
             again = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True, create_graph=True)
             ends += [grad for grad in again if grad is not None and grad.requires_grad and _is_dense(grad)]
-        found = {id(one.handle): (one.handle, one.reader) for one in readers.finish(ends)}
+        found = {id(one.handle): (one.handle, one.reader) for end in ends for one in readers.visit(end)}
     incoming = _incoming(ends, wanted)
     for node, saves in _nodes(ends, found):
         if node in incoming:

@@ -19,8 +19,7 @@ from torch import Tensor
 from tensorstash.abilities import Kernel
 from tensorstash.backends.torch import quantize as torch_triton
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.backends.torch.device_kernels import device_kernel
-from tensorstash.backends.torch.kernels import DeviceKernels
+from tensorstash.backends.torch.kernels import DeviceKernels, device_kernel
 from tensorstash.backends.torch.layout import DTYPE_NAMES
 from tensorstash.codecs import Affine, AsType, Lossless, PackBits, TwoValued
 from tensorstash.engine.session import Session

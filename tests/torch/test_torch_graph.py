@@ -50,7 +50,8 @@ class Recording:
             handle.reader = reader
 
     def finish(self, *outputs):
-        self.note(self.readers.finish(outputs))
+        for output in outputs:
+            self.note(self.readers.visit(output))
 
     def names(self):
         return [handle.reader for handle in self.handles]

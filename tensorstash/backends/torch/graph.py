@@ -1,6 +1,6 @@
 """Who will read what was saved, and in which order: found in the graph of PyTorch."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -63,41 +63,18 @@ class Readers:
             self._walk([root], found)
         return found
 
-    def finish(self, outputs: Iterable[Tensor]) -> list[Found]:
-        """Return what was saved on the way to ``outputs``, where that was not returned before; for the end of a scope.
-
-        Args:
-            outputs: complete results, which no operation is about to save.
-        """
-        found: list[Found] = []
-        if CAN_TELL:
-            self._walk(self._mark(tensor.grad_fn for tensor in outputs), found)
-        return found
-
     def _walk(self, waiting: list[Any], found: list[Found]) -> None:
         first, walked, is_ours = self._first, self._walked, self._is_ours
         while waiting:
             node = waiting.pop()
             found += _shown(node, is_ours)
             for before, _ in node.next_functions:
-                # As in _mark, which would be one more call for every saved tensor.
+                # The nodes of a thread are numbered. Below the first are those of earlier graphs, or of other threads,
+                # which walk them in scopes of their own; that two threads use one number costs knowledge, never
+                # correctness.
                 if before is not None and (number := before._sequence_nr()) >= first and number not in walked:
                     walked.add(number)
                     waiting.append(before)
-
-    def _mark(self, nodes: Iterable[Any]) -> list[Any]:
-        """Return the nodes not walked before, which are about to be."""
-        new = []
-        for node in nodes:
-            if node is not None and self._is_new(number := node._sequence_nr()):
-                self._walked.add(number)
-                new.append(node)
-        return new
-
-    def _is_new(self, number: int) -> bool:
-        # The nodes of a thread are numbered. Below the first are those of earlier graphs, or of other threads, which
-        # walk them in scopes of their own; that two threads use one number costs knowledge, never correctness.
-        return number >= self._first and number not in self._walked
 
 
 def running(handle: object) -> list[str]:

@@ -39,24 +39,23 @@ def backward(
 def grad(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],
-    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
     *,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Give the gradients of `outputs` with respect to `inputs`; no `grad` attribute changes.
 
     Args:
         outputs: one tensor or several.
         inputs: one tensor or several, leaves or not.
-        grad_outputs: one per output; None means 1 for an output of one element.
         retain_graph: keep saved tensors for another backward; by default, as `create_graph`.
         create_graph: record the gradient computation, for higher derivatives.
-        allow_unused: give None for an input that the outputs do not depend on, instead of raising.
+
+    Returns:
+        None for an input that the outputs do not depend on.
 
     Raises:
-        RuntimeError: as `backward`; or an input does not require grad, or is unused.
+        RuntimeError: as `backward`; or an input does not require grad.
 
     >>> from tensorstash.reference import tensor
     >>> x = tensor(3.0, requires_grad=True)
@@ -66,14 +65,8 @@ def grad(
     """
     outputs = [outputs] if isinstance(outputs, Tensor) else outputs
     inputs = [inputs] if isinstance(inputs, Tensor) else inputs
-    gradients = [grad_outputs] if isinstance(grad_outputs, Tensor) else grad_outputs
     retain = create_graph if retain_graph is None else retain_graph
-    found = _walk(outputs, gradients, _edges_of(inputs), retain, create_graph)
-    if not allow_unused and any(gradient is None for gradient in found):
-        raise RuntimeError(
-            "one of the differentiated tensors appears to not have been used in the graph; set allow_unused=True if "
-            "this is the desired behavior"
-        )
+    found = _walk(outputs, None, _edges_of(inputs), retain, create_graph)
     return tuple(g if g is None or create_graph else g.detach() for g in found)
 
 

@@ -52,13 +52,6 @@ class Signature:
         self.defaults = {p.name: p.default for p in keywords if p.default is not p.empty}
         self.formulas = formulas
         self.needs = {operand: tuple(inspect.signature(f).parameters) for operand, f in formulas.items()}
-        reserved = {"g", "i", "out"} & {*self.operands, *(p.name for p in keywords)}
-        if reserved:
-            raise TypeError(f"{name} must not name an operand or attribute {sorted(reserved)}")
-        known = {"g", "i", "out", *self.operands, *(f"{o}_meta" for o in self.operands), *(p.name for p in keywords)}
-        unknown = {*formulas} - {*self.operands} | {n for needs in self.needs.values() for n in needs} - known
-        if unknown:
-            raise TypeError(f"formulas of {name} name {sorted(unknown)}; known are {sorted(known)}")
 
     def role(self, position: int) -> str:
         """Give the name of the operand at `position`; a variadic operand takes all that follow."""
@@ -170,9 +163,6 @@ class Primitive:
         moves: the kernel moves stored elements bit for bit, and so sees carriers, not compute elements.
         floating: integers are promoted to float32 first.
         formulas: gradient of each differentiable operand.
-
-    Raises:
-        TypeError: a formula names something the kernel does not have.
     """
 
     def __init__(

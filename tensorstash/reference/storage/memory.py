@@ -11,7 +11,6 @@ import threading
 from collections import defaultdict, deque
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -199,20 +198,6 @@ class Storage:
             layout.shape, dtype.carrier, buffer=self.buffer, offset=layout.offset, strides=layout.byte_strides
         )
         return window
-
-    def host_view(self, layout: Layout, dtype: DType) -> Array:
-        """Give the elements at `layout` as an array that keeps this storage alive."""
-        return np.asarray(_HostView(self, self.window(layout, dtype)))
-
-
-class _HostView:
-    """Exports an array so that what NumPy builds from it holds the storage, not only the bytes."""
-
-    __slots__ = ("__array_interface__", "storage")
-
-    def __init__(self, storage: Storage, window: Array) -> None:
-        self.storage = storage
-        self.__array_interface__: dict[str, Any] = window.__array_interface__
 
 
 def dense_copy(array: Array) -> Array:

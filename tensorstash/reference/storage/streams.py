@@ -10,7 +10,6 @@ PyTorch and Paddle do, and overwritten there: whoever still uses it without an o
 from __future__ import annotations
 
 import gc
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,27 +30,6 @@ class Schedule(Protocol):
     def pick(self, streams: Sequence[Stream]) -> Stream:
         """Choose among the streams that have work they can do now; there is at least one."""
         ...
-
-
-class Shuffled:
-    """Any order of events, by chance.
-
-    Args:
-        seed: of the chance; the same seed gives the same order for the same program.
-        eagerness: probability that the device goes on working after a step that nobody waits for.
-    """
-
-    def __init__(self, seed: int, eagerness: float = 0.5) -> None:
-        self._random = random.Random(seed)
-        self._eagerness = eagerness
-
-    def pauses(self) -> bool:
-        """By chance."""
-        return self._random.random() >= self._eagerness
-
-    def pick(self, streams: Sequence[Stream]) -> Stream:
-        """Any."""
-        return self._random.choice(streams)
 
 
 class Event:
