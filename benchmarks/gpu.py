@@ -20,9 +20,9 @@ COLUMNS = columns("part | command | seconds:.0f | outcome")
 TINY = "--width 64 --depth 2 --heads 2 --vocabulary 64 --length 64"
 PARTS = {
     "doctor": (60, "-m tensorstash doctor", ""),
-    "link": (120, "-m benchmarks link --device {device}", "--mib 1"),
+    "link": (120, "-m benchmarks torch_link --device {device}", "--mib 1"),
     "tests": (300, "-m pytest -q -n 0 -p no:cacheprovider -m gpu tests/torch", "--co"),
-    "shapes": (300, "-m benchmarks shapes --device {device}", f"{TINY} --steps 5"),
+    "shapes": (300, "-m benchmarks torch_shapes --device {device}", f"{TINY} --steps 5"),
     "steps": (560, "-m benchmarks torch_device --device {device} --budget 500", f"{TINY} --rounds 1 --steps 1"),
     "hooks": (120, "-m benchmarks hooks --framework torch --device {device}", "--saves 4 --rounds 2"),
 }

@@ -1,6 +1,6 @@
 """Steps on a device whose lengths vary: peak, time, page-locked memory and host waits.
 
-    python -m benchmarks shapes --device cuda
+    python -m benchmarks torch_shapes --device cuda
 
 Programs run a GPT: with one length, with random lengths, with a stash for each step, and with a large head. Newly
 locked is the host memory that was page-locked from the third step on, by the bytes stashed in these steps. Waits count

@@ -1,6 +1,6 @@
 """The link of a device: copies out, back and both at once, and page-locking of host memory.
 
-python -m benchmarks link --device cuda
+python -m benchmarks torch_link --device cuda
 """
 
 import argparse
