@@ -25,6 +25,7 @@ from typing import Any
 import tensorstash as ts
 from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import alone, interleave
+from benchmarks.harness.torch_accelerator import accelerator_named
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
@@ -47,8 +48,8 @@ SMALL, LARGE, COPIES = "small tensors", "large tensors", "copies"
 class Program:
     """A chain of operations on tensors of so many elements, each of which saves its input."""
 
-    def __init__(self, framework: str, elements: int) -> None:
-        self._start = lab_of(framework).tensor(floats(elements), requires_grad=True)
+    def __init__(self, framework: str, elements: int, device: str) -> None:
+        self._start = lab_of(framework).tensor(floats(elements), device=device, requires_grad=True)
 
     def passes(self, scope: Scope, saves: int, clock: Callable[[], float] = perf_counter) -> Pair:
         """Return the seconds of a forward and of its backward, or another count that a clock has."""
@@ -97,7 +98,7 @@ class Calls:
         return [" + ".join(some) for some in found]
 
 
-def scopes(framework: str) -> Mapping[str, Mapping[str, Scope]]:
+def scopes(framework: str, device: str) -> Mapping[str, Mapping[str, Scope]]:
     """Return the contexts that are measured, by size of the tensors and by name."""
     graph = import_module("torch.autograd.graph" if framework == "torch" else "paddle.autograd")
 
@@ -111,7 +112,11 @@ def scopes(framework: str) -> Mapping[str, Mapping[str, Scope]]:
         "keep": under("keep", min_bytes=0),
         "cpu_offload, in host memory already": under("cpu_offload", min_bytes=0),
     }
-    large = {COPIES: lambda: graph.saved_tensors_hooks(*[lambda x: x.detach().clone()] * 2)}
+    large: dict[str, Scope] = {COPIES: lambda: graph.saved_tensors_hooks(*[lambda x: x.detach().clone()] * 2)}
+    if device != "cpu":
+        kind = device.partition(":")[0]
+        large["save_on_cpu, page-locked"] = lambda: graph.save_on_cpu(pin_memory=True, device_type=kind)
+        return {LARGE: large | {name: under(name, min_bytes=0) for name in ("cpu_offload", "recompute | cpu_offload")}}
     for name, policy in {
         "host memory": ts.StoreIn(Memory()),
         "quantize": "quantize",
@@ -122,13 +127,15 @@ def scopes(framework: str) -> Mapping[str, Mapping[str, Scope]]:
     return {SMALL: small, LARGE: large}
 
 
-def costs(framework: str, nbytes: int, saves: int, rounds: int) -> Generator[list[Any] | None, None, None]:
+def costs(framework: str, device: str, nbytes: int, saves: int, rounds: int) -> Generator[list[Any] | None, None, None]:
     """Yield the rows of a framework."""
-    calls, measured = Calls(), scopes(framework)
+    if device != "cpu":
+        accelerator_named(device)
+    calls, measured = Calls(), scopes(framework, device)
     gc.freeze()  # imported modules, which each pass would look through
     yield None
     for saved, chosen in measured.items():
-        program = Program(framework, nbytes // 4 if saved == LARGE else 64)
+        program = Program(framework, nbytes // 4 if saved == LARGE else 64, device)
         passes = {
             name: partial(program.passes, scope, saves) for name, scope in ({"none": nullcontext} | chosen).items()
         }
@@ -144,6 +151,7 @@ def costs(framework: str, nbytes: int, saves: int, rounds: int) -> Generator[lis
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--framework", action="append", choices=FRAMEWORKS)
+    parser.add_argument("--device", default="cpu", help="of any accelerator of PyTorch, or cpu")
     parser.add_argument("--kib", type=int, default=80, help="size of a tensor that is stashed, in KiB")
     parser.add_argument("--saves", type=int, default=200, help="saved tensors of a program")
     parser.add_argument("--rounds", type=int, default=30)
@@ -154,4 +162,4 @@ def main(options: argparse.Namespace, report: Report) -> None:
     report.begin(COLUMNS)
     sizes = {"nbytes": options.kib * 2**10, "saves": options.saves, "rounds": options.rounds}
     for framework in options.framework or FRAMEWORKS:
-        alone("hooks:costs", f"hooks, {framework}", report.row, framework=framework, **sizes)
+        alone("hooks:costs", f"hooks, {framework}", report.row, framework=framework, device=options.device, **sizes)

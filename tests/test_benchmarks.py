@@ -149,6 +149,17 @@ def test_steps_on_a_device_are_measured_for_every_method(run_here: RunHere, tmp_
     assert [row["length"] for row in rows] == ["64"] * len(found)
 
 
+@pytest.mark.long
+def test_all_that_is_measured_on_an_accelerator_runs_on_the_simulated_one(tmp_path: Path) -> None:
+    parts = [word for part in ("link", "shapes", "hooks") for word in ("--part", part)]
+    done = script("-m", "benchmarks", "gpu", "--device", "sim", "--small", "--directory", str(tmp_path), *parts)
+    assert [row["outcome"] for row in table(done.stdout)] == ["done"] * 3
+    shapes = table((tmp_path / "gpu_shapes.md").read_text())
+    assert len(shapes) == 12
+    assert {row["newly locked"] for row in shapes if row["policy"] != "none"} == {"0.000"}
+    assert table((tmp_path / "gpu_link.md").read_text())[0]["out GB/s"]
+
+
 def test_what_of_copies_is_beside_computation_is_counted_once_for_each() -> None:
     assert beside([(0, 4), (3, 5)], [(1, 2), (1.5, 3.5)]) == 3.0
     assert beside([(0, 1), (6, 7)], [(2, 3)]) == beside([(0, 1)], []) == 0.0

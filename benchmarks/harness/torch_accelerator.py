@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,8 @@ def bare_seconds(accelerator: Accelerator, nbytes: int) -> dict[str, float]:
 
 def accelerator_named(name: str) -> Accelerator:
     """Return a device by PyTorch's name, or end the program."""
+    if name == "sim":  # registers itself
+        import_module("tests.device.simulated").simulated()
     device = torch.device(name)
     if device.type == "cpu":
         return Accelerator(device, platform.machine())
