@@ -57,7 +57,7 @@ def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> 
         value if root is None or not recorded else replace_region(root, value, region=target.layout, whole=root.layout)
     )
     target.storage.write(target.layout, target.dtype, value.carriers())
-    target.storage.counter.value += 1
+    target.storage.counter[0] += 1
     if recorded:
         (target if root is None else root).set_history(history.edge)
     return target

@@ -2,7 +2,6 @@
 
 import errno
 import threading
-from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
 from typing import ClassVar, Literal, get_args
@@ -201,8 +200,6 @@ class Tap:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._serials = count()
-        self._deleted: deque[tuple[int, Slot]] = deque()
-        self._closed: deque[int] = deque()
         self._sizes: dict[tuple[int, Slot], int] = {}
         self._open: set[int] = set()
         self.puts = 0
@@ -215,38 +212,30 @@ class Tap:
     @property
     def live(self) -> int:
         """Payloads that have been put and not deleted."""
-        with self._lock:
-            self._settle()
-            return len(self._sizes)
+        return len(self._sizes)
 
     @property
     def live_bytes(self) -> int:
         """Their bytes."""
-        with self._lock:
-            self._settle()
-            return sum(self._sizes.values())
+        return sum(list(self._sizes.values()))
 
     @property
     def open_stores(self) -> int:
         """Stores that have been opened, and neither closed nor forgotten."""
-        with self._lock:
-            self._settle()
-            return len(self._open)
+        return len(self._open)
 
     def opened(self) -> int:
         """Note that a store was opened, and return its serial number."""
-        with self._lock:
-            serial = next(self._serials)
-            self._open.add(serial)
-            return serial
+        serial = next(self._serials)
+        self._open.add(serial)
+        return serial
 
     def put(self, serial: int, slot: Slot, nbytes: int) -> None:
         """Note a payload."""
         with self._lock:
-            self._settle()
             self.puts += 1
             self._sizes[serial, slot] = nbytes
-            self.peak_bytes = max(self.peak_bytes, sum(self._sizes.values()))
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def got(self) -> None:
         """Note a read."""
@@ -255,17 +244,11 @@ class Tap:
 
     def deleted(self, serial: int, slot: Slot) -> None:
         """Note a deletion; takes no lock, since finalizers call it."""
-        self._deleted.append((serial, slot))
+        self._sizes.pop((serial, slot), None)
 
     def closed(self, serial: int) -> None:
         """Note that a store is closed; takes no lock, since finalizers call it."""
-        self._closed.append(serial)
-
-    def _settle(self) -> None:
-        while self._deleted:
-            self._sizes.pop(self._deleted.popleft(), None)
-        while self._closed:
-            self._open.discard(self._closed.popleft())
+        self._open.discard(serial)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ def test_save_for_backward_keeps_none_and_nesting(hooked: bool) -> None:
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
             found.append((ctx.saved_tensor(), ctx.note))
-            _, (a, b), _ = ctx.saved_tensors
+            _, (a, b), _ = ctx.saved_tensor()
             return g * b, g * a
 
     a, b = tensor([2.0], requires_grad=True), tensor([3.0], requires_grad=True)

@@ -105,13 +105,7 @@ class Unrecorded(Block):
         """Switch it back."""
         _set_grad_enabled(self._recording)
 
-    def undo(self) -> None:
-        """Switch it back."""
-        _set_grad_enabled(self._recording)
-
-    def finish(self, *raised: object) -> None:
-        """Switch it back."""
-        _set_grad_enabled(self._recording)
+    undo = finish = leave
 
 
 def rebuilt(data: Array, spec: TensorSpec) -> Tensor:

@@ -56,11 +56,6 @@ class PyLayerContext:
         node = self._node()
         return tuple(_map(SavedTensor, lambda saved: saved.unpack(node), item) for item in self._saved)
 
-    @property
-    def saved_tensors(self) -> tuple[Any, ...]:
-        """PyTorch's name for what `saved_tensor` gives."""
-        return self.saved_tensor()
-
 
 class PyLayer:
     """An operation with its own derivative: subclass it and define two static methods.

@@ -112,15 +112,6 @@ def memory(device: str) -> MemorySpace:
     return _SPACES[device]
 
 
-class VersionCounter:
-    """How often memory has been written to by in-place operations."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0
-
-
 class Storage:
     """A block of bytes in one memory space, with the version counter that all tensors over it share.
 
@@ -130,12 +121,12 @@ class Storage:
     Args:
         buffer: flat, writable ``uint8`` array; adopted, not copied.
         space: the memory space that is charged ``buffer.nbytes``.
-        counter: the version counter to share; by default a new one.
+        counter: the version to share, in a list of one; by default a new one.
     """
 
     __slots__ = ("__weakref__", "_block", "_stream", "_users", "buffer", "counter", "nbytes", "space")
 
-    def __init__(self, buffer: Array, space: MemorySpace, counter: VersionCounter | None = None) -> None:
+    def __init__(self, buffer: Array, space: MemorySpace, counter: list[int] | None = None) -> None:
         self.nbytes = 0
         self.space = space
         self._stream: Stream | None = None
@@ -148,12 +139,12 @@ class Storage:
         space.reserve(buffer.nbytes)
         self.nbytes = buffer.nbytes
         self.buffer = buffer
-        self.counter = VersionCounter() if counter is None else counter
+        self.counter = [0] if counter is None else counter
 
     @property
     def version(self) -> int:
         """How often the memory has been written to by an in-place operation."""
-        return self.counter.value
+        return self.counter[0]
 
     def use_in(self, stream: Stream) -> None:
         """Let the memory, once it is freed, wait for what ``stream`` has been given until then.

@@ -14,22 +14,6 @@ from tensorstash.backends.paddle.recipes.rule import Rule
 _operators: Any = paddle._C_ops  # its stubs say otherwise than it is
 
 
-def _cast(dtype: Any, x: Tensor) -> Tensor:
-    return paddle.cast(x, dtype)
-
-
-def _reshape(shape: tuple[int, ...], x: Tensor) -> Tensor:
-    return paddle.reshape(x, list(shape))
-
-
-def _gelu(approximate: bool, x: Tensor) -> Tensor:
-    return F.gelu(x, approximate)
-
-
-def _layer_norm(eps: float, axis: int, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[axis:], weight, bias, eps)
-
-
 def _batch_norm(
     is_test: bool,
     momentum: float,
@@ -68,7 +52,7 @@ _RULES = (
     Rule("sub", "SubtractGradNode", ("type", "type"), paddle.subtract),
     Rule("div", "DivideGradNode", ("type", "type"), paddle.divide),
     Rule("rsqrt", "RsqrtGradNode", ("same",), paddle.rsqrt),
-    Rule("cast", "CastGradNode", ("free",), _cast, is_cast=True),
+    Rule("cast", "CastGradNode", ("free",), lambda dtype, x: paddle.cast(x, dtype), is_cast=True),
     Rule("clone", "AssignGradNode", ("same",), paddle.assign),
     Rule("relu", "ReluGradNode", ("same",), F.relu),
     Rule("tanh", "TanhGradNode", ("same",), paddle.tanh),
@@ -76,12 +60,18 @@ _RULES = (
     Rule("silu", "SiluGradNode", ("same",), F.silu),
     Rule("silu", "SwishGradNode", ("same",), F.swish),
     Rule("glu", "SwigluGradNode", ("same", "same"), _operators.swiglu),
-    Rule("gelu", "GeluGradNode", ("same",), _gelu, has_settings=True),
-    Rule("layer_norm", _LAYER_NORM, ("free", "free", "free"), _layer_norm, has_settings=True),
+    Rule("gelu", "GeluGradNode", ("same",), lambda approximate, x: F.gelu(x, approximate), has_settings=True),
+    Rule(
+        "layer_norm",
+        _LAYER_NORM,
+        ("free", "free", "free"),
+        lambda eps, axis, x, weight, bias: F.layer_norm(x, x.shape[axis:], weight, bias, eps),
+        has_settings=True,
+    ),
     Rule("batch_norm", _BATCH_NORM, ("free", "free", "free"), _batch_norm, has_settings=True),
     Rule("dropout", _DROPOUT, ("same",), _dropout, has_settings=True, mask=True),
     *(
-        Rule("view", node, ("type",), _reshape, is_view=True)
+        Rule("view", node, ("type",), lambda shape, x: paddle.reshape(x, list(shape)), is_view=True)
         for node in ("ReshapeGradNode", "FlattenGradNode", "SqueezeGradNode", "UnsqueezeGradNode")
     ),
 )

@@ -49,13 +49,7 @@ class Unrecorded(Block):
         """Switch it back."""
         self._tracer._has_grad = self._recording
 
-    def undo(self) -> None:
-        """Switch it back."""
-        self._tracer._has_grad = self._recording
-
-    def finish(self, *raised: object) -> None:
-        """Switch it back."""
-        self._tracer._has_grad = self._recording
+    undo = finish = leave
 
 
 class _Run(threading.local):

@@ -10,11 +10,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from tensorstash.backends.torch.recipes.rule import Input, Rule, Settings, attributes, saved
 
-
-def _gelu(approximate: str, x: Tensor) -> Tensor:
-    return F.gelu(x, approximate=approximate)
-
-
 _EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 """The usual values, the most usual first."""
 
@@ -119,16 +114,8 @@ def _biased(*names: str, **missing: Hashable) -> Any:
     return settings
 
 
-def _dropout(p: float, x: Tensor, mask: Tensor) -> Tensor:
-    return x * mask * (1 / (1 - p))
-
-
-def _embedding(weight: Tensor, rows: Tensor) -> Tensor:
-    return F.embedding(rows, weight)
-
-
 NEURAL = (
-    Rule("gelu", "GeluBackward0", saved("self"), _gelu, attributes("approximate")),
+    Rule("gelu", "GeluBackward0", saved("self"), lambda how, x: F.gelu(x, approximate=how), attributes("approximate")),
     Rule("silu", "SiluBackward0", saved("self"), F.silu),
     Rule("relu", "ReluBackward0", saved(""), F.relu),
     Rule("tanh", "TanhBackward0", saved(""), torch.tanh, weight=4),
@@ -149,8 +136,14 @@ NEURAL = (
         _biased("eps", "training"),
         reads=_read_by_batch_norm,
     ),
-    Rule("dropout", "NativeDropoutBackward0", saved("", "result1"), _dropout, attributes("p")),
-    Rule("embedding", "EmbeddingBackward0", saved("", "indices"), _embedding),
+    Rule(
+        "dropout",
+        "NativeDropoutBackward0",
+        saved("", "result1"),
+        lambda p, x, mask: x * mask * (1 / (1 - p)),
+        attributes("p"),
+    ),
+    Rule("embedding", "EmbeddingBackward0", saved("", "indices"), lambda weight, rows: F.embedding(rows, weight)),
 )
 
 

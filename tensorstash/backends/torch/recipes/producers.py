@@ -1,7 +1,7 @@
 """What made a saved tensor, and how it is made again: the ability of the PyTorch backend that recipes need."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -140,7 +140,7 @@ class Producers:
         source = narrow_source(made.grad_fn, made.dtype)
         if source is None or not _is_whole(tensor, spec, base):
             return None
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+        with _unseen():
             narrow = made.detach().to(source)
         return Recipe("narrow", cast_to(made.dtype), (), 1), narrow
 
@@ -159,12 +159,10 @@ class Producers:
     def _run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec) -> Tensor:
         device = spec.device.partition(":")[0]
         follows = torch.is_autocast_enabled(device)
-        if not follows and not torch.is_grad_enabled() and not _is_watched():  # as nearly always in backward
-            return _laid_out(run_again(recipe.operation, values), values, spec)
         if follows:
             torch.set_autocast_enabled(device, False)
         try:
-            with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+            with _unseen():
                 return _laid_out(run_again(recipe.operation, values), values, spec)
         finally:
             if follows:
@@ -172,17 +170,15 @@ class Producers:
 
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return another layout of the memory of ``whole``."""
-        if whole.shape == spec.shape and whole.stride() == spec.strides and not spec.offset:
-            return _detached(whole)
-        start = whole.storage_offset() + spec.offset // spec.itemsize
-        if not torch.is_grad_enabled() and not _is_watched():  # as nearly always in backward
-            return whole.as_strided(spec.shape, spec.strides, start)
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
-            return whole.as_strided(spec.shape, spec.strides, start).detach()
+        with _unseen():
+            if whole.shape != spec.shape or whole.stride() != spec.strides or spec.offset:
+                start = whole.storage_offset() + spec.offset // spec.itemsize
+                whole = whole.as_strided(spec.shape, spec.strides, start)
+            return whole.detach()
 
     def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
         """Whether two tensors are equal to the bit."""
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+        with _unseen():
             return one.dtype == other.dtype and torch.equal(_as_bits(one), _as_bits(other))
 
     def are_there(self, tensors: Sequence[Tensor], /, *, may_be_shared: bool = False) -> bool:
@@ -199,21 +195,23 @@ class Producers:
         """Return a few elements of a tensor on the host as bytes; None for others."""
         if not tensor.is_cpu:
             return None
-        if not _len_torch_dispatch_stack() and not _len_torch_function_stack():
-            return _sample(tensor)
-        with DisableTorchFunction(), _DisableTorchDispatch():
-            return _sample(tensor)
+        with _unseen():
+            itemsize = tensor.itemsize
+            there = tensor.untyped_storage().nbytes() - int(tensor.storage_offset()) * itemsize
+            nbytes = min(tensor.nbytes, there)  # less where it repeats itself; none where its memory was freed
+            return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
 
     def digest(self, whole: Tensor, /) -> Any:
         """Return a checksum of the memory of a tensor; a tensor of its own for one on a device.
 
         What :meth:`whole` and :meth:`run` return is one run of memory, which their strides only read in some order.
         """
-        if whole.is_cpu:
-            nbytes, there = whole.nbytes, _storage(whole).nbytes() - int(whole.storage_offset()) * whole.itemsize
+        with _unseen():
+            if not whole.is_cpu:
+                return device_digest(whole)
+            nbytes = whole.nbytes
+            there = whole.untyped_storage().nbytes() - int(whole.storage_offset()) * whole.itemsize
             return checksum_at(whole.data_ptr(), nbytes) if nbytes <= there else None  # somebody has freed it
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
-            return device_digest(whole)
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
         """Raise what ``refuse`` returns if two digests differ; on a device at the end of the running backward."""
@@ -227,17 +225,17 @@ class Producers:
         is_plain = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
         if not is_plain or tensor.nbytes > most_bytes or not self.are_there((tensor,), may_be_shared=True):
             return None
-        with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+        with _unseen():
             return tensor.detach().clone()
 
     def random_state(self, tensor: Tensor, /) -> bytes:
         """Return the states of the generators of the host and of the tensor's device."""
-        with DisableTorchFunction(), _DisableTorchDispatch():
+        with _unseen():
             return b"".join(state.numpy().tobytes() for state in _random_states(tensor.device))
 
     def set_random_state(self, tensor: Tensor, state: bytes, /) -> None:
         """Put the generators back."""
-        with DisableTorchFunction(), _DisableTorchDispatch():
+        with _unseen():
             sizes = [each.numel() for each in _random_states(tensor.device)]
             host = torch.frombuffer(bytearray(state[: sizes[0]]), dtype=torch.uint8)
             torch.set_rng_state(host)
@@ -281,30 +279,20 @@ def _set(settings: tuple[int, bool]) -> None:
     torch._C._set_mkldnn_enabled(mkldnn)
 
 
-def _is_watched() -> bool:
-    """Whether a mode of the user's would see what is run here."""
-    return bool(_len_torch_dispatch_stack() or _len_torch_function_stack())
+def _unseen() -> AbstractContextManager[None]:
+    """Return a block that records no gradients, and of which no mode of the user's sees anything."""
+    if torch.is_grad_enabled() or _len_torch_dispatch_stack() or _len_torch_function_stack():
+        return _hidden()
+    return _AS_IT_IS  # as nearly always in backward
 
 
-def _detached(tensor: Tensor) -> Tensor:
-    if not _len_torch_dispatch_stack() and not _len_torch_function_stack():
-        return tensor.detach()
-    with DisableTorchFunction(), _DisableTorchDispatch():
-        return tensor.detach()
+_AS_IT_IS = nullcontext()
 
 
-def _storage(tensor: Tensor) -> Any:
-    if not _len_torch_function_stack():
-        return tensor.untyped_storage()
-    with DisableTorchFunction():
-        return tensor.untyped_storage()
-
-
-def _sample(tensor: Tensor) -> bytes | None:
-    itemsize = tensor.itemsize
-    there = tensor.untyped_storage().nbytes() - int(tensor.storage_offset()) * itemsize
-    nbytes = min(tensor.nbytes, there)  # less where it repeats itself; none where its memory was freed for a while
-    return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
+@contextmanager
+def _hidden() -> Iterator[None]:
+    with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+        yield
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

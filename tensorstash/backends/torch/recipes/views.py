@@ -1,40 +1,12 @@
 """Rules for views, which are only ever a step on the way."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tensorstash.backends.torch.recipes.rule import Rule, Settings, indices, made_shape, saved, signed
-
-
-def _reshape(shape: tuple[int, ...], tensor: Tensor) -> Tensor:
-    return tensor.reshape(shape)
-
-
-def _expand(shape: tuple[int, ...], tensor: Tensor) -> Tensor:
-    return tensor.expand(shape)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _transpose(first: int, second: int, tensor: Tensor) -> Tensor:
-    return tensor.transpose(first, second)
-
-
-def _permute(dims: tuple[int, ...], tensor: Tensor) -> Tensor:
-    return tensor.permute(dims)
-
-
-def _unsqueeze(dim: int, tensor: Tensor) -> Tensor:
-    return tensor.unsqueeze(dim)
-
-
-def _select(dim: int, index: int, tensor: Tensor) -> Tensor:
-    return tensor.select(dim, index)
+from tensorstash.backends.torch.recipes.rule import Rule, Settings, indices, made_shape, no_settings, saved, signed
 
 
 def _slice(dim: int, start: int, end: int, step: int, tensor: Tensor) -> Tensor:
@@ -46,14 +18,11 @@ def _slice(dim: int, start: int, end: int, step: int, tensor: Tensor) -> Tensor:
 
 
 def _split(size: int, dim: int, output: int, tensor: Tensor) -> Tensor:
-    return torch.split_with_sizes(tensor, _sizes(size, tensor.shape[dim]), dim)[output]
+    total = tensor.shape[dim]
+    return _split_sizes([min(size, total - start) for start in range(0, total, size)], dim, output, tensor)
 
 
-def _sizes(size: int, total: int) -> list[int]:
-    return [min(size, total - start) for start in range(0, total, size)]
-
-
-def _split_sizes(sizes: tuple[int, ...], dim: int, output: int, tensor: Tensor) -> Tensor:
+def _split_sizes(sizes: Sequence[int], dim: int, output: int, tensor: Tensor) -> Tensor:
     return torch.split_with_sizes(tensor, sizes, dim)[output]
 
 
@@ -77,29 +46,24 @@ def _slice_settings(node: Any, output: int) -> tuple[Hashable, ...]:
     )
 
 
+def _view(node: str, run: Callable[..., Tensor], settings: Settings = no_settings, output: int | None = 0) -> Rule:
+    return Rule("view", node, saved(""), run, settings, output, is_view=True)
+
+
+_RESHAPED = "View UnsafeView ReshapeAlias Squeeze"
+
 VIEWS = (
-    *(
-        Rule("view", node, saved(""), _reshape, made_shape, is_view=True)
-        for node in ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "SqueezeBackward0")
-    ),
-    Rule("view", "SqueezeBackward1", saved(""), _reshape, made_shape, is_view=True),
-    Rule("view", "ExpandBackward0", saved(""), _expand, made_shape, is_view=True),
-    Rule("view", "AliasBackward0", saved(""), _same, is_view=True),
-    Rule("view", "TBackward0", saved(""), Tensor.t, is_view=True),
-    Rule("view", "TransposeBackward0", saved(""), _transpose, indices("dim0", "dim1"), is_view=True),
-    Rule("view", "PermuteBackward0", saved(""), _permute, indices("dims"), is_view=True),
-    Rule("view", "UnsqueezeBackward0", saved(""), _unsqueeze, indices("dim"), is_view=True),
-    Rule("view", "SelectBackward0", saved(""), _select, indices("dim", "index"), is_view=True),
-    Rule("view", "SliceBackward0", saved(""), _slice, _slice_settings, is_view=True),
-    Rule("view", "SplitBackward0", saved(""), _split, _with_output(indices("split_size", "dim")), None, is_view=True),
-    Rule(
-        "view",
-        "SplitWithSizesBackward0",
-        saved(""),
-        _split_sizes,
-        _with_output(indices("split_sizes", "dim")),
-        None,
-        is_view=True,
-    ),
+    *(_view(f"{name}Backward0", lambda shape, x: x.reshape(shape), made_shape) for name in _RESHAPED.split()),
+    _view("SqueezeBackward1", lambda shape, x: x.reshape(shape), made_shape),
+    _view("ExpandBackward0", lambda shape, x: x.expand(shape), made_shape),
+    _view("AliasBackward0", lambda x: x),
+    _view("TBackward0", Tensor.t),
+    _view("TransposeBackward0", lambda one, other, x: x.transpose(one, other), indices("dim0", "dim1")),
+    _view("PermuteBackward0", lambda dims, x: x.permute(dims), indices("dims")),
+    _view("UnsqueezeBackward0", lambda dim, x: x.unsqueeze(dim), indices("dim")),
+    _view("SelectBackward0", lambda dim, index, x: x.select(dim, index), indices("dim", "index")),
+    _view("SliceBackward0", _slice, _slice_settings),
+    _view("SplitBackward0", _split, _with_output(indices("split_size", "dim")), None),
+    _view("SplitWithSizesBackward0", _split_sizes, _with_output(indices("split_sizes", "dim")), None),
 )
 """They are used whatever rules are asked for: what they return shares the memory of what they are given."""
