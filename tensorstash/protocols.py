@@ -11,7 +11,7 @@ CodecKind = Literal["array->array", "array->bytes", "bytes->bytes"]
 Tier = Literal["memory", "disk"]
 
 Demand = Literal["exact", "relative", "any"]
-"""How exactly an operation's backward needs a saved tensor: to the bit, with an error that is small relative
+"""The accuracy that an operation's backward needs of a saved tensor: to the bit, with an error that is small relative
 to each element, or with one that is small beside the largest of them."""
 
 _STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
@@ -27,7 +27,7 @@ def strictest(demands: Iterable[Demand]) -> Demand | None:
 
 
 DEEPEST = 64
-"""How deep components may lie within one another: each takes a few calls of the some thousand that Python nests."""
+"""Largest depth of components within one another: each takes a few calls of the some thousand that Python nests."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -90,7 +90,7 @@ Slot = Hashable
 
 
 class Store(Protocol):
-    """Where payloads live. Thread-safe.
+    """A place of payloads. Thread-safe.
 
     A store that proves on its own that ``get`` returns the bytes that were put says so by ``verifies = True``; for all
     others the engine keeps a checksum of each payload. One that verifies, retains, and looks at no byte may say so by

@@ -33,7 +33,7 @@ class _Row:
     target: str
     """``"module:Class"``."""
     origin: str
-    """Who registered the name, for messages."""
+    """The origin of the name, for messages."""
     install_hint: str = ""
     loaded: type | None = field(default=None, compare=False)
     rival: "_Row | None" = field(default=None, compare=False)

@@ -19,7 +19,7 @@ class Leaf(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How one tensor is made again: operations to run, and their inputs. Holds no node of a graph and no activation.
+    """The recipe of one tensor: operations to run, and their inputs. Holds no node of a graph and no activation.
 
     Args:
         rule: the rules that it follows, for statistics and messages, such as ``"cast(layer_norm)"``.

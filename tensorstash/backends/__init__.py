@@ -1,4 +1,4 @@
-"""One adapter per framework, found by name, by model, or by what the program has loaded.
+"""One adapter per framework, found by name, by model, or among those that the program has loaded.
 
 A backend is registered under the import name of its framework, so that "is it loaded" is a look into ``sys.modules``
 and choosing one never imports a framework that the program does not use.

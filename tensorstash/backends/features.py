@@ -1,4 +1,4 @@
-"""What of a framework the adapters need that it does not document, and which versions have it.
+"""Undocumented features of frameworks that the adapters need, and the versions that have them.
 
 A table of names, so that neither asking for them nor listing them imports a framework that is not there.
 """
@@ -20,8 +20,8 @@ class Feature:
 
     Args:
         path: ``"module:attribute"``.
-        purpose: what it is needed for, for people.
-        without: what is lost without it; empty if nothing works then.
+        purpose: of the feature, for people.
+        without: the loss without it; empty if nothing works then.
     """
 
     path: str
@@ -42,10 +42,10 @@ class Framework:
     """A framework as its package index knows it.
 
     Args:
-        package: what pip installs.
+        package: name for pip.
         oldest: version that has every feature.
         newest: version that all tests of the adapter were run on last.
-        features: what it has to have.
+        features: that it has to have.
         below: the first version that is refused; empty if none is.
     """
 
@@ -75,11 +75,11 @@ FRAMEWORKS: Mapping[str, Framework] = {
         (
             Feature("torch._C._autograd:_push_saved_tensors_default_hooks", "hooks"),
             Feature("torch._C._autograd:_top_saved_tensors_default_hooks", "hooks inside of hooks"),
-            Feature("torch._C._autograd:_get_sequence_nr", "finding what reads a saved tensor"),
+            Feature("torch._C._autograd:_get_sequence_nr", "finding the readers of a saved tensor"),
             Feature("torch._C._autograd:_get_current_graph_task_keep_graph", "freeing payloads during backward"),
-            Feature("torch._C._autograd:SavedTensor", "finding what reads a saved tensor"),
-            Feature("torch._C:_current_autograd_node", "finding what reads a saved tensor"),
-            Feature("torch._C:_storage_Use_Count", "telling what only the graph holds"),
+            Feature("torch._C._autograd:SavedTensor", "finding the readers of a saved tensor"),
+            Feature("torch._C:_current_autograd_node", "finding the readers of a saved tensor"),
+            Feature("torch._C:_storage_Use_Count", "telling tensors that only the graph holds"),
             Feature("torch._C:_dispatch_keys", "telling which tensors can be rebuilt"),
             Feature("torch._C:_get_dispatch_mode", "telling when a program is traced"),
             Feature("torch._C._dynamo.eval_frame:set_code_exec_strategy", "torch.compile around hooks"),
@@ -88,7 +88,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
             Feature("torch:UntypedStorage._weak_ref", "one payload per content"),
             Feature(
                 "torch._C._autograd:SavedTensor.data",
-                "finding what reads a saved tensor",
+                "finding the readers of a saved tensor",
                 "under lossy policies every operation gets exact tensors, and nothing is recomputed",
             ),
         ),
@@ -158,7 +158,7 @@ def installed(name: str) -> str | None:
 
 @cache
 def require(name: str) -> None:
-    """Check that the framework that is installed has what its adapter needs; imports it.
+    """Check that the installed framework has the features that its adapter needs; imports it.
 
     A version that is newer than the last tested one, and not refused, is warned of where the versions have an end.
 

@@ -55,7 +55,7 @@ def replace_method(model: object, scope: Scope, name: str = "forward") -> Undo:
 
 
 class Replacement:
-    """What a model and its copies share: the scope, or None once it is undone."""
+    """The scope that a model and its copies share, or None once it is undone."""
 
     __slots__ = ("scope",)
 
@@ -66,7 +66,7 @@ class Replacement:
 class ScopedMethod:
     """A method of one model inside a scope; stands in the model's ``__dict__``.
 
-    It has attributes of its own and can be referenced weakly, as what frameworks take for a function must.
+    It has attributes of its own and can be referenced weakly, as functions of frameworks must.
 
     Args:
         model: referenced weakly.
@@ -84,11 +84,11 @@ class ScopedMethod:
 
     @property
     def scope(self) -> Scope | None:
-        """What the calls run inside of, or None if they no longer do."""
+        """The scope of the calls, or None if they no longer have one."""
         return None if self._is_out else self._replacement.scope
 
     def put(self) -> Undo:
-        """Put it into the model, and return what takes it out."""
+        """Put it into the model, and return the function that takes it out."""
         vars(self._alive())[self._name] = self
         return self.undo
 
@@ -162,7 +162,7 @@ class ScopedMethod:
 
 
 def scoped_methods(model: object) -> Iterator[ScopedMethod]:
-    """Yield what of a model's methods runs inside a scope, that put last first."""
+    """Yield the methods of a model that run inside a scope, the latest first."""
     for method in list(getattr(model, "__dict__", {}).values()):
         while isinstance(method, ScopedMethod):
             yield method

@@ -42,7 +42,7 @@ class Repeats(ABC):
 
     @abstractmethod
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
-        """Call what calls a module on tensors, so that backward calls it again."""
+        """Call a module on tensors, so that backward calls it again."""
 
     @abstractmethod
     def buffers(self, module: Any) -> dict[str, Any]:
@@ -62,11 +62,11 @@ class Repeats(ABC):
 
     @abstractmethod
     def digest(self, tensor: Any, own: frozenset[int]) -> Hashable:
-        """Return what is equal for tensors of one kind with the same bits; of a weight or a buffer, which one it is."""
+        """Return a key, equal for tensors of one kind with the same bits; of a weight or a buffer, its identity."""
 
     @abstractmethod
     def address(self, tensor: Any) -> int:
-        """Return what tells a live tensor from others, also where hooks get it."""
+        """Return a key that tells a live tensor from others, also where hooks get it."""
 
     @abstractmethod
     def copied(self, tensor: Any) -> Any:
@@ -82,11 +82,11 @@ class Repeats(ABC):
 
     @abstractmethod
     def leaves(self, outputs: Any) -> tuple[list[Any], str]:
-        """Return the tensors in what a module returns, and why that cannot be computed again."""
+        """Return the tensors in a module's result, and the reason why it cannot be computed again."""
 
     @abstractmethod
     def random_state(self, tensors: list[Any]) -> Callable[[], None]:
-        """Return what sets the framework's random numbers back to where they are now."""
+        """Return a function that sets the framework's random numbers back to their present state."""
 
     @abstractmethod
     def parts(self, module: Any) -> Iterable[tuple[str, Any]]:
@@ -113,7 +113,7 @@ def call_again(
 
     Args:
         framework: of the module.
-        region: what is known of the module; noted there what its first call proves.
+        region: record of the module; gets the result of the proof.
         module: in training.
         call: of the module.
         args: of the call.
@@ -149,7 +149,7 @@ def call_again(
 
 
 def taken_apart(value: Any, framework: Repeats, tensors: list[Any], opaque: list[object]) -> Callable[[Any], Any]:
-    """Return what builds a value of its tensors; note these, and what may be changed by whoever gets it."""
+    """Return a function that builds a value of its tensors; note these, and objects that others may change."""
     kind = type(value)
     if isinstance(value, framework.tensor):
         place = next((place for place, tensor in enumerate(tensors) if tensor is value), len(tensors))
@@ -170,7 +170,7 @@ def taken_apart(value: Any, framework: Repeats, tensors: list[Any], opaque: list
 def _proof(
     framework: Repeats, module: Any, call: Callable[..., Any], tensors: list[Any], build: Callable[[Any], Any]
 ) -> tuple[str, tuple[str, ...], int]:
-    """Return why a module cannot be called again, empty if it can, the buffers that a call writes, and what it saves.
+    """Return why a module cannot be called again, empty if it can, the buffers that a call writes, and the saved bytes.
 
     It runs twice on copies, from the same random numbers, and both runs have to save the same bits. What it writes into
     itself is put back.
@@ -194,7 +194,7 @@ def _proof(
 
 
 class _Run:
-    """One call of a module on copies of its arguments, and the digests of what it has saved and returned.
+    """One call of a module on copies of its arguments, and the digests of its saved and returned tensors.
 
     Args:
         framework: of the module.
@@ -206,7 +206,7 @@ class _Run:
         self._own = own
         self._given: frozenset[int] = frozenset()
         self.sizes: dict[Hashable, int] = {}
-        """Bytes of what it has saved beside weights, buffers and arguments; equal bits count once."""
+        """Saved bytes beside weights, buffers and arguments; equal bits count once."""
         self.saved: list[Hashable] = []
         self.refusal = ""
 
@@ -252,7 +252,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 class WantsBack(Exception):  # noqa: N818  (no error: it ends a run)
-    """Raised where a run asks for what it has saved."""
+    """Raised where a run asks for a saved tensor."""
 
 
 def _refuse(packed: None) -> Any:

@@ -1,4 +1,4 @@
-"""How the graph of a framework is followed back from a tensor to a recipe: what is the same for all of them."""
+"""The search from a tensor back through the graph to a recipe, as far as all frameworks share it."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
@@ -13,11 +13,11 @@ _REMEMBERED = 4096
 
 
 class Operation(Protocol):
-    """What a search needs of a rule; equal only to itself."""
+    """The part of a rule that a search needs; equal only to itself."""
 
     @property
     def name(self) -> str:
-        """What :class:`~tensorstash.policies.recompute.Recompute` calls it."""
+        """Its name in :class:`~tensorstash.policies.recompute.Recompute`."""
         ...
 
     @property
@@ -27,7 +27,7 @@ class Operation(Protocol):
 
     @property
     def is_view(self) -> bool:
-        """Whether what it returns shares the memory of what it is given, which costs nothing."""
+        """Whether its result shares the memory of its operand, which costs nothing."""
         ...
 
 
@@ -70,7 +70,7 @@ class Search(Generic[R]):
         self._depth = depth
         self._left = _STEPS
         self.inputs: list[Any] = []
-        """What the numbers in the operation stand for."""
+        """The operations behind the numbers."""
         self.own: list[int] = []
         """Numbers of those that the operations made themselves."""
 
@@ -128,7 +128,7 @@ class Search(Generic[R]):
 
 
 def run_again(operation: Any, values: Sequence[Any]) -> Any:
-    """Return what the operation of a recipe makes of its inputs."""
+    """Return the result of a recipe's operation on its inputs."""
     kind = type(operation)
     if kind is Call:
         operands = [run_again(operand, values) for operand in operation.operands]

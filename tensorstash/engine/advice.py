@@ -1,4 +1,4 @@
-"""What a session says when it has no effect: one warning each, with what to do."""
+"""The warnings of a session without effect: one each, with the cure."""
 
 from collections.abc import Iterable
 from weakref import finalize
@@ -14,7 +14,7 @@ from tensorstash.policies.limits import Limits
 from tensorstash.sizes import format_bytes
 
 JUDGED_ENTRIES = 3
-"""Entries of a scope after which it is judged: the first may be a trial, and what happens in three happens in all."""
+"""Entries of a scope after which it is judged: the first may be a trial, and three are like all others."""
 
 _STEPS = 3
 
@@ -42,7 +42,7 @@ _CURES = {
     "is not cast": _ONE_MORE,
     "is not a mask": _ONE_MORE,
     "does not accept": _ONE_MORE,
-    "kept by policy": "the steps of the policy do not apply to what is saved: check dtypes and rules",
+    "kept by policy": "the steps of the policy do not apply to the saved tensors: check dtypes and rules",
     "policy": "no rule of the policy selects them: check its rules",
     "tracing": "enter the stash where the model runs, not where it is traced",
     "deferred computation": (
@@ -55,7 +55,7 @@ _CURES = {
 
 
 class Adviser:
-    """Judges what a session does, and says each thing once: as a warning, to the logger, in ``stats().advice``.
+    """Judges a session, and says each thing once: as a warning, to the logger, in ``stats().advice``.
 
     Args:
         ledger: of the session.
@@ -68,7 +68,7 @@ class Adviser:
         self._line = user_line()
         self.said: list[str] = []
         self.entries = 0
-        """How often the scope was entered."""
+        """Number of entries of the scope."""
         self.watches = True
         """Whether :meth:`asked` is still wanted."""
         self.may_gain = False
@@ -102,7 +102,7 @@ class Adviser:
         return self._ledger.stashed_bytes
 
     def covered(self, inner: "Adviser", stashed_bytes: int) -> None:
-        """Note that another scope was in force inside of this one, and what it stashed there."""
+        """Note that another scope was in force inside of this one, and the bytes that it stashed there."""
         if inner is not self and not inner._only_keeps:
             self._covered_bytes += stashed_bytes
 
@@ -114,7 +114,7 @@ class Adviser:
             say(message, self._line)
 
     def text(self, frees_host_memory: bool) -> str:
-        """Return what was said, a line each, and what to do so that freed memory leaves the process."""
+        """Return the messages, a line each, and the cure for freed memory that stays with the process."""
         freed = [_FREED] if frees_host_memory and not returns_memory() else []
         return "\n".join([*self.said, *freed])
 
@@ -182,7 +182,7 @@ class Adviser:
         return self._ended <= JUDGED_ENTRIES or (self.watches and self.steps_ended >= _STEPS)
 
     def judge(self, stats: Stats) -> None:
-        """Say what is certain by now.
+        """Say all that is certain by now.
 
         Args:
             stats: of the session.
@@ -231,14 +231,14 @@ class Adviser:
             )
         elif not self.may_gain:
             self.say(
-                "the policy shrinks nothing: what is in host memory is copied to host memory as it is. Use "
+                "the policy shrinks nothing: tensors in host memory are copied to host memory as they are. Use "
                 "DiskSpill(directory)"
             )
         elif sum(given.values()) > saved:
             part = format_bytes(max(saved // 8, 1))
             under_way = " and ".join(f"{name} is {format_bytes(nbytes)}" for name, nbytes in given.items())
             self.say(
-                f"limits are larger than what there is to gain: a step stashes {format_bytes(saved)}, and {under_way}, "
+                f"limits are larger than the possible gain: a step stashes {format_bytes(saved)}, and {under_way}, "
                 "which come on top, so that the peak may not fall. Leave them out, or pass limits=Limits("
                 + ", ".join(f"{name}='{part}'" for name in given)
                 + ")"

@@ -1,4 +1,4 @@
-"""The blocks of a model that are computed again: what becomes of each, and what is said of those that cannot be."""
+"""The blocks of a model that are computed again: the treatment of each, and the warning for those that cannot be."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +13,7 @@ NOT_REPEATED = "not repeated"
 
 
 def by_treatment(regions: Iterable[Region]) -> Mapping[str, tuple[str, ...]]:
-    """Return the names of blocks by what becomes of them.
+    """Return the names of blocks by their treatment.
 
     >>> regions = Region("h.0"), Region("h.1")
     >>> regions[0].judged("")
@@ -83,7 +83,7 @@ class Border:
         self._least_bytes = 0
         """Saved where all blocks are computed again."""
         self._scale = 1.0
-        """Saved by blocks in a step, by what one call of each saves."""
+        """Saved by blocks in a step, by the bytes of one call."""
         self._staying = 1.0
         """Left of that by recipes."""
         self._recomputed_bytes = 0
@@ -94,7 +94,7 @@ class Border:
         Args:
             saved_bytes: by the step that has ended.
             limit_bytes: of the budget.
-            ledger: of the session, for what left.
+            ledger: of the session, for the bytes that left.
         """
         blocks = [region for region in self._regions.values() if region.is_repeated]
         if not blocks or (not self._has_grown(blocks, saved_bytes) and self._steps >= _STEPS):

@@ -25,7 +25,7 @@ _FEW = 4
 
 
 class State(Enum):
-    """Where a content is."""
+    """The state of a content."""
 
     RESIDENT = "in the memory of the saved tensor"
     CAPTURING = "on its way into its place"
@@ -44,7 +44,7 @@ class Content:
     on a version probe that outlives the memory.
 
     A loaded content that another handle still needs is held as far as the budget goes, so that it is read once for
-    several operations. Where backward kernels do not write into what they unpack, these share one tensor, as they do
+    several operations. Where backward kernels do not write into unpacked tensors, these share one tensor, as they do
     without hooks; an operation that may write into it gets a tensor of its own.
 
     Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
@@ -105,7 +105,7 @@ class Content:
         """Whether the source is the engine's own, so that nobody may get it and it may become the payload."""
         self._is_alone = False
         self.loses = self.is_private and not place.is_lossless
-        """Whether what comes back has a loss. Until its readers have decided that, its source comes back as it is."""
+        """Whether it comes back with a loss. Until its readers have decided that, its source comes back as it is."""
         self.is_quick = place.tier == "memory"
         """Whether loading takes hardly longer than decoding: the bytes are in host memory, or few."""
         self.users, self._uses = 1, 0
@@ -265,7 +265,7 @@ class Content:
         return True
 
     def drop(self) -> None:
-        """Drop what is held decoded, to be read again for the next request."""
+        """Drop the decoded bytes, to be read again for the next request."""
         loading = self._loading
         if loading is not None and not loading.cancel():
             self._wait(loading)
@@ -306,7 +306,7 @@ class Content:
         return tensor
 
     def _reuse(self) -> Rebuilt | None:
-        """Return what was rebuilt before, if nobody has written into it."""
+        """Return the tensor that was rebuilt before, if nobody has written into it."""
         with self._lock:
             rebuilt, self._rebuilt = self._rebuilt, None
             if rebuilt is None or self.place.backend.version(rebuilt.tensor) != rebuilt.version:
@@ -337,7 +337,7 @@ class Content:
         return self._hand_out(data)
 
     def _begin_load(self) -> Future[Any]:
-        assert self._stored is not None, "asked to read what was never stored"
+        assert self._stored is not None, "asked to read a content that was never stored"
         # Weakly: work that waits in a queue must not keep the slot.
         return self._readers.submit(partial(_load, self.place, ref(self._stored)))
 
@@ -351,7 +351,7 @@ class Content:
         return data
 
     def _read(self, loading: Future[Any]) -> Any:
-        """Return what a reader has read, or None if the reader was lost meanwhile."""
+        """Return the result of a reader, or None if the reader was lost meanwhile."""
         failure = self._wait(loading)
         if failure is None or not isinstance(failure, TensorStashError | TimeoutError | RuntimeError):
             return loading.result()
@@ -385,7 +385,7 @@ class Content:
             return data, self._let_go()
 
     def _let_go(self) -> Lease | None:
-        """Forget what is held decoded, under the lock; return its bytes."""
+        """Forget the decoded bytes, under the lock; return its bytes."""
         lease, self._lease, self._data, self._rebuilt = self._lease, None, None, None
         if self._stored is not None:
             self.state = State.STORED

@@ -16,7 +16,7 @@ Kept = tuple[SessionState, Any, int]
 A bare tuple, since most saved tensors are kept, and each costs one of these."""
 
 Handle = Kept | Callable[[], Any]
-"""What ``pack`` returns: what :func:`restore` makes the saved tensor of, any number of times, from any thread.
+"""Handles, the results of ``pack``. :func:`restore` makes the saved tensor of one, any number of times, on any thread.
 
 The graph owns the handle, and the handle owns its share of a slot.
 """
@@ -77,7 +77,7 @@ class Stashed:
     Args:
         state: of the session.
         content: holds the bytes.
-        stretch: that it was saved in; None for what a recipe makes, whose inputs are asked for instead.
+        stretch: that it was saved in; None for the output of a recipe, whose inputs are asked for instead.
         spec: layout of the tensor.
     """
 
@@ -91,7 +91,7 @@ class Stashed:
         self.is_made = True
         """Whether the graph has made the tensor, as far as that is known."""
         self.wants_reader = True
-        """Whether it is not known yet what the operation that saved it needs of it."""
+        """Whether the demand of the operation that saved it is still unknown."""
 
     def is_read_by(self, demand: Demand) -> None:
         """Note the demand of the operation that saved it."""
@@ -130,7 +130,7 @@ class Stashed:
 
     @property
     def is_exact(self) -> bool:
-        """Whether what comes back is equal to the bit, whatever reads it."""
+        """Whether it comes back equal to the bit, whatever reads it."""
         return self.content.place.is_lossless
 
     def peek(self) -> Any:
@@ -152,7 +152,7 @@ class Stashed:
             )
 
     def _forward(self, source: Any) -> Any:
-        """Return what a reader gets while the bytes have not left."""
+        """Return the tensor for a reader while the bytes have not left."""
         content, spec, place, residency = self.content, self._spec, self.content.place, self.state.residency
         if content.loses:
             tensor = place.round_trip(source, content.spec, spec)

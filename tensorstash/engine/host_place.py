@@ -70,12 +70,12 @@ class HostPlace(Place):
             source = self.launch(source, spec)
             spec, is_mine = self.backend.spec(source), True  # on the CPU it is the payload's own memory
         else:
-            # With codecs it is still borrowed: what they pass on as it is stays in the tensor that it is in.
+            # With codecs it is still borrowed: bytes that they pass on stay in their tensor.
             is_mine = private and not self.plan.codecs
         data = source if isinstance(source, np.ndarray) else self.backend.to_host(source, spec)
         if is_mine:
             data = adopted(data)
-        elif self.plan.codecs:  # also a copy of what is not dense: the same bytes in there would save nothing
+        elif self.plan.codecs:  # also a copy of a tensor that is not dense: the same bytes in there would save nothing
             data = borrowed(data)
         return self.store_array(data)
 

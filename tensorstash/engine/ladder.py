@@ -1,4 +1,4 @@
-"""How a budget is met: of the bytes that the last equal step saved, the excess leaves, the cheapest tier first."""
+"""The rule of a budget: the excess over the bytes of the last equal step leaves, the cheapest tier first."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ _REMEMBERED_STEPS = 32
 
 
 class Fate(Enum):
-    """Where the plan of a step puts a saved tensor."""
+    """The treatment of a saved tensor in the plan of a step."""
 
     KEEP = "kept"
     RECOMPUTE = "recomputed"
@@ -65,7 +65,7 @@ class Record:
         return copy
 
     def take_over(self, other: "Record") -> None:
-        """Know what another record knows, whose plan this one is of."""
+        """Take the knowledge of another record, whose plan this one is of."""
         self.is_remakable, self.is_storable, self.left_bytes = other.is_remakable, other.is_storable, other.left_bytes
         self.has_news = False
 

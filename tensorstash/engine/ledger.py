@@ -21,7 +21,7 @@ _sizes: Callable[[], Sizes] = partial(defaultdict, count)
 
 
 class Runs:
-    """How often something was done both ways, and how long it took. Thread-safe.
+    """Counts and seconds of a stage, both ways. Thread-safe.
 
     Args:
         ledger: whose lock it shares.
@@ -57,7 +57,7 @@ class Runs:
 class Ledger:
     """The counters of one session. Thread-safe.
 
-    What is counted of every tensor takes no lock: it is the step of a counter that no thread can disturb. Payloads are
+    Counters of every tensor take no lock: it is the step of a counter that no thread can disturb. Payloads are
     counted for as long as the object lives that :meth:`stored` is told of, and leave a note when they go, by one
     operation of C: neither an interrupt nor the garbage collector, which may run inside any other method, can come
     between.
@@ -112,7 +112,7 @@ class Ledger:
         """Count a payload that was put into ``tier``.
 
         Args:
-            owner: what lives as long as it exists.
+            owner: lives as long as it exists.
             tier: where it is.
             payload_bytes: its size.
             spec: of its tensor.
@@ -187,7 +187,7 @@ class Ledger:
             self._live[tier] -= nbytes
 
     def _count_anew(self) -> None:
-        """Count what exists, in case an interrupt has come between two steps."""
+        """Count present payloads, in case an interrupt has come between two steps."""
         self._gone.clear()
         self._entries = {entry: kind for entry, kind in list(self._entries.items()) if entry() is not None}
         self._live = Counter()
@@ -211,6 +211,6 @@ def _tallies(counted: Mapping[str, Sizes]) -> Mapping[str, Tally]:
 
 
 def _runs(runs: Mapping[str, Runs]) -> Mapping[str, StageStats]:
-    """Return what was done at all."""
+    """Return the counts that are not zero."""
     found = {name: some.stats() for name, some in list(runs.items())}
     return MappingProxyType({name: stats for name, stats in found.items() if stats != StageStats()})

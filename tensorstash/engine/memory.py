@@ -16,7 +16,7 @@ _MARGIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many bytes of saved tensors may stay where they are.
+    """The bytes of saved tensors that may stay where they are.
 
     Args:
         size: bytes; None for the memory that is free when the first tensor is saved.
@@ -49,7 +49,7 @@ def budget_of(budget: object, path: str) -> Budget | None:
 
     Args:
         budget: bytes, text with a unit, ``"auto"`` or None.
-        path: what the value is, for the message.
+        path: name of the value, for the message.
 
     Raises:
         ConfigError: it is none of these.

@@ -1,4 +1,4 @@
-"""Where a content is while it is not resident, and how it gets there and back.
+"""The place of a content that is not resident, and its way there and back.
 
 Kernels run where the tensor is while each codec has one; then the payload is transferred to the host, once and never
 back, and the other codecs and the store work on it there. A place serves all tensors of one kind.
@@ -27,7 +27,7 @@ class Stored:
         store: of the slot; None for a payload that stays on its device and is the slot itself.
         slot: the store's own name for it.
         nbytes: bytes in the slot.
-        digest: checksum of them, unless the store verifies what it gives back.
+        digest: checksum of them, unless the store verifies its records.
     """
 
     __slots__ = ("__weakref__", "digest", "nbytes", "slot", "store")
@@ -122,7 +122,7 @@ class Place(ABC):
 
     @abstractmethod
     def load(self, stored: Stored) -> Any:
-        """Return what :meth:`rebuild` needs: an array, or the payload itself if it has stayed on its device.
+        """Return the input of :meth:`rebuild`: an array, or the payload itself if it has stayed on its device.
 
         Args:
             stored: result of :meth:`capture`.
@@ -183,7 +183,7 @@ class Place(ABC):
         return self.layouts.restored(dense, spec, adopt=adopt or self.runs_kernels)
 
     def round_trip(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
-        """Return what will come back of a tensor of ``spec`` that is not stored yet, with the layout of ``wanted``.
+        """Return the later result for a tensor of ``spec`` that is not stored yet, with the layout of ``wanted``.
 
         Where a codec loses something, that is not a copy: whether a tensor was asked for before or after its bytes
         had left must not decide which gradients a program computes.

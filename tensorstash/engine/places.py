@@ -1,4 +1,4 @@
-"""What becomes of each kind of saved tensors, by a policy: found out once, and remembered."""
+"""The place of each kind of saved tensors under a policy: found once, and remembered."""
 
 from collections.abc import Hashable
 from dataclasses import replace
@@ -30,7 +30,7 @@ _REMEMBERED = 4096
 
 
 class Way(NamedTuple):
-    """What becomes of tensors of a kind.
+    """The treatment of tensors of a kind.
 
     Args:
         rebuilding: whether those that can be made again are; None for no.
@@ -42,7 +42,7 @@ class Way(NamedTuple):
 
 
 class Places:
-    """Remembers what a policy says of each kind of tensors, and shares one store among equal configs.
+    """Remembers a policy's treatment of each kind of tensors, and shares one store among equal configs.
 
     Args:
         policy: whose stores are opened now; every other one that is asked is among its choices.
@@ -75,7 +75,7 @@ class Places:
         self.stores: dict[StoreConfig, Store] = {}
         self._remembered: dict[Hashable, Way] = {}
         self.known = self._remembered.get
-        """Returns what becomes of tensors of a kind; None if it is new."""
+        """Returns the treatment of tensors of a kind; None if it is new."""
         self._numbers: dict[Plan, int] = {}
         self._next_number = count()
         for plan in policy.alternatives():
@@ -85,13 +85,13 @@ class Places:
     def new(
         self, kind: Hashable, policy: HookPolicy, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()
     ) -> Way:
-        """Return what becomes of tensors of a new kind, which is known from now on.
+        """Return the treatment of tensors of a new kind, which is known from now on.
 
         Args:
             kind: all that the answer depends on, hashable.
             policy: to be asked.
-            spec: what it is asked about.
-            demand: what backward needs of them.
+            spec: of the tensor.
+            demand: of backward.
             masks: codecs of those that are masks, in place of the policy's.
         """
         plan = policy.plan(spec)
@@ -105,7 +105,7 @@ class Places:
         return self._remember(kind, way)
 
     def suits(self, content: Content, demands: Demands) -> bool:
-        """Choose what of a content's plan suits its readers; return False if nothing is left of it."""
+        """Choose the part of a content's plan that suits its readers; return False if nothing is left of it."""
         reading = content.reading
         if reading is None:
             return True
@@ -120,7 +120,7 @@ class Places:
         return not isinstance(place, str)
 
     def _within(self, place: Place, demand: Demand) -> Place | str:
-        """Return the place of what a demand leaves of a plan, or why nothing is stored."""
+        """Return the place for the part of a plan that a demand leaves, or the reason why nothing is stored."""
         plan = place.plan.within(demand)
         if plan is place.plan:
             return place
@@ -143,7 +143,7 @@ class Places:
         self.frees_host_memory |= spec.device == "cpu"
         if plan.codecs or config.tier != "memory" or spec.device != "cpu":
             self._adviser.expect_gain()
-        if len(self._numbers) >= _REMEMBERED:  # none is given twice: what is saved may know it
+        if len(self._numbers) >= _REMEMBERED:  # none is given twice: saved contents may know it
             self._numbers.clear()
         if plan not in self._numbers:
             self._numbers[plan] = next(self._next_number)

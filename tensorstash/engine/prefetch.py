@@ -1,4 +1,4 @@
-"""Prefetch ahead of backward: a guess of what will be asked for next, which only ever costs time."""
+"""Prefetch ahead of backward: a guess of the next requests, which only ever costs time."""
 
 import threading
 from collections import OrderedDict
@@ -13,8 +13,8 @@ from tensorstash.host.pool import POOL
 from tensorstash.host.workers import Workers
 
 QUICK_BYTES = 4 * 2**20
-"""With so many bytes per reader decoded ahead, no more of what only has to be decoded is: that takes hardly longer than
-a copy, and what waits decoded undoes what encoding has saved."""
+"""With so many bytes per reader decoded ahead, nothing more is decoded alone: that takes hardly longer than
+a copy, and decoded bytes that wait undo the saving of the codec."""
 
 _REMEMBERED_ORDERS = 64
 
@@ -22,15 +22,15 @@ _FEW = 64
 """Contents that were read ahead and are not worth forgetting."""
 
 _PART = 8
-"""What waits decoded is looked through again when one in so many of it may have been asked for: each look costs as much
+"""Decoded contents are looked through again when one in so many of it may have been asked for: each look costs as much
 as there is, and there may be thousands."""
 
 
 class Prefetcher:
-    """Loads what will be asked for next, within a budget. Thread-safe.
+    """Loads the contents of the next requests, within a budget. Thread-safe.
 
-    The order is remembered by the signature of what was saved, so that alternating shapes, several graphs and changing
-    control flow each find their own. At first it is the reverse of packing.
+    The order is remembered by the signature of the saved tensors, so that alternating shapes, several graphs and
+    changing control flow each find their own. At first it is the reverse of packing.
 
     Args:
         budget: bytes that all contents together may hold decoded.
@@ -90,7 +90,7 @@ class Prefetcher:
         """
         order: tuple[int, ...] = ()
         if stretch.expected != stretch.count:
-            POOL.give_back(QUICK_BYTES)  # what only forward uses: here a step has its peak
+            POOL.give_back(QUICK_BYTES)  # buffers that only forward uses: here a step has its peak
             order = self._orders.get(stretch.signature, ())
         with self._lock:
             if stretch.ask(index, order):
@@ -116,7 +116,7 @@ class Prefetcher:
                 self._room = 2 * len(self._prefetched) + _FEW
 
     def _enough_waits(self, asked: int) -> bool:
-        """Whether enough waits decoded of what is quickly brought back, besides the content of index ``asked``."""
+        """Whether enough quickly decoded contents wait, besides the content of index ``asked``."""
         if self._waiting < self._quick_bytes:
             return False
         if self._pause:
@@ -130,7 +130,7 @@ class Prefetcher:
         return is_enough
 
     def hold(self, nbytes: int) -> Lease | None:
-        """Take bytes for what was made again and will be asked for once more; None if there is no room.
+        """Take bytes for a content that was made again and will be asked for once more; None if there is no room.
 
         From then on so much more is left to these, up to half of the budget: to be made once more, a tensor needs all
         that it is made of once more, too.
@@ -141,7 +141,7 @@ class Prefetcher:
         return lease
 
     def prefetch_to_device(self, stretch: Stretch) -> None:
-        """Start bringing what is expected next back to its device."""
+        """Start bringing the next expected contents back to their device."""
         with self._lock:
             for content in stretch.expected_next(TO_DEVICE):
                 if not content.prefetch_to_device():

@@ -11,11 +11,11 @@ _TELLING = 8
 
 
 class Trail:
-    """The sequence of what one entry of a scope has saved, as one number that grows with it. For one thread.
+    """The sequence of saved tensors of one entry of a scope, as one number that grows with it. For one thread.
 
-    What the last operations of a scope have saved is found in no graph before backward runs. But if a scope saves the
-    same sequence of tensors, made by the same operations, as in an earlier step, then what was learned in the backward
-    of that step holds for each place in it.
+    Tensors saved by the last operations of a scope are found in no graph before backward runs. But if a scope saves the
+    same sequence of tensors, made by the same operations, as in an earlier step, then the demands learned in the
+    backward of that step holds for each place in it.
     """
 
     __slots__ = ("_length", "_saved")
@@ -25,7 +25,7 @@ class Trail:
         self._length = 0
 
     def add(self, saved: Hashable) -> int:
-        """Append what names a saved tensor; return its place."""
+        """Append the name of a saved tensor; return its place."""
         self._saved = hash((self._saved, saved))
         self._length += 1
         return self._length - 1
@@ -69,7 +69,7 @@ class Reading:
 
 
 class Demands:
-    """What readers have needed of each kind of content that were found only when they asked. Thread-safe."""
+    """The demands of readers that were found only when they asked, by kind of content. Thread-safe."""
 
     __slots__ = ("_learned",)
 
@@ -77,7 +77,7 @@ class Demands:
         self._learned: dict[Hashable, Demand] = {}
 
     def guess(self, reading: Reading) -> Demand:
-        """Return what is needed of a content by readers that are known, and by others as it was in steps before."""
+        """Return the demand of known readers of a content, and of others as in earlier steps."""
         return strictest((reading.demand, self._learned.get(reading.kind, "exact"))) or reading.demand
 
     def is_new(self, reading: Reading) -> bool:
@@ -85,7 +85,7 @@ class Demands:
         return reading.kind not in self._learned
 
     def learn(self, kind: Hashable, demand: Demand) -> None:
-        """Remember what a reader needs of a kind of content."""
+        """Remember the demand of a reader for a kind of content."""
         if len(self._learned) >= _REMEMBERED_KINDS:
             self._learned.clear()
         known = self._learned.get(kind, demand)

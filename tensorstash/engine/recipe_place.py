@@ -97,7 +97,7 @@ class RecipePlace:
         return self.producers.part(source, wanted)
 
     def _shared(self, content: "RecipeContent", may_write: bool) -> tuple[Any, Any]:
-        """Return what others need too, and its digest: what is held for them, unless the operation may write to it."""
+        """Return the output that is held for others too, and its digest, unless the operation may write to it."""
         with self._lock:
             self._uses += 1
             is_last = self._uses % self.users == 0

@@ -33,22 +33,22 @@ _UNPROVED = "not proved yet"
 class Recomputer:
     """Asks the backend for a recipe of each saved tensor that is wanted made again, and trusts those that are proved.
 
-    A kind of tensor is named by the operations of its recipe, the layout of what they make, and where that is saved. It
-    is proved by its first tensor. One difference, then or in any backward, or one error, and its tensors are stored
-    from then on. The handles of all other tensors are noted, for they may be what other recipes need. Thread-safe.
+    A kind of tensor is named by the operations of its recipe, the layout of their output, and the place where that is
+    saved. It is proved by its first tensor. One difference, then or in any backward, or one error, and its tensors are
+    stored from then on. The handles of all other tensors are noted, for other recipes may need them. Thread-safe.
 
     Args:
         state: of the session.
         thread: where a thread is, within the session.
 
     Raises:
-        ConfigError: the backend cannot tell what made a tensor.
+        ConfigError: the backend cannot tell the producer of a tensor.
     """
 
     def __init__(self, state: SessionState, thread: Thread) -> None:
         backend = state.backend
         if not isinstance(backend, SupportsProducers):
-            raise ConfigError(f"recompute: the backend {backend.name} does not tell what made a tensor")
+            raise ConfigError(f"recompute: the backend {backend.name} does not tell the producer of a tensor")
         plug_ins = [lookup("recipes", name) for name in names("recipes")]
         rules = [each.rule for each in plug_ins if each.framework == backend.name]  # type: ignore[attr-defined]
 
@@ -67,17 +67,17 @@ class Recomputer:
         self._saved: set[ref[RecipeContent]] = set()
         """Of the stretch of saves that began when backward had last asked for something."""
         self._places: dict[Hashable, ref[RecipePlace]] = {}
-        """Of the same, by what they are made of."""
+        """Of the same, by their inputs."""
 
     def begin_stretch(self) -> None:
-        """Forget what was saved before backward has asked for something: what is the same now may be rewritten."""
+        """Forget contents saved before backward has asked for one: equal ones may be rewritten."""
         self._saved, self._places = set(), {}
         self._producers.forget()
 
     def settle(self) -> None:
-        """Make what was saved so far immune to later changes."""
+        """Make contents saved so far immune to later changes."""
         known = self._saved
-        self.begin_stretch()  # what is captured comes back as it was, whatever is written to it from now on
+        self.begin_stretch()  # a captured content comes back as it was, whatever is written to it from now on
         for content in filter(None, [each() for each in list(known)]):
             content.settle()
 
@@ -101,7 +101,7 @@ class Recomputer:
                 return None
         else:
             same = known.content if type(known) is Stashed else None
-            if not isinstance(same, RecipeContent):  # what is stored already is stored once
+            if not isinstance(same, RecipeContent):  # a stored content is stored once
                 return None
             content = same
             if not content.is_still(tensor) or not producers.are_there(content.place.present):
@@ -111,9 +111,9 @@ class Recomputer:
         return Stashed(self._state, content, None, spec), content
 
     def mask_codecs(self, tensor: Any, spec: TensorSpec, wanted: Rebuilding) -> tuple[Codec, ...]:
-        """Return what brings a mask to one bit per element; empty if the tensor is none.
+        """Return the codec that brings a mask to one bit per element; empty if the tensor is none.
 
-        What the graph has made is none. Floating-point numbers are looked at on the host alone.
+        A result of the graph is none. Floating-point numbers are looked at on the host alone.
         """
         backend = self._state.backend
         if backend.producer(tensor) or not (wanted.ops is None or "masks" in wanted.ops):
@@ -187,7 +187,7 @@ class Recomputer:
         if narrowed is None:
             next(self._state.ledger.without_recipe[recipe][spec.nbytes])
             return None
-        # It goes the way of what cannot be made again, and nobody has it but its handle.
+        # It goes the way of tensors without a recipe, and nobody has it but its handle.
         return narrowed[0]._replace(inputs=(pack(narrowed[1]),))
 
     def _place(self, recipe: Recipe, spec: TensorSpec, kind: Hashable, most_depth: int) -> RecipePlace | str:
@@ -234,7 +234,7 @@ class Recomputer:
         if depth > most_depth:
             return "deeper than depth"
         if not is_exact:
-            return "made of what comes back with a loss"
+            return "made of tensors that come back with a loss"
         if not is_safe:
             return "made of a large parameter that autograd has not saved, and so may change before backward"
         if not producers.are_there(present):
@@ -250,14 +250,14 @@ class Recomputer:
 
 
 def _fault(place: RecipePlace, whole: Any) -> str | None:
-    """Make a tensor again that is still there, and say what is wrong with the result; None if nothing is."""
+    """Make a tensor again that is still there, and return the fault of the result; None if there is none."""
     producers = place.producers
     before = producers.random_state(whole)
     why = None
     try:
         if not producers.are_equal(place.peek(), whole):
             why = "came out different"
-    except Exception as error:  # what cannot be made again is stored, and the statistics say why
+    except Exception as error:  # the tensor is stored, and the statistics say why
         why = f"raised {type(error).__name__}: {error}"
     if producers.random_state(whole) != before:
         producers.set_random_state(whole, before)

@@ -1,4 +1,4 @@
-"""Which contents are resident: in the order of saving, until nobody else holds their memory and a limit is reached."""
+"""Resident contents, in the order of saving, until nobody else holds their memory and a limit is reached."""
 
 import threading
 from collections import deque

@@ -1,4 +1,4 @@
-"""What is in force for one thread while it is inside of a block: a session's hooks, and the name of a module."""
+"""The scope of one thread inside of a block: a session's hooks, and the name of a module."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ S = TypeVar("S")
 
 
 class Thread(threading.local):
-    """Where a thread is, within one session."""
+    """The position of a thread within one session."""
 
     def __init__(self) -> None:
         self.module = ""
@@ -40,14 +40,14 @@ class Scope(Block, Generic[S]):
     """One entry of a session.
 
     Args:
-        session: what the block gets.
+        session: for the block.
         adviser: of the session.
         thread: whose readers and trail are others inside.
         hooks: in force inside.
         readers: of the block.
         trail: of the block.
         ended: called behind a block that has raised nothing.
-        failed: called with what a block has raised.
+        failed: called with the exception of a block.
     """
 
     def __init__(

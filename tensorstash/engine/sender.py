@@ -1,4 +1,4 @@
-"""Where a saved tensor is captured: in the hook, or on a writer behind the program."""
+"""The capture of saved tensors, in the hook or on a writer behind the program."""
 
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ class Sender:
     def __init__(self, limits: Limits, backend: Backend[Any]) -> None:
         self._release_storages = backend.release_storages if isinstance(backend, SupportsStorageRelease) else None
         self.shares = Shares()
-        """How much may be on its way, where the limits do not say so."""
+        """The bytes that may be on their way, where the limits do not say so."""
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         self.in_flight = self.shares.budget(limits.in_flight_bytes, is_share=limits.in_flight == AUTO)
         """Bytes that are on their way."""
@@ -33,7 +33,7 @@ class Sender:
         self._worth_bytes = IDLE_BYTES
 
     def entry_began(self, saved_bytes: int, *, is_a_step: bool) -> None:
-        """Leave no more host memory idle than saving has last used: what backward has read back is needed no more.
+        """Leave no more host memory idle than saving has last used: backward needs its own no more.
 
         Args:
             saved_bytes: by which payloads were smaller than their tensors, or elsewhere, so far.
@@ -47,7 +47,7 @@ class Sender:
     def entry_ended(self, saved_bytes: int) -> None:
         """Note how much host memory saving has used; leave no more idle from now on than a step saves or payloads take.
 
-        Else a policy that finds little to save would have a higher peak than none. What is on its way may be saved yet.
+        Else a policy that finds little to save would have a higher peak than none. Bytes on their way may be saved yet.
 
         Args:
             saved_bytes: as when the entry began.
@@ -56,7 +56,7 @@ class Sender:
         POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
 
     def ahead(self, limits: Limits) -> ByteBudget:
-        """Return a budget of what may be read back early, which is a share as this one's is."""
+        """Return a budget of bytes that may be read back early, which is a share as this one's is."""
         return self.shares.budget(limits.ahead_bytes, is_share=limits.ahead == AUTO)
 
     def start(self, content: Content) -> None:
@@ -80,7 +80,7 @@ class Sender:
             if content.is_streamed:
                 content.launch()
             # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
-            # also when its thread is lost: what that still holds is written off.
+            # also when its thread is lost: its bytes are written off.
             self.writers.submit(partial(_capture, ref(content)), ended=lease.release)
         except BaseException:
             lease.release()

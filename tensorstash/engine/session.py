@@ -1,4 +1,4 @@
-"""A policy at work on a backend: packs what autograd saves, counts, and shares one store among equal configs."""
+"""A policy at work on a backend: packs saved tensors, counts, and shares one store among equal configs."""
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
@@ -55,16 +55,16 @@ class Session(Generic[T]):
     payloads.
 
     Args:
-        policy: what becomes of each saved tensor.
+        policy: for each saved tensor.
         backend: the framework's adapter.
         min_bytes: tensors below this size are kept, in bytes.
         min_disk_bytes: tensors below this size are kept rather than written to a disk, in bytes.
         budget: how many bytes of saved tensors may stay; None if all leave that can.
         limits: byte budgets and the timeout.
-        new_recomputer: makes what makes tensors again; None where none are.
+        new_recomputer: makes the object that makes tensors again; None where none are.
 
     Raises:
-        ConfigError: the backend cannot do what a part needs.
+        ConfigError: the backend lacks an ability that a part needs.
         StoreError: a store the policy may use cannot be opened.
     """
 
@@ -103,9 +103,9 @@ class Session(Generic[T]):
         self._thread = Thread()
         self._recomputer = None if new_recomputer is None else new_recomputer(self._state, self._thread)
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
-        # Looked up once: to ask whether a backend has a protocol takes longer than what it does.
+        # Looked up once: to ask whether a backend has a protocol takes longer than its work.
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
-        # Where every tensor is kept, what they add up to is all there is to say about them.
+        # Where every tensor is kept, their sum is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
         self._places = Places(policy, backend, ledger, self.adviser, self._transfers, min_disk_bytes)
         self.regions: dict[str, Region] = {}
@@ -119,7 +119,7 @@ class Session(Generic[T]):
         self._lock = threading.Lock()
 
     def scope(self) -> Scope["Session[T]"]:
-        """Return what installs the hooks for this thread until a block ends."""
+        """Return the scope that installs the hooks for this thread until a block ends."""
         self.adviser.entered()
         if self.adviser.entries <= JUDGED_ENTRIES:
             self.adviser.judge_place(self.backend)
@@ -127,7 +127,7 @@ class Session(Generic[T]):
         with self._lock:
             if self._border is not None and self.regions and self._state.was_asked:
                 self._current_stretch()  # a block asks for the plan before it saves anything
-            self._stretch.close()  # what was saved before is never taken for the same
+            self._stretch.close()  # contents saved before are never taken for the same
         hooks = self.backend.hooks(*self._hooks(), trusted=True)
         return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
 
@@ -146,21 +146,21 @@ class Session(Generic[T]):
     def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
         if native.functions is None or type(self).pack is not Session.pack:
             return self.pack, self.unpack
-        # Made for each scope: what refers to the session's methods would be a cycle if the session had it.
+        # Made for each scope: a reference to the session's methods would be a cycle if the session had it.
         large: Any = self._kept[POLICY] if self._only_keeps else None
         parts = self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, self.pack
         return native.functions.keeping(*parts), native.functions.restoring(self.unpack)
 
     def module(self, name: str) -> AbstractContextManager[None]:
-        """Return what says that what this thread saves until a block ends belongs to the module ``name``."""
+        """Return a context manager in which saved tensors belong to the module ``name``."""
         return InModule(self._thread, name)
 
     def region(self, name: str) -> Region:
-        """Return what is known of the block ``name`` of the model."""
+        """Return the record of the block ``name`` of the model."""
         return self.regions[name]
 
     def stats(self) -> Stats:
-        """Return what the session has done so far."""
+        """Return the statistics so far."""
         stats = replace(self._state.ledger.snapshot(), process_peak=peak_bytes())
         if stats.stashed.tensors or stats.recomputed:
             stats = replace(stats, steps=self.adviser.steps_ended + 1)
@@ -185,7 +185,7 @@ class Session(Generic[T]):
         if self._residency is not None:
             self._start(self._residency.clear())
         with self._lock:
-            self._stretch.close()  # whoever holds what is captured may write to it now
+            self._stretch.close()  # holders of captured contents may write to them now
         self._sender.drain()
         if self._transfers is not None:
             self._transfers.drain()
@@ -249,7 +249,7 @@ class Session(Generic[T]):
         if spec.nbytes < self._min_bytes:
             return self._keep(tensor, SMALL, spec.nbytes)
         if record is not None and record.fate is Fate.KEEP and (self._residency is None or not place.is_lossless):
-            return self._keep(tensor, _WITHIN_BUDGET, nbytes)  # what could leave later would have to be copied now
+            return self._keep(tensor, _WITHIN_BUDGET, nbytes)  # leaving later would need a copy now
         return self._stash(tensor, spec, place, record)
 
     def _made_again(
@@ -262,7 +262,7 @@ class Session(Generic[T]):
             handle, content = found
             if self._residency is not None and content.users == 1:
                 self._start(self._residency.saved(content, self._room_bytes(), look=False))
-            if content.place.users == 1:  # what is made again is held for others as far as a share of the step goes
+            if content.place.users == 1:  # an output is held for others as far as a share of the step goes
                 self._sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)

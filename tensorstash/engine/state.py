@@ -1,4 +1,4 @@
-"""What a session and its handles share, also after the session itself has gone."""
+"""The state that a session and its handles share, also after the session itself has gone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ class SessionState:
     Args:
         backend: the framework's adapter.
         ledger: where everything is counted.
-        adviser: what says so where the session has no effect.
+        adviser: warns where the session has no effect.
         limits: byte budgets and the timeout.
         prefetch_budget: bytes that may be read before backward asks for them.
         residency: of the session's contents; None where the framework does not tell who holds a memory.

@@ -1,4 +1,4 @@
-"""What a session did, counted: a frozen value for the user."""
+"""The statistics of a session: a frozen value for the user."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
@@ -56,12 +56,12 @@ class StageStats:
 
 _AS_NOW = {"held", "live", "peak_bytes", "peak_bytes_by_tier", "pinned_bytes", "process_peak", "peak_held"}
 _AS_NOW |= {"waits", "planned", "blocks", "advice"}
-"""Names of statistics that do not add up: of what exists now, of peaks, and of plans."""
+"""Names of statistics that do not add up: of present payloads, of peaks, and of plans."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a session has done so far; a snapshot. Later minus earlier is what was done in between.
+    """The statistics of a session so far; a snapshot. Later minus earlier are those of the steps in between.
 
     Args:
         seen: every tensor autograd saved inside the scope.
@@ -71,7 +71,7 @@ class Stats:
         declined: those of them that are kept after all, since their content does not shrink, or backward reads it
             exactly.
         recomputed: tensors that are not stored but made again when they are needed, by rule: ``bytes_in`` is theirs,
-            ``seconds_in`` what finding and proving recipes took, ``loads`` how often one was made again.
+            ``seconds_in`` the time to find and prove recipes, ``loads`` how often one was made again.
         refused: tensors that could have been made again, by rule and reason, and are not.
         without_recipe: tensors that were wanted made again and have no recipe, by reason.
         held: contents that wait where they are, now, since somebody besides the graph holds their memory.
@@ -85,13 +85,14 @@ class Stats:
         unpacked: times a stashed tensor was asked for.
         forwarded: times the source itself was the answer, since its bytes were not captured yet.
         pinned_bytes: host memory that is page-locked now for copies from and to devices, in use or not.
-        waits: devices whose copies make the program wait, and what they lack.
+        waits: devices whose copies make the program wait, and the missing ability.
         planned: tensors that a budget keeps, recomputes and stores in a step like the last, by these words.
-        blocks: names of the blocks of a model under ``checkpoint``, by what becomes of them.
+        blocks: names of the blocks of a model under ``checkpoint``, by their treatment.
         steps: the number of steps; 0 while nothing was to leave.
         process_peak: largest resident size of the process so far, in bytes; 0 where the system does not say.
         peak_held: most bytes that saved tensors and the engine held at one time, under a budget.
-        advice: what has no effect and what to do, a line each; also what to do so that freed memory leaves the process.
+        advice: causes without effect and their cures, a line each; also the cure for freed memory that stays with the
+            process.
     """
 
     seen: Tally = Tally()
@@ -122,7 +123,7 @@ class Stats:
     advice: str = ""
 
     def __sub__(self, earlier: "Stats") -> "Stats":
-        """Return what was done since an earlier snapshot; what exists now, peaks and advice stay those of this one."""
+        """Return the statistics since an earlier snapshot; present payloads, peaks and advice are those of this one."""
         added = {each.name for each in fields(self)}.difference(_AS_NOW)
         return replace(self, **{name: _since(getattr(self, name), getattr(earlier, name)) for name in added})
 
@@ -222,7 +223,7 @@ def _as_html(rows: list[tuple[str, ...]]) -> str:
 
 
 def _since(now: Any, earlier: Any) -> Any:
-    """Return what was added to a number or a tally, or to each of a mapping's as far as anything was."""
+    """Return the increase of a number or a tally, or to each of a mapping's as far as anything was."""
     if not isinstance(now, Mapping):
         return now - earlier
     changes = {name: value - earlier[name] if name in earlier else value for name, value in now.items()}

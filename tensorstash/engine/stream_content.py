@@ -1,6 +1,6 @@
 """A saved tensor on a device with streams: captured beside the computation, and brought back ahead of it.
 
-What the program's thread does is only launched: kernels on the program's own stream, copies on streams of their own, in
+The program's thread only launches: kernels on the program's own stream, copies on streams of their own, in
 the order that :mod:`tensorstash.engine.transfers` argues for. Workers begin where a copy has ended, with the codecs of
 the host and stores that look at the bytes; a payload that just stays in host memory needs none.
 """
@@ -139,7 +139,7 @@ class StreamContent(Content):
 
     @property
     def _on_device(self) -> Any:
-        """What was launched, while it is still on the device; else None."""
+        """The launched transfer, while it is still on the device; else None."""
         return self.place.on_device(self._stored, self._flight)
 
     # Back
@@ -166,7 +166,7 @@ class StreamContent(Content):
         encoded = None if arrival is None else transfers.arrived(arrival, device)
         if arrival is None or encoded is None:
             arrival = (None if is_last else self._bring(is_prefetch=True)) or self._bring(is_prefetch=False)
-            assert arrival is not None, "what is asked for needs no budget"
+            assert arrival is not None, "a requested content needs no budget"
             encoded = transfers.arrived(arrival, device)
         is_shared = not is_last and arrival.is_counted
         if is_shared:

@@ -28,7 +28,7 @@ class TransferPlace(HostPlace):
         """Whether a codec that runs after the transfer loses something."""
 
     def private_source(self, tensor: Any, spec: Any) -> tuple[Any, None]:
-        """Return the tensor itself: what is launched is private, or a copy is made then, if it has to be."""
+        """Return the tensor itself: a launched copy is private, or a copy is made then, if it has to be."""
         return self.backend.detached(tensor), None
 
     def send(self, launched: Any, source: Any, compute: Stream) -> Transfer | None:
@@ -57,7 +57,7 @@ class TransferPlace(HostPlace):
         return stored
 
     def as_stored(self, transferred: Array) -> Array:
-        """Return what will be read of bytes that were transferred and are not stored yet; see :meth:`round_trip`."""
+        """Return the later result for bytes that were transferred and are not stored yet; see :meth:`round_trip`."""
         twin, launched = self.twin, self.launched_spec(transferred.nbytes)
         assert isinstance(twin, HostPlace), "a payload that stays on its device is not transferred"
         stored = twin.store_array(borrowed(transferred.view(launched.carrier).reshape(launched.shape)))

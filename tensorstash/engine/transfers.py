@@ -4,14 +4,14 @@ Each device has two streams of its own besides the program's: one for copies out
 them; none of them makes the host wait for the device. *Compute* is the stream that is current where the rule is
 applied; it is asked for each time, since programs run under streams of their own.
 
-1. A copy out begins after what compute was given before: the source is written. (The copy stream waits for a point of
+1. A copy out begins after earlier work of compute: the source is written. (The copy stream waits for a point of
    compute.)
 2. The source is held until the copy has ended, or until compute waits for its end: its memory belongs to compute, so
    whatever is allocated there next is written after the copy. Where it belongs to yet another stream, the allocator was
    told that compute uses it, and waits for compute before it hands the memory to that stream. Compute waits only where
    the budget of sources is used up, or when no saved tensor is left: backward begins with those saved last, whose
    copies have not ended, and would wait for them just as they are let go.
-3. A buffer to copy back into is allocated for compute, and the copy begins after what compute was given before that:
+3. A buffer to copy back into is allocated for compute, and the copy begins after earlier work of compute:
    whoever had that memory earlier is done with it.
 4. A copy back begins after the copy out of the same bytes.
 5. Compute waits for the end of a copy back before the tensor is handed out, and before its memory is freed. A tensor
@@ -44,7 +44,7 @@ class Transfer:
 
     Args:
         array: its host memory.
-        held: what keeps its device memory: the source, or the tensor that is copied into.
+        held: keeps its device memory: the source, or the tensor that is copied into.
         stream: the compute stream that the device memory is used in.
         side: the stream that copies.
         lease: of the device memory, in the budget where it is counted; None if it is not.
@@ -68,11 +68,11 @@ class Transfer:
         return self._end
 
     def start(self, launch: Callable[[], object], under_way: "deque[Transfer]") -> None:
-        """Launch it, and hold its memory meanwhile: an interrupt must not free what a device reads or writes.
+        """Launch it, and hold its memory meanwhile: an interrupt must not free memory that a device reads or writes.
 
         Args:
             launch: puts it into the copy stream.
-            under_way: what holds it until its end.
+            under_way: holds it until its end.
         """
         under_way.append(self)
         try:
@@ -141,7 +141,7 @@ class Transfers:
 
         Args:
             source: a contiguous tensor.
-            held: what keeps its memory; the tensor itself, or one that it is a view of.
+            held: keeps its memory; the tensor itself, or one that it is a view of.
             spec: of ``source``.
             compute: the stream of the computation, as it is now.
         """
@@ -259,7 +259,7 @@ class Transfers:
         return tensor
 
     def follow(self, stream: Stream, tensor: Any, device: str) -> Stream:
-        """Let compute begin what it is given from now on after what ``stream`` was given, which has made a tensor.
+        """Let later work of compute begin after the work of ``stream``, which has made a tensor.
 
         Returns:
             The stream of the computation, as it is now.
@@ -342,7 +342,7 @@ class Transfers:
 
 
 def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Transfers | None:
-    """Return what copies between a backend's devices and the host; None where it has no streams.
+    """Return the transfers between a backend's devices and the host; None where it has no streams.
 
     Args:
         backend: the framework's adapter.

@@ -1,1 +1,1 @@
-"""Memory and threads of the host, and what the processor was compiled for."""
+"""Memory and threads of the host, and the compiled functions."""

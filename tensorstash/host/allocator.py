@@ -105,7 +105,7 @@ def release_free() -> None:
 def keep_idle(nbytes: int | str) -> None:
     """Set how much freed host memory the package keeps for its own next buffers, in the whole process; thread-safe.
 
-    What it keeps and what it uses are together hardly more than what it has used at one time, or than 16 MiB, and where
+    Idle and used buffers are together hardly more than the largest use so far, or than 16 MiB, and where
     backward begins it keeps hardly any, so that the peak depends little on this. With less, memory goes back to the
     system between steps and within them, for the price of fresh pages later. Without this call it keeps 256 MiB.
 

@@ -25,7 +25,7 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
 
     Large buffers come in whole pages, with ``alignment`` 0 from the first byte on: those of a pool, to which they go
     back with the last view of them, since fresh pages cost more than copying into them, and the C allocator may never
-    give them back. One that keeps what is freed, and gives it out before fresh pages, needs no pool beside it.
+    give them back. One that keeps freed memory, and gives it out before fresh pages, needs no pool beside it.
 
     Args:
         nbytes: length in bytes.

@@ -10,7 +10,7 @@ _MOST_ATTEMPTS = 1000
 
 
 class PythonBlock:
-    """What :class:`Block` is where nothing is compiled; an interrupt just where ``__exit__`` begins ends it there."""
+    """The base of :class:`Block` where nothing is compiled; an interrupt where ``__exit__`` begins ends it."""
 
     __slots__ = ()
 
@@ -31,23 +31,23 @@ class PythonBlock:
             raise
 
     def enter(self) -> Any:
-        """Begin; what is returned is bound by ``as``."""
+        """Begin; the result is bound by ``as``."""
         raise NotImplementedError
 
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> Any:
-        """End; true if what was raised ends here."""
+        """End; true if the exception ends here."""
         raise NotImplementedError
 
     def undo(self) -> None:
-        """End what :meth:`enter` has begun, as far as it has; called where that raises, until this does not."""
+        """Undo :meth:`enter`, as far as it has come; called where that raises, until this does not."""
         raise NotImplementedError
 
     def finish(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """Do what :meth:`leave` has not done; called where that raises, until this does not."""
+        """Do the rest of :meth:`leave`; called where that raises, until this does not."""
         raise NotImplementedError
 
 
@@ -69,7 +69,7 @@ class Block(_Base):
     """A context manager that is left whenever it was entered, even in part, whatever interrupts.
 
     A signal handler, such as that of Ctrl-C, may raise wherever a function of Python begins or a call has returned:
-    also at the end of ``__enter__``, when what it does is done and ``with`` does not know it yet, and at the beginning
+    also at the end of ``__enter__``, when its work is done and ``with`` does not know it yet, and at the beginning
     of ``__exit__``. Whoever derives from this has the four methods of :class:`PythonBlock`.
     """
 

@@ -10,7 +10,7 @@ from weakref import ref
 from tensorstash.host.forks import renew_after_fork
 
 LOOK_AGAIN_S = 0.02
-"""How long who waits for bytes may not notice that some came back by themselves, in seconds."""
+"""Longest delay, in seconds, until a waiting thread notices bytes that came back by themselves."""
 
 
 MOST_SHARE = 256 * 2**20
@@ -50,7 +50,7 @@ class Lease:
 
 
 class _Entry(ref[Any]):
-    """What a budget knows of a lease, or of what it follows; equal only to itself."""
+    """The share of a budget that belongs to a lease, or to its companion; equal only to itself."""
 
     __slots__ = ("nbytes",)
     __hash__ = object.__hash__
@@ -62,8 +62,8 @@ class ByteBudget:
     """Bytes that may be in use at one time. Thread-safe.
 
     A lease leaves a note when its last reference goes, by one operation of C; so whatever an interrupt ends, at
-    whichever moment, and whoever forgets to give bytes back: they come back with the lease. What is in use is a sum,
-    which is changed together with what a lease counts for, where no interrupt can come between; so a request takes the
+    whichever moment, and whoever forgets to give bytes back: they come back with the lease. The bytes in use are a sum,
+    which is changed together with those of a lease, where no interrupt can come between; so a request takes the
     same time however many leases there are. Those who wait are woken by :meth:`Lease.release`, and find out about
     others soon.
 
@@ -88,14 +88,14 @@ class ByteBudget:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget what other threads have taken, who are not there any more."""
+        """Forget leases of threads that are not there any more."""
         self._lock = threading.Lock()
         self._waiting: set[threading.Lock] = set()
         self._used = 0
         self._entries: set[_Entry] = set()
         self._gone: deque[_Entry] = deque()
         self.returned = self._gone.append
-        """What a lease that goes is reported to; C, so that nothing interrupts it."""
+        """Receives the lease that goes; C, so that nothing interrupts it."""
 
     @property
     def used(self) -> int:
@@ -139,7 +139,7 @@ class ByteBudget:
         while True:
             bell = threading.Lock()
             bell.acquire()
-            self._waiting.add(bell)  # first: what comes back from here on rings it
+            self._waiting.add(bell)  # first: bytes that come back from here on ring it
             lease = self.try_acquire(nbytes)
             left = deadline - monotonic()
             if lease is None and left > 0:
@@ -166,7 +166,7 @@ class ByteBudget:
             other.nbytes, entry.nbytes = nbytes, entry.nbytes - nbytes  # no call is between the two
 
     def _settle(self) -> None:
-        """Take note of what came back; each as often as an interrupt wants it."""
+        """Take note of bytes that came back; each as often as an interrupt wants it."""
         gone = self._gone
         while gone:
             entry = gone[0]
@@ -188,11 +188,11 @@ def share_of(step_bytes: int, largest: int) -> int:
     """Return how many bytes may be under way in one direction, of a step that saves so many.
 
     A sixteenth, and room for two of the largest tensors, so that one is on its way while the next arrives; but never
-    more than a quarter: at least half of what the policy takes away is always gone. Of a small step it may be an
-    eighth, up to 2 MiB: with less, handing over what is under way takes most of the time.
+    more than a quarter: at least half of the bytes that the policy takes away are always gone. Of a small step it may
+    be an eighth, up to 2 MiB: with less, the handover takes most of the time.
 
     Args:
-        step_bytes: what the step saves.
+        step_bytes: saved by the step.
         largest: bytes of its largest tensor.
 
     >>> [share_of(n * 2**20, 2**20) // 2**20 for n in (0, 8, 40, 320, 8000)]
@@ -222,10 +222,10 @@ def device_share_of(step_bytes: int, largest: int) -> int:
 
 
 class Shares:
-    """Budgets that are a share of what a step takes. Thread-safe.
+    """Budgets that are a share of the bytes of a step. Thread-safe.
 
     They grow while a step takes more than any before, and never shrink: it is its largest step that a program has to
-    have the memory for. They are counted without a lock; what is lost to another thread makes them a little smaller.
+    have the memory for. They are counted without a lock; an update lost to another thread makes them a little smaller.
 
     >>> shares = Shares()
     >>> budget = shares.budget(MOST_SHARE, is_share=True)

@@ -1,4 +1,4 @@
-"""What a forked child has to make again: it inherits every lock as it was, but no thread that would release it."""
+"""Objects that a forked child makes again: it inherits every lock as it was, but no thread that would release it."""
 
 import os
 from typing import Protocol
@@ -6,10 +6,10 @@ from weakref import WeakSet
 
 
 class Renewed(Protocol):
-    """Something that holds locks, or what threads are at."""
+    """Something that holds locks, or the work of threads."""
 
     def after_fork(self) -> None:
-        """Make locks anew and forget what other threads were at; in the child, before anything else runs there."""
+        """Make locks anew and forget the work of other threads; in the child, before anything else runs there."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What comes of work on another thread, and waiting for it, whatever interrupts the one who waits.
+"""The outcome of work on another thread, and waiting for it, whatever interrupts the one who waits.
 
 The futures of the standard library guard their state with a condition, whose methods are Python: an interrupt (Ctrl-C)
 between them leaves the lock taken, and the thread that does the work waits for it for ever. Here each change of state
@@ -15,12 +15,12 @@ R = TypeVar("R")
 
 
 class Future(Generic[R]):
-    """One piece of work and what comes of it: exactly one end, by its result, an error, or being cancelled.
+    """One piece of work and its outcome: exactly one end, by its result, an error, or being cancelled.
 
     Thread-safe, also where an interrupt may come at any moment.
 
     Args:
-        work: what to do, once.
+        work: to run, once.
         ended: called when there is an end, also one by cancelling or by losing the thread; must not raise.
 
     >>> future = Future(lambda: 6 * 7)
@@ -39,7 +39,7 @@ class Future(Generic[R]):
         self._pid = os.getpid()
 
     def run(self) -> None:
-        """Do the work, unless somebody does it or has cancelled it; what ends the thread is raised."""
+        """Do the work, unless somebody does it or has cancelled it; an exception that ends the thread is raised."""
         try:
             work = self._work.pop()
         except IndexError:
@@ -94,7 +94,7 @@ class Future(Generic[R]):
 
         Raises:
             TimeoutError: it has not ended in time.
-            BaseException: what the work has raised; a CancelledError if it was cancelled, a RuntimeError if its thread
+            BaseException: the exception of the work; a CancelledError if it was cancelled, a RuntimeError if its thread
                 was lost.
         """
         self._wait(timeout_s)

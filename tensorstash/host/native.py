@@ -9,14 +9,14 @@ from typing import Any, Protocol, cast
 
 
 class Functions(Protocol):
-    """What runs for every saved tensor. Each function does what its caller otherwise does in Python.
+    """Functions that run for every saved tensor, in place of their callers' own lines of Python.
 
     Those that work on arrays are in :mod:`tensorstash.kernels`.
     """
 
     @property
     def Block(self) -> type:  # noqa: N802
-        """What :class:`tensorstash.host.blocks.Block` is derived from."""
+        """The base of :class:`tensorstash.host.blocks.Block`."""
         ...
 
     def keeping(
@@ -42,7 +42,7 @@ class Functions(Protocol):
             state: the first item of a handle.
             alias: of a tensor; the second item.
             version: of a tensor; the third item.
-            pack: the function that defines what is done.
+            pack: the function that defines the result.
         """
         ...
 
@@ -62,9 +62,9 @@ class Functions(Protocol):
 
         Args:
             innermost: scopes by thread.
-            box: gets the scope and what its ``pack`` made of the tensor, in a tuple.
-            unhooked: takes what is saved where no scope is ready for it.
-            not_packed: takes a scope and what its ``pack`` has raised.
+            box: gets the scope and the result of its ``pack``, in a tuple.
+            unhooked: takes a saved tensor where no scope is ready for it.
+            not_packed: takes a scope and the exception of its ``pack``.
         """
         ...
 
@@ -82,9 +82,9 @@ class Functions(Protocol):
         Args:
             box: the type that ``packing`` was given.
             unboxed: takes everything else.
-            hook_failed: takes what was raised.
+            hook_failed: takes the exception.
             backwards: whose ``release`` says whether the box is to be emptied.
-            with_memory: takes a tensor without memory, and returns what stands in for it.
+            with_memory: takes a tensor without memory, and returns its stand-in.
         """
         ...
 

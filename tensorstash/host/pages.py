@@ -74,9 +74,9 @@ def preloaded_allocator() -> str | None:
 
 
 def allocator_keeps_pages() -> bool:
-    """Whether what is freed stays with the process, and is all there is to be given out before fresh pages are.
+    """Whether freed memory stays with the process, and is given out before fresh pages are.
 
-    Then buffers are best the allocator's as well: what a step frees and what the package needs are one memory, and
+    Then buffers are best the allocator's as well: freed memory of a step then serves the package, and
     neither is idle while the other takes fresh pages.
     """
     return "tcmalloc" in (preloaded_allocator() or "")

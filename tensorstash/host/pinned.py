@@ -51,7 +51,7 @@ def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -
     """Return pages that are locked in place, and unlocked when the last array in them goes.
 
     Args:
-        lock: page-locks whole pages and returns what unlocks them; raises OSError where it cannot.
+        lock: page-locks whole pages and returns the function that unlocks them; raises OSError where it cannot.
         nbytes: how many.
 
     Raises:

@@ -50,17 +50,17 @@ class _Loan(weakref.ref[Pages]):
 class PagePool:
     """Buffers that come back by themselves when the last array over them goes. Thread-safe.
 
-    Idle buffers and those in use are together at most seven eighths of what was in use at one time, and 16 MiB:
+    Idle buffers and those in use are together at most seven eighths of the largest use so far, and 16 MiB:
     payloads that were compressed have ever other sizes, and would fill the pool with buffers that nobody asks for
-    again; and when most is in use the rest of the process has its peak too, so that what is idle then is a peak higher.
+    again; and when most is in use the rest of the process has its peak too, so that idle bytes raise that peak.
     The 16 MiB are for sizes that take turns, such as those of a record read while others of its step are still in use:
     without them each would give its pages to the system, and get cleared ones for the next.
 
-    What comes back does so by one operation of C. The sums are counted anew where an interrupt has come between two
+    A buffer comes back by one operation of C. The sums are counted anew where an interrupt has come between two
     steps, which each method finds out about the one before.
 
     Args:
-        idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
+        idle_limit_bytes: most bytes to keep for later; any beyond that, the longest unused first, go to
             the system at once.
 
     >>> pool = PagePool(2**20)
@@ -116,7 +116,7 @@ class PagePool:
         self.give_back(idle_limit_bytes)
 
     def worth(self, nbytes: int) -> None:
-        """Keep no more idle than so many bytes from now on, whatever else allows it: what the user saves by buffers."""
+        """Keep no more idle than so many bytes from now on, whatever else allows it; the user sets this."""
         self._worth = most_bytes = nbytes + nbytes // _CLASSES  # as buffers of so many bytes take
         self.give_back(most_bytes)
 
@@ -146,7 +146,7 @@ class PagePool:
             return lent
 
     def _tidy(self, _: object) -> None:
-        """Take back what has been returned; in finalizers, which may run inside any method here and must not wait."""
+        """Take back returned buffers; in finalizers, which may run inside any method here and must not wait."""
         while self._returned and not self._lock.locked():  # which it is where this thread is at it
             # Not tried and released by hand: an interrupt may come between.
             with self._lock:
@@ -154,7 +154,7 @@ class PagePool:
                 self._trim(min(self._limit, self._worth, self._most_together - self._used))
 
     def _settle(self) -> None:
-        """Begin: take back what has been returned, and count anew if who was here before did not come to its end."""
+        """Begin: take back returned buffers, and count anew if who was here before did not come to its end."""
         if not self._is_counted:
             self._returned.extend(loan for loan in list(self._loans) if loan() is None)
             self._idle = {size: stack for size, stack in self._idle.items() if stack}

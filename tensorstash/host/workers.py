@@ -21,13 +21,13 @@ _EXIT_S = 5.0
 class Workers:
     """Runs functions in order of submission, on threads that do not have to answer. Thread-safe.
 
-    Threads start with the work that needs them and end when the last reference to this object goes, after what was
-    submitted until then. At interpreter exit work that has not begun is dropped; what is running has five seconds to
+    Threads start with the work that needs them and end when the last reference to this object goes, after all
+    work submitted until then. At interpreter exit work that has not begun is dropped; running work has five seconds to
     end, so that a device that hangs keeps no process alive. A forked child, which inherits no threads, gets new ones.
 
     A thread that has died is replaced, and so is one whose work takes longer than ``timeout_s``, as soon as there is
-    other work; whoever waits for what it did gets a :class:`RuntimeError` or a :class:`TimeoutError`, and what it
-    returns after all is dropped.
+    other work; whoever waits for it gets a :class:`RuntimeError` or a :class:`TimeoutError`, and a late
+    result is dropped.
 
     Args:
         name: prefix of the threads' names.
@@ -53,7 +53,7 @@ class Workers:
         Work whose submission raises, which only an interrupt does, is not done unless it has begun.
 
         Args:
-            work: what to do.
+            work: to run.
             ended: called when it has come to an end, whatever that is; must not raise.
         """
         if self._pool.pid != os.getpid():
@@ -71,12 +71,12 @@ class Workers:
             del job  # its error may refer to this frame
 
     def abandon(self) -> None:
-        """Give up what takes longer than ``timeout_s``, and replace its threads."""
+        """Give up work that takes longer than ``timeout_s``, and replace its threads."""
         if self._pool.pid == os.getpid():
             self._pool.abandon()
 
     def close(self) -> None:
-        """Let the threads end after what was submitted until now; what comes later runs on the caller's thread."""
+        """Let the threads end after the submitted work; later work runs on the caller's thread."""
         if self._pool.pid == os.getpid():
             self._pool.stop()
 
@@ -85,7 +85,7 @@ class Workers:
 
 
 class _Thread(threading.Thread):
-    """A thread, and what it is at.
+    """A thread, and its present work.
 
     It is a daemon, because the interpreter waits for all others for ever.
     """
@@ -108,7 +108,7 @@ class _Thread(threading.Thread):
 
 
 class _ThreadPool:
-    """The threads of one process, and what they have to do. Ends when it is stopped, or its owner goes.
+    """The threads of one process, and their work. Ends when it is stopped, or its owner goes.
 
     Nothing here takes the lock in a finalizer, which may run while the same thread holds it. An interrupt, which comes
     to the caller's thread alone, may find any of its methods half done, and leaves at worst a call for nothing, or a
@@ -124,7 +124,7 @@ class _ThreadPool:
         self._lock = threading.Lock()
         self._todo: deque[Future[Any]] = deque()
         self._calls: SimpleQueue[object] = SimpleQueue()
-        """One for each job, and one to end, which is passed on: who gets one looks what there is to do."""
+        """One for each job, and one to end, which is passed on: who gets one looks for work."""
         self._is_stopped = False
         self._owner = weakref.ref(owner, self._calls.put)
         self._started = 0
@@ -161,7 +161,7 @@ class _ThreadPool:
             job.fail(TimeoutError(f"took longer than {self._timeout_s} seconds"))
 
     def serve(self, thread: _Thread) -> bool:
-        """Wait for a call and do what there is to do; return False if the thread has to end."""
+        """Wait for a call and do the work; return False if the thread has to end."""
         if self._calls.get() is not None:  # the owner is gone
             self._is_stopped = True
         with self._lock:
@@ -212,7 +212,7 @@ class _ThreadPool:
 
 
 def _await_end(todo: deque[Future[Any]], calls: SimpleQueue[object], threads: list[_Thread]) -> None:
-    """At interpreter exit: let what is running come to its end, for it may be inside a framework."""
+    """At interpreter exit: let running work come to its end, for it may be inside a framework."""
     todo.clear()
     calls.put(calls)  # as if the owner were gone: idle threads end at once
     deadline = monotonic() + _EXIT_S

@@ -1,4 +1,4 @@
-"""How an array is cut into groups of neighbours along its last dimension, and the extremes of each group."""
+"""Groups of neighbours along the last dimension of an array, and the extremes of each group."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

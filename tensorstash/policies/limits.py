@@ -1,4 +1,4 @@
-"""How much a session may hold on the way, and how long it waits."""
+"""Limits of the bytes that a session holds on the way, and of its waits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which modules of a model the policies that select by name mean."""
+"""Modules of a model that policies select by name."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -14,7 +14,7 @@ _TIERS = {"memory": 0, "disk": 1}
 
 @dataclass(frozen=True, slots=True)
 class Rebuilding:
-    """Which saved tensors are made again when backward needs them, instead of being stored.
+    """The saved tensors that are made again when backward needs them, instead of being stored.
 
     Args:
         ops: names of the rules to use; None for all.

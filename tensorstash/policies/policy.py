@@ -1,4 +1,4 @@
-"""How policies compose: each continues the plan of those before it, and chains are checked when they are built."""
+"""The composition of policies: each continues the plan of those before it; chains are checked when built."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator

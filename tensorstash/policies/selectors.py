@@ -1,4 +1,4 @@
-"""Which saved tensors: frozen predicates over their specs, combined with ``&``, ``|`` and ``~``."""
+"""Selectors of saved tensors: frozen predicates over their specs, combined with ``&``, ``|`` and ``~``."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

@@ -25,7 +25,7 @@ def overwrite(target: Array, source: Array) -> Array:
 def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> Tensor:
     """Compute `operation(target, *operands)` and write it into the memory of `target`.
 
-    The new value is computed and recorded out of place on a private copy, so the operation may save what it likes.
+    The new value is computed and recorded out of place on a private copy, so the operation may save any tensor.
     Through a tracked view the write becomes part of the history of the viewed tensor, and other views of it follow
     when next used. Bumps the version that all tensors over the storage share.
 
@@ -81,8 +81,8 @@ def _refuse_untracked(target: Tensor) -> None:
             "recording"
         )
     if root.is_leaf and root.requires_grad:
-        what = "a leaf" if root is target else "a view of a leaf"
+        kind = "a leaf" if root is target else "a view of a leaf"
         raise InplaceError(
-            f"{what} tensor that requires grad is being used in an in-place operation; do it under no_grad() to "
+            f"{kind} tensor that requires grad is being used in an in-place operation; do it under no_grad() to "
             "change the leaf itself, or work on a clone()"
         )

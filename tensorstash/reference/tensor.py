@@ -116,7 +116,7 @@ class Tensor:
 
     @property
     def _version(self) -> int:
-        """How often the storage has been written to by an in-place operation."""
+        """Number of in-place operations on the storage."""
         return self.storage.version
 
     def data_ptr(self) -> int:
@@ -178,7 +178,7 @@ class Tensor:
 
     @property
     def edge(self) -> Edge[Tensor] | None:
-        """Where a gradient of this tensor goes; None if it requires none."""
+        """The edge of a gradient of this tensor; None if it requires none."""
         self._follow_root()
         if self._edge is None and self._requires_grad:
             return Edge(AccumulateGrad(self), 0)
@@ -246,7 +246,7 @@ class Tensor:
         return view
 
     def set_history(self, edge: Edge[Tensor] | None) -> None:
-        """Let an in-place operation replace what computed this tensor; its views follow when next used."""
+        """Let an in-place operation replace the producer of this tensor; its views follow when next used."""
         self._edge = edge
         self._epoch += 1
 

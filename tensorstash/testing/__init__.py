@@ -1,4 +1,4 @@
-"""The conformance kit: what every backend, codec and store must do, as test classes to subclass.
+"""The conformance kit: the duties of every backend, codec and store, as test classes to subclass.
 
 Needs the extra ``testing`` (pytest and Hypothesis). A third party's test is a few lines::
 

@@ -30,7 +30,7 @@ class BackendSuite(
 ):
     """Every line of the contract, on every device of a lab.
 
-    A backend's test is a subclass that names its lab; pytest collects what it inherits::
+    A backend's test is a subclass that names its lab; pytest collects the inherited checks::
 
         from tensorstash.testing import BackendSuite
         from mybackend.testing import MyLab

@@ -1,4 +1,4 @@
-"""What every codec must do, as one class of tests."""
+"""The duties of every codec, as one class of tests."""
 
 import dataclasses
 import pickle
@@ -28,12 +28,12 @@ from tensorstash.testing.layouts import assert_same_bits, special_values
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Golden:
-    """A payload written by an earlier version, and what it stands for.
+    """A payload written by an earlier version, and its elements.
 
     Args:
         dtype: the element type.
         data: the elements, as carrier bits.
-        payload: what ``encode`` gave for them, as bytes.
+        payload: result of ``encode`` for them, as bytes.
     """
 
     dtype: str
@@ -48,7 +48,7 @@ class CodecSuite:
             codec = MyCodec(level=3)
 
     Attributes:
-        codec: what is tested.
+        codec: under test.
         is_registered: whether configurations know the codec by name.
         golden: payloads that must stay readable.
         refused: fields, by name, with values that must be refused when the codec is built.
@@ -210,7 +210,7 @@ class CodecSuite:
     def _accepted(self, shape: tuple[int, ...]) -> Iterator[TensorSpec]:
         return (spec for spec in every_spec(shape) if self.codec.accepts(spec))
 
-    def _assert_refused_or_fitting(self, damaged: Array, nbytes: int, spec: TensorSpec, what: str) -> None:
+    def _assert_refused_or_fitting(self, damaged: Array, nbytes: int, spec: TensorSpec, case: str) -> None:
         __tracebackhide__ = True
         refusal = None
         try:
@@ -218,33 +218,33 @@ class CodecSuite:
         except CodecError as error:
             refusal = str(error)
         if refusal is not None:
-            assert repr(self.codec) in refusal, f"{what}: the error does not name the codec: {refusal}"
+            assert repr(self.codec) in refusal, f"{case}: the error does not name the codec: {refusal}"
             return
-        assert isinstance(back, np.ndarray), f"{what}: got {type(back).__name__}"
+        assert isinstance(back, np.ndarray), f"{case}: got {type(back).__name__}"
         fits = (back.dtype.name, back.shape) == (spec.carrier, spec.shape)
-        assert fits, f"{what}: got {back.dtype}{back.shape}"
-        assert damaged.nbytes == nbytes, f"{what}: {damaged.nbytes} bytes were taken for {nbytes}"
+        assert fits, f"{case}: got {back.dtype}{back.shape}"
+        assert damaged.nbytes == nbytes, f"{case}: {damaged.nbytes} bytes were taken for {nbytes}"
 
-    def _assert_round_trip(self, data: Array, spec: TensorSpec, what: str) -> None:
+    def _assert_round_trip(self, data: Array, spec: TensorSpec, case: str) -> None:
         __tracebackhide__ = True
         codec = self.codec
         payload = codec.encode(data, spec)
         described = codec.encoded_spec(spec)
-        assert payload.flags.c_contiguous, f"{what}: the payload is not C-contiguous"
-        assert payload.dtype.name == described.carrier, f"{what}: payload of {payload.dtype}, announced {described}"
+        assert payload.flags.c_contiguous, f"{case}: the payload is not C-contiguous"
+        assert payload.dtype.name == described.carrier, f"{case}: payload of {payload.dtype}, announced {described}"
         assert payload.ndim == 1 if described.shape == (-1,) else payload.shape == described.shape, (
-            f"{what}: payload of shape {payload.shape}, announced {described.shape}"
+            f"{case}: payload of shape {payload.shape}, announced {described.shape}"
         )
-        assert described.device == spec.device, f"{what}: announced on {described.device}"
+        assert described.device == spec.device, f"{case}: announced on {described.device}"
         if codec.lossless and self.overhead is not None:
             most = data.nbytes + self.overhead
-            assert payload.nbytes <= most, f"{what}: payload of {payload.nbytes} bytes, expected at most {most}"
+            assert payload.nbytes <= most, f"{case}: payload of {payload.nbytes} bytes, expected at most {most}"
         back = codec.decode(payload, spec)
         assert back.flags.c_contiguous
         if codec.lossless:
-            assert_same_bits(back, data, what)
+            assert_same_bits(back, data, case)
             return
-        assert (back.dtype, back.shape) == (data.dtype, data.shape), what
+        assert (back.dtype, back.shape) == (data.dtype, data.shape), case
         assert isinstance(codec, SupportsErrorBound)
         bound = codec.error_bound(borrowed(data), spec)
         assert bound.dtype == np.float64
@@ -252,7 +252,7 @@ class CodecSuite:
         value, got = float_values(data, spec.dtype), float_values(back, spec.dtype)
         with np.errstate(invalid="ignore"):
             kept = (value == got) | (np.isnan(value) & np.isnan(got)) | (np.abs(value - got) <= bound)
-        assert kept.all(), f"{what}: {value[~kept][:3]} came back as {got[~kept][:3]}, beyond the bound"
+        assert kept.all(), f"{case}: {value[~kept][:3]} came back as {got[~kept][:3]}, beyond the bound"
 
 
 @cache

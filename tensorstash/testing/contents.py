@@ -1,4 +1,4 @@
-"""What tensors hold, as codecs see it: C-contiguous carrier bits."""
+"""Contents of tensors, as codecs see them: C-contiguous carrier bits."""
 
 from collections.abc import Mapping
 

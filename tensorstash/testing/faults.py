@@ -35,10 +35,10 @@ class FaultyStore:
     """A store that fails at chosen records.
 
     The records are counted from 1 in each open store, puts and gets apart. ``torn_record``, ``flipped_bit`` and
-    ``zeros`` return altered bytes without a word, as a device does; what stands above the store has to notice.
+    ``zeros`` return altered bytes without a word, as a device does; the reader has to notice.
 
     Args:
-        fault: what goes wrong:
+        fault: one of these:
             ``full`` and ``put_error`` (an :class:`OSError` that does not pass) at a put;
             ``get_error`` (an :class:`OSError`), ``gone``, ``corrupt``, ``short_read`` (one byte is missing),
             ``torn_record`` (the second half is zero), ``flipped_bit`` and ``zeros`` at a get.
@@ -159,7 +159,7 @@ class Gated:
     """A store that takes payloads only once its gate is open, as a slow or hanging device does.
 
     Args:
-        gate: what holds the puts back; two configurations are equal only if they share it.
+        gate: holds the puts back; two configurations are equal only if they share it.
         inner: the store that holds the payloads.
     """
 
@@ -184,7 +184,7 @@ class _GatedStore(Passing):
 
 
 class Tap:
-    """Counts what goes in and out of every store that was opened with it. Thread-safe.
+    """Counts the records that go in and out of every store that was opened with it. Thread-safe.
 
     >>> import numpy as np
     >>> tap = Tap()
@@ -316,7 +316,7 @@ class FaultyCodec:
     """A codec that passes buffers through, and fails at those of a chosen number of elements.
 
     Args:
-        fault: what goes wrong, and in which direction: an :class:`ArithmeticError`, an array of another dtype, of
+        fault: the failure, and its direction: an :class:`ArithmeticError`, an array of another dtype, of
             one element too few, or no array at all.
         numel: elements of the buffers that are hit; None for all.
 

@@ -1,4 +1,4 @@
-"""What every group of contract checks shares: the lab, the entry points under test, and declared gaps."""
+"""The common part of all groups of contract checks: the lab, the entry points under test, and declared gaps."""
 
 import gc
 import tempfile
@@ -27,17 +27,17 @@ class Harness:
     limits: ClassVar[Limits] = Limits()
 
     def stash(self, policy: HookPolicy, *, min_bytes: int = 0, limits: Limits | None = None) -> Stash:
-        """Return what is under test for a block of code."""
+        """Return the entry point under test for a block of code."""
         return api.stash(policy, framework=self.lab.name, min_bytes=min_bytes, limits=limits or self.limits)
 
     @contextmanager
     def entered(self, policy: HookPolicy, *, limits: Limits | None = None) -> Iterator[Session[Any]]:
-        """Enter a :meth:`stash` for a block, and give what packs and unpacks inside of it."""
+        """Enter a :meth:`stash` for a block, and give its pair of hooks."""
         with self.stash(policy, limits=limits) as stash:
             yield stash._session
 
     def wrap(self, model: Model, policy: HookPolicy, *, min_bytes: int = 0, limits: Limits | None = None) -> Wrapped:
-        """Return what is under test for a model."""
+        """Return the entry point under test for a model."""
         return api.wrap(model, policy, min_bytes=min_bytes, limits=limits or self.limits)
 
     def scope(self, policy: HookPolicy | None) -> AbstractContextManager[Any]:

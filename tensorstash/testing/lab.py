@@ -1,4 +1,4 @@
-"""The test-side twin of a backend: what a suite needs a framework to do."""
+"""The test-side twin of a backend: operations of a framework that suites need."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ class Layout:
         dtype: the element type's name.
         device: the framework's name of the place.
         alignment: address of the first element modulo 64, in bytes; 0 for an empty tensor.
-        offset: distance from the start of the storage, in bytes, where it is part of what the framework keeps.
+        offset: distance from the start of the storage, in bytes, where the framework keeps it.
         flags: lazy flags that are set, such as ``"conj"``.
     """
 
@@ -45,7 +45,7 @@ class Layout:
 
 
 class Lab(ABC):
-    """What a suite needs one framework to do.
+    """The operations of one framework that a suite needs.
 
     Operations record gradients as the framework does. Where frameworks spell an operation alike, a default is given.
 
@@ -117,7 +117,7 @@ class Lab(ABC):
 
     @abstractmethod
     def layout(self, tensor: Tensor) -> Layout:
-        """Return what must come back besides the bits."""
+        """Return the properties that must come back besides the bits."""
 
     @abstractmethod
     def address(self, tensor: Tensor) -> int:
@@ -192,7 +192,7 @@ class Lab(ABC):
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
         """Return a copy of ``tensor`` by a custom operation that saves ``saved`` for its backward.
 
-        Its backward gives what it gets back to ``sink`` and passes the gradient on to ``tensor``. The graph owns
+        Its backward gives the unpacked tensor to ``sink`` and passes the gradient on to ``tensor``. The graph owns
         ``sink``.
         """
 

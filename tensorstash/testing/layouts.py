@@ -101,21 +101,21 @@ def special_values(dtype: str) -> Array:
     return np.array(bits, f"uint{8 * itemsize}").view(DTYPES[dtype].carrier)
 
 
-def assert_same_bits(got: Array, expected: Array, what: str) -> None:
+def assert_same_bits(got: Array, expected: Array, case: str) -> None:
     """Fail unless two arrays have equal dtype, shape and bytes."""
     __tracebackhide__ = True
     assert (got.dtype, got.shape) == (expected.dtype, expected.shape), (
-        f"{what}: got {got.dtype}{got.shape}, expected {expected.dtype}{expected.shape}"
+        f"{case}: got {got.dtype}{got.shape}, expected {expected.dtype}{expected.shape}"
     )
-    assert got.tobytes() == expected.tobytes(), f"{what}: the bits differ: got {got!r}, expected {expected!r}"
+    assert got.tobytes() == expected.tobytes(), f"{case}: the bits differ: got {got!r}, expected {expected!r}"
 
 
-def assert_same_arrays(got: Mapping[str, Array], expected: Mapping[str, Array], what: str) -> None:
+def assert_same_arrays(got: Mapping[str, Array], expected: Mapping[str, Array], case: str) -> None:
     """Fail unless two named sets of arrays agree bit for bit."""
     __tracebackhide__ = True
-    assert list(got) == list(expected), f"{what}: got {list(got)}, expected {list(expected)}"
+    assert list(got) == list(expected), f"{case}: got {list(got)}, expected {list(expected)}"
     for name, array in expected.items():
-        assert_same_bits(got[name], array, f"{what}: {name}")
+        assert_same_bits(got[name], array, f"{case}: {name}")
 
 
 def floats(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:

@@ -34,7 +34,7 @@ def lossless_policies(directory: str) -> Mapping[str, HookPolicy]:
 
 
 def recomputing_policies(lab: Lab, directory: str | None = None) -> Mapping[str, HookPolicy]:
-    """Return policies that make tensors again, by name; none where the framework does not tell what made a tensor."""
+    """Return policies that make tensors again, by name; none where the framework hides the producers."""
     if not isinstance(lab.backend, SupportsProducers):
         return {}
     policies: dict[str, HookPolicy] = {
@@ -60,7 +60,7 @@ def lossy_policies(directory: str) -> Mapping[str, HookPolicy]:
 def attention(lab: Lab, device: str, dtype: str = "float32", scope: Scope = nullcontext) -> dict[str, Array]:
     """Run forward inside ``scope`` and backward after it; return the loss and every gradient.
 
-    One head of attention between two projections, made of every operation of the lab: what it saves is split,
+    One head of attention between two projections, made of every operation of the lab: its saved tensors are split,
     transposed, broadcast, gathered, an operation's own output, or saved more than once.
     """
     inputs = lab.tensor(floats(3, 4, 8, dtype=dtype), device=device)

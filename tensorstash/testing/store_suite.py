@@ -1,4 +1,4 @@
-"""What every store must do, as one class of tests."""
+"""The duties of every store, as one class of tests."""
 
 import dataclasses
 import json

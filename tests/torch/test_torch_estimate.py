@@ -103,5 +103,5 @@ def test_a_model_that_looks_at_its_values_is_told_what_to_do() -> None:
         def forward(self, x: Any) -> Any:
             return x.exp() if x.sum() > 0 else x
 
-    with pytest.raises(BackendError, match="decides by what its tensors hold"):
+    with pytest.raises(BackendError, match="decides by the elements of tensors"):
         ts.estimate(Looking(), torch.randn(8, 8, requires_grad=True))

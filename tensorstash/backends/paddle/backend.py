@@ -53,17 +53,17 @@ _KINDS = Kinds(lambda: _STACK.entries)
 class PaddleBackend:
     """PaddlePaddle tensors and layers, on the CPU and on devices. Thread-safe.
 
-    Hooks here nest, belong to a thread, and keep the in-place check; see the modules beside this one for what Paddle
-    does instead and how it is repaired. While hooks are in force, or anything they packed is alive, a few functions
+    Hooks here nest, belong to a thread, and keep the in-place check; see the modules beside this one for Paddle's
+    faults and their repairs. While hooks are in force, or anything they packed is alive, a few functions
     of Paddle are replaced by ones that call them; then the originals are put back.
 
     Copies to and from devices make the program wait. They were tried on a simulated device, never on a GPU.
 
-    What ``pack`` raises inside an operation is raised when the scope ends, and nothing more is packed until then.
+    An exception of ``pack`` inside an operation is raised when the scope ends, and nothing more is packed until then.
 
-    What cannot be helped, in Paddle 3.3.1 and without any hooks, too: backward twice through a ``PyLayer`` with
+    Faults that cannot be helped, in Paddle 3.3.1 and without any hooks, too: backward twice through a ``PyLayer`` with
     ``retain_graph=True`` is a segmentation fault, since the first one frees the layer's context; the context of a
-    layer whose forward raises is leaked, here without what it saved; ``paddle.grad`` never releases its graph; and
+    layer whose forward raises is leaked, here without its saved tensors; ``paddle.grad`` never releases its graph; and
     entering the first scope, or leaving the last, while another thread runs operations is a race inside Paddle.
 
     A ``PyLayer`` that saves its own output returns another tensor for it, a view of the same memory and version, behind
@@ -94,8 +94,8 @@ class PaddleBackend:
     ) -> AbstractContextManager[None]:
         """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.paddle.hooks.HookScope`.
 
-        What ``unpack`` returns is checked, and copied where Paddle would misread its layout, unless the
-        pair is trusted to return what :meth:`alias` and :meth:`from_host` have made.
+        The result of ``unpack`` is checked, and copied where Paddle would misread its layout, unless the
+        pair is trusted to return results of :meth:`alias` and :meth:`from_host`.
         """
         if not trusted:
             pack, unpack = checked(pack, unpack)
@@ -157,7 +157,7 @@ class PaddleBackend:
         return "" if node is None else node.name()
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
-        """Return what makes tensors again, for one session; ``rules`` are such as those of this package."""
+        """Return the producers that make tensors again, for one session; ``rules`` are like those of this package."""
         return Producers(is_ours, rules, _KINDS.parameters, _settings)
 
     def alias(self, tensor: Tensor, /) -> Tensor:
@@ -198,7 +198,7 @@ class PaddleBackend:
         return scope_calls(model, scope)
 
     is_checkpointed = staticmethod(is_checkpointed)
-    """Return whether somebody else computes again, in backward, what this thread computes now."""
+    """Return whether a checkpoint of somebody else is in force on this thread."""
 
     def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
         """Compute each call of a layer again in backward until the returned function is called."""

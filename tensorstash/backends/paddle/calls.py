@@ -23,8 +23,8 @@ _nothing: Any = nullcontext().__exit__
 def scope_calls(layer: Layer, scope: Scope) -> Undo:
     """Run every call of ``layer`` inside ``scope()`` until the returned function is called.
 
-    ``forward`` stays what it is: ``paddle.jit`` converts its source, and the trainers replace it. The layer's own
-    hooks alone are no place either: what ends a scope would not run after an interrupt, nor, before Paddle 3.1, after
+    ``forward`` stays as it is: ``paddle.jit`` converts its source, and the trainers replace it. The layer's own
+    hooks alone are no place either: the end of a scope would not run after an interrupt, nor, before Paddle 3.1, after
     any exception. A layer that has hooks is called by way of ``_dygraph_call_func``, which is looked up in the
     instance; so it gets a hook that does nothing, and that method runs inside the scope.
 

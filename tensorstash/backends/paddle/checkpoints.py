@@ -84,7 +84,7 @@ class PaddleRepeats(Repeats):
 
     @contextmanager
     def unwritten(self, module: Any, names: tuple[str, ...]) -> Iterator[None]:
-        # Copies are written instead: backward would refuse what has a new version.
+        # Copies are written instead: backward would refuse a new version.
         parts = dict(self.parts(module))
         held = []
         for name in names:

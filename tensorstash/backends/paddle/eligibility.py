@@ -1,4 +1,4 @@
-"""Which saved tensors must stay as they are, and why."""
+"""Saved tensors that must stay as they are, and the reasons."""
 
 import gc
 import sys
@@ -12,7 +12,7 @@ from paddle.base.framework import EagerParamBase
 from tensorstash.backends.paddle.layout import dtype_name, is_out_of_reach
 
 _Seen = tuple[int, list[int], int]
-"""Scopes entered, references to each class of parameters, deaths: what changes when parameters come or go."""
+"""Scopes entered, references to each class of parameters, deaths: numbers that change when parameters come or go."""
 
 
 class Kinds:
@@ -83,7 +83,7 @@ class Kinds:
 
 
 class Parameters:
-    """Where the memory of the known parameters begins.
+    """The addresses of the known parameters' memory.
 
     A view of a parameter, such as the transpose that a matrix product saves, remembers nothing of its base.
 

@@ -37,7 +37,7 @@ class HookStack:
     """The scopes of all threads over the one pair that Paddle has. One per process.
 
     Args:
-        patches: makes what else hooks need, given the stack.
+        patches: makes the other patches that hooks need, given the stack.
     """
 
     def __init__(self, patches: "Callable[[HookStack], Sequence[Patch]]") -> None:
@@ -51,7 +51,7 @@ class HookStack:
         self._threads: set[threading.Thread] = set()
         self._native: saved_tensors_hooks | None = None
         self.entries = 0
-        # What is registered then, Paddle frees after the interpreter is gone, and waits for its lock for ever.
+        # Paddle frees a pair registered then after the interpreter is gone, and waits for its lock for ever.
         atexit.register(self._reset_at_exit)
 
     def current(self) -> Scope | None:
@@ -72,7 +72,7 @@ class HookStack:
             source: who enters it.
             pack: of the pair.
             unpack: of the pair.
-            private: whether what ``unpack`` returns is either the saved tensor's memory or nobody else's.
+            private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
             suspends: whether no pair is in force while this one is the innermost, not even this.
 
         Raises:
@@ -83,7 +83,7 @@ class HookStack:
             scope.ready = not suspends
             if self._registration is None:
                 self._pair = pair_for_paddle(self._innermost, lambda: self._registration, self._tidy)
-                self._registration = self._patches.lease()  # first: what an interrupt leaves registered is taken back
+                self._registration = self._patches.lease()  # first: an interrupt may leave it registered
                 try:
                     self._native = _registered_over(*self._pair)
                 except BackendError:
@@ -96,7 +96,7 @@ class HookStack:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Let what this thread saves in the block come back in memory that backward may write into."""
+        """Let tensors saved in the block come back in memory that backward may write into."""
         lease, pair, outer = self._registration, self._pair, self.current()
         if lease is None or pair is None or (outer is not None and not outer.ready):
             yield
@@ -106,11 +106,11 @@ class HookStack:
             yield
 
     def pop(self, source: object, error: BaseException | None) -> None:
-        """End the scope that ``source`` entered, and raise what its ``pack`` has raised.
+        """End the scope that ``source`` entered, and raise the exception of its ``pack``.
 
         Args:
             source: who entered it.
-            error: what its body has raised, which comes first.
+            error: of its body, which comes first.
 
         Raises:
             BackendError: it is not the innermost scope of this thread. It is ended all the same, the others stay.
@@ -134,7 +134,7 @@ class HookStack:
             _report(scope.end(), error)
 
     def drop(self, source: object) -> None:
-        """End the scope that ``source`` has entered, if it is in force, and what an interrupt has left undone."""
+        """End the scope that ``source`` has entered, if it is in force, and the work left by an interrupt."""
         with self._lock:
             for scope in [scope for scope in self._scopes if scope.source is source]:
                 self._remove(scope)
@@ -174,7 +174,7 @@ class HookScope(Block):
         stack: where it is entered.
         pack: runs with gradient recording off, as does ``unpack``.
         unpack: called from whatever thread asks for the tensor.
-        private: whether what ``unpack`` returns is either the saved tensor's memory or nobody else's.
+        private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
 
     Raises:
         BackendError: left in another order, or on another thread, than entered.
@@ -195,7 +195,7 @@ class HookScope(Block):
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """Take the pair back, and raise what its ``pack`` has raised."""
+        """Take the pair back, and raise the exception of its ``pack``."""
         self._stack.pop(self, error)
 
     def undo(self) -> None:

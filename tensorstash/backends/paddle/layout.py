@@ -1,6 +1,6 @@
 """Between the memory of Paddle tensors and NumPy arrays: distinct elements out, exact layouts back in.
 
-What Paddle puts in place of a saved tensor is only the *allocation* of what ``unpack`` returned, read with the shape,
+Paddle puts only the *allocation* of the result of ``unpack`` in place of a saved tensor, read with the shape,
 strides and byte offset of the saved tensor (Paddle PR #65619, #69585). A tensor that is equal in value but laid out
 otherwise is silently misread, so everything here rebuilds strides and byte offset, too.
 """
@@ -34,7 +34,7 @@ _NAMES: Mapping[int, str] = MappingProxyType({id(dtype): name for name, dtype in
 _EXCHANGED: Mapping[str, str] = MappingProxyType(
     {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 )
-"""The types that DLPack does not take here, and what their bits travel as."""
+"""The types that DLPack does not take here, and the carriers of their bits."""
 
 
 _contiguous = lru_cache(4096)(contiguous_strides)
@@ -54,7 +54,7 @@ def place_name(place: Any) -> str:
 
 
 def is_plain(spec: TensorSpec) -> bool:
-    """Whether a tensor is laid out as kernels lay out what they make, and NumPy has its type: no view is needed."""
+    """Whether a tensor is laid out as kernels lay out results, and NumPy has its type: no view is needed."""
     return spec.offset == 0 and spec.strides == _contiguous(spec.shape) and spec.dtype not in _EXCHANGED
 
 
@@ -124,7 +124,7 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     target = paddle.as_strided(whole, [order.span], [1], order.lowest(spec)).copy_(memory, True)
     if not target._is_shared_buffer_with(whole):
         raise BackendError(
-            f"a view on {spec.device} is a copy, so that tensors cannot be rebuilt there; keep what is on this device "
+            f"a view on {spec.device} is a copy, so that tensors cannot be rebuilt there; keep tensors of this device "
             f"by a Route on Devices"
         )
     view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
@@ -132,7 +132,7 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
 
 
 class Layout:
-    """What a tensor must be like to stand in for a saved one, which itself is not held.
+    """The layout that a stand-in for a saved tensor must have; the tensor itself is not held.
 
     Args:
         tensor: the saved one; with memory of one device, and a type that can be moved.
@@ -163,7 +163,7 @@ def fitted(tensor: Tensor, layout: Layout) -> Tensor:
 
     Args:
         tensor: of the same shape, dtype and place.
-        layout: what the saved tensor was like.
+        layout: of the saved tensor.
     """
     if tensor.strides == layout.strides and tensor._offset() == layout.offset:
         return tensor
@@ -187,7 +187,7 @@ def private_copy(tensor: Tensor) -> Tensor:
     spec = Layout(tensor).spec()
     if spec.device != "cpu" and spec.offset == 0 and spec.strides == _contiguous(spec.shape):
         return tensor.detach().clone()
-    # By way of the host: a custom device may have no kernels for what is not contiguous.
+    # By way of the host: a custom device may have no kernels for non-contiguous tensors.
     return rebuilt(borrowed(elements(tensor, spec)), spec)
 
 

@@ -1,4 +1,4 @@
-"""What Paddle's graph holds in place of saved tensors, and the functions that Paddle calls."""
+"""The objects in Paddle's graph in place of saved tensors, and the functions that Paddle calls."""
 
 from _thread import get_ident
 from collections.abc import Callable, Hashable
@@ -29,7 +29,7 @@ class Scope:
         pack: called on this thread only.
         unpack: called from any thread.
         lease: of the patches that hooks need.
-        private: whether what ``unpack`` returns is either the saved tensor's memory or nobody else's.
+        private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
     """
 
     __slots__ = ("_lease", "failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
@@ -47,9 +47,9 @@ class Scope:
         self._lease = lease
 
     def end(self) -> BaseException | None:
-        """Drop what only the block needs; return what ``pack`` has raised and nobody has been told."""
+        """Drop the parts that only the block needs; return an exception of ``pack`` that nobody has got."""
         failure, self.failure = self.failure, None
-        self.source, self.pack = None, _ended  # they may hold what was raised, and its traceback a saved tensor
+        self.source, self.pack = None, _ended  # they may hold an exception, and its traceback a saved tensor
         self.recent.clear()
         self.settings.clear()
         return failure
@@ -64,13 +64,13 @@ def pair_for_paddle(
 ) -> tuple[Callable[[Tensor | None], Any], Callable[[Any], Tensor | None]]:
     """Return the one pair that Paddle knows, for the operations of every thread.
 
-    What a hook raises does not go through C++, which would leak what it was called with and the graph behind that,
-    switch gradient recording off and make an ``OSError`` of it. What ``pack`` raises, the scope raises when it ends,
-    and unpack before that. What ``unpack`` raises, backward raises: it refuses the None that it gets instead.
+    An exception of a hook does not go through C++, which would leak the arguments and the graph behind them,
+    switch gradient recording off and make an ``OSError`` of it. One of ``pack`` is raised when the scope ends,
+    and unpack before that. One of ``unpack`` is raised by backward: it refuses the None that it gets instead.
 
     Args:
         innermost: by thread; looked into at every call.
-        registration: what keeps the patches in force while the pair is.
+        registration: keeps the patches in force while the pair is.
         tidy: called where a tensor is saved outside of every scope.
     """
 
@@ -132,7 +132,7 @@ def with_memory(tensor: Tensor) -> Tensor:
     """Return the tensor, or bytes enough for one whose memory was let go of before it was saved.
 
     The double gradients of some operations, such as ``add``, save tensors that they need for their shape alone and
-    that have no memory. Without hooks Paddle gives them back like that; what a hook returns must have it.
+    that have no memory. Without hooks Paddle gives them back like that; a hook's result must have it.
     """
     if tensor._is_initialized() or not tensor.is_dense():
         return tensor
@@ -152,7 +152,7 @@ def _unhooked(tensor: Tensor | None, scope: Scope | None, lease: Lease | None) -
 
 
 class Guard:
-    """While it is entered, what its thread saves comes back in memory that backward may write into.
+    """While it is entered, tensors that its thread saves come back in memory that backward may write into.
 
     Args:
         pack: of the pair that Paddle knows, as is ``unpack``.
@@ -213,7 +213,7 @@ class Unhooked:
     """A tensor saved as Paddle would have without hooks, with its in-place check.
 
     Args:
-        tensor: what is saved.
+        tensor: the saved one.
         lease: of the patches that tell whether backward keeps its graph; they outlive the registration here.
     """
 
@@ -255,7 +255,7 @@ class _NotPacked:
         self._error = f"{type(error).__qualname__}: {error}"
 
     def restore(self) -> Tensor:
-        """Raise what ``pack`` has raised."""
+        """Raise the exception of ``pack``."""
         if self._scope.failure is not None:
             raise self._scope.failure
         raise StashError(f"a saved tensor is asked for that could not be packed ({self._error}), as was reported then")

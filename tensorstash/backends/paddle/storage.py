@@ -1,4 +1,4 @@
-"""Which saved tensors are the same memory, in a framework that has no weak reference to a storage."""
+"""Identity of the memory of saved tensors, in a framework without weak references to a storage."""
 
 import paddle
 from paddle import Tensor
@@ -36,7 +36,7 @@ def release_storages(recent: list[tuple[Tensor, object]], most_bytes: int) -> No
     """Release the storages that were seen first, beyond a number of bytes.
 
     The newest may be larger: operations save it several times, and in host memory a second payload would take as much.
-    A device, whose memory is what is to be saved, holds nothing if that is the limit.
+    With a limit of 0 a device, whose memory is short, holds nothing.
 
     Args:
         recent: of one scope, newest first; changed.

@@ -125,7 +125,7 @@ class ReferenceBackend:
         return "" if tensor.grad_fn is None else type(tensor.grad_fn).__name__
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
-        """Return what makes saved tensors again, for one session."""
+        """Return the producers that make saved tensors again, for one session."""
         return Producers(is_ours, rules)
 
     def alias(self, tensor: Tensor, /) -> Tensor:

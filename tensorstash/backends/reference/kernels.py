@@ -17,7 +17,7 @@ class NumpyKernel:
     """A codec that runs on the memory of a simulated accelerator.
 
     Args:
-        codec: what to run.
+        codec: to run.
         spec: of the dense elements.
     """
 
@@ -51,7 +51,7 @@ class DeviceKernels:
     """The codecs that run on simulated accelerators; see :class:`tensorstash.abilities.Kernels`."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> NumpyKernel | None:
-        """Return what runs ``codec`` on the device of ``spec``, or None for host memory and for other codecs."""
+        """Return the kernel of ``codec`` on the device of ``spec``, or None for host memory and for other codecs."""
         if spec.device == "cpu" or codec.name not in CODECS or codec.encoded_spec(spec).dtype not in DTYPES:
             return None
         return NumpyKernel(codec, spec)
@@ -62,7 +62,7 @@ class DeviceKernels:
 
 
 class DeviceLayouts:
-    """What takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
+    """Takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
 
     def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
         """Return the distinct elements in memory order; shares the tensor's memory where they are one run of it."""

@@ -1,4 +1,4 @@
-"""What made a saved tensor of the reference engine, and how it is made again."""
+"""Producers of saved tensors of the reference engine, and their recipes."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ def _run(operation: Callable[..., Any], attributes: tuple[tuple[str, Hashable], 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """How one operation of the engine is run again.
+    """The rule to run one operation of the engine again.
 
     Args:
-        name: what :class:`~tensorstash.policies.recompute.Recompute` calls it.
+        name: in :class:`~tensorstash.policies.recompute.Recompute`.
         is_view: whether it returns a view of its first operand.
         run: takes the operation, its attributes, then its operands.
     """
@@ -58,7 +58,7 @@ _SAMPLES = 16
 
 
 class Producers:
-    """What made saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
+    """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.
@@ -111,7 +111,7 @@ class Producers:
             return str(reason)
 
     def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
-        """Return what a wide floating-point tensor was before it was cast, and the cast."""
+        """Return the source of a cast to a wide floating-point type, and the cast."""
         made = tensor if tensor._base is None else tensor._base
         node = made.grad_fn
         edge = node.edges[0] if isinstance(node, OpNode) and node.name == "cast" else None
@@ -125,7 +125,7 @@ class Producers:
         return Recipe("narrow", operation, (), 1), narrow
 
     def whole(self, tensor: Tensor, /) -> Tensor:
-        """Return the tensor, or what it is a view of, detached."""
+        """Return the tensor, or its base if it is a view, detached."""
         return (tensor if tensor._base is None else tensor._base).detach()
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
@@ -166,7 +166,7 @@ class Producers:
         return checksum(as_bytes(whole.host_bits()))
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
-        """Raise what ``refuse`` returns if two digests differ."""
+        """Raise the error of ``refuse`` if two digests differ."""
         if one != other:
             raise refuse()
 

@@ -14,7 +14,7 @@ from tensorstash.spec import TensorSpec
 
 
 class DeviceStreams:
-    """What the simulated accelerators do beside the computation; see :class:`tensorstash.abilities.Streams`."""
+    """The streams of the simulated accelerators; see :class:`tensorstash.abilities.Streams`."""
 
     @cached_property
     def pinned(self) -> PinnedMemory:
@@ -50,7 +50,7 @@ class DeviceStreams:
         stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
 
     def use_in(self, tensor: Tensor, stream: streams.Stream, /) -> None:
-        """Let the tensor's memory, once it is freed, wait for what ``stream`` has been given until then."""
+        """Let the tensor's memory, once it is freed, wait for the work that ``stream`` has by then."""
         tensor.storage.use_in(stream)
 
     def locked_pages(self, nbytes: int, /) -> Array:
@@ -64,7 +64,7 @@ def _bytes(tensor: Tensor) -> Array:
 
 
 def _bare(array: Array) -> Array:
-    """Return the same memory without what gives it back to its pool: a device keeps nothing alive."""
+    """Return the same memory without its way back to the pool: a device keeps nothing alive."""
     base: object = lender(array).base
     if not isinstance(base, memoryview):
         return array

@@ -1,7 +1,7 @@
-"""What the accelerator of a process can do beside the computation, found out once by asking PyTorch for it.
+"""The abilities of the accelerator of a process, found out once by asking PyTorch for it.
 
-PyTorch has one accelerator in a process, of whatever maker. What all of them may offer (streams, events, page-locked
-memory) is asked of its device module, and of PyTorch's generic classes where that has none; what only some have
+PyTorch has one accelerator in a process, of whatever maker. Abilities that all may have (streams, events, page-locked
+memory) is asked of its device module, and of PyTorch's generic classes where that has none; those that only some have
 (registering memory in place, events that let a waiting thread sleep, captured graphs) is used where it is found.
 """
 
@@ -35,7 +35,7 @@ class Accelerator:
         current_stream: returns the stream that this thread submits a device's work to.
         new_stream: returns a stream of a device.
         record: returns the event after all work of a stream; a thread that waits for it sleeps where that can be had.
-        inside: returns what lets a block submit to a stream; None where that is the stream itself.
+        inside: returns a context manager that submits to a stream; None where that is the stream itself.
         is_capturing: whether work is being recorded, to be replayed later.
         locked_pages: returns so many bytes of page-locked host memory; raises OSError where it is refused.
     """
@@ -61,7 +61,7 @@ def found_accelerator() -> Accelerator | str:
 
 
 def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
-    """Return what devices of a type can do, or say what they lack.
+    """Return the abilities of devices of a type, or the missing ones.
 
     Args:
         kind: the type's name.
@@ -103,7 +103,7 @@ def _on_device(stream: Callable[..., Any], device: torch.device) -> Any:
 
 
 def _generic_stream(device: torch.device) -> Any:
-    # What torch.accelerator.current_stream calls, since PyTorch 2.6, without its frames: every copy asks.
+    # The function behind torch.accelerator.current_stream, since PyTorch 2.6, without its frames: every copy asks.
     return torch._C._accelerator_getStream(device.index)
 
 

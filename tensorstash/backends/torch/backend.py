@@ -50,8 +50,9 @@ _REMEMBERED_LAYOUTS = 4096
 class TorchBackend:
     """PyTorch tensors and modules, on the CPU and on every accelerator of PyTorch. Thread-safe.
 
-    What it cannot help: ``F.rrelu(training=True)`` saves a buffer before the kernel fills it, so that every hook that
-    copies gets undefined values (pytorch#193671); ``torch.func.grad`` and relatives run only where hooks are suspended.
+    A fault that it cannot help: ``F.rrelu(training=True)`` saves a buffer before the kernel fills it, so that every
+    hook that copies gets undefined values (pytorch#193671); ``torch.func.grad`` and relatives run only where hooks are
+    suspended.
     """
 
     name: ClassVar[str] = "torch"
@@ -61,7 +62,7 @@ class TorchBackend:
         self.kernels = DeviceKernels()
         self.layouts = DeviceLayouts()
         self.streams = DeviceStreams()
-        # What asking adds differs by version: a storage may own the object that stands for it in Python, or not.
+        # The count differs by version: a storage may own the object that stands for it in Python, or not.
         self._own_holders = 0
         self._own_holders = self.holders(torch.empty(1)) - 1
         self._bare: dict[tuple[torch.dtype, torch.device, bool, bool], Tensor] = {}
@@ -153,11 +154,11 @@ class TorchBackend:
         return int(_storage_Use_Count(storage._cdata)) + getrefcount(storage) - self._own_holders
 
     def readers(self, is_ours: Callable[[object], bool], /) -> "_Demands":
-        """Return what finds the readers of handles in the graph that this thread records from now on."""
+        """Return the search for readers of handles in the graph that this thread records from now on."""
         return _Demands(is_ours)
 
     def running_demand(self, handle: object, /) -> Demand | None:
-        """Return what the operation whose backward runs on this thread needs of a handle; None if none runs."""
+        """Return the demand of the operation whose backward runs on this thread; None if none runs."""
         return strictest(demand(reader) for reader in running(handle))
 
     def may_write(self) -> bool:
@@ -182,7 +183,7 @@ class TorchBackend:
         return "" if node is None else type(node).__name__
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
-        """Return what makes saved tensors again, for one session."""
+        """Return the producers that make saved tensors again, for one session."""
         return Producers(is_ours, rules)
 
     def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
@@ -238,7 +239,7 @@ class TorchBackend:
     """Return whether shapes tell all that a model saves."""
 
     imagining = staticmethod(imagining)
-    """Return what calls a model on tensors without memory."""
+    """Return a call of a model on tensors without memory."""
 
     def outline(self, tensor: Tensor, /) -> tuple[tuple[int, ...], str, str]:
         """Return the shape, the dtype and the device of a tensor without memory."""
@@ -262,7 +263,7 @@ class TorchBackend:
         return scope_calls(model, scope)
 
     is_checkpointed = staticmethod(is_checkpointed)
-    """Return whether somebody else computes again, in backward, what this thread computes now."""
+    """Return whether a checkpoint of somebody else is in force on this thread."""
 
     def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
         """Compute each call of a module again in backward until the returned function is called."""
@@ -283,7 +284,7 @@ class _StorageToken(int):
 
 
 class _Demands:
-    """What the readers need that are found in the graph, for one thread.
+    """The demands of the readers in the graph, for one thread.
 
     Args:
         is_ours: whether an object is a handle whose reader is wanted.
@@ -295,7 +296,7 @@ class _Demands:
         self._readers = Readers(is_ours)
 
     def visit(self, tensor: Tensor, /) -> list[tuple[Any, Demand]]:
-        """Return handles on the way to a tensor that is being packed, with what their readers need."""
+        """Return handles on the way to a tensor that is being packed, with the demands of their readers."""
         demands: list[tuple[Any, Demand]] = []  # a comprehension is a frame, for every saved tensor
         for handle, reader in self._readers.visit(tensor):
             demands.append((handle, demand(reader)))

@@ -35,13 +35,13 @@ _CALL, _FIRST = "_call_impl", "_compiled_call_impl"
 def scope_calls(module: Module, scope: Scope) -> Undo:
     """Run every call of ``module`` inside ``scope()``, or again in backward, until the returned function is called.
 
-    ``forward`` stays what it is: Accelerate, TRL and others replace it, and drop what was put there. Hooks of the
-    module are no place either: what ends a scope would not run after an interrupt, nor after any exception where the
-    module is compiled; and ``torch.jit.script`` compiles them. What ``__call__`` calls is looked up in the instance:
+    ``forward`` stays as it is: Accelerate, TRL and others replace it, and drop replacements. Hooks of the
+    module are no place either: the end of a scope would not run after an interrupt, nor after any exception where the
+    module is compiled; and ``torch.jit.script`` compiles them. ``__call__`` looks its functions up in the instance:
 
-    - ``_compiled_call_impl`` first, which is what ``module.compile()`` sets. The compiler looks there too, when it
-      compiles what calls the module; its graph breaks there, so that each such module has a graph of its own.
-    - ``_call_impl`` otherwise. It is what ``module.compile()`` compiles, and it is part of copies.
+    - ``_compiled_call_impl`` first, which ``module.compile()`` sets. The compiler looks there too, when it
+      compiles a caller of the module; its graph breaks there, so that each such module has a graph of its own.
+    - ``_call_impl`` otherwise. ``module.compile()`` compiles it, and it is part of copies.
 
     Raises:
         BackendError: this version of PyTorch has no such attributes.
@@ -63,7 +63,7 @@ def scope_calls(module: Module, scope: Scope) -> Undo:
 
 
 def can_imagine(model: Module) -> bool:
-    """Whether shapes tell all that a model saves: oneDNN does not say what its LSTM saves for itself.
+    """Whether shapes tell all that a model saves: oneDNN hides the tensors of its LSTM.
 
     Args:
         model: with its weights where they will be.
@@ -76,11 +76,11 @@ def can_imagine(model: Module) -> bool:
 def imagining(
     model: Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
 ) -> Iterator[tuple[Callable[[], Any], Callable[[Any], bool]]]:
-    """Return what calls a model on fake tensors, and what tells whether a tensor shares memory with a weight.
+    """Return a call of a model on fake tensors, and a test whether a tensor shares memory with a weight.
 
     Args:
         model: stays as it is.
-        inputs: what it is called with.
+        inputs: positional arguments.
         named: the same, by name.
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -98,7 +98,7 @@ def imagining(
                 return functional_call(model, {**weights, **buffers}, args, kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException) as error:
                 raise BackendError(
-                    f"estimate: {type(model).__qualname__} decides by what its tensors hold ({error}), so that it "
+                    f"estimate: {type(model).__qualname__} decides by the elements of tensors ({error}), so that it "
                     f"does not run on shapes alone; run a step under stash('keep') instead, and print its stats()"
                 ) from error
 
@@ -133,14 +133,14 @@ class _OpaqueCall(ScopedMethod):
 
 @opaque
 def _made(scope: Scope) -> Any:
-    """Return what a call runs inside of; None where nothing is saved for a backward that comes."""
+    """Return the scope of a call; None where nothing is saved for a backward that comes."""
     return scope() if is_grad_enabled() and not is_recorded() else None
 
 
 class _ScopedCall(_OpaqueCall):
     def _copied_to(self, model: object, memo: dict[int, Any]) -> Self:
         twin = super()._copied_to(model, memo)
-        # What a module gives to pickles and copies leaves this one out.
+        # Pickles and copies of a module leave this one out.
         if isinstance(vars(self._alive()).get(_FIRST), _ScopedFirst):
             _ScopedFirst(model, _FIRST, self._replacement).put()
         return twin
@@ -163,12 +163,12 @@ def _call_of(module: Any, previous: Callable[..., Any] | None) -> Callable[..., 
 
 
 def _break_graph_at(function: Any) -> None:
-    # What torch.compiler.disable(recursive=False) does, without importing the compiler: the scope is not compiled, and
-    # what is called inside of it is.
+    # As torch.compiler.disable(recursive=False), without importing the compiler: the scope is not compiled, and
+    # calls inside of it are.
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = (
         "the module is wrapped by tensorstash.wrap, whose hooks are no part of a graph; with fullgraph=True, compile "
-        "first and wrap what torch.compile returns, or, which saves more memory, compile the blocks inside: "
+        "first and wrap the result of torch.compile, or, which saves more memory, compile the blocks inside: "
         "`for block in model.layers: block.compile(fullgraph=True)`"
     )
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))

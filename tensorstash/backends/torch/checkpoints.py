@@ -23,7 +23,7 @@ from tensorstash.backends.torch.hooks import HookScope
 from tensorstash.backends.torch.recipes.digests import device_digest
 
 _FRAMES = 7
-"""How far from a hook the function is that saves inputs for a checkpoint."""
+"""Frames between a hook and the function that saves inputs for a checkpoint."""
 
 
 def is_checkpointed() -> bool:
@@ -55,7 +55,7 @@ class TorchRepeats(Repeats):
 
     @contextmanager
     def unwritten(self, module: Any, names: tuple[str, ...]) -> Iterator[None]:
-        # Written by way of .data: backward would refuse what has a new version.
+        # Written by way of .data: backward would refuse a new version.
         held = {name: module.get_buffer(name) for name in names}
         copies = {name: buffer.detach().clone() for name, buffer in held.items()}
         try:

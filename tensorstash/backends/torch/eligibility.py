@@ -1,4 +1,4 @@
-"""Which PyTorch tensors can be rebuilt exactly, and why the others cannot."""
+"""PyTorch tensors that can be rebuilt exactly, and the reasons why others cannot."""
 
 import torch
 from torch import Tensor
@@ -46,8 +46,8 @@ def subclass_reason(tensor: Tensor) -> str:
 def dispatch_reason(raw_keys: int) -> str | None:
     """Say why a tensor with these dispatch keys is kept, or None for a plain strided one.
 
-    The dispatch key set is the framework's own account of what a tensor is: layout, wrappers, device, lazy flags.
-    What is not known to be plain is kept.
+    The dispatch key set is the framework's own account of a tensor: layout, wrappers, device, lazy flags.
+    A tensor not known to be plain is kept.
 
     Args:
         raw_keys: ``torch._C._dispatch_keys(tensor).raw_repr()``.

@@ -1,4 +1,4 @@
-"""Who will read what was saved, and in which order: found in the graph of PyTorch."""
+"""The readers of saved tensors, and their order: found in the graph of PyTorch."""
 
 from collections.abc import Callable, Hashable
 from functools import cache
@@ -12,13 +12,13 @@ from torch._C._autograd import SavedTensor, _get_sequence_nr
 from tensorstash.backends.torch.readers import VARYING, variant
 
 CAN_TELL = hasattr(SavedTensor, "data")
-"""Whether this PyTorch shows what ``pack`` has returned for a saved tensor; if not, every reader stays unknown."""
+"""Whether this PyTorch shows the result of ``pack`` for a saved tensor; if not, every reader stays unknown."""
 
 _SAVES = "_raw_saved_"
 
 
 class Found(NamedTuple):
-    """What will ask for a saved tensor.
+    """A reader of a saved tensor.
 
     Args:
         handle: the very object that ``pack`` has returned for it.
@@ -31,12 +31,12 @@ class Found(NamedTuple):
 
 
 class Readers:
-    """Finds who has saved what, in the part of the graph that one thread records from now on.
+    """Finds the readers of saved tensors in the graph that one thread records from now on.
 
-    A node is not reachable while its operation saves; it is from what is computed with its result. So each tensor that
+    A node is not reachable while its operation saves; it is from later results. So each tensor that
     is packed shows the readers of earlier ones: the graph is walked back from it, over the nodes not walked before.
-    Nothing is kept of the graph but numbers. What is not found stays unknown: what the last operations have saved, and
-    what was saved by nodes that show nothing (of C++ extensions, of operations in place on views) or under the hooks of
+    Nothing is kept of the graph but numbers. Readers that are not found stay unknown: those of the last operations, and
+    those of nodes that show nothing (of C++ extensions, of operations in place on views) or under the hooks of
     others.
 
     Args:
@@ -51,9 +51,9 @@ class Readers:
         self._walked: set[int] = set()
 
     def visit(self, tensor: Tensor) -> list[Found]:
-        """Return what was saved on the way to ``tensor``, where that was not returned before.
+        """Return new saved tensors on the way to ``tensor``.
 
-        What the operation that made ``tensor`` has saved may come again: it may be about to save more.
+        Those of the producer of ``tensor`` may come again: it may be about to save more.
         """
         root = tensor.grad_fn if CAN_TELL else None
         number = -1 if root is None else root._sequence_nr()
@@ -80,7 +80,7 @@ class Readers:
 def running(handle: object) -> list[str]:
     """Return where the operation whose backward runs on this thread has saved a handle; none if no backward runs.
 
-    An operation that does not show what it saves, as those of C++ extensions, is named alone.
+    An operation that hides its saved tensors, as those of C++ extensions, is named alone.
     """
     node = torch._C._current_autograd_node() if CAN_TELL else None
     if node is None:
@@ -101,7 +101,7 @@ def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[Found]:
     for name, reader in _saves(node):
         try:
             saved = getattr(node, name)
-        except RuntimeError:  # backward has released what it held
+        except RuntimeError:  # backward has released its tensors
             continue
         for one in saved if isinstance(saved, (tuple, list)) else (saved,):
             if one is not None and is_ours(handle := one.data):
@@ -110,7 +110,7 @@ def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[Found]:
 
 
 def _saves(node: Any) -> tuple[tuple[str, str], ...]:
-    """Return the attributes of a node that show what it saves, with the readers that these are."""
+    """Return the attributes of a node that show its saved tensors, with the names of the readers."""
     kind: Any = type(node)
     if issubclass(kind, _FunctionBase):
         return (("_raw_saved_tensors", f"{kind.__name__}.tensors"),)

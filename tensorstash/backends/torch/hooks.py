@@ -28,7 +28,7 @@ _CURE = (
 
 def opaque(function: F) -> F:
     """Return a function that the compiler leaves alone, with all that it calls."""
-    # What torch.compiler.disable does, without importing the compiler: where a scope is entered inside a compiled
+    # As torch.compiler.disable, without importing the compiler: where a scope is entered inside a compiled
     # function, the graph breaks there, quietly, and neither scope nor hooks are compiled.
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
@@ -36,7 +36,7 @@ def opaque(function: F) -> F:
 
 
 def _keep_from_compiler(hook: Callable[..., Any]) -> None:
-    # What tensorstash.host.native has made remembers the functions of Python that it calls.
+    # Functions of tensorstash.host.native remember the functions of Python that they call.
     calls: Any = hook.__self__ if isinstance(hook, BuiltinFunctionType) else (hook,)
     for function in calls:
         if isinstance(function, MethodType):
@@ -60,7 +60,7 @@ class HookScope(Block):
     Args:
         pack: called on this thread.
         unpack: called from whatever thread asks for the tensor.
-        trusted: functions or methods of the engine, which may be marked themselves as what is never compiled; others
+        trusted: functions or methods of the engine, which may be marked themselves as never compiled; others
             get a call in between that is.
 
     Raises:

@@ -47,7 +47,7 @@ class DeviceKernels:
     """The codecs that run on the devices of PyTorch; see :class:`tensorstash.abilities.Kernels`."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
-        """Return what runs ``codec`` on the device of ``spec``; None where the device or the setting has nothing."""
+        """Return the kernel of ``codec`` on the device of ``spec``; None where there is none."""
         if spec.device == "cpu" or not isinstance(codec, Affine | AsType | PackBits):
             return None
         from tensorstash.backends.torch.quantize import runs_on  # imports Triton, which takes time

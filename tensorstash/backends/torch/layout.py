@@ -194,7 +194,7 @@ def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
 
 
 class DeviceLayouts:
-    """What takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
+    """Takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
 
     dense = staticmethod(dense)
     restored = staticmethod(restored)

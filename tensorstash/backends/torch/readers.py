@@ -1,12 +1,12 @@
-"""What the operations of PyTorch do with what they have saved: which of them a lossy codec must not reach.
+"""The use that operations of PyTorch make of saved tensors: some must not get a lossy one.
 
 The list in ``readers.txt`` is measured: ``tests/torch/reader_search.py`` hands each operation in PyTorch's operator
 database one saved tensor at a time as a lossy codec brings it back, and compares the gradients. It runs again for every
 version of PyTorch.
 
-``exact`` readers compare with what was saved, select by it, divide by its distance from a pole, or raise a power to it,
-which overflows where the saved values are far apart. ``relative`` readers divide by what was saved, take its sign, or
-have numbers that span many powers: rounding to fewer bits passes, codes of a group do not.
+``exact`` readers compare with the saved tensor, select by it, divide by its distance from a pole, or raise a power to
+it, which overflows where the saved values are far apart. ``relative`` readers divide by the saved tensor, take its
+sign, or have numbers that span many powers: rounding to fewer bits passes, codes of a group do not.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,19 +19,19 @@ from typing import Any, cast
 from tensorstash.protocols import Demand
 
 BOUND = 0.1
-"""What the gradients of an operation whose readers take any tensor stay within, under ``Quantize(8)`` and
+"""The bound of gradients of an operation whose readers take any tensor, under ``Quantize(8)`` and
 ``Cast("bfloat16")``: relative to the root mean square of the gradient's elements. Half of them stay within 0.006,
 nine of ten within 0.026."""
 
 
 @cache
 def demand(reader: str) -> Demand:
-    """Return what a reader needs: the exact tensor unless it is listed.
+    """Return the demand of a reader: the exact tensor unless it is listed.
 
     Functions written in Python or C++, compiled graphs and operations of later versions are not listed.
 
     Args:
-        reader: an operation, its variant and the name of what it saved, such as ``"PowBackward0(exponent<1).self"``.
+        reader: an operation, its variant and the name of the saved tensor, such as ``"PowBackward0(exponent<1).self"``.
 
     >>> demand("AmaxBackward0.self"), demand("LogBackward0.self"), demand("MmBackward0.self"), demand("MineBackward.x")
     ('exact', 'relative', 'any', 'exact')
@@ -41,7 +41,7 @@ def demand(reader: str) -> Demand:
 
 @cache
 def listed() -> Mapping[str, Demand]:
-    """Return what each reader that was measured needs."""
+    """Return the demand of each reader that was measured."""
     lines = Path(__file__).with_name("readers.txt").read_text("utf-8").splitlines()
     rows = [line.split() for line in lines if line and not line.startswith("#")]
     saves = [(row[0], *save.split("=")) for row in rows for save in row[1:]]
@@ -49,7 +49,7 @@ def listed() -> Mapping[str, Demand]:
 
 
 def variant(node: Any) -> str:
-    """Return the name of what a node of the graph does, with the setting that changes what it needs.
+    """Return the name of a node's operation, with the setting that changes its demand.
 
     >>> import torch
     >>> x = torch.ones(2, requires_grad=True)

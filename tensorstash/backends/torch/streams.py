@@ -36,11 +36,11 @@ class DeviceStream:
         return event
 
     def wait(self, event: Any, /) -> None:
-        """Let what is submitted from now on begin only after ``event``."""
+        """Let later work begin only after ``event``."""
         self.raw.wait_event(event)
 
     def block(self) -> AbstractContextManager[Any]:
-        """Return what lets a block of this thread submit to the stream."""
+        """Return a context manager in which this thread submits to the stream."""
         inside = self._accelerator.inside
         return self.raw if inside is None else inside(self.raw)
 
@@ -52,7 +52,7 @@ class DeviceStream:
 
 
 class DeviceStreams:
-    """What PyTorch's devices can do beside the computation. Thread-safe.
+    """The streams of PyTorch's devices. Thread-safe.
 
     Args:
         find: returns the accelerator of the process, or why there is none to copy beside; asked once, when the first
@@ -107,7 +107,7 @@ class DeviceStreams:
             return side
 
     def on_device(self, device: str, /) -> AbstractContextManager[Any]:
-        """Return what makes a device this thread's own until a block ends; workers begin with the first one."""
+        """Return a context manager that makes a device current on this thread; workers begin with the first one."""
         return torch.accelerator.device_index(torch.device(device).index or 0)
 
     def empty(self, spec: TensorSpec, /) -> Tensor:

@@ -13,10 +13,10 @@ _FRAME_NBYTES = 1 << 20
 """Bytes that are compressed at a time, so that the library's own memory for a frame stays small."""
 
 _WORTHWHILE_RATIO = 1.04
-"""How many times smaller a sample has to get for the rest to be compressed."""
+"""Ratio that a sample has to reach for the rest to be compressed."""
 
 _FASTER_MAY_BE_LARGER = 1.06
-"""How many times larger the result of the faster of two contexts may be."""
+"""Largest ratio of the result of the faster of two contexts to the other one."""
 
 _FAST_LEVELS = 3
 _SAMPLE_RUNS = 4

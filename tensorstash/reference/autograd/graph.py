@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Meta(NamedTuple):
-    """What a gradient must look like; all that is known of a tensor whose elements are not saved."""
+    """Shape and type of a gradient; all that is known of a tensor whose elements are not saved."""
 
     shape: Shape
     dtype: DType
@@ -21,7 +21,7 @@ class Meta(NamedTuple):
 
 
 class Edge(NamedTuple, Generic[T]):
-    """Where the gradient of one tensor goes: that `output` of `node`."""
+    """The edge of one tensor's gradient: that `output` of `node`."""
 
     node: Node[T]
     output: int
@@ -51,7 +51,7 @@ class Node(Generic[T]):
 
     @property
     def key(self) -> int:
-        """What the backward walk tells nodes apart by."""
+        """The key of a node in the backward walk."""
         return id(self)
 
     def apply(self, gradients: Sequence[T | None]) -> Sequence[T | None]:

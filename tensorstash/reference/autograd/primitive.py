@@ -1,6 +1,6 @@
 """Primitive operations: a NumPy kernel beside the formulas of its derivative.
 
-A formula computes the gradient of one operand. Its parameter names *are* the declaration of what is saved, as in
+A formula computes the gradient of one operand. Its parameter names *are* the declaration of saved values, as in
 PyTorch's ``derivatives.yaml``:
 
 =====================  ==========================================================================
@@ -41,7 +41,7 @@ Operand: TypeAlias = "Tensor | complex"
 
 
 class Signature:
-    """The names of a kernel's operands and attributes, and what each formula needs of them."""
+    """The names of a kernel's operands and attributes, and those that each formula needs."""
 
     def __init__(self, name: str, kernel: Callable[..., Any], formulas: dict[str, Formula]) -> None:
         parameters = inspect.signature(kernel).parameters.values()
@@ -107,7 +107,7 @@ class OpNode(Node[Tensor]):
         return MappingProxyType(self._attributes)
 
     def saved(self, position: int) -> Any:
-        """Give what is saved of an operand: a `SavedTensor`, or a number as it is; None if nothing is."""
+        """Give the saved value of an operand: a `SavedTensor`, or a number as it is; None if nothing is."""
         role = self._signature.role(position)
         values = self._saved.get(role)
         return None if values is None else values[position - self._signature.operands.index(role)]
@@ -147,7 +147,7 @@ class OpNode(Node[Tensor]):
 
 
 def conform(gradient: Tensor, meta: Meta) -> Tensor:
-    """Sum a gradient over what broadcasting repeated, and give it the type of its operand."""
+    """Sum a gradient over dimensions that broadcasting repeated, and give it the type of its operand."""
     if gradient.shape != meta.shape:
         gradient = gradient.sum_to(meta.shape)
     return gradient if gradient.dtype is meta.dtype else gradient.astype(meta.dtype)
@@ -196,7 +196,7 @@ class Primitive:
         return out
 
     def _submit(self, operands: Sequence[Operand], attributes: dict[str, Any], device: str, common: DType) -> Tensor:
-        """Have the device compute later; what comes of zeros shows now what the result is like."""
+        """Have the device compute later; a run on zeros shows shape and type now."""
         sample, dtype = self._compute([_zeros(x) for x in operands], operands, common, attributes)
         layout = result_layout(sample)
         space = memory(device)
@@ -215,7 +215,7 @@ class Primitive:
     def _compute(
         self, values: Sequence[Array | None], operands: Sequence[Any], common: DType, attributes: dict[str, Any]
     ) -> tuple[Array, DType]:
-        """Run the kernel on stored elements; ``operands`` say what type they are of."""
+        """Run the kernel on stored elements; ``operands`` give their types."""
         arrays = [self._array(k, x, v, common) for k, (x, v) in enumerate(zip(operands, values, strict=True))]
         with np.errstate(all="ignore"):
             result = np.asarray(self.kernel(*arrays, **attributes))
@@ -278,7 +278,7 @@ class ViewPrimitive:
 
 
 def primitive(*, moves: bool = False, **formulas: Formula) -> Callable[[Callable[..., Any]], Primitive]:
-    """Make an operation of a NumPy kernel and its formulas; see the module's table for what a formula may name."""
+    """Make an operation of a NumPy kernel and its formulas; see the module's table for the names of a formula."""
     return lambda kernel: Primitive(kernel.__name__, kernel, moves=moves, floating=False, **formulas)
 
 

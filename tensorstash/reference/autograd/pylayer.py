@@ -15,7 +15,7 @@ from tensorstash.reference.tensor import Tensor
 
 
 class PyLayerContext:
-    """What ``forward`` leaves for ``backward``; takes any further attributes.
+    """The context from ``forward`` to ``backward``; takes any further attributes.
 
     A tensor kept as a plain attribute is not seen by hooks and not version-checked; use `save_for_backward`.
     """
@@ -45,7 +45,7 @@ class PyLayerContext:
         self._to_save = tensors
 
     def saved_tensor(self) -> tuple[Any, ...]:
-        """Give what was saved, unpacking it anew at each call; ``()`` if nothing was.
+        """Give the saved tensors, unpacking them anew at each call; ``()`` if nothing was.
 
         Raises:
             GraphReleasedError: an earlier backward has freed it.
@@ -169,12 +169,12 @@ def _record(layer: type[PyLayer], ctx: PyLayerContext, inputs: Sequence[Tensor],
 
     ctx._saved = tuple(_map(Tensor, save, item) for item in ctx._to_save)
     ctx._node = weakref.ref(node)
-    ctx._to_save = ()  # The context lives as long as the node and must hold no tensor beyond what is saved.
+    ctx._to_save = ()  # The context lives as long as the node and must hold no tensor but the saved ones.
     return _map(Tensor, lambda tensor: _output(tensor, edges.get(id(tensor))), result)
 
 
 def _output(tensor: Tensor, edge: Edge[Tensor] | None) -> Tensor:
-    """Give what the user gets for a tensor that ``forward`` returned: its memory with the history of the node.
+    """Give the user's tensor for one that ``forward`` returned: its memory with the history of the node.
 
     The returned object itself stays without history, so whatever the context holds of it closes no cycle.
     """
@@ -187,7 +187,7 @@ def _output(tensor: Tensor, edge: Edge[Tensor] | None) -> Tensor:
 
 
 def _leaves(items: Any) -> Iterator[Any]:
-    """Give what nested lists and tuples hold."""
+    """Give the items of nested lists and tuples."""
     if isinstance(items, list | tuple):
         for item in items:
             yield from _leaves(item)

@@ -1,4 +1,4 @@
-"""One tensor saved for backward: the seam at which hooks replace what the graph holds."""
+"""One tensor saved for backward: the seam at which hooks replace the graph's object."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _RELEASED = (
 class SavedTensor:
     """A tensor saved for backward, through this thread's innermost hooks if there are any.
 
-    Without hooks it holds a detached alias and checks the version at use. With hooks it holds what `pack` gave, and
-    the version check is off, as in PyTorch. In both cases it puts history back itself, so what hooks hand around may
+    Without hooks it holds a detached alias and checks the version at use. With hooks it holds the result of `pack`, and
+    the version check is off, as in PyTorch. In both cases it puts history back itself, so tensors between hooks may
     be detached. An operation's own output is handed to `pack` detached: no hook can close a reference cycle.
 
     Args:
-        tensor: what to save; not kept itself, except a leaf that requires grad.
+        tensor: to save; not kept itself, except a leaf that requires grad.
         output_index: which output of the recording node it is, None for an input.
 
     Raises:
-        HookError: `pack` modified its argument in place. What `pack` raises passes through.
+        HookError: `pack` modified its argument in place. Exceptions of `pack` pass through.
     """
 
     __slots__ = ("_content", "_edge", "_hooks", "_meta", "_output_index", "_released", "_version")
@@ -61,7 +61,7 @@ class SavedTensor:
         Raises:
             GraphReleasedError: it has been released.
             InplaceError: it was modified in place since, and no hooks hold it.
-            HookError: `unpack` gave something else than it must. What `unpack` raises passes through.
+            HookError: `unpack` gave something else than it must. Exceptions of `unpack` pass through.
         """
         if self._released:
             raise GraphReleasedError(_RELEASED)
@@ -82,11 +82,11 @@ class SavedTensor:
 
     @property
     def packed(self) -> Any:
-        """What the hooks hold in place of the tensor; None without hooks, and after `release`."""
+        """The hooks' object in place of the tensor; None without hooks, and after `release`."""
         return None if self._hooks is None else self._content
 
     def release(self) -> None:
-        """Drop what is held; a packed object without other owners is freed now."""
+        """Drop the object; a packed object without other owners is freed now."""
         self._released = True
         self._content = self._hooks = self._edge = None
 

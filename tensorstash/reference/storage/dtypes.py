@@ -1,4 +1,4 @@
-"""Element types: how an element lies in memory (carrier) and what kernels compute with."""
+"""Element types: the carrier in memory and the type that kernels compute with."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class MemorySpace:
         self.is_host = is_host
         self._allocated = 0
         self._lock = threading.RLock()
-        # What was freed and is not yet subtracted: finalizers, which run in the middle of anything, take no lock.
+        # Freed bytes that are not yet subtracted: finalizers, which run in the middle of anything, take no lock.
         self._freed: deque[int] = deque()
         # Blocks that can be handed out again, by the stream they were allocated for, and those that came back since.
         self._free: defaultdict[Stream, list[Array]] = defaultdict(list)
@@ -80,7 +80,7 @@ class MemorySpace:
         Args:
             block: from :meth:`take`.
             stream: it was taken for; its work may overwrite the block from now on.
-            users: other streams that were said to use the block; it waits for what they have been given so far.
+            users: other streams that were said to use the block; it waits for their work so far.
         """
         if not users:
             leave_behind(stream, partial(block.fill, _OVERWRITTEN))
@@ -143,11 +143,11 @@ class Storage:
 
     @property
     def version(self) -> int:
-        """How often the memory has been written to by an in-place operation."""
+        """Number of in-place operations on the memory."""
         return self.counter[0]
 
     def use_in(self, stream: Stream) -> None:
-        """Let the memory, once it is freed, wait for what ``stream`` has been given until then.
+        """Let the memory, once it is freed, wait for the work that ``stream`` has by then.
 
         Nothing to do for the stream that the memory was allocated for.
         """

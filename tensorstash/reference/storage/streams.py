@@ -21,7 +21,7 @@ Work = Callable[[], None]
 
 
 class Schedule(Protocol):
-    """What the device does next. Asked under a lock, so it needs none of its own."""
+    """Chooses the next work of the device. Asked under a lock, so it needs none of its own."""
 
     def pauses(self) -> bool:
         """Whether the device leaves the rest of its work for later; asked after each step that nobody waits for."""
@@ -41,7 +41,7 @@ class Event:
         self._is_reached = False
 
     def reach(self) -> None:
-        """Have the device come to it; what streams do."""
+        """Have the device come to it, as streams do."""
         self._is_reached = True
 
     def query(self) -> bool:
@@ -59,7 +59,7 @@ class Stream:
 
     Args:
         device: name of the device.
-        name: what schedules know it by.
+        name: in schedules.
     """
 
     __slots__ = ("device", "name", "queue", "serial")
@@ -84,7 +84,7 @@ class Stream:
         return event
 
     def wait(self, event: Event, /) -> None:
-        """Let what is submitted from now on begin only after ``event``."""
+        """Let later work begin only after ``event``."""
         if _timeline.schedule is not None:
             _timeline.submit(self, event)
 
@@ -150,7 +150,7 @@ class _Timeline:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Do what the device does, on this thread alone and in one go.
+        """Do the device's work, on this thread alone and in one go.
 
         No garbage is collected meanwhile: a finalizer that waits for the device would have it go on to its next piece
         of work in the middle of one. A real device works beside the program and has no such middle.
@@ -169,7 +169,7 @@ class _Timeline:
         self.work_until(lambda: not self.runnable())
 
     def end(self) -> None:
-        """Forget what is left, and the schedule."""
+        """Forget the work that is left, and the schedule."""
         with self._lock:
             for stream in self._busy:
                 stream.queue.clear()
@@ -236,7 +236,7 @@ def is_asynchronous() -> bool:
 
 @contextmanager
 def asynchronous(schedule: Schedule) -> Iterator[None]:
-    """Let work of all simulated accelerators wait for a schedule until the block ends, which does what is left.
+    """Let work of all simulated accelerators wait for a schedule until the block ends, which does the rest.
 
     Raises:
         RuntimeError: inside another such block.

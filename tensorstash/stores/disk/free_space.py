@@ -1,4 +1,4 @@
-"""Which bytes of a file are free."""
+"""The free bytes of a file."""
 
 from bisect import bisect_left, insort
 

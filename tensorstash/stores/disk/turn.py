@@ -18,7 +18,7 @@ def is_long(data: Array) -> bool:
 
 
 class Turn(NamedTuple):
-    """How a record is turned on disk.
+    """The turn of a record on disk.
 
     Args:
         shift: how many of its first bytes come last.

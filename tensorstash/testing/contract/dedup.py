@@ -113,7 +113,7 @@ class OneCopy(Harness):
         with stash:
             second = lab.sum(lab.mul(inner, inner))
         lab.backward(second, retain_graph=True)
-        assert_same_bits(lab.gradient(leaf), np.full(8, 14.0, np.float32), "gradient of what the second entry saved")
+        assert_same_bits(lab.gradient(leaf), np.full(8, 14.0, np.float32), "gradient of the second entry's tensor")
         del first
 
     def test_line06_content_is_never_shared_across_a_drain(self, device: str) -> None:
@@ -125,8 +125,8 @@ class OneCopy(Harness):
             session.drain()
             lab.write_unversioned(inner, 7.0)
             second = session.pack(inner)
-        assert_same_bits(lab.bits(second()), np.full(8, 7.0, np.float32), "what was saved after the drain")
-        assert_same_bits(lab.bits(first()), before, "what was saved before the drain")
+        assert_same_bits(lab.bits(second()), np.full(8, 7.0, np.float32), "the tensor saved after the drain")
+        assert_same_bits(lab.bits(first()), before, "the tensor saved before the drain")
 
     def test_line06_payloads_take_no_more_than_the_framework_holds(self, device: str) -> None:
         lab = self.lab

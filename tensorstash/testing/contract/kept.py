@@ -1,4 +1,4 @@
-"""Contract line 7: what is never stashed."""
+"""Contract line 7: tensors that are never stashed."""
 
 from collections.abc import Sequence
 

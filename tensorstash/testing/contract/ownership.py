@@ -28,7 +28,7 @@ class Sentinel:
         self._alias = self._backend.alias(tensor)
 
     def tensor(self) -> Tensor:
-        """Return a fresh alias of what was packed."""
+        """Return a fresh alias of the packed tensor."""
         return self._backend.alias(self._alias)
 
 
@@ -110,7 +110,7 @@ class Ownership(Harness):
             second, _ = self._graph(stash, device)
             assert tap.live == 2 * alone
             lab.backward(first)
-            assert tap.live == alone, "the backward of one graph changed what another one owns"
+            assert tap.live == alone, "the backward of one graph changed the handles of another one"
             lab.backward(second)
             self._assert_nothing_is_left(tap, stash)
 

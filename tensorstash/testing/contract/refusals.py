@@ -1,4 +1,4 @@
-"""Contract line 11: what cannot be done is refused at once."""
+"""Contract line 11: an impossible request is refused at once."""
 
 import os
 from contextlib import ExitStack

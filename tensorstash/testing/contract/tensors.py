@@ -98,6 +98,6 @@ class SameTensor(Harness):
         lab.backward(loss)
         assert len(observed) == len(expected), f"backward saw {len(observed)} of {len(expected)} tensors"
         for (bits, layout), (expected_bits, expected_layout) in zip(observed, expected, strict=True):
-            what = f"{expected_layout.dtype} under {policy!r}"
-            assert layout == expected_layout, f"{what}: got {layout}, expected {expected_layout}"
-            assert_same_bits(bits, expected_bits, what)
+            case = f"{expected_layout.dtype} under {policy!r}"
+            assert layout == expected_layout, f"{case}: got {layout}, expected {expected_layout}"
+            assert_same_bits(bits, expected_bits, case)

@@ -75,7 +75,7 @@ class SameTraining(Harness):
                         assert_same_arrays(got, programs["gated"], f"a gate under {name}, step {step}")
                 stats = stash.stats()
                 assert "mul" in stats.recomputed, f"nothing was made again under {name}: {stats}"
-                assert not stats.refused, f"a recipe did not give what was saved under {name}: {stats.refused}"
+                assert not stats.refused, f"a recipe did not give the saved bits under {name}: {stats.refused}"
 
     def test_line01_what_is_made_again_widens_no_error(self, device: str) -> None:
         lab = self.lab
@@ -147,7 +147,7 @@ class SameTraining(Harness):
         return lab.gradient(leaf)
 
     def _came_back(self, values: Array, policy: HookPolicy, device: str) -> Array:
-        """Return what a product gets back of a factor that nobody holds: the gradient of the other one."""
+        """Return a factor as a product gets it back, which nobody holds: the gradient of the other one."""
         lab = self.lab
         ones, others = (lab.tensor(np.ones_like(values), device=device, requires_grad=True) for _ in range(2))
         with self.stash(policy):

@@ -1,4 +1,4 @@
-"""What the suites need PaddlePaddle to do."""
+"""The operations of PaddlePaddle that suites need."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

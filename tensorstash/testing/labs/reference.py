@@ -1,4 +1,4 @@
-"""What the suites need the reference engine to do."""
+"""The operations of the reference engine that suites need."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar

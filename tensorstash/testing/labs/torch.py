@@ -1,4 +1,4 @@
-"""What the suites need PyTorch to do."""
+"""The operations of PyTorch that suites need."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence

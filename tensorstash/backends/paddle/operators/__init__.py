@@ -1,1 +1,1 @@
-"""Which of Paddle's operators read what they saved, and which write into it."""
+"""Paddle's operators that read or write their saved tensors."""

@@ -1,4 +1,4 @@
-"""How exactly the backward of each of Paddle's operators has to get back what it saved.
+"""The accuracy that the backward of each of Paddle's operators needs of a saved tensor.
 
 Derived: one saved tensor of an operator at a time goes through ``Quantize(8)`` and through ``Cast("bfloat16")``, which
 err by about a 250th; a gradient that errs by more than a tenth, in norm, has come to harm. The tests derive it again on
@@ -15,13 +15,13 @@ _EXACT = """
     Minimum Nanmedian PNorm Pool2d Pool3d PutAlongAxis Remainder SegmentPool SendURecv SendUeRecv Softshrink
     SpectralNorm Svdvals
 """
-"""Their backward compares what it gets; neither loss may reach it."""
+"""Their backward compares the saved tensor; neither loss may reach it."""
 
 _RELATIVE = """
     Abs BatchNorm CrossEntropyWithSoftmax DeformableConv Digamma Divide ElementwisePow Gammaincc Gammaln I1 I1e
     InstanceNorm LayerNorm Lgamma Log10 Log2 Log Polygamma Pow Sqrt
 """
-"""Their backward divides by what it gets; only a loss in proportion to each element may reach it."""
+"""Their backward divides by the saved tensor; only a loss in proportion to each element may reach it."""
 
 _ANY = """
     Addmm AffineGrid Angle AsStrided Asinh Atan2 Atan Baddbmm Bilinear Bmm Celu Cholesky CholeskySolve Clip Complex
@@ -36,7 +36,7 @@ _ANY = """
     Softsign Solve Square Stanh Svd Swiglu Swish TakeAlongAxis Tan Tanh TanhShrink ThresholdedRelu Topk TriangularSolve
     Unpool3d Unpool Warpctc Warprnnt
 """
-"""Both losses may reach what these get."""
+"""Both losses may reach these."""
 
 
 def _needs(names: str, need: Demand) -> dict[str, Demand]:
@@ -46,7 +46,7 @@ def _needs(names: str, need: Demand) -> dict[str, Demand]:
 NEEDS: Mapping[str, Demand] = MappingProxyType(
     {**_needs(_EXACT, "exact"), **_needs(_RELATIVE, "relative"), **_needs(_ANY, "any")}
 )
-"""By the name of the graph node; what is not here has not been tried."""
+"""By the name of the graph node; others have not been tried."""
 
 INPUT_NEEDS: Mapping[str, Demand] = MappingProxyType(_needs("BatchNorm InstanceNorm LayerNorm", "any"))
-"""What norms need of their inputs, which is less than what they need of their statistics."""
+"""The demand of norms on their inputs, which is less than that on their statistics."""

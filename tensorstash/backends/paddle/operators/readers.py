@@ -1,9 +1,9 @@
-"""Which operator a tensor is being saved for, and how exactly its backward has to get the tensor back.
+"""The operator that a tensor is being saved for, and the accuracy that its backward needs.
 
-Paddle tells a hook nothing about who saves, and its nodes do not say what they hold. But ``pack`` is called from inside
+Paddle tells a hook nothing about who saves, and its nodes hide their saved tensors. But ``pack`` is called from inside
 the C++ function of the operator, whose name the dynamic linker knows: so the return addresses on the stack are looked
 up, once each. Nothing in Paddle is replaced, and no way of calling an operator escapes: not a method of ``Tensor``, not
-an alias that a program took before, not what C++ calls by itself.
+an alias that a program took before, not calls inside C++.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ PYLAYER = "PyLayer"
 """The name of a reader that is a user's ``PyLayer``."""
 
 _NEAR, _FAR = 24, 96
-"""How many frames are looked at; the second where the first were not enough."""
+"""Numbers of frames to look at; the second where the first were not enough."""
 
 
 def reader() -> str | None:
@@ -42,9 +42,9 @@ def reader() -> str | None:
 
 
 class Readers:
-    """Says how exactly a reader has to get back what is being packed. Thread-safe.
+    """Tells how exactly a reader needs the tensor being packed. Thread-safe.
 
-    What is unknown, a ``PyLayer`` too, and what nobody has tried gets the exact tensor.
+    Unknown and untried readers, a ``PyLayer`` too, get the exact tensor.
 
     Args:
         hooks: puts a pair of hooks in force, for this thread and one block.
@@ -55,7 +55,7 @@ class Readers:
         self._inputs: dict[str, frozenset[int]] = {}
 
     def demand(self) -> Demand:
-        """Return what the reader of the tensor being packed needs; to be called inside ``pack``, as :func:`reader`."""
+        """Return the demand of the reader of the tensor being packed; called inside ``pack``, as :func:`reader`."""
         name, address = _site()
         if name in INPUT_NEEDS and address in self._places_of_input(name):
             return INPUT_NEEDS[name]

@@ -1,7 +1,7 @@
-"""Operations whose backward writes into what they saved, and what keeps that off memory that is somebody else's.
+"""Operations whose backward writes into saved tensors, and a guard for memory that is somebody else's.
 
 Paddle makes the gradient of some operations in the memory of a tensor that they saved, after a look at whether anybody
-else holds that tensor. What a hook returns has passed that look already: it is written into, be it the user's own.
+else holds that tensor. A hook's result has passed that look already: it is written into, be it the user's own.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ WRITERS = (
 
 
 def writer_patches(stack: HookStack) -> tuple[Patch, ...]:
-    """Return what lets the backward of those operations have memory of its own while hooks are in force."""
+    """Return patches that give the backward of those operations memory of its own while hooks are in force."""
 
     def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)

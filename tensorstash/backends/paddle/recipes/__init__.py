@@ -1,1 +1,1 @@
-"""How operations of Paddle are run again, found in its graph: one rule per operation."""
+"""Recipes of Paddle's operations, found in its graph: one rule per operation."""

@@ -1,4 +1,4 @@
-"""What made a saved tensor, and how it is made again: the ability of the Paddle backend that recipes need."""
+"""Producers of saved tensors, and their recipes: the ability of the Paddle backend that recipes need."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
@@ -31,7 +31,7 @@ _DEVICE_UNIT = 256
 
 
 class Producers:
-    """What made saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
+    """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.
@@ -66,7 +66,7 @@ class Producers:
             return
         name = reader()
         if name not in READERS or tensor.stop_gradient:
-            # Whoever saves it may outlive what made it, and so may all handles that recipes hold for it.
+            # Whoever saves it may outlive its producer, and so may all handles that recipes hold for it.
             self.forget()
             return
         node = node_of(tensor)
@@ -94,12 +94,12 @@ class Producers:
         if tensor.is_leaf or tensor.stop_gradient:
             return "made outside of the graph"
         if not tensor.place.is_cpu_place():
-            return "on a device, where what comes out of a recipe is not compared"
+            return "on a device, where the result of a recipe is not compared"
         if not _is_all_of_its_memory(tensor):
             return "part of a larger memory"
         name = reader()
         if name not in READERS:
-            return f"saved by {name or 'an unknown operation'}, which may outlive what made it"
+            return f"saved by {name or 'an unknown operation'}, which may outlive its producer"
         node = node_of(tensor)
         if node is None:
             return "made outside of the graph"
@@ -113,11 +113,11 @@ class Producers:
         return recipe if recipe.depth else "a view"
 
     def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
-        """Return None: the graph of Paddle does not show what a tensor was cast from."""
+        """Return None: the graph of Paddle does not show the source of a cast."""
         return None
 
     def whole(self, tensor: Tensor, /) -> Tensor:
-        """Return the tensor, detached; views have no base here, and only what fills its memory has a recipe."""
+        """Return the tensor, detached; views have no base here, and a tensor with a recipe fills its memory."""
         return tensor.detach()
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
@@ -161,7 +161,7 @@ class Producers:
         return checksum(as_bytes(elements(whole, Layout(whole).spec())))
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
-        """Raise what ``refuse`` returns if two digests differ."""
+        """Raise the error of ``refuse`` if two digests differ."""
         if one != other:
             raise refuse()
 

@@ -1,4 +1,4 @@
-"""What one rule says."""
+"""One rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from typing import Literal
 from paddle import Tensor
 
 Like = Literal["same", "type", "free"]
-"""What an operand shares with the output: shape and element type, the element type alone, nothing.
+"""Properties that an operand shares with the output: shape and element type, the element type alone, nothing.
 
-The graph of Paddle shows neither of what is on the way, and a reshape, or a cast, has to be told."""
+The graph of Paddle shows neither on the way, and a reshape, or a cast, has to be told."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """How one operation of Paddle is run again.
+    """The rule to run one operation of Paddle again.
 
     Args:
-        name: what :class:`~tensorstash.policies.recompute.Recompute` calls it.
+        name: in :class:`~tensorstash.policies.recompute.Recompute`.
         node: the name of the node that the operation leaves in the graph.
         operands: in the order of the node's edges; all of them have to be known.
         run: takes the settings by position, then the operands, and returns one output in fresh memory.

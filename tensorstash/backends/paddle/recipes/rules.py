@@ -77,9 +77,9 @@ _RULES = (
 )
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.node: rule for rule in _RULES})
-"""By the name of the node. What has no row here:
+"""By the name of the node. Without a row:
 
-a product with a number, whose node does not keep what was added; a power, whose node keeps whole numbers otherwise;
+a product with a number, whose node does not keep the addend; a power, whose node keeps whole numbers otherwise;
 normalization in evaluation, whose statistics the graph does not tell.
 """
 

@@ -1,6 +1,6 @@
-"""What made a saved tensor: found in the graph of Paddle, at the moment at which the tensor is packed.
+"""The producer of a saved tensor: found in the graph of Paddle while the tensor is packed.
 
-A node of Paddle shows its name, its address and the nodes before it, but neither what it has saved nor anything that it
+A node of Paddle shows its name, its address and the nodes before it, but neither its saved tensors nor anything that it
 could carry for others. So the handles of its operands are those that were noted for the nodes before it, by address.
 An address says something only as long as its node lives. That is so while a handle is held by a reader that has an edge
 to the node; where another reader gets one, all that was noted until then counts no more.
@@ -37,7 +37,7 @@ class Note(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """What is known of an output on the way; None for what is not."""
+    """Known properties of an output on the way; None for unknown ones."""
 
     shape: tuple[int, ...] | None
     dtype: Any
@@ -149,7 +149,7 @@ class Search(AnySearch[Rule]):
         before = node.next_functions
         if len(before) != len(rule.operands):
             raise NoRecipe(f"{kind} with other operands than those of the rule")
-        # A view, whatever shape it makes, leaves what is known of the type.
+        # A view, whatever shape it makes, keeps the type.
         found = [self._output(each, wanted.operand(like)) for each, like in zip(before, rule.operands, strict=True)]
         if rule.mask:
             mask = self._noted((node.node_ptr(), MASK))

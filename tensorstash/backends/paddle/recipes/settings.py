@@ -22,7 +22,7 @@ Settings = tuple[Hashable, ...]
 
 
 def settings_patches(stack: HookStack) -> tuple[Patch, ...]:
-    """Return what notes settings in the scope that is in force, by the address of the node that was made."""
+    """Return a function that notes settings in the scope in force, by the address of the new node."""
 
     def noting(settings: Callable[..., Settings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def replacement(original: Callable[..., Any]) -> Callable[..., Any]:

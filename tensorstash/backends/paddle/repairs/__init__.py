@@ -1,4 +1,4 @@
-"""Repairs of what PaddlePaddle does with saved-tensor hooks in force.
+"""Repairs of PaddlePaddle's faults with saved-tensor hooks in force.
 
 Every fault was found in 3.3.1, and each test fails without its repair; where no issue is named, none is known.
 

@@ -1,4 +1,4 @@
-"""What Paddle's backward does not tell hooks: whether the graph is released, and which exception a hook raised.
+"""Knowledge that Paddle's backward hides from hooks: whether the graph is released, and which exception a hook raised.
 
 A packed value stays in its node until the whole graph is dropped, though the tensor it stood for is released at
 backward. And an exception on the way turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included, and
@@ -18,7 +18,7 @@ from tensorstash.host.blocks import Block
 
 
 class _Backwards(threading.local):
-    """Whether what this thread unpacks now is unpacked for the last time: not in a backward that keeps its graph."""
+    """Whether this thread unpacks a tensor for the last time: not in a backward that keeps its graph."""
 
     release: bool = True
 
@@ -53,22 +53,22 @@ class Unrecorded(Block):
 
 
 class _Run(threading.local):
-    """What this thread's backward has come to so far."""
+    """State of this thread's backward."""
 
     error: BaseException | None = None
-    """What a hook raised last and C++ has not given back yet."""
+    """The last exception of a hook that C++ has not given back yet."""
 
 
 _this = _Run()
 
 
 def hook_failed(error: BaseException) -> None:
-    """Remember what a hook raised, for :func:`raise_original`."""
+    """Remember a hook's exception, for :func:`raise_original`."""
     _this.error = error
 
 
 def last_failure() -> BaseException:
-    """Return what a hook raised last on this thread, which C++ has not given back yet."""
+    """Return the last exception of a hook on this thread that C++ has not given back yet."""
     error = _this.error
     assert error is not None, "asked for a failure that there was not"
     return error

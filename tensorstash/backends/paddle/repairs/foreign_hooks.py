@@ -16,7 +16,7 @@ from tensorstash.errors import StashError
 def checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     """Return a pair that does the same and always gives back a tensor that Paddle reads rightly.
 
-    Paddle checks nothing about what ``unpack`` returns and takes only its allocation. Here dtype, shape and place
+    Paddle checks nothing of the result of ``unpack`` and takes only its allocation. Here dtype, shape and place
     are checked, and a tensor with other strides or at another offset than the saved one is copied into its layout.
     """
 
@@ -56,11 +56,11 @@ def _require(tensor: object, layout: Layout) -> None:
     if same_dtype and list(tensor.shape) == layout.shape and tensor.place == layout.place:
         return
     got = f"{str(tensor.dtype).removeprefix('paddle.')}{tuple(tensor.shape)} on {place_name(tensor.place)}"
-    raise StashError(f"unpack returned {got}, expected {layout}; return what was packed, on the place it came from")
+    raise StashError(f"unpack returned {got}, expected {layout}; return the packed tensor, on the place it came from")
 
 
 def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
-    """Return what routes ``paddle.autograd.saved_tensors_hooks``, and ``recompute``, which is built on it, through
+    """Return patches that route ``paddle.autograd.saved_tensors_hooks``, and ``recompute``, which builds on it, through
     the stack."""
 
     def enter(original: Callable[..., None]) -> Callable[..., None]:
@@ -82,6 +82,6 @@ def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
 
 
 def _is_paddles(hook: Callable[..., Any]) -> bool:
-    # Paddle's own pairs are written for what Paddle does: recompute's returns the right allocation under a shape of
+    # Paddle's own pairs are written for Paddle's behaviour: recompute's returns the right allocation under a shape of
     # its own, and must not be copied as if that shape were meant.
     return str(getattr(hook, "__module__", "")).partition(".")[0] == "paddle"

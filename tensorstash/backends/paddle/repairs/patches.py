@@ -68,7 +68,7 @@ class Patches:
             if any(other is not None for other in others):
                 return
             for patch, (original, replacement) in list(self._in_force.items()):
-                # What somebody else has put on top meanwhile calls ours, which is harmless, and stays.
+                # A patch of somebody else on top calls ours, which is harmless, and stays.
                 if vars(patch.owner).get(patch.name) is replacement:
                     if original is None:
                         delattr(patch.owner, patch.name)

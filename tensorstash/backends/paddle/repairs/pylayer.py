@@ -2,7 +2,7 @@
 
 There, a packed tuple is unpacked element by element and a packed list crashes; ``None`` reaches the hook, numbers and
 arrays are refused and a list of tensors crashes, though all are legal without hooks; the saved tuple loses one
-reference too many; and what ``unpack`` returns goes to the user as it is, so that a lost ``stop_gradient`` crashes
+reference too many; and the result of ``unpack`` goes to the user as it is, so that a lost ``stop_gradient`` crashes
 ``recompute`` and silently ends second derivatives. Here it is done in Python, and C++ never sees a saved value.
 """
 
@@ -25,7 +25,7 @@ from tensorstash.errors import BackendError
 
 
 def pylayer_patches(stack: HookStack) -> tuple[Patch, ...]:
-    """Return what must be replaced while hooks are in force or packed values alive."""
+    """Return the patches needed while hooks are in force or packed values alive."""
     forwards = _Forwards()
 
     def save(original: Callable[..., None]) -> Callable[..., None]:
@@ -75,10 +75,10 @@ def pylayer_patches(stack: HookStack) -> tuple[Patch, ...]:
 
 
 class _Backward:
-    """A layer's backward, to be called once: Paddle leaks what it called if that raises, and must not leak its context.
+    """A layer's backward, to be called once: Paddle leaks the function if that raises, and must not leak its context.
 
     Args:
-        function: what takes the context.
+        function: takes the context.
         ctx: the context.
     """
 
@@ -94,7 +94,7 @@ class _Backward:
 
 
 class _Forwards(threading.local):
-    """What each ``PyLayer.apply`` that is under way on this thread has saved."""
+    """Saved tensors of each ``PyLayer.apply`` that is under way on this thread."""
 
     def __init__(self) -> None:
         self.running: list[list[_PackedTensor]] = []
@@ -118,7 +118,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def _with_histories(outputs: Any, saved: "list[_PackedTensor]") -> Any:
-    """Return what a layer returned so that its graph holds the histories of those outputs that it has saved itself."""
+    """Return a layer's result so that its graph holds the histories of those outputs that it has saved itself."""
     own = [packed for packed in saved if packed.saved_output() is not None]
     if not own:
         return outputs
@@ -156,13 +156,13 @@ class _Output:
 class _Behind(PyLayer):
     """Stands behind a layer that saved its own output, and owns the history of that output.
 
-    The layer itself must not: its history leads to its own node. What comes after the layer may, since it lives as
+    The layer itself must not: its history leads to its own node. Later nodes may, since they live as
     long as anything from which a second derivative could come.
     """
 
     @staticmethod
     def forward(ctx: Any, history: Tensor, output: _Output) -> Any:
-        # Not the output itself as an argument: what shares memory with an argument is in place to Paddle.
+        # Not the output itself as an argument: memory shared with an argument is in place to Paddle.
         ctx.output = output
         return output.take()
 
@@ -172,7 +172,7 @@ class _Behind(PyLayer):
 
 
 class _PackedTensor:
-    """What the hook returned for one tensor, and the tensor's place in the graph."""
+    """The hook's result for one tensor, and the tensor's place in the graph."""
 
     __slots__ = ("_behind", "_history", "_is_constant", "_is_output", "_origin", "_scope", "_value")
 
@@ -189,7 +189,7 @@ class _PackedTensor:
             scope.ready = True
 
     def forward_returned(self, outputs: Any) -> None:
-        """Learn what the layer's forward has returned.
+        """Learn the result of the layer's forward.
 
         The history of an output leads to the layer's own node, which holds this: a cycle that nothing could free.
         Without hooks Paddle makes it, and a graph that is dropped before backward leaks.
@@ -247,14 +247,14 @@ class _PackedTensor:
             if is_recording():
                 raise BackendError(
                     "a PyLayer saved a tensor that its forward made, and second derivatives are asked for that may "
-                    "go through it, but the tensor itself is gone; keep a reference to what the layer returned until "
+                    "go through it, but the tensor itself is gone; keep a reference to the layer's result until "
                     "backward, or save an input instead"
                 )
             placed.stop_gradient = False
         return placed
 
     def release(self) -> None:
-        """Drop what the hook returned."""
+        """Drop the hook's result."""
         self._scope = self._value = self._history = None
 
 

@@ -43,11 +43,11 @@ def autocast_off(hook: Callable[[A], B]) -> Callable[[A], B]:
 
 
 class StaticGraphWarning(TensorStashWarning):
-    """A compiled program ran inside hooks; what it saves for backward stays where it is."""
+    """A compiled program ran inside hooks; its saved tensors stay where they are."""
 
 
 def static_patches(stack: HookStack) -> tuple[Patch, ...]:
-    """Return what makes a compiled program that runs inside hooks say that they do nothing."""
+    """Return patches that make a compiled program say that hooks around it do nothing."""
 
     def warned(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)

@@ -1,4 +1,4 @@
-"""How operations of PyTorch are run again: one rule per operation of its graph."""
+"""Recipes of PyTorch's operations: one rule per operation of its graph."""
 
 from tensorstash.backends.torch.recipes.arithmetic import ARITHMETIC
 from tensorstash.backends.torch.recipes.neural import NEURAL, normalizations

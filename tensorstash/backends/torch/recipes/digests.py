@@ -65,7 +65,7 @@ class Flags:
         """By the number of the backward, whose end holds them: one that raises drops them."""
 
     def require_equal(self, one: Tensor, other: Tensor, refuse: Callable[[], Exception]) -> None:
-        """Raise what ``refuse`` returns if two digests differ: out of the running backward, when it ends."""
+        """Raise the error of ``refuse`` if two digests differ: out of the running backward, when it ends."""
         task, differ = torch._C._current_graph_task_id(), one != other
         if task < 0:
             if differ.item():
@@ -88,7 +88,7 @@ class _Pending:
         self.comparisons: list[tuple[Tensor, Callable[[], Exception]]] = []
 
     def read(self) -> None:
-        """Raise what the first difference is refused with."""
+        """Raise the error of the first difference."""
         pending, self.comparisons = self.comparisons, []
         for device in {differ.device for differ, _ in pending}:
             here = [one for one in pending if one[0].device == device]

@@ -1,4 +1,4 @@
-"""Rules for activation functions, normalization and what else networks are made of."""
+"""Rules for activation functions, normalization and other parts of networks."""
 
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -15,7 +15,7 @@ _EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 
 
 Found = dict[Hashable, float]
-"""The value of eps of each layer of one session, by what it normalizes over and the place of its weight.
+"""The value of eps of each layer of one session, by its normalized dimensions and the place of its weight.
 
 It is found once, when the layer's kind is proved, and never by a later result: that would wait for a device each time,
 and statistics that are NaN tell nothing."""
@@ -62,7 +62,7 @@ def _eps(
 
 
 def _with_layer(read: Settings) -> Settings:
-    """Return what reads settings, and where the weight is besides, which tells one layer from another.
+    """Return a function that reads settings, and the place of the weight, which tells one layer from another.
 
     Not the address: trainers that shard weights gather them in fresh memory, under the same storage object.
     """
@@ -98,13 +98,13 @@ def _batch_norm(
 
 
 def _read_by_batch_norm(settings: tuple[Hashable, ...], place: int) -> bool:
-    """Return whether an operand is read: in training not what is learned, which the next forward rewrites unseen."""
+    """Return whether an operand is read: in training not a learned one, which the next forward rewrites unseen."""
     _, training = settings
     return not training or place not in (3, 4)
 
 
 def _biased(*names: str, **missing: Hashable) -> Any:
-    """Return what reads settings of a node that saves the weight, and shows the bias only where it is trained."""
+    """Return a function that reads settings of a node that saves the weight, and the bias only where it is trained."""
     read = attributes(*names, **missing)
 
     def settings(node: Any, output: int) -> tuple[Hashable, ...] | None:
@@ -148,7 +148,7 @@ NEURAL = (
 
 
 def normalizations() -> tuple[Rule, ...]:
-    """Return the rules for what is normalized by an eps that the graph does not tell, for one session."""
+    """Return the rules of norms whose eps the graph does not show, for one session."""
     found: Found = {}
     return (
         Rule(

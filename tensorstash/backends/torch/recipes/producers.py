@@ -1,4 +1,4 @@
-"""What made a saved tensor, and how it is made again: the ability of the PyTorch backend that recipes need."""
+"""Producers of saved tensors, and their recipes: the ability of the PyTorch backend that recipes need."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,7 +36,7 @@ _NO_PRODUCER = "made outside of the graph"
 
 _REMEMBERED = 4096
 _STEPS = 64
-"""Steps after which what had no recipe is looked at again."""
+"""Steps after which a tensor without a recipe is looked at again."""
 
 
 class _Refused(NamedTuple):
@@ -50,9 +50,9 @@ class _Refused(NamedTuple):
 
 
 class Producers:
-    """What made saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
+    """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
-    The steps of a training are much alike: what had no recipe at its place in the step before is not searched for again
+    The steps of a training are much alike: a place without a recipe in the step before is not searched again
     for a while. That costs no more than memory where a step differs.
 
     Args:
@@ -71,7 +71,7 @@ class Producers:
         self._refused: dict[int, _Refused] = {}
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
-        """Remember in the tensor's node which handle stands for it, and in that of what it is a view of."""
+        """Remember in the tensor's node which handle stands for it, and in that of its base."""
         self._place += 1  # here, since nobody asks for the recipe of a tensor that a plan keeps
         node: Any = tensor.grad_fn
         if node is None:
@@ -92,14 +92,14 @@ class Producers:
         made = tensor if base is None else base
         node: Any = made.grad_fn
         note: Note | None = None if node is None else node.metadata.get((self._key, made.output_nr))
-        # Of another dtype or with a lazy flag it is no layout of what is made again.
+        # Of another dtype or with a lazy flag it is no layout of the remade tensor.
         return note[0]() if note is not None and _is_plain_view(tensor, spec, base) else None
 
     @property
     def lacks(self) -> str:
         """Say so where PyTorch is older than 2.10."""
         return (
-            "" if CAN_TELL else f"PyTorch {torch.__version__} does not show what its graph has saved; use 2.10 or newer"
+            "" if CAN_TELL else f"PyTorch {torch.__version__} hides the saved tensors of its graph; use 2.10 or newer"
         )
 
     def forget(self) -> None:
@@ -116,7 +116,7 @@ class Producers:
         made = tensor if base is None else base
         node = made.grad_fn
         if node is None or not CAN_TELL:
-            return _NO_PRODUCER if node is None else "this version of PyTorch does not show what nodes have saved"
+            return _NO_PRODUCER if node is None else "this version of PyTorch hides the saved tensors of nodes"
         place = self._place
         kind, known = type(node), self._refused.get(place)
         if known is not None and known[0] is kind and known[1] is spec and known[2:4] == (ops, depth):
@@ -132,7 +132,7 @@ class Producers:
             return str(reason)
 
     def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
-        """Return what a wide floating-point tensor was before it was cast, and the cast."""
+        """Return the source of a cast to a wide floating-point type, and the cast."""
         base = tensor._base
         made = tensor if base is None else base
         if type(made.grad_fn).__name__ != CAST.node:  # as nearly all
@@ -145,7 +145,7 @@ class Producers:
         return Recipe("narrow", cast_to(made.dtype), (), 1), narrow
 
     def whole(self, tensor: Tensor, /) -> Tensor:
-        """Return the tensor, or what it is a view of."""
+        """Return the tensor, or its base if it is a view."""
         base = tensor._base
         return tensor if base is None else base
 
@@ -204,7 +204,7 @@ class Producers:
     def digest(self, whole: Tensor, /) -> Any:
         """Return a checksum of the memory of a tensor; a tensor of its own for one on a device.
 
-        What :meth:`whole` and :meth:`run` return is one run of memory, which their strides only read in some order.
+        The results of :meth:`whole` and :meth:`run` are one run of memory, which their strides only read in some order.
         """
         with _unseen():
             if not whole.is_cpu:
@@ -214,7 +214,7 @@ class Producers:
             return checksum_at(whole.data_ptr(), nbytes) if nbytes <= there else None  # somebody has freed it
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
-        """Raise what ``refuse`` returns if two digests differ; on a device at the end of the running backward."""
+        """Raise the error of ``refuse`` if two digests differ; on a device at the end of the running backward."""
         if isinstance(one, Tensor) and isinstance(other, Tensor):
             self._flags.require_equal(one, other, refuse)
         elif one != other:
@@ -259,7 +259,7 @@ def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
 
 
 def _settings() -> tuple[int, bool]:
-    """Return what decides which kernel makes which elements: the last of each thread's share are made otherwise."""
+    """Return the numbers that choose the kernel of an element: the last of each thread's share are made otherwise."""
     return torch.get_num_threads(), torch._C._get_mkldnn_enabled()
 
 
@@ -313,7 +313,7 @@ def _fills(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, nbyt
 
 
 def _is_whole(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
-    """Whether a tensor, or what it is a view of, is all of its memory, and the tensor is read as it lies there."""
+    """Whether a tensor, or the base of a view, is all of its memory, and the tensor is read as it lies there."""
     if not _is_plain_view(tensor, spec, base):
         return False
     nbytes = tensor.untyped_storage().nbytes()
@@ -323,7 +323,7 @@ def _is_whole(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
 
 
 def _is_plain_view(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
-    """Whether a tensor is read as what it is a view of, if anything: in the same dtype, and without lazy flags."""
+    """Whether a tensor is read as its base, if it is a view: in the same dtype, and without lazy flags."""
     if spec.conj or spec.neg:
         return False
     return base is None or (tensor.dtype == base.dtype and not base.is_conj() and not base.is_neg())

@@ -1,4 +1,4 @@
-"""What one rule says, and how settings are read from a node of PyTorch's graph."""
+"""One rule, and readers of settings from a node of PyTorch's graph."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -38,10 +38,10 @@ def all_read(settings: tuple[Hashable, ...], place: int) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """How one operation is run again, if a node of the graph is there to tell with what.
+    """The rule to run one operation again, if a node of the graph shows its operands.
 
     Args:
-        name: what :class:`~tensorstash.policies.recompute.Recompute` calls it.
+        name: in :class:`~tensorstash.policies.recompute.Recompute`.
         node: the name of the node.
         inputs: the operands, in the order of the node's edges.
         run: takes the settings, then the operands, and returns one output in fresh memory.
@@ -62,7 +62,7 @@ class Rule:
     is_view: bool = False
     reads: Callable[[tuple[Hashable, ...], int], bool] = all_read
     shown: tuple[str, ...] = field(init=False)
-    """Attributes of the node that show what it has saved of each operand; empty for none."""
+    """Attributes of the node that show the saved form of each operand; empty for none."""
     own: tuple[bool, ...] = field(init=False)
     """Whether each operand is one that the operation has returned: PyTorch calls it a result."""
 
@@ -78,11 +78,11 @@ def saved(*names: str) -> tuple[Input, ...]:
 
 
 def attributes(*names: str, **missing: Hashable) -> Settings:
-    """Return what reads settings that the node has under these names.
+    """Return a function that reads settings that the node has under these names.
 
     Args:
         names: of attributes that every version of PyTorch has.
-        missing: names of those that some versions lack, with what stands for them there; they come last.
+        missing: names of those that some versions lack, with their stand-ins there; they come last.
     """
 
     def read(node: Any, output: int) -> tuple[Hashable, ...]:
@@ -102,7 +102,7 @@ def signed(value: int) -> int:
 
 
 def indices(*names: str) -> Settings:
-    """Return what reads dimensions, or lists of them, that the node has under these names."""
+    """Return a function that reads dimensions, or lists of them, that the node has under these names."""
 
     def read(node: Any, output: int) -> tuple[Hashable, ...]:
         values = (getattr(node, f"_saved_{name}") for name in names)

@@ -1,6 +1,6 @@
-"""What made a saved tensor: found in the graph of PyTorch, at the moment at which the tensor is packed.
+"""The producer of a saved tensor: found in the graph of PyTorch while the tensor is packed.
 
-A node shows what it has saved, and so the handles of its operands; operands that it has not saved are found as outputs
+A node shows its saved tensors, and so the handles of its operands; operands that it has not saved are found as outputs
 of other nodes, for which a handle was noted or which are followed further. Nothing of the graph is held: a note lies in
 the node itself, and refers to its handle weakly.
 
@@ -36,7 +36,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 Note = tuple[ref[Any], Layout | None, bool]
 """The handle of an output of a node, as it lies in the metadata of the node: a weak reference, the layout of the output
-if the handle is that of a view of it, and whether the output can be made of what the handle stands for.
+if the handle is that of a view of it, and whether the output can be made of the tensor behind the handle.
 
 A bare tuple, since every saved tensor costs one of these."""
 
@@ -96,8 +96,8 @@ class Search(AnySearch[Rule]):
                 operands.append(self._operand(node, rule, place) if rule.reads(settings, place) else (None, 0))
         except AttributeError as error:
             raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
-        except RuntimeError as error:  # what it has saved is released
-            raise NoRecipe(f"{kind} does not show what it has saved") from error
+        except RuntimeError as error:  # its saved tensors are released
+            raise NoRecipe(f"{kind} hides its saved tensors") from error
         return self.call(rule, settings, operands, rule.weight)
 
     def _operand(self, node: Any, rule: Rule, place: int) -> tuple[Any, int]:

@@ -66,4 +66,4 @@ VIEWS = (
     _view("SplitBackward0", _split, _with_output(indices("split_size", "dim")), None),
     _view("SplitWithSizesBackward0", _split_sizes, _with_output(indices("split_sizes", "dim")), None),
 )
-"""They are used whatever rules are asked for: what they return shares the memory of what they are given."""
+"""They are used whatever rules are asked for: their results share the memory of their operands."""
