@@ -120,7 +120,7 @@ print("left")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_no_interrupt_leaves_hooks_behind(framework):
     """At random moments of entering and leaving, which take some microseconds."""
-    number = os.environ.get("TENSORSTASH_INTERRUPTS", "300")
+    number = os.environ.get("TENSORSTASH_INTERRUPTS", "60")
     engine = os.path.join(os.path.dirname(__file__), "engine")
     root = os.path.dirname(os.path.dirname(__file__))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, engine])}

@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Mapping
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,11 +48,6 @@ def interleave(calls: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[
 
 def seconds(call: Callable[[], object]) -> float:
     """Return the duration of a call."""
-    return spent(call)[0]
-
-
-def spent(call: Callable[[], object]) -> tuple[float, float]:
-    """Return the duration of a call, and the processor time of all threads meanwhile, in seconds."""
-    started, cpu_started = perf_counter(), process_time()
+    started = perf_counter()
     call()
-    return perf_counter() - started, process_time() - cpu_started
+    return perf_counter() - started

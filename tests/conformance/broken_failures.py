@@ -177,14 +177,6 @@ class ChangesTheClass(Planted):
             return lambda: setattr(model, "__class__", kind)
 
 
-@caught_by("test_line10_wrap_leaves_the_model_as_it_is")
-class AddsToTheState(Planted):
-    class Backend(ReferenceBackend):
-        def wrap_forward(self, model: Any, scope: Any, /) -> Any:
-            model.stash_marker = reference.zeros((1,))
-            return super().wrap_forward(model, scope)
-
-
 @caught_by("test_line10_a_wrapped_model_trains_the_same_until_it_is_unwrapped")
 class NeverUnwraps(Planted):
     class Backend(ReferenceBackend):

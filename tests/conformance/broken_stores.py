@@ -75,13 +75,6 @@ class TakesAnyField(Sound):
         object.__setattr__(self, "budget", fields.get("budget"))
 
 
-@plant("test_it_is_described_by_a_frozen_dataclass")
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EqualsNothing(Sound):
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-
 @plant("test_a_value_that_cannot_be_is_refused_with_its_path")
 class TakesAnyValue(SoundSuite):
     refused = ({"budget": "plenty"},)
@@ -98,12 +91,6 @@ class CreatesFilesEarly(SoundDisk):
 class ReturnsZeros(MemoryStore):
     def get(self, slot: Any, /) -> Any:
         return np.zeros_like(super().get(slot))
-
-
-@plant("test_what_was_put_comes_back", "test_it_behaves_like_a_dictionary_of_bytes")
-class DropsTheLastByte(MemoryStore):
-    def put(self, data: Any, /) -> Any:
-        return super().put(data[: max(data.size - 1, 1)])
 
 
 @plant("test_equal_payloads_have_slots_of_their_own", raises=(SlotGoneError,))
@@ -152,12 +139,6 @@ class _Keeps(MemoryStore):
 
 
 plant("test_a_deleted_slot_is_gone_and_deleting_is_idempotent")(_Keeps)
-
-
-@plant("test_a_deleted_slot_is_gone_and_deleting_is_idempotent", raises=(KeyError,))
-class DeletesOnce(MemoryStore):
-    def delete(self, slot: Any, /) -> None:
-        del self._arrays[ref(slot)]
 
 
 @plant("test_a_slot_of_nobody_is_gone", raises=(KeyError, TypeError))
@@ -213,13 +194,6 @@ class BlocksInDelete(MemoryStore):
 class IgnoresItsBudget(MemoryStore):
     def __init__(self, config: Any) -> None:
         super().__init__(Memory())
-
-
-@plant("test_a_budget_holds_and_freed_room_is_used_again", raises=(Exception,))
-class NeverReusesRoom(MemoryStore):
-    @property
-    def used_bytes(self) -> int:
-        return self._most
 
 
 @plant("test_altered_records_are_noticed", control=SoundDisk)

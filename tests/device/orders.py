@@ -55,18 +55,6 @@ def square(dice: Dice, scope: Scope) -> list[bytes]:
     return bits(scale.grad)
 
 
-def views(dice: Dice, scope: Scope) -> list[bytes]:
-    """Save what is not one run of memory and not written yet."""
-    leaf = torch.full((20, 50), 3.0).to("sim").requires_grad_()
-    with scope():
-        x = (leaf * 2.0)[:, ::2]
-        out = x * x
-        del x
-        out = out.tanh()  # and what nobody else holds any more leaves
-    out.sum().backward()
-    return bits(leaf.grad)
-
-
 def trained(dice: Dice, scope: Scope) -> list[bytes]:
     """Two steps of three layers whose results are freed early."""
     leaf = torch.full((COUNT,), 0.5).to("sim").requires_grad_()
@@ -107,89 +95,6 @@ def aside(dice: Dice, scope: Scope) -> list[bytes]:
     with side:
         y.sum().backward()
         return bits(leaf.grad)
-
-
-def stays_aside(dice: Dice, scope: Scope) -> list[bytes]:
-    """Ask on one stream for what has stayed on the device and belongs to another, which goes on without waiting."""
-    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
-    x, nodes = torch.ones(COUNT, device="sim").requires_grad_(), []
-    with scope():
-        for number in range(4):
-            x = x * full(2.0 + number)
-            nodes.append(x.grad_fn)
-        last = x.tanh()  # whose graph tells who reads what
-    side.wait_event(main.record_event())
-    with side:
-        got = [node._saved_other * 1.0 for node in nodes]
-    del x, nodes, last
-    with side:
-        return bits(*got)
-
-
-def lent_aside(dice: Dice, scope: Scope) -> list[bytes]:
-    """Ask on one stream for what has not left another, which uses the memory as soon as it is let go."""
-    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
-    with scope() as session:
-        x = full(dice.choice([2.0, 3.0]))
-        handles = [session.pack(x)]
-        del x
-    side.wait_event(main.record_event())
-    with side:
-        got = session.unpack(handles.pop()) * 1.0
-    for _ in range(dice.choice([1, 3, 6])):
-        full(7.0)
-    with side:
-        return bits(got)
-
-
-def prefetched(dice: Dice, scope: Scope) -> list[bytes]:
-    """Ask on one stream for what another has saved and goes on from, which it waits for only as far as that."""
-    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
-    with side, scope() as session:
-        handle = session.pack(full(dice.choice([2.0, 3.0])))
-        saved = side.record_event()
-        more = [session.pack(full(value)) for value in range(dice.choice([2, 4, 6]))]
-    main.wait_event(saved)
-    got = bits(session.unpack(handle))
-    del more
-    return got
-
-
-def dropped(dice: Dice, scope: Scope) -> list[bytes]:
-    """Drop tensors that were brought back ahead, and use memory at once."""
-    with scope() as session:
-        handles = [session.pack(full(value)) for value in range(dice.choice([8, 10, 12]))]
-    torch.accelerator.current_stream().synchronize()
-    got = []
-    for _ in range(3):  # each makes room for one more
-        got += bits(session.unpack(handles.pop()))
-    handles.clear()
-    fresh = [full(value) for value in range(dice.choice([2, 4, 8]))]
-    return got + bits(*fresh)
-
-
-def handed_over(dice: Dice, scope: Scope) -> list[bytes]:
-    """Ask on another stream for what was brought back ahead for the first."""
-    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
-    with scope() as session:
-        handles = [session.pack(full(value)) for value in range(12)]
-    side.wait_event(main.record_event())
-    got = []
-    for _ in range(3):  # each makes room for one more
-        got += bits(session.unpack(handles.pop()))
-    with side:
-        got += bits(session.unpack(handles.pop()) * 1.0)  # of those that were brought back ahead
-        return got + bits(*(session.unpack(handle) for handle in reversed(handles)))
-
-
-def in_turn(dice: Dice, scope: Scope) -> list[bytes]:
-    """Save and ask on one stream after the other."""
-    main, got = torch.accelerator.current_stream(), []
-    for stream in (main, torch.Stream(device="sim")):
-        with stream, scope() as session:
-            handles = [session.pack(full(value)) for value in range(4)]
-            got += bits(*(session.unpack(handle) for handle in reversed(handles)))
-    return got
 
 
 def session(policy: HookPolicy, limits: ts.Limits, fault: type | None = None) -> Session[Any]:

@@ -8,15 +8,6 @@ import pytest
 from tensorstash.reference import DTYPES, from_buffer, ops, tensor, zeros
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_every_type_is_stored_moved_and_read(name: str) -> None:
-    x = tensor([[0, 1], [1, 0]], name)
-    assert (x.dtype.name, x.nbytes) == (name, 4 * DTYPES[name].itemsize)
-    assert x.to("sim:0").swap_last().clone().to("cpu").tolist() == [[0, 1], [1, 0]]
-    assert ops.concat([x, x])[tensor([1, 2])].tolist() == [[1, 0], [0, 1]]
-    assert x.host_bits().dtype == DTYPES[name].carrier
-
-
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 def test_moving_operations_keep_every_bit(name: str) -> None:
     bits = np.random.default_rng(0).integers(0, 256, 64 * DTYPES[name].itemsize, dtype=np.uint8)

@@ -96,18 +96,6 @@ def test_what_a_formula_does_not_name_is_not_saved() -> None:
         assert count_packs(lambda: x * x) == []
 
 
-def test_scopes_left_out_of_order_are_reported() -> None:
-    outer, inner = saved_tensors_hooks(bits, from_bits), saved_tensors_hooks(bits, from_bits)
-    outer.__enter__()
-    inner.__enter__()
-    with pytest.raises(HookError, match="out of order"):
-        outer.__exit__(None, None, None)
-    inner.__exit__(None, None, None)
-    with pytest.raises(HookError, match="not entered"):
-        inner.__exit__(None, None, None)
-    assert count_packs(lambda: ones().exp()) == [(2,)]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,18 +38,6 @@ def views(draw: st.DrawFn) -> tuple[Tensor, np.ndarray]:
     return x, array
 
 
-@given(views())
-@settings(deadline=None, max_examples=60)
-def test_permuted_and_sliced_views_agree_with_numpy(pair: tuple[Tensor, np.ndarray]) -> None:
-    x, array = pair
-    assert_same(x, array)
-    assert_same(x.clone(), array)
-    assert x.layout.is_contiguous == array.flags.c_contiguous
-    assert x.contiguous().layout.is_contiguous
-    np.testing.assert_array_equal((x * 2).numpy(), array * 2)
-    assert not x.layout.may_overlap
-
-
 @given(views(), st.data())
 @settings(deadline=None, max_examples=60)
 def test_reshape_is_a_view_exactly_where_numpy_has_one(pair: tuple[Tensor, np.ndarray], data: st.DataObject) -> None:
@@ -67,26 +53,6 @@ def test_reshape_is_a_view_exactly_where_numpy_has_one(pair: tuple[Tensor, np.nd
     else:
         with pytest.raises(ValueError, match="use reshape"):
             x.view(*shape)
-
-
-KEYS: list[Any] = [
-    0,
-    -1,
-    (slice(None), 1),
-    (Ellipsis, 0),
-    (None, 1, Ellipsis, None),
-    (slice(None, None, 2), slice(1, 3)),
-    (slice(None, None, -1), slice(2, 0, -1)),
-]
-
-
-@pytest.mark.parametrize("key", KEYS, ids=str)
-def test_indexing_agrees_with_numpy(key: Any) -> None:
-    x, array = numbered((2, 3, 4))
-    assert_same(x[key], array[key])
-    x[key] = -1.0
-    array[key] = -1.0
-    assert_same(x, array)
 
 
 def test_overlap_is_recognised() -> None:

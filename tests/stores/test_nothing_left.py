@@ -147,7 +147,7 @@ while True:
     print(flush=True)
 """
     moments = random.Random(0)
-    for _ in range(4):
+    for _ in range(2):
         process = start(script, tmp_path, level)
         for _ in range(moments.randint(1, 9)):
             assert process.stdout.readline() == "\n"

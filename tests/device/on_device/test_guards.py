@@ -1,6 +1,6 @@
-"""Each order between a copy and the computation is needed: without it the device shows wrong bytes.
+"""A copy that lacks its order with the computation shows wrong bytes on a device of PyTorch.
 
-The orders themselves are proved by interleavings of simulated streams; here the same faults meet a device of PyTorch.
+Every order is proved by interleavings of simulated streams; here some of the same faults prove the simulated device.
 """
 
 import os
@@ -10,21 +10,14 @@ import pytest
 import torch
 from delays import Dice
 from order_faults import (
-    ArrivalDroppedUnderItsCopy,
     BufferFromThePoolOfTheCopyStream,
     CopyOutBeforeTheSourceIsWritten,
     HostMemoryReusedBeforeItsCopyEnded,
     HostReadsBeforeTheCopyEnded,
-    PayloadOnDeviceReusedByItsOwnStream,
     ReloadIntoMemoryThatIsStillUsed,
-    ReloadOvertakesItsOwnOffload,
     SourceOfAnotherStreamReused,
-    SourceReadOnAnotherStreamReused,
     SourceReusedBeforeItsCopyEnded,
-    StaleComputeStream,
     TensorHandedOutBeforeItArrived,
-    TensorHandedToAnotherStream,
-    ViewPackedOnTheCopyStream,
 )
 
 import tensorstash as ts
@@ -35,24 +28,17 @@ from tests.device.simulated import Simulated
 
 MOST_TRIES = int(os.environ.get("TENSORSTASH_GUARD_TRIES", "1000"))
 
-OFFLOAD, ON_DEVICE = ts.CpuOffload, lambda: ts.Quantize(bits=8)
+OFFLOAD = ts.CpuOffload
 
 FAULTS: list[tuple[type, Program, Callable[[], HookPolicy]]] = [
     (CopyOutBeforeTheSourceIsWritten, orders.square, OFFLOAD),
     (SourceReusedBeforeItsCopyEnded, orders.trained, OFFLOAD),
     (SourceOfAnotherStreamReused, orders.aside, OFFLOAD),
-    (SourceReadOnAnotherStreamReused, orders.lent_aside, OFFLOAD),
     (ReloadIntoMemoryThatIsStillUsed, orders.trained, OFFLOAD),
-    (ReloadOvertakesItsOwnOffload, orders.prefetched, OFFLOAD),
     (BufferFromThePoolOfTheCopyStream, orders.trained, OFFLOAD),
     (TensorHandedOutBeforeItArrived, orders.trained, OFFLOAD),
-    (ArrivalDroppedUnderItsCopy, orders.dropped, OFFLOAD),
-    (TensorHandedToAnotherStream, orders.handed_over, OFFLOAD),
-    (StaleComputeStream, orders.in_turn, OFFLOAD),
     (HostMemoryReusedBeforeItsCopyEnded, orders.deep, ts.Compress),
-    (ViewPackedOnTheCopyStream, orders.views, OFFLOAD),
     (HostReadsBeforeTheCopyEnded, orders.deep, ts.Compress),
-    (PayloadOnDeviceReusedByItsOwnStream, orders.stays_aside, ON_DEVICE),
 ]
 
 
