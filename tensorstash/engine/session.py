@@ -21,7 +21,7 @@ from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.memory import Budget
+from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.readers import Reading, Trail
@@ -45,6 +45,9 @@ from tensorstash.spec import TensorSpec
 T = TypeVar("T")
 
 _WITHIN_BUDGET = "within the budget"
+
+_RECOMPUTED = None, Fate.RECOMPUTE
+"""Fates of tensors that are made again if they can be: no plan knows them, or it says so."""
 
 
 class Session(Generic[T]):
@@ -76,7 +79,7 @@ class Session(Generic[T]):
         min_bytes: int,
         limits: Limits,
         min_disk_bytes: int = 0,
-        budget: Budget | None = None,
+        budget: BudgetSize | None = None,
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
         self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
@@ -214,7 +217,7 @@ class Session(Generic[T]):
         spec = self._spec(tensor)
         is_large, recomputer = spec.nbytes >= self._min_bytes, self._recomputer
         if recomputer is not None and self._residency is not None:
-            self._start(self._residency.freed(room=self._room_bytes()))
+            self._start(self._residency.freed())
         if self._state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
@@ -223,7 +226,8 @@ class Session(Generic[T]):
         if self._ladder is not None and is_large:
             record = self._recorded(self._ladder, tensor, spec)
         handle: Any = None
-        if recomputer is not None and is_large and way.rebuilding is not None and _may_be(record, Fate.RECOMPUTE):
+        may_recompute = recomputer is not None and is_large and (record is None or record.fate in _RECOMPUTED)
+        if recomputer is not None and may_recompute and way.rebuilding is not None:
             handle = self._made_again(recomputer, tensor, spec, way.rebuilding, record)
         if handle is None:
             handle = self._store_or_keep(tensor, spec, nbytes, way.place, record)
@@ -232,7 +236,7 @@ class Session(Generic[T]):
     def _recorded(self, ladder: Ladder, tensor: T, spec: TensorSpec) -> Record:
         assert self._budget is not None, "a ladder without a budget"
         if not ladder.is_begun:
-            ladder.begin(self._budget.limit_bytes(self.backend, spec.device), spec.device)
+            ladder.begin(limit_of(self._budget, self.backend, spec.device), spec.device)
         return ladder.saved(spec, self._thread.module, *self.backend.storage(tensor))
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
@@ -261,7 +265,7 @@ class Session(Generic[T]):
         if found is not None:
             handle, content = found
             if self._residency is not None and content.users == 1:
-                self._start(self._residency.saved(content, self._room_bytes(), look=False))
+                self._start(self._residency.saved(content, look=False))
             if content.place.users == 1:  # an output is held for others as far as a share of the step goes
                 self._sender.shares.saw(spec.nbytes)
             return handle
@@ -321,18 +325,13 @@ class Session(Generic[T]):
             if is_new:
                 self._start((content,))
             return handle
-        room = 0 if self._ladder is None else self._room_bytes()
         if is_new:
-            self._start(residency.saved(content, room, look=self._recomputer is None))
+            self._start(residency.saved(content, look=self._recomputer is None))
         elif self._recomputer is None:
-            self._start(residency.freed(room=room))
-        if self._ladder is not None:
+            self._start(residency.freed())
+        if residency.is_tight:
             self._make_room(residency)
         return handle
-
-    def _room_bytes(self) -> int:
-        """Return how far below the limit contents begin to leave: where no plan knows the step, stores need time."""
-        return 0 if self._ladder is None or self._ladder.is_planned else self._sender.in_flight.limit
 
     def _make_room(self, residency: Residency) -> None:
         """Wait until the budget is held, or nothing is in flight any more."""
@@ -376,8 +375,3 @@ class Session(Generic[T]):
         kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
         known = ways.known(kind)
         return known or ways.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
-
-
-def _may_be(record: Record | None, fate: Fate) -> bool:
-    """Whether a plan allows a fate, or none knows the tensor."""
-    return record is None or record.fate in (None, fate)
