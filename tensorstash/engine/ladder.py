@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from copy import copy
 from enum import Enum
 from itertools import islice
 from operator import attrgetter
@@ -61,14 +62,12 @@ class Record:
 
     def planned(self, fate: Fate) -> "Record":
         """Return a record with another fate, as no two plans share one."""
-        copy = Record(self.kind, self.nbytes, self.memory, fate)
-        copy.take_over(self)
-        return copy
+        other = copy(self)
+        other._settle(fate)
+        return other
 
-    def take_over(self, other: "Record") -> None:
-        """Take the knowledge of another record, whose plan this one is of."""
-        self.is_remakable, self.is_storable, self.left_bytes = other.is_remakable, other.is_storable, other.left_bytes
-        self.has_news = False
+    def _settle(self, fate: Fate) -> None:
+        self.fate, self.has_news = fate, False
 
 
 def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:

@@ -39,22 +39,6 @@ class Prefetcher:
         spare_bytes: returns how many bytes may be read ahead under a budget.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_lock",
-        "_orders",
-        "_pause",
-        "_prefetched",
-        "_quick",
-        "_quick_bytes",
-        "_reserved",
-        "_room",
-        "_spare_bytes",
-        "_waiting",
-        "budget",
-        "readers",
-    )
-
     def __init__(
         self,
         budget: ByteBudget,

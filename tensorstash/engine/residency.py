@@ -39,22 +39,6 @@ class Residency:
         ladder: of a budget; None if contents leave as soon as nobody else holds them.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_alive",
-        "_backend",
-        "_gone",
-        "_groups",
-        "_holders",
-        "_keeps_some",
-        "_ladder",
-        "_lock",
-        "_peak_bytes",
-        "_staying",
-        "_used_bytes",
-        "is_tight",
-    )
-
     def __init__(self, backend: SupportsHolders[Any], ladder: Ladder | None = None) -> None:
         self._backend = backend
         self._holders = backend.holders

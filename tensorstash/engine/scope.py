@@ -134,20 +134,8 @@ class InModule(Block):
         self._is_in_force = True
         self._thread.is_inside(self._name)
 
-    def leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Set the name back."""
-        self.undo()
-
     def undo(self) -> None:
         """Set the name back, unless that is done."""
         if self._is_in_force:
             self._thread.is_inside(self._outer)
             self._is_in_force = False
-
-    def finish(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Set the name back, unless that is done."""
-        self.undo()

@@ -89,7 +89,7 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and new_recomputer is None and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        self._prefetched = self._sender.ahead(limits)
+        self._prefetched = self._sender.ahead
         ladder = None if budget is None else Ladder(ledger, self._sender.in_flight, self._prefetched)
         self._budget, self._ladder = budget, ladder
         self._residency = Residency(backend, ladder) if isinstance(backend, SupportsHolders) else None

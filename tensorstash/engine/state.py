@@ -33,20 +33,6 @@ class SessionState:
         spare_bytes: returns how many bytes may be read ahead under a budget; None without one.
     """
 
-    __slots__ = (
-        "adviser",
-        "backend",
-        "compiled_graph",
-        "demands",
-        "ledger",
-        "may_write",
-        "prefetcher",
-        "residency",
-        "running_demand",
-        "version",
-        "was_asked",
-    )
-
     def __init__(
         self,
         backend: Backend[Any],
