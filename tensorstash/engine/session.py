@@ -24,6 +24,7 @@ from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.readers import Reading, Trail
 from tensorstash.engine.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.residency import Residency
@@ -37,6 +38,7 @@ from tensorstash.engine.transfers import transfers_of
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import peak_bytes
+from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Rebuilding
 from tensorstash.protocols import Codec, Demand
@@ -89,13 +91,14 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and new_recomputer is None and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        self._prefetched = self._sender.ahead
-        ladder = None if budget is None else Ladder(ledger, self._sender.in_flight, self._prefetched)
+        ladder = None if budget is None else Ladder(ledger, self._sender.in_flight, self._sender.ahead)
         self._budget, self._ladder = budget, ladder
         self._residency = Residency(backend, ladder) if isinstance(backend, SupportsHolders) else None
         # Not of the session, which would be a cycle.
         spare = None if ladder is None else (self._residency or ladder).spare_bytes
-        self._state = SessionState(backend, ledger, self.adviser, limits, self._prefetched, self._residency, spare)
+        readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
+        prefetcher = Prefetcher(self._sender.ahead, readers, QUICK_BYTES * limits.readers, spare)
+        self._state = SessionState(backend, ledger, self.adviser, prefetcher, self._residency)
         self._transfers = transfers_of(backend, limits, self._sender.shares)
         # Looked up once: these run for every tensor.
         self._kept = ledger.kept
@@ -301,7 +304,7 @@ class Session(Generic[T]):
                 reading = Reading() if residency is not None and not place.is_lossless else None
                 probe = None if source is None else backend.version_probe(tensor)
                 source = backend.detached(tensor) if source is None else source
-                counted = self._prefetched, state.prefetcher.readers, token, stretch.count, record, span, reading
+                counted = self._sender.ahead, state.prefetcher.readers, token, stretch.count, record, span, reading
                 parts = place, source, spec, version, probe, *counted
                 streams = place.transfers
                 content = Content(*parts) if streams is None else StreamContent(streams, *parts)
