@@ -244,11 +244,6 @@ class Content:
         self.drop()  # backward is far away
         return tensor
 
-    @property
-    def is_prefetched(self) -> bool:
-        """Whether its tensor is counted among those that are read ahead."""
-        return self._lease is not None
-
     def waits_beyond(self, asked: int) -> bool:
         """Whether it was read ahead of the request for the content of index ``asked``, and still waits for its own."""
         return self._loading is not None and self.index != asked

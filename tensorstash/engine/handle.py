@@ -40,18 +40,13 @@ class KeptHandle:
 
     Args:
         kept: the handle that it would be otherwise.
+        is_made: whether the graph has made the tensor, as far as that is known.
     """
 
     __slots__ = ("__weakref__", "is_made", "state", "tensor", "version")
 
-    def __init__(self, kept: Kept) -> None:
-        self.state, self.tensor, self.version = kept
-        self.is_made = False
-        """Whether the graph has made the tensor, as far as that is known."""
-
-    def is_from(self, producer: str) -> None:
-        """Note the operation of the graph that has made the tensor; empty for none."""
-        self.is_made = bool(producer)
+    def __init__(self, kept: Kept, *, is_made: bool) -> None:
+        (self.state, self.tensor, self.version), self.is_made = kept, is_made
 
     def __call__(self) -> Any:
         """Return the tensor; see :func:`restore`."""
@@ -81,15 +76,13 @@ class Stashed:
         spec: layout of the tensor.
     """
 
-    __slots__ = ("__weakref__", "_spec", "_stretch", "content", "is_made", "state", "wants_reader")
+    __slots__ = ("__weakref__", "_spec", "_stretch", "content", "state", "wants_reader")
 
     def __init__(self, state: SessionState, content: Content, stretch: Stretch | None, spec: TensorSpec) -> None:
         self.state = state
         self.content = content
         self._stretch = stretch
         self._spec = spec
-        self.is_made = True
-        """Whether the graph has made the tensor, as far as that is known."""
         self.wants_reader = True
         """Whether the demand of the operation that saved it is still unknown."""
 
@@ -99,10 +92,6 @@ class Stashed:
             self.wants_reader = False
             if self.content.reading is not None:
                 self.content.reading.is_read_by(demand)
-
-    def is_from(self, producer: str) -> None:
-        """Note the operation of the graph that has made the tensor; empty for none."""
-        self.is_made = bool(producer)
 
     def __call__(self) -> Any:
         """Return the saved tensor: its source if the bytes have not left and lose nothing, else a fresh tensor.

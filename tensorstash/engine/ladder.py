@@ -4,8 +4,10 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from copy import copy
 from enum import Enum
 from itertools import islice
+from operator import attrgetter
 
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Tally
@@ -60,14 +62,12 @@ class Record:
 
     def planned(self, fate: Fate) -> "Record":
         """Return a record with another fate, as no two plans share one."""
-        copy = Record(self.kind, self.nbytes, self.memory, fate)
-        copy.take_over(self)
-        return copy
+        other = copy(self)
+        other._settle(fate)
+        return other
 
-    def take_over(self, other: "Record") -> None:
-        """Take the knowledge of another record, whose plan this one is of."""
-        self.is_remakable, self.is_storable, self.left_bytes = other.is_remakable, other.is_storable, other.left_bytes
-        self.has_news = False
+    def _settle(self, fate: Fate) -> None:
+        self.fate, self.has_news = fate, False
 
 
 def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:
@@ -131,11 +131,12 @@ class Ladder:
 
     Args:
         ledger: counts payloads, which count towards the limit where they take the same memory.
-        budgets: bytes in flight, and bytes that are read back, which do, too.
+        in_flight: bytes on their way into their places, which do, too.
+        ahead: bytes that are read back, which do, too.
     """
 
-    def __init__(self, ledger: Ledger, *budgets: ByteBudget) -> None:
-        self._ledger, self._budgets = ledger, budgets
+    def __init__(self, ledger: Ledger, in_flight: ByteBudget, ahead: ByteBudget) -> None:
+        self._ledger, self._in_flight, self._ahead = ledger, in_flight, ahead
         self._tiers: tuple[str, ...] = ()
         self.limit_bytes = 0
         """Bytes of saved tensors that may stay; 0 before :meth:`begin`."""
@@ -160,10 +161,11 @@ class Ladder:
 
     def other_bytes(self) -> int:
         """Return the bytes that are in flight, read back, or taken by payloads in the same memory."""
-        total = self._ledger.bytes_in(self._tiers)
-        for budget in self._budgets:
-            total += budget.used
-        return total
+        return self._ledger.bytes_in(self._tiers) + self._in_flight.used + self._ahead.used
+
+    def early_bytes(self) -> int:
+        """Return how far below the limit contents begin to leave: where no plan knows the step, stores need time."""
+        return 0 if self.is_planned else self._in_flight.limit
 
     def spare_bytes(self) -> int:
         """Return the bytes that are left of the limit, where no contents are resident."""
@@ -171,6 +173,8 @@ class Ladder:
 
     def _clear(self) -> None:
         self._plan: list[Record] | None = None
+        self.is_planned = False
+        """Whether the step is known so far."""
         self._step: list[Record] = []
         self._memories: dict[Hashable, int] = {}
         self._blocks: set[Hashable] = set()
@@ -190,7 +194,7 @@ class Ladder:
             plan = self._plan if place else self._plans.get(hash(kind))
             if plan is not None and (place >= len(plan) or plan[place].kind != kind):
                 plan = self._other_plan(kind)
-            self._plan = plan
+            self._plan, self.is_planned = plan, plan is not None
             memory = self._memories.setdefault(token, place)
             block = token, start, spec.order.block
             nbytes = 0 if block in self._blocks else spec.nbytes
@@ -209,11 +213,6 @@ class Ladder:
                     return plan
         return None
 
-    @property
-    def is_planned(self) -> bool:
-        """Whether the step is known so far."""
-        return self._plan is not None
-
     def step_ended(self) -> None:
         """Plan the next step that is equal to the one that has ended."""
         with self._lock:
@@ -228,10 +227,10 @@ class Ladder:
             self._clear()
 
     def _learn(self, step: list[Record]) -> None:
-        self.saved_bytes = sum(record.nbytes for record in step)
+        self.saved_bytes = sum(map(attrgetter("nbytes"), step))
         first = hash(step[0].kind)
         is_same = self._plan is not None and len(self._plan) == len(step)
-        if not is_same or any(record.has_news for record in step):
+        if not is_same or any(map(attrgetter("has_news"), step)):
             self._plans[first] = planned(step, self.limit_bytes)
         self._plans.move_to_end(first)
         if len(self._plans) > _REMEMBERED_STEPS:

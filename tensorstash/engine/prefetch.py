@@ -18,9 +18,6 @@ a copy, and decoded bytes that wait undo the saving of the codec."""
 
 _REMEMBERED_ORDERS = 64
 
-_FEW = 64
-"""Contents that were read ahead and are not worth forgetting."""
-
 _PART = 8
 """Decoded contents are looked through again when one in so many of it may have been asked for: each look costs as much
 as there is, and there may be thousands."""
@@ -39,22 +36,6 @@ class Prefetcher:
         spare_bytes: returns how many bytes may be read ahead under a budget.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_lock",
-        "_orders",
-        "_pause",
-        "_prefetched",
-        "_quick",
-        "_quick_bytes",
-        "_reserved",
-        "_room",
-        "_spare_bytes",
-        "_waiting",
-        "budget",
-        "readers",
-    )
-
     def __init__(
         self,
         budget: ByteBudget,
@@ -67,8 +48,6 @@ class Prefetcher:
         self.readers = readers
         """Threads that load."""
         self._quick_bytes = quick_bytes
-        self._prefetched: list[ref[Content]] = []
-        self._room = _FEW
         self._reserved = 0
         self._quick: list[ref[Content]] = []
         self._waiting = 0  # bytes of those, some of which may have been asked for
@@ -107,13 +86,9 @@ class Prefetcher:
                     break
                 if not content.prefetch():
                     break
-                self._prefetched.append(ref(content))
                 if content.is_quick:
                     self._quick.append(ref(content))
                     self._waiting += content.nbytes
-            if len(self._prefetched) > self._room:
-                self._prefetched = [known for known in self._prefetched if (one := known()) and one.is_prefetched]
-                self._room = 2 * len(self._prefetched) + _FEW
 
     def _enough_waits(self, asked: int) -> bool:
         """Whether enough quickly decoded contents wait, besides the content of index ``asked``."""

@@ -18,8 +18,6 @@ class Trail:
     backward of that step holds for each place in it.
     """
 
-    __slots__ = ("_length", "_saved")
-
     def __init__(self) -> None:
         self._saved = 0
         self._length = 0
@@ -70,8 +68,6 @@ class Reading:
 
 class Demands:
     """The demands of readers that were found only when they asked, by kind of content. Thread-safe."""
-
-    __slots__ = ("_learned",)
 
     def __init__(self) -> None:
         self._learned: dict[Hashable, Demand] = {}

@@ -131,9 +131,7 @@ class Recomputer:
     def noted(self, tensor: Any, spec: TensorSpec, handle: Any) -> Any:
         """Return a handle in a form that recipes can refer to, and remember that it stands for a tensor."""
         if type(handle) is tuple:
-            handle = KeptHandle(handle)
-        if type(handle) is KeptHandle or not handle.content.is_recipe:
-            handle.is_from(self._state.backend.producer(tensor))
+            handle = KeptHandle(handle, is_made=bool(self._state.backend.producer(tensor)))
         self._producers.note(tensor, spec, handle)
         return handle
 
@@ -209,10 +207,8 @@ class Recomputer:
         present: list[Any] = []
         depth, is_exact, is_safe = recipe.depth, True, True
         for place, each in enumerate(recipe.inputs):
-            handle = KeptHandle(each) if type(each) is tuple else each
+            handle = KeptHandle(each, is_made=False) if type(each) is tuple else each
             name: Hashable = id(each)
-            if place in recipe.own:
-                handle.is_from(recipe.rule)
             if type(handle) is Stashed:
                 is_exact = is_exact and handle.is_exact
                 if isinstance(handle.content, RecipeContent):
@@ -221,7 +217,7 @@ class Recomputer:
             else:
                 tensor, is_leaf = handle.tensor, type(handle) is Leaf
                 name = id(tensor), version(tensor)
-                if is_leaf or not handle.is_made:
+                if is_leaf or not (handle.is_made or place in recipe.own):
                     copy = producers.copied(tensor, min(_SMALL_BYTES, spec.nbytes // 2))
                     if copy is None:
                         is_safe = is_safe and not is_leaf

@@ -39,21 +39,6 @@ class Residency:
         ladder: of a budget; None if contents leave as soon as nobody else holds them.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_alive",
-        "_backend",
-        "_gone",
-        "_groups",
-        "_holders",
-        "_keeps_some",
-        "_ladder",
-        "_lock",
-        "_peak_bytes",
-        "_staying",
-        "_used_bytes",
-    )
-
     def __init__(self, backend: SupportsHolders[Any], ladder: Ladder | None = None) -> None:
         self._backend = backend
         self._holders = backend.holders
@@ -64,6 +49,8 @@ class Residency:
         self._gone: deque[ref[Content]] = deque()
         self._used_bytes = self._peak_bytes = 0
         self._keeps_some = ladder is not None
+        self.is_tight = False
+        """Whether more than the limit is held, once those that have left last are on their way."""
         self.after_fork()
         renew_after_fork(self)
 
@@ -71,12 +58,11 @@ class Residency:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def saved(self, content: Any, room: int = 0, *, look: bool = True) -> list[Any]:
+    def saved(self, content: Any, *, look: bool = True) -> list[Any]:
         """Make a content resident and return those that leave now, the oldest first.
 
         Args:
             content: the content, whose source is the only alias of its memory here.
-            room: bytes below the limit at which contents begin to leave, so that stores need not be waited for.
             look: look at memories of others first; False where that was done for this tensor.
         """
         with self._lock:
@@ -86,18 +72,17 @@ class Residency:
                 self._alive[ref(content, self._gone.append)] = content.nbytes
                 self._used_bytes += content.nbytes
             self._keeps_some = self._keeps_some or content.is_streamed
-            return self._leaving(freed, room) if self._keeps_some else freed
+            return self._leaving(freed) if self._keeps_some else freed
 
-    def freed(self, *, all_of_them: bool = False, room: int = 0) -> list[Any]:
+    def freed(self, *, all_of_them: bool = False) -> list[Any]:
         """Return contents that leave now, as nobody else holds their memory any more.
 
         Args:
             all_of_them: look at every memory, instead of a few of them each time, and wait for no reader.
-            room: as for :meth:`saved`.
         """
         with self._lock:
             freed = self._taken(list(self._groups), unread=True) if all_of_them else self._freed()
-            return self._leaving(freed, room) if self._keeps_some else freed
+            return self._leaving(freed, is_early=not all_of_them) if self._keeps_some else freed
 
     def clear(self) -> list[Any]:
         """Return all contents, whoever holds their memory, but for memory that is not there now."""
@@ -174,10 +159,11 @@ class Residency:
                 leaving.append(content)
         return leaving
 
-    def _leaving(self, freed: list[Content], room: int) -> list[Content]:
+    def _leaving(self, freed: list[Content], *, is_early: bool = True) -> list[Content]:
         if self._ladder is None:
             return self._older(freed)
-        self._settle()
+        if self._gone:
+            self._settle()
         leaving: list[Content] = []
         for content in freed:
             if content.may_stay:
@@ -185,7 +171,10 @@ class Residency:
             else:
                 leaving.append(content)
                 self._forget(ref(content))
-        most_bytes = self._ladder.limit_bytes - room - self._ladder.other_bytes()
+        other_bytes = self._ladder.other_bytes()
+        held_bytes = self._used_bytes + sum([content.nbytes for content in leaving]) + other_bytes
+        self._peak_bytes, self.is_tight = max(self._peak_bytes, held_bytes), held_bytes > self._ladder.limit_bytes
+        most_bytes = self._ladder.limit_bytes - other_bytes - (self._ladder.early_bytes() if is_early else 0)
         while self._used_bytes > most_bytes and self._staying:
             if (oldest := self._staying.popleft()()) is not None:
                 leaving.append(oldest)

@@ -47,7 +47,6 @@ class Scope(Block, Generic[S]):
         readers: of the block.
         trail: of the block.
         ended: called behind a block that has raised nothing.
-        failed: called with the exception of a block.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Scope(Block, Generic[S]):
         readers: Readers[Any] | None,
         trail: Trail,
         ended: Callable[[], None],
-        failed: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._session = session
         self._adviser = adviser
@@ -70,7 +68,6 @@ class Scope(Block, Generic[S]):
         self._inner = readers, trail
         self._outer = thread.readers, thread.trail
         self._ended = ended
-        self._failed = failed
         self._is_in_force = False
 
     def enter(self) -> S:
@@ -96,8 +93,6 @@ class Scope(Block, Generic[S]):
             self._around.covered(self._adviser, self._adviser.stashed_bytes - self._stashed_before)
         if error is None:
             self._ended()
-        elif self._failed is not None:
-            self._failed(error)
 
     def undo(self) -> None:
         """Take the hooks back, as far as they are in force."""
@@ -139,20 +134,8 @@ class InModule(Block):
         self._is_in_force = True
         self._thread.is_inside(self._name)
 
-    def leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Set the name back."""
-        self.undo()
-
     def undo(self) -> None:
         """Set the name back, unless that is done."""
         if self._is_in_force:
             self._thread.is_inside(self._outer)
             self._is_in_force = False
-
-    def finish(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Set the name back, unless that is done."""
-        self.undo()

@@ -8,7 +8,7 @@ from tensorstash.abilities import Backend, SupportsStorageRelease
 from tensorstash.engine.content import Content
 from tensorstash.engine.place import Place
 from tensorstash.errors import StoreError
-from tensorstash.host.budget import ByteBudget, Lease, Shares
+from tensorstash.host.budget import Lease, Shares
 from tensorstash.host.pool import IDLE_BYTES, POOL
 from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import AUTO, Limits
@@ -29,6 +29,8 @@ class Sender:
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         self.in_flight = self.shares.budget(limits.in_flight_bytes, is_share=limits.in_flight == AUTO)
         """Bytes that are on their way."""
+        self.ahead = self.shares.budget(limits.ahead_bytes, is_share=limits.ahead == AUTO)
+        """Bytes that are read back early."""
         self._saving_bytes = self._saved_bytes = 0
         self._worth_bytes = IDLE_BYTES
 
@@ -54,10 +56,6 @@ class Sender:
         """
         used, self._saving_bytes = POOL.take_stock()
         POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
-
-    def ahead(self, limits: Limits) -> ByteBudget:
-        """Return a budget of bytes that may be read back early, which is a share as this one's is."""
-        return self.shares.budget(limits.ahead_bytes, is_share=limits.ahead == AUTO)
 
     def start(self, content: Content) -> None:
         """Capture a content on a worker, or here where too many bytes are in flight; a failure is kept for later.

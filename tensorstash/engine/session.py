@@ -21,9 +21,10 @@ from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.memory import Budget
+from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.readers import Reading, Trail
 from tensorstash.engine.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.residency import Residency
@@ -37,6 +38,7 @@ from tensorstash.engine.transfers import transfers_of
 from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import peak_bytes
+from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Rebuilding
 from tensorstash.protocols import Codec, Demand
@@ -45,6 +47,9 @@ from tensorstash.spec import TensorSpec
 T = TypeVar("T")
 
 _WITHIN_BUDGET = "within the budget"
+
+_RECOMPUTED = None, Fate.RECOMPUTE
+"""Fates of tensors that are made again if they can be: no plan knows them, or it says so."""
 
 
 class Session(Generic[T]):
@@ -76,7 +81,7 @@ class Session(Generic[T]):
         min_bytes: int,
         limits: Limits,
         min_disk_bytes: int = 0,
-        budget: Budget | None = None,
+        budget: BudgetSize | None = None,
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
         self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
@@ -86,13 +91,14 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and new_recomputer is None and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        self._prefetched = self._sender.ahead(limits)
-        ladder = None if budget is None else Ladder(ledger, self._sender.in_flight, self._prefetched)
+        ladder = None if budget is None else Ladder(ledger, self._sender.in_flight, self._sender.ahead)
         self._budget, self._ladder = budget, ladder
         self._residency = Residency(backend, ladder) if isinstance(backend, SupportsHolders) else None
         # Not of the session, which would be a cycle.
         spare = None if ladder is None else (self._residency or ladder).spare_bytes
-        self._state = SessionState(backend, ledger, self.adviser, limits, self._prefetched, self._residency, spare)
+        readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
+        prefetcher = Prefetcher(self._sender.ahead, readers, QUICK_BYTES * limits.readers, spare)
+        self._state = SessionState(backend, ledger, self.adviser, prefetcher, self._residency)
         self._transfers = transfers_of(backend, limits, self._sender.shares)
         # Looked up once: these run for every tensor.
         self._kept = ledger.kept
@@ -214,7 +220,7 @@ class Session(Generic[T]):
         spec = self._spec(tensor)
         is_large, recomputer = spec.nbytes >= self._min_bytes, self._recomputer
         if recomputer is not None and self._residency is not None:
-            self._start(self._residency.freed(room=self._room_bytes()))
+            self._start(self._residency.freed())
         if self._state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
@@ -223,7 +229,8 @@ class Session(Generic[T]):
         if self._ladder is not None and is_large:
             record = self._recorded(self._ladder, tensor, spec)
         handle: Any = None
-        if recomputer is not None and is_large and way.rebuilding is not None and _may_be(record, Fate.RECOMPUTE):
+        may_recompute = recomputer is not None and is_large and (record is None or record.fate in _RECOMPUTED)
+        if recomputer is not None and may_recompute and way.rebuilding is not None:
             handle = self._made_again(recomputer, tensor, spec, way.rebuilding, record)
         if handle is None:
             handle = self._store_or_keep(tensor, spec, nbytes, way.place, record)
@@ -232,7 +239,7 @@ class Session(Generic[T]):
     def _recorded(self, ladder: Ladder, tensor: T, spec: TensorSpec) -> Record:
         assert self._budget is not None, "a ladder without a budget"
         if not ladder.is_begun:
-            ladder.begin(self._budget.limit_bytes(self.backend, spec.device), spec.device)
+            ladder.begin(limit_of(self._budget, self.backend, spec.device), spec.device)
         return ladder.saved(spec, self._thread.module, *self.backend.storage(tensor))
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
@@ -261,7 +268,7 @@ class Session(Generic[T]):
         if found is not None:
             handle, content = found
             if self._residency is not None and content.users == 1:
-                self._start(self._residency.saved(content, self._room_bytes(), look=False))
+                self._start(self._residency.saved(content, look=False))
             if content.place.users == 1:  # an output is held for others as far as a share of the step goes
                 self._sender.shares.saw(spec.nbytes)
             return handle
@@ -297,7 +304,7 @@ class Session(Generic[T]):
                 reading = Reading() if residency is not None and not place.is_lossless else None
                 probe = None if source is None else backend.version_probe(tensor)
                 source = backend.detached(tensor) if source is None else source
-                counted = self._prefetched, state.prefetcher.readers, token, stretch.count, record, span, reading
+                counted = self._sender.ahead, state.prefetcher.readers, token, stretch.count, record, span, reading
                 parts = place, source, spec, version, probe, *counted
                 streams = place.transfers
                 content = Content(*parts) if streams is None else StreamContent(streams, *parts)
@@ -321,18 +328,13 @@ class Session(Generic[T]):
             if is_new:
                 self._start((content,))
             return handle
-        room = 0 if self._ladder is None else self._room_bytes()
         if is_new:
-            self._start(residency.saved(content, room, look=self._recomputer is None))
+            self._start(residency.saved(content, look=self._recomputer is None))
         elif self._recomputer is None:
-            self._start(residency.freed(room=room))
-        if self._ladder is not None:
+            self._start(residency.freed())
+        if residency.is_tight:
             self._make_room(residency)
         return handle
-
-    def _room_bytes(self) -> int:
-        """Return how far below the limit contents begin to leave: where no plan knows the step, stores need time."""
-        return 0 if self._ladder is None or self._ladder.is_planned else self._sender.in_flight.limit
 
     def _make_room(self, residency: Residency) -> None:
         """Wait until the budget is held, or nothing is in flight any more."""
@@ -376,8 +378,3 @@ class Session(Generic[T]):
         kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
         known = ways.known(kind)
         return known or ways.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
-
-
-def _may_be(record: Record | None, fate: Fate) -> bool:
-    """Whether a plan allows a fate, or none knows the tensor."""
-    return record is None or record.fate in (None, fate)

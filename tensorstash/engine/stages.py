@@ -68,8 +68,6 @@ class Stages:
         nbytes: returns the size of a buffer in bytes.
     """
 
-    __slots__ = ("_nbytes", "_stages", "result")
-
     def __init__(self, stages: Sequence[Stage], spec: TensorSpec, nbytes: Callable[[Any], int]) -> None:
         self._stages = tuple(stages)
         self._nbytes = nbytes

@@ -1,6 +1,5 @@
 """The state that a session and its handles share, also after the session itself has gone."""
 
-from collections.abc import Callable
 from typing import Any
 
 from tensorstash.abilities import (
@@ -11,13 +10,10 @@ from tensorstash.abilities import (
 )
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
+from tensorstash.engine.prefetch import Prefetcher
 from tensorstash.engine.readers import Demands
 from tensorstash.engine.residency import Residency
 from tensorstash.errors import modified
-from tensorstash.host.budget import ByteBudget
-from tensorstash.host.workers import Workers
-from tensorstash.policies.limits import Limits
 
 
 class SessionState:
@@ -27,42 +23,22 @@ class SessionState:
         backend: the framework's adapter.
         ledger: where everything is counted.
         adviser: warns where the session has no effect.
-        limits: byte budgets and the timeout.
-        prefetch_budget: bytes that may be read before backward asks for them.
+        prefetcher: reads ahead of requests.
         residency: of the session's contents; None where the framework does not tell who holds a memory.
-        spare_bytes: returns how many bytes may be read ahead under a budget; None without one.
     """
-
-    __slots__ = (
-        "adviser",
-        "backend",
-        "compiled_graph",
-        "demands",
-        "ledger",
-        "may_write",
-        "prefetcher",
-        "residency",
-        "running_demand",
-        "version",
-        "was_asked",
-    )
 
     def __init__(
         self,
         backend: Backend[Any],
         ledger: Ledger,
         adviser: Adviser,
-        limits: Limits,
-        prefetch_budget: ByteBudget,
+        prefetcher: Prefetcher,
         residency: Residency | None,
-        spare_bytes: Callable[[], int] | None,
     ) -> None:
         self.backend = backend
         self.adviser = adviser
         self.ledger = ledger
-        readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
-        self.prefetcher = Prefetcher(prefetch_budget, readers, QUICK_BYTES * limits.readers, spare_bytes)
-        self.residency = residency
+        self.prefetcher, self.residency = prefetcher, residency
         # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.
         self.version = backend.version
         self.compiled_graph = backend.compiled_graph if isinstance(backend, SupportsCompiledGraphs) else None

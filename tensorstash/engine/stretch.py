@@ -30,11 +30,6 @@ class Stretch:
     Not thread-safe; the session locks for saves, and the prefetcher for requests.
     """
 
-    __slots__ = (
-        "_asked", "_contents", "_cursors", "_order", "_places", "_room", "_spans", "count", "expected", "known",
-        "signature",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.signature = 0
         """The same for stretches in which the same kinds of contents were saved, in the same order."""

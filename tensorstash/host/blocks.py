@@ -70,7 +70,19 @@ class Block(_Base):
 
     A signal handler, such as that of Ctrl-C, may raise wherever a function of Python begins or a call has returned:
     also at the end of ``__enter__``, when its work is done and ``with`` does not know it yet, and at the beginning
-    of ``__exit__``. Whoever derives from this has the four methods of :class:`PythonBlock`.
+    of ``__exit__``. Whoever derives from this has the methods of :class:`PythonBlock`.
     """
 
     __slots__ = ()
+
+    def leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> Any:
+        """End, as :meth:`undo` does."""
+        self.undo()
+
+    def finish(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Do what :meth:`leave` has not done, as :meth:`undo` does."""
+        self.undo()

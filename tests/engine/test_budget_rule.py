@@ -12,6 +12,7 @@ import tensorstash as ts
 from tensorstash.engine.ladder import Fate, Ladder, Record, planned
 from tensorstash.engine.ledger import Ledger
 from tensorstash.errors import ConfigError
+from tensorstash.host.budget import ByteBudget
 from tensorstash.spec import TensorSpec
 from tensorstash.testing import Lab
 
@@ -157,7 +158,7 @@ def test_a_budget_that_is_none_is_refused_at_once(size):
 
 
 def test_a_failing_plan_is_logged_once_and_training_goes_on(caplog):
-    ladder = Ladder(Ledger())
+    ladder = Ladder(Ledger(), ByteBudget(0), ByteBudget(0))
     ladder.begin(10, "cpu")
     spec = TensorSpec((4,), (1,), 0, "float32", "cpu")
     with caplog.at_level(logging.ERROR, logger="tensorstash"):
@@ -173,7 +174,7 @@ def test_a_failing_plan_is_logged_once_and_training_goes_on(caplog):
 
 
 def test_an_equal_step_follows_the_plan_and_another_one_goes_by_age():
-    ladder = Ladder(Ledger())
+    ladder = Ladder(Ledger(), ByteBudget(0), ByteBudget(0))
     ladder.begin(2 * 16, "cpu")
     spec, other = (TensorSpec((4,), (1,), 0, dtype, "cpu") for dtype in ("float32", "int32"))
 

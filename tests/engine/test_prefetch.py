@@ -8,7 +8,7 @@ from gates import Gated
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.engine import state
+from tensorstash.engine import session
 from tensorstash.engine.content import State
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.stretch import Stretch
@@ -93,7 +93,7 @@ def test_bytes_read_ahead_never_exceed_their_limit(ahead):
 )
 @pytest.mark.parametrize(("quick", "most"), [(0, 0), (1, 400), (250, 600)])
 def test_what_only_has_to_be_decoded_does_not_wait_decoded_for_long(monkeypatch, quick, most, policy):
-    monkeypatch.setattr(state, "QUICK_BYTES", quick)
+    monkeypatch.setattr(session, "QUICK_BYTES", quick)
     stash = ts.stash(policy, framework="reference", min_bytes=0, limits=ts.Limits(in_flight=0))
     for _ in range(3):
         x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
