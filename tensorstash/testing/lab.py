@@ -96,13 +96,13 @@ class Lab(ABC):
     def model(self, *, device: str = "cpu") -> Model:
         """Return a module of 8 inputs and 4 outputs with a submodule ``first`` and at least two parameters."""
 
-    @abstractmethod
     def parameters(self, model: Model) -> list[Tensor]:
         """Return the model's parameters, in the framework's order."""
+        return list(model.parameters())
 
-    @abstractmethod
     def state(self, model: Model) -> dict[str, Array]:
         """Return the names and bits of the model's state dictionary."""
+        return {name: self.bits(tensor) for name, tensor in model.state_dict().items()}
 
     def unstashable(self, device: str) -> Mapping[str, Tensor]:
         """Return tensors of kinds that cannot be rebuilt exactly and so must be kept, by name of the kind."""
@@ -119,13 +119,13 @@ class Lab(ABC):
     def layout(self, tensor: Tensor) -> Layout:
         """Return the properties that must come back besides the bits."""
 
-    @abstractmethod
     def address(self, tensor: Tensor) -> int:
         """Return the address of the first element in its device's memory."""
+        return int(tensor.data_ptr())
 
-    @abstractmethod
     def requires_grad(self, tensor: Tensor) -> bool:
         """Whether the tensor takes part in differentiation."""
+        return bool(tensor.requires_grad)
 
     # Operations
 
@@ -149,11 +149,11 @@ class Lab(ABC):
     def tanh(self, tensor: Tensor) -> Tensor:
         return tensor.tanh()
 
-    @abstractmethod
-    def relu(self, tensor: Tensor) -> Tensor: ...
+    def relu(self, tensor: Tensor) -> Tensor:
+        return tensor.relu()
 
-    @abstractmethod
-    def softmax(self, tensor: Tensor, axis: int) -> Tensor: ...
+    def softmax(self, tensor: Tensor, axis: int) -> Tensor:
+        return tensor.softmax(axis)
 
     def sum(self, tensor: Tensor) -> Tensor:
         return tensor.sum()
@@ -170,9 +170,9 @@ class Lab(ABC):
     def transpose(self, tensor: Tensor) -> Tensor:
         """Return the transposed view of a matrix."""
 
-    @abstractmethod
     def expand(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """Return a broadcast view."""
+        return tensor.expand(*shape)
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         return tensor.reshape(list(shape))
@@ -184,9 +184,9 @@ class Lab(ABC):
     def split(self, tensor: Tensor, size: int, axis: int) -> Sequence[Tensor]:
         """Return views of ``size`` along ``axis``."""
 
-    @abstractmethod
     def gather(self, tensor: Tensor, rows: Tensor) -> Tensor:
         """Return the rows of a matrix that an ``int64`` tensor names."""
+        return tensor[rows]
 
     @abstractmethod
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:

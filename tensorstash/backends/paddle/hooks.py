@@ -198,15 +198,11 @@ class HookScope(Block):
         """Take the pair back, and raise the exception of its ``pack``."""
         self._stack.pop(self, error)
 
-    def undo(self) -> None:
+    def undo(self, *raised: object) -> None:
         """Take the pair back if it is in force."""
         self._stack.drop(self)
 
-    def finish(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Take the pair back, unless that is done."""
-        self._stack.drop(self)
+    finish = undo
 
 
 class Suspended(HookScope):

@@ -12,6 +12,7 @@ from tensorstash.policies import Compress, Quantize, Recompute, StoreIn
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import SupportsErrorBound
 from tensorstash.stores.memory import Memory
+from tensorstash.testing.contents import float_bits
 from tensorstash.testing.harness import Harness, scratch_directory, settled
 from tensorstash.testing.lab import Tensor
 from tensorstash.testing.layouts import (
@@ -139,7 +140,7 @@ class SameTraining(Harness):
         layout = lab.layout(operand)
         finite = floats(*layout.shape, seed=3).astype("float64")
         bits = lab.bits(operand)
-        leaf = lab.tensor(_as_bits(finite, layout.dtype), layout.dtype, device=layout.device, requires_grad=True)
+        leaf = lab.tensor(float_bits(finite, layout.dtype), layout.dtype, device=layout.device, requires_grad=True)
         with self.scope(policy):
             loss = lab.sum(lab.mul(operand, leaf))
         assert_same_bits(lab.bits(operand), bits, "the user's tensor after packing")
@@ -160,9 +161,3 @@ class SameTraining(Harness):
         with self.scope(policy) as session:
             handle = session.pack(tensor)
         return self.lab.bits(session.unpack(handle))
-
-
-def _as_bits(values: Array, dtype: str) -> Array:
-    if dtype == "bfloat16":
-        return np.asarray(values.astype("float32").view("uint32") >> 16, "uint16")
-    return np.asarray(values, dtype)

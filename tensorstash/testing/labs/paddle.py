@@ -56,12 +56,6 @@ class PaddleLab(Lab):
             parameter.set_value(self.tensor(floats(*parameter.shape), device=device))
         return model
 
-    def parameters(self, model: paddle.nn.Layer) -> list[Tensor]:
-        return list(model.parameters())
-
-    def state(self, model: paddle.nn.Layer) -> dict[str, Array]:
-        return {name: self.bits(tensor) for name, tensor in model.state_dict().items()}
-
     def bits(self, tensor: Tensor) -> Array:
         plain = tensor.detach().clone().reshape([-1])
         name = str(tensor.dtype).removeprefix("paddle.")
@@ -78,10 +72,6 @@ class PaddleLab(Lab):
             alignment=tensor.data_ptr() % ALIGNMENT if tensor.size else 0,
             offset=tensor._offset(),
         )
-
-    def address(self, tensor: Tensor) -> int:
-        address: int = tensor.data_ptr()
-        return address
 
     def requires_grad(self, tensor: Tensor) -> bool:
         return not tensor.stop_gradient

@@ -41,12 +41,6 @@ class ReferenceLab(Lab):
             parameter.carriers()[...] = floats(*parameter.shape)
         return model.to(device)
 
-    def parameters(self, model: reference.nn.Module) -> list[Tensor]:
-        return list(model.parameters())
-
-    def state(self, model: reference.nn.Module) -> dict[str, Array]:
-        return {name: self.bits(tensor) for name, tensor in model.state_dict().items()}
-
     def bits(self, tensor: Tensor) -> Array:
         return tensor.host_bits()
 
@@ -59,20 +53,8 @@ class ReferenceLab(Lab):
             alignment=tensor.data_ptr() % ALIGNMENT if tensor.numel else 0,
         )
 
-    def address(self, tensor: Tensor) -> int:
-        return tensor.data_ptr()
-
-    def requires_grad(self, tensor: Tensor) -> bool:
-        return tensor.requires_grad
-
     def as_strided(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
         return tensor.as_strided(shape, strides, tensor.offset + offset * tensor.layout.itemsize)
-
-    def relu(self, tensor: Tensor) -> Tensor:
-        return tensor.relu()
-
-    def softmax(self, tensor: Tensor, axis: int) -> Tensor:
-        return tensor.softmax(axis)
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         return tensor.reshape(*shape)
@@ -80,17 +62,11 @@ class ReferenceLab(Lab):
     def transpose(self, tensor: Tensor) -> Tensor:
         return tensor.swap_last()
 
-    def expand(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        return tensor.expand(*shape)
-
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
         return reference.ops.concat(tensors, axis)
 
     def split(self, tensor: Tensor, size: int, axis: int) -> Sequence[Tensor]:
         return tensor.split(size, axis)
-
-    def gather(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        return tensor[rows]
 
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
         observed: Tensor = _Observe.apply(tensor, sink, *saved)

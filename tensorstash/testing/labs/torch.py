@@ -47,12 +47,6 @@ class TorchLab(Lab):
                 parameter.copy_(self.tensor(floats(*parameter.shape)))
         return model
 
-    def parameters(self, model: torch.nn.Module) -> list[torch.Tensor]:
-        return list(model.parameters())
-
-    def state(self, model: torch.nn.Module) -> dict[str, Array]:
-        return {name: self.bits(tensor) for name, tensor in model.state_dict().items()}
-
     def unstashable(self, device: str) -> Mapping[str, torch.Tensor]:
         dense = self.tensor(floats(4, 4), device=device)
         return {
@@ -82,12 +76,6 @@ class TorchLab(Lab):
             flags=frozenset(flag for flag, is_set in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if is_set),
         )
 
-    def address(self, tensor: torch.Tensor) -> int:
-        return tensor.data_ptr()
-
-    def requires_grad(self, tensor: torch.Tensor) -> bool:
-        return tensor.requires_grad
-
     def as_strided(
         self, tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int
     ) -> torch.Tensor:
@@ -96,17 +84,8 @@ class TorchLab(Lab):
     def flagged(self, tensor: torch.Tensor, flag: str) -> torch.Tensor:
         return tensor.conj() if flag == "conj" else torch._neg_view(tensor)
 
-    def relu(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.relu()
-
-    def softmax(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        return tensor.softmax(axis)
-
     def transpose(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.t()
-
-    def expand(self, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        return tensor.expand(*shape)
 
     def concat(self, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
         return torch.cat(list(tensors), axis)
@@ -114,9 +93,6 @@ class TorchLab(Lab):
     def split(self, tensor: torch.Tensor, size: int, axis: int) -> Sequence[torch.Tensor]:
         parts: Sequence[torch.Tensor] = torch.split(tensor, size, axis)
         return parts
-
-    def gather(self, tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return tensor[rows]
 
     def observe(self, tensor: torch.Tensor, saved: Sequence[torch.Tensor], sink: Sink) -> torch.Tensor:
         observed: torch.Tensor = _Observe.apply(tensor, sink, *saved)  # type: ignore[no-untyped-call]
