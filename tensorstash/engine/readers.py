@@ -76,10 +76,6 @@ class Demands:
         """Return the demand of known readers of a content, and of others as in earlier steps."""
         return strictest((reading.demand, self._learned.get(reading.kind, "exact"))) or reading.demand
 
-    def is_new(self, reading: Reading) -> bool:
-        """Whether no reader of this kind of content has asked for any, as far as that is known."""
-        return reading.kind not in self._learned
-
     def learn(self, kind: Hashable, demand: Demand) -> None:
         """Remember the demand of a reader for a kind of content."""
         if len(self._learned) >= _REMEMBERED_KINDS:
