@@ -11,7 +11,6 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
-from ctypes import py_object, pythonapi
 from itertools import pairwise
 from warnings import warn
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from tensorstash.host.arrays import Array, lender
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.host.pages import BLOCK, mapped_pages, physical_bytes
+from tensorstash.host.pages import BLOCK, mapped_pages, never_unmap, physical_bytes
 from tensorstash.sizes import format_bytes
 
 _UNIT = 512
@@ -62,8 +61,8 @@ def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -
         weakref.finalize(lender(memory), lock(memory)).atexit = False
     except OSError:
         raise
-    except BaseException:  # an interrupt: they may be locked, and nobody can unlock them, so they are never unmapped
-        pythonapi.Py_IncRef(py_object(memory))
+    except BaseException:  # an interrupt: they may be locked, and nobody can unlock them
+        never_unmap(memory)
         raise
     return memory
 

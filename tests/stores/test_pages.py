@@ -5,6 +5,7 @@ import gc
 import mmap
 import os
 import signal
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -14,11 +15,22 @@ import pytest
 from interrupts import interrupt
 
 from tensorstash.errors import ConfigError
+from tensorstash.host import pages as pages_module
 from tensorstash.host.allocator import keep_idle
 from tensorstash.host.arrays import aligned_empty
+from tensorstash.host.pages import BLOCK, HUGE_PAGE, mapped_pages, move_pages, page_aligned
 from tensorstash.host.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
 
 MIB = 2**20
+
+
+@pytest.mark.parametrize("nbytes", [64 * 1024, MIB, 2 * MIB, 5 * MIB + 4096])
+def test_pages_are_aligned_and_writable(nbytes):
+    for pages in (mapped_pages(nbytes), page_aligned(nbytes), PagePool(0).take(nbytes)):
+        assert pages.size == nbytes
+        assert pages.ctypes.data % 4096 == 0
+        pages[:] = 1
+        assert pages.sum() == nbytes
 
 
 def test_a_buffer_is_used_again_only_when_the_last_view_is_gone():
@@ -49,7 +61,7 @@ def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages(limit):
     pool = PagePool(8 * MIB)
     held = pool.take(MIB)
     del held
-    with pool._lock:  # as a thread of the parent may, which the child does not have
+    with pool._free_list._lock:  # as a thread of the parent may, which the child does not have
         child = os.fork()
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -63,6 +75,15 @@ def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages(limit):
             finally:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_where_no_more_can_be_mapped_the_allocator_is_asked(monkeypatch):
+    def refuse(nbytes):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("tensorstash.host.pool.mapped_pages", refuse)
+    taken = PagePool(8 * MIB).take(MIB)
+    assert (taken.size, taken.ctypes.data % 4096) == (MIB, 0)
 
 
 def test_what_is_made_here_is_pooled_and_takes_direct_transfers():
@@ -87,6 +108,30 @@ def test_what_other_libraries_hold_is_not_used_again():
     assert pool.idle_bytes == MIB
 
 
+def test_idle_memory_keeps_to_its_limit():
+    pool = PagePool(4 * MIB)
+    held = [pool.take(MIB) for _ in range(6)]
+    while held:
+        held.pop()
+        assert pool.idle_bytes <= 4 * MIB
+    assert pool.idle_bytes == 4 * MIB
+
+
+def test_the_limit_of_what_is_idle_can_be_changed():
+    pool = PagePool(8 * MIB)
+    held = pool.take(4 * MIB)
+    del held
+    pool.keep(0)
+    assert pool.idle_bytes == 0
+    held = pool.take(4 * MIB)
+    del held
+    assert pool.idle_bytes == 0
+    pool.keep(8 * MIB)
+    held = pool.take(4 * MIB)
+    del held
+    assert pool.idle_bytes == 4 * MIB
+
+
 def test_the_limit_of_the_process_is_set_by_the_user():
     held = aligned_empty(3 * MIB)
     try:
@@ -99,7 +144,7 @@ def test_the_limit_of_the_process_is_set_by_the_user():
         keep_idle(IDLE_BYTES)
 
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells by mincore which pages have memory")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="moves no memory between mappings")
 
 
 def resident(pages):
@@ -110,7 +155,53 @@ def resident(pages):
 
 
 @linux
-def test_idle_buffers_of_other_sizes_make_room():
+def test_memory_moves_from_one_mapping_to_another_with_its_contents():
+    source, target = mapped_pages(3 * HUGE_PAGE), mapped_pages(5 * HUGE_PAGE)
+    source[:] = np.arange(source.size, dtype=np.uint32).view(np.uint8)[: source.size]
+    expected = source[HUGE_PAGE:].copy()
+    assert move_pages(source[HUGE_PAGE:], target[2 * HUGE_PAGE : 4 * HUGE_PAGE])
+    assert resident(target[2 * HUGE_PAGE : 4 * HUGE_PAGE]).all()
+    assert not resident(target[: 2 * HUGE_PAGE]).any()
+    assert not resident(source[HUGE_PAGE:]).any()
+    assert np.array_equal(target[2 * HUGE_PAGE : 4 * HUGE_PAGE], expected)
+    assert not source[HUGE_PAGE:].any()  # fresh pages, if somebody looks
+    assert source[:HUGE_PAGE].any()
+
+
+@linux
+def test_a_buffer_of_another_size_gets_the_memory_of_idle_ones():
+    pool = PagePool(64 * MIB)
+    held = [pool.take(6 * MIB) for _ in range(4)]
+    for number, buffer in enumerate(held):
+        buffer[:] = number
+    del held, buffer
+    large = pool.take(24 * MIB)
+    assert resident(large).all()
+    assert pool.idle_bytes == 0
+    large[:] = 1
+    del large
+    again = [pool.take(6 * MIB) for _ in range(3)]
+    assert all(resident(buffer).all() for buffer in again)
+    assert pool.idle_bytes == 6 * MIB
+    assert len({buffer.ctypes.data for buffer in again}) == 3
+
+
+@linux
+def test_what_is_too_much_is_given_back_and_no_more():
+    pool = PagePool(32 * MIB)
+    large = pool.take(24 * MIB)
+    large[:] = 1
+    del large
+    pool.keep(22 * MIB)
+    small = pool.take(2 * SMALLEST)
+    assert pool.idle_bytes == 22 * MIB
+    assert resident(pool.take(20 * MIB)).all()
+    del small
+
+
+@linux
+def test_where_memory_cannot_be_moved_idle_buffers_make_room(monkeypatch):
+    monkeypatch.setattr(pages_module, "_libc", lambda: None)
     pool = PagePool(64 * MIB)
     held = pool.take(20 * MIB)
     held[:] = 1
@@ -131,6 +222,84 @@ def test_small_buffers_of_different_sizes_keep_their_memory():
             del held
 
 
+def test_pages_that_a_refused_move_may_have_unmapped_are_not_handed_out(monkeypatch):
+    targets = []
+
+    def refuse(source, target):
+        targets.append(target.ctypes.data)
+        return False
+
+    monkeypatch.setattr("tensorstash.host.pool.move_pages", refuse)
+    pool = PagePool(64 * MIB)
+    held = pool.take(6 * MIB)
+    del held
+    taken = pool.take(8 * MIB)
+    assert len(targets) == 1
+    assert taken.ctypes.data not in targets
+    del taken
+    larger = pool.take(10 * MIB)
+    assert len(targets) == 1, "where it is refused once it is refused always"
+    assert larger.size == 10 * MIB
+
+
+REFUSED = """
+import ctypes, gc, mmap, os
+from tensorstash.host import pages
+from tensorstash.host.pages import HUGE_PAGE
+from tensorstash.host.pool import PagePool
+
+MIB, FIXED_NOREPLACE = 2**20, 0x100000
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+real, foreign = pages._libc(), []
+
+class Refuses:
+    madvise = libc.madvise
+    moves = 0
+    def mremap(self, source, size, new_size, flags, target):
+        self.moves += 1
+        if self.moves < 2:
+            return real.mremap(source, size, new_size, flags, target)
+        libc.munmap(target, new_size)  # as Linux does before it finds that it lacks something
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED_NOREPLACE
+        assert libc.mmap(target, new_size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == target  # theirs
+        ctypes.memset(target, 7, new_size)
+        foreign.append((target, new_size))
+        return ctypes.c_void_p(-1).value
+
+refuses = Refuses()
+pages._libc = lambda: refuses
+pool = PagePool(64 * MIB)
+held = [pool.take(6 * MIB) for _ in range(2)]
+for buffer in held:
+    buffer[:] = 1
+del held, buffer
+for _ in range(3):
+    taken = pool.take(16 * MIB)
+    taken[:] = 2
+    del taken
+    pool.keep(0)  # everything goes back to the system
+    pool.keep(64 * MIB)
+    gc.collect()
+assert refuses.moves == 2, "what was refused once is not tried again"
+(address, nbytes), = foreign
+assert ctypes.string_at(address, nbytes) == bytes([7]) * nbytes
+del pool
+gc.collect()
+assert ctypes.string_at(address, nbytes) == bytes([7]) * nbytes
+print("theirs")
+"""
+
+
+@linux
+def test_what_others_have_mapped_where_a_move_was_refused_stays_theirs():
+    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "theirs\n"), done.stderr
+
+
 @pytest.mark.parametrize("method", ["take", "give", "keep"])
 def test_a_pool_counts_anew_after_an_interrupt_between_any_two_steps(method):
     """Raise at each line of the pool in turn, as a signal handler would."""
@@ -144,14 +313,14 @@ def test_a_pool_counts_anew_after_an_interrupt_between_any_two_steps(method):
         interrupted += interrupt(call, "pool.py", line)
         held.clear()
         pool.keep(8 * MIB)
-        assert pool._used == 0
+        assert pool._free_list._used == 0
         idle = pool.idle_bytes
-        assert idle == sum(buffer.size for stack in pool._idle.values() for buffer in stack)
+        assert idle == sum(buffer.size for stack in pool._free_list._idle.values() for buffer in stack)
         again = [pool.take(MIB) for _ in range(3)]
         for value, buffer in enumerate(again):
             buffer[:] = value
         assert [int(buffer[0]) for buffer in again] == [0, 1, 2]
-        assert pool._used == 3 * MIB
+        assert pool._free_list._used == 3 * MIB
     assert line > 10
 
 
@@ -172,6 +341,17 @@ def test_no_buffer_is_handed_out_twice_and_none_is_lost():
         assert (buffer == value % 251).all()
 
 
+def test_sizes_that_never_come_again_take_little_more_than_was_in_use_at_once():
+    pool, sizes = PagePool(64 * MIB), np.random.default_rng(0).integers(2 * MIB, 8 * MIB, 200)
+    held, most = [], 0
+    for size in sizes:
+        held = held[-2:]
+        held.append(pool.take(int(size)))
+        in_use = sum(taken.nbytes for taken in held)
+        most = max(most, in_use)
+        assert in_use + pool.idle_bytes <= most * 9 / 8 + 3 * 4096 + 16 * MIB
+
+
 def test_beside_the_most_that_was_in_use_nothing_is_idle():
     pool = PagePool(512 * MIB)
     held = [pool.take(8 * MIB) for _ in range(32)]
@@ -189,7 +369,7 @@ def test_a_buffer_that_comes_back_inside_a_call_does_not_wait():
     pool = PagePool(4 * MIB)
     held = pool.take(MIB)
     address = held.ctypes.data
-    with pool._lock:
+    with pool._free_list._lock:
         del held
         assert pool.idle_bytes == 0
     assert pool.take(MIB).ctypes.data == address
@@ -213,3 +393,10 @@ def test_threads_never_share_a_buffer():
     assert not wrong
     gc.collect()
     assert pool.idle_bytes <= 2 * 4 * 128 * 1024  # each thread holds one while it takes the next
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="moves no memory between mappings")
+def test_large_mappings_begin_with_a_huge_page():
+    # Several at once, since one may lie well by chance.
+    pages = [mapped_pages(2 * HUGE_PAGE + BLOCK) for _ in range(8)]
+    assert {array.ctypes.data % HUGE_PAGE for array in pages} == {0}
