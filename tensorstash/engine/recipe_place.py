@@ -13,7 +13,7 @@ from typing import Any, cast
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe
 from tensorstash.engine.content import Content, State
 from tensorstash.engine.state import SessionState
-from tensorstash.errors import StashError, TensorStashError
+from tensorstash.errors import StashError, TensorStashError, is_out_of_memory
 from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
 
@@ -192,6 +192,8 @@ class RecipeContent(Content):
         except TensorStashError as error:
             self.state = self._fail(error)
         except Exception as error:
+            if is_out_of_memory(error):  # a full device has no room for a digest: the tensor stays
+                return
             self.state = self._fail(self._unreadable(source, error))
         self.alias = None
 

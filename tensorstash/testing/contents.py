@@ -71,9 +71,8 @@ def contents(spec: TensorSpec) -> Mapping[str, Array]:
 def float_bits(values: Array, dtype: str) -> Array:
     """Return ordinary values as carrier bits; ``bfloat16`` is cut off, not rounded."""
     if dtype == "bfloat16":
-        return np.asarray(
-            np.asarray(values, "float32").view("uint32") >> 16, "uint16"
-        )  # shifted, it is no array if scalar
+        # NumPy returns a number where an array without dimensions is shifted.
+        return np.asarray(np.asarray(values, "float32").view("uint32") >> 16, "uint16")
     return np.asarray(values, DTYPES[dtype].carrier)
 
 
