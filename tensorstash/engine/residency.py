@@ -173,12 +173,13 @@ class Residency:
                 self._forget(ref(content))
         other_bytes = self._ladder.other_bytes()
         held_bytes = self._used_bytes + sum([content.nbytes for content in leaving]) + other_bytes
-        self._peak_bytes, self.is_tight = max(self._peak_bytes, held_bytes), held_bytes > self._ladder.limit_bytes
+        self.is_tight = held_bytes > self._ladder.limit_bytes
         most_bytes = self._ladder.limit_bytes - other_bytes - (self._ladder.early_bytes() if is_early else 0)
         while self._used_bytes > most_bytes and self._staying:
             if (oldest := self._staying.popleft()()) is not None:
                 leaving.append(oldest)
                 self._forget(ref(oldest))
+        self._peak_bytes = max(self._peak_bytes, self._used_bytes + other_bytes)
         return leaving
 
     def _settle(self) -> None:
