@@ -19,7 +19,7 @@ from tensorstash.reference.storage.streams import current_stream
 class Tensor:
     """Elements of one type at a layout of a storage, with gradient recording.
 
-    Build one with `tensor`, `from_numpy`, `from_buffer` or `zeros`. Reading is thread-safe; writing in place is
+    Build one with `tensor`, `from_buffer` or `zeros`. Reading is thread-safe; writing in place is
     not.
 
     Args:

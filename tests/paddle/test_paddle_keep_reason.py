@@ -34,7 +34,7 @@ def test_views_of_parameters_of_a_wrapped_model_that_the_collector_has_set_aside
             other = paddle.create_parameter([4, 4], "float32")
             assert reason_in(backend, other.t()) == "view of a parameter"
             assert reason_in(backend, model.weight.t()) == "view of a parameter"
-            assert gc.get_freeze_count() == frozen
+            assert 0 < gc.get_freeze_count() <= frozen  # some that are set aside may die
     finally:
         gc.freeze()  # or each collection of later tests looks through the frameworks
 
