@@ -26,7 +26,7 @@ PARTS = {
     "steps": (560, "-m benchmarks torch_device --device {device} --budget 500", f"{TINY} --rounds 1 --steps 1"),
     "hooks": (120, "-m benchmarks hooks --framework torch --device {device}", "--saves 4 --rounds 2"),
 }
-"""Limits in seconds, commands, and what makes them small."""
+"""Limits in seconds, commands, and the options of a small run."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,6 @@ from tensorstash.abilities.checkpoints import ALREADY, Region
 
 _HOOKS = {"_forward_pre_hooks", "_forward_hooks"}
 
-_NOTES = {"_built"}
-"""Attributes in which a framework notes the first call of a module."""
-
 _CONSTANTS = (bool, int, float, complex, str, bytes, slice, range)
 
 
@@ -29,6 +26,8 @@ class Repeats(ABC):
     """Types of arguments that nobody changes, beside those of Python."""
     bringers: ClassVar[tuple[str, ...]]
     """Python modules whose hooks run in a proof: they bring weights. Those of others may count or collect."""
+    notes: ClassVar[frozenset[str]] = frozenset()
+    """Attributes in which the framework notes the first call of a module."""
     sets_back_host: ClassVar[bool]
     """Whether the framework sets Python's and NumPy's random numbers back, too."""
 
@@ -172,8 +171,8 @@ def _proof(
 ) -> tuple[str, tuple[str, ...], int]:
     """Return why a module cannot be called again, empty if it can, the buffers that a call writes, and the saved bytes.
 
-    It runs twice on copies, from the same random numbers, and both runs have to save the same bits. What it writes into
-    itself is put back.
+    It runs twice on copies, from the same random numbers, and both runs have to save the same bits. Its attributes and
+    buffers are put back.
     """
     buffers = framework.buffers(module)
     before = {name: framework.digest(buffer, frozenset()) for name, buffer in buffers.items()}
@@ -276,9 +275,8 @@ def _quiet(framework: Repeats, module: Any) -> Iterator[list[str]]:
     finally:
         for (name, space), before in zip(spaces, held, strict=True):
             space.update({kind: before[kind] for kind in _HOOKS & before.keys()})
-            for key in [key for key in space if space[key] is not before.get(key) and _is_value(framework, space[key])]:
-                if key in _NOTES:
-                    continue
+            new = [key for key in space if space[key] is not before.get(key) and key not in framework.notes]
+            for key in [key for key in new if _is_value(framework, space[key])]:
                 changed.append(f"{name}.{key}".lstrip("."))
                 if key in before:
                     space[key] = before[key]

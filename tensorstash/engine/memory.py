@@ -8,7 +8,7 @@ from tensorstash.host.pages import free_bytes, physical_bytes
 from tensorstash.sizes import format_bytes, parse_budget
 
 BudgetSize = int | Literal["auto"]
-"""Bytes, or what is free when the first tensor is saved."""
+"""Bytes, or the memory that is free when the first tensor is saved."""
 
 _MARGIN = 0.05
 """Part of the free memory that an automatic budget leaves free."""

@@ -21,11 +21,11 @@ class Stretch:
 
     A stretch of saves ends with the first unpack. Optimizers, ``.data`` and aliases through other libraries write
     without bumping a version, and they do so between backward and the next forward; so a content that was saved before
-    the last unpack is never taken for the same again. A stretch without one may be endless, so that what is gone is
-    forgotten: what it knows is at most twice as much as is live, and a few.
+    the last unpack is never taken for the same again. A stretch without one may be endless, so dead contents
+    are forgotten: it knows at most twice as many as are live, and a few.
 
-    Another backward begins where the last one did, with what it has asked for first. Others are no sign of one: what is
-    made again may be made several times, and asks each time.
+    Another backward begins with the first request of the last one. Other repeated requests are no sign of one: a recipe
+    may run several times, and asks each time.
 
     Not thread-safe; the session locks for saves, and the prefetcher for requests.
     """
@@ -81,7 +81,7 @@ class Stretch:
         return filter(None, (known() for known in list(self.known.values())))
 
     def close(self) -> None:
-        """Take nothing for the same as what was saved here any more."""
+        """Take no later tensor for the same as one that was saved here."""
         self._contents.clear()
         self._spans = WeakValueDictionary()
 
@@ -120,7 +120,7 @@ class Stretch:
     def expected_next(self, reader: int) -> Iterator[Content]:
         """Give the live contents that are expected next, nearest first.
 
-        Each reader is remembered how far it came; what it was given is not given again, unless the whole order
+        The place of each reader is remembered; it gets no content twice, unless the whole order
         is run through a second time.
         """
         while self._cursors[reader] < len(self._order):
@@ -131,7 +131,7 @@ class Stretch:
             self._cursors[reader] += 1
 
     def _forget(self) -> None:
-        """Forget what is gone."""
+        """Forget dead contents."""
         self.known = {index: known for index, known in self.known.items() if known() is not None}
         self._contents = {key: known for key, known in self._contents.items() if known() is not None}
         self._room = 2 * len(self.known) + _FEW

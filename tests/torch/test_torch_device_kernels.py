@@ -61,8 +61,10 @@ def carriers(tensor: Tensor) -> Array:
     return raw.view(spec.carrier).reshape(spec.shape)
 
 
-def same_bits(got: Array, expected: Array, dtype: torch.dtype) -> bool:
-    """Whether two arrays of carriers are equal, every NaN of a narrow float counting as one."""
+def same_bits(got: Array, expected: Array, dtype: torch.dtype, codec: Codec) -> bool:
+    """Whether two arrays of carriers are equal; after a cast, which a device does, every NaN counts as one."""
+    if not isinstance(codec, AsType):
+        return got.tobytes() == expected.tobytes()
     one, other = (torch.from_numpy(array.copy()).view(dtype) for array in (got, expected))
     are_nan = one.isnan() & other.isnan() if dtype.is_floating_point else torch.zeros(one.shape, dtype=torch.bool)
     return bool((torch.from_numpy(got == expected) | are_nan).all())
@@ -83,10 +85,10 @@ def check(codec: Codec, tensor: Tensor, place: str) -> None:
     encoded = codec.encoded_spec(spec)
     assert DTYPE_NAMES[payload.dtype] == encoded.dtype
     assert encoded.shape in ((-1,), tuple(payload.shape))
-    assert same_bits(carriers(payload), expected, payload.dtype)
+    assert same_bits(carriers(payload), expected, payload.dtype, codec)
     elements = made.decode(payload)
     assert (elements.dtype, elements.shape, elements.device) == (tensor.dtype, tensor.shape, tensor.device)
-    assert same_bits(carriers(elements), back, elements.dtype)
+    assert same_bits(carriers(elements), back, elements.dtype, codec)
     assert carriers(tensor).tobytes() == before
 
 

@@ -42,6 +42,7 @@ class PaddleRepeats(Repeats):
     generator = Generator
     constants = (paddle.dtype,)
     bringers = ("paddle.",)
+    notes = frozenset({"_built"})
     sets_back_host = True
 
     def __init__(self, stack: HookStack) -> None:

@@ -58,7 +58,7 @@ class DeviceKernels:
 
 
 class _DeviceKernel(ABC):
-    """What kernels share: fresh memory on the device, and the state that PyTorch's operators run in.
+    """The shared part of kernels: fresh memory on the device, and the state that PyTorch's operators run in.
 
     Args:
         spec: of the dense elements.

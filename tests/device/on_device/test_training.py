@@ -125,7 +125,7 @@ def test_a_large_head_adds_nothing_to_checkpoints_and_hardly_anything_to_save_on
             torch.accelerator.synchronize("sim")
             peaks.append(device.peak() - floor)
             del loss
-        return min(peaks)  # a busy machine copies late
+        return max(peaks)
 
     def offloads() -> Callable[[], Any]:
         one = stash(limits=ts.Limits())
