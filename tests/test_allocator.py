@@ -191,3 +191,16 @@ def test_the_launcher_hands_on_the_options_of_the_interpreter(tmp_path, options,
 
     letters = ["-O"] if module[0].startswith("-O") else []
     assert run_python(*options, *module) == run_python(*options, *letters)
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to see elsewhere")
+def test_a_setting_from_outside_is_seen():
+    code = "from tensorstash import allocator; print(allocator.returns_memory())"
+    assert run(code) == "False\n"
+    assert run(code, MALLOC_MMAP_THRESHOLD_="1048576") == "True\n"
+
+
+def test_the_launcher_without_a_program_says_how_it_is_used():
+    done = subprocess.run([sys.executable, "-m", "tensorstash"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "python -m tensorstash SCRIPT" in done.stderr

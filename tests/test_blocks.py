@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -132,3 +133,39 @@ def test_no_interrupt_leaves_hooks_behind(framework):
         timeout=250,
     )
     assert done.stdout == "left\n", done.stderr
+
+
+def test_what_the_body_raises_is_seen_and_may_end_there(recorded):
+    block = recorded()
+    with block:
+        1 / 0  # noqa: B018
+    with pytest.raises(KeyError), block:
+        raise KeyError
+    assert block.calls == [("enter",), ("leave", ZeroDivisionError), ("enter",), ("leave", KeyError)]
+
+
+def test_what_can_never_be_finished_is_given_up(recorded):
+    block = recorded(leave=[OSError("first")])
+    block.finish = lambda *raised: 1 / 0
+    with pytest.raises(OSError, match="first"), block:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:nothing was seen:tensorstash.TensorStashWarning")  # nothing is saved
+def test_threads_enter_one_stash_apart():
+    import tensorstash as ts
+
+    stash, wrong = ts.stash(ts.Keep(), framework="reference"), []
+
+    def work():
+        for _ in range(50):
+            with stash, stash:
+                if len(stash._entered.scopes) != 2:
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

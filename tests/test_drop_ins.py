@@ -149,3 +149,19 @@ def test_a_documented_save_on_cpu_gives_the_gradients_of_the_program(program):
     y.sum().backward()
     assert session.stats().seen.tensors > 0
     assert a.grad.tolist() == (y * 2.0).tolist()
+
+
+def test_numpy_in_a_hook_is_a_copy_that_later_writes_do_not_reach():
+    a = reference.full((3,), 2.0, requires_grad=True)
+    with ts.saved_tensors_hooks(lambda x: x.numpy(), reference.tensor, framework="reference"):
+        x = a * 1.0
+        loss = (x * x).sum()
+    with reference.no_grad():
+        x.mul_(0.0)
+    loss.backward()
+    assert a.grad.tolist() == [4.0] * 3
+
+
+def test_numpy_of_what_requires_grad_is_refused_while_gradients_are_recorded():
+    with pytest.raises(RuntimeError, match="requires grad"):
+        reference.full((3,), 2.0, requires_grad=True).numpy()

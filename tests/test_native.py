@@ -1,5 +1,6 @@
 """The compiled functions are there where they can be, and nothing needs them."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tensorstash import kernels
 from tensorstash.host import native
 from tensorstash.kernels.compiled import Extension
 
@@ -151,3 +153,10 @@ print(native.load())
     (package / "host" / "_native.py").write_text("raise ImportError('of another Python')\n")
     broken = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "of another Python" in broken.stderr
+
+
+def test_every_function_on_arrays_is_compiled() -> None:
+    if native.load() is None:
+        pytest.skip("nothing is compiled here")
+    names = [field.name for field in dataclasses.fields(kernels.Kernels)]
+    assert not [name for name in names if getattr(kernels.active, name) is getattr(kernels.DEFINED, name)]

@@ -3,6 +3,8 @@
 import paddle
 import pytest
 import torch
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
+from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
 import tensorstash.reference as reference
@@ -150,3 +152,54 @@ def test_functional_gradients_under_hooks_are_refused_with_the_cure(nested):
         FUNCTIONALS["grad"](torch.sin, of_torch())
     assert [note for note in refused.value.__notes__ if "tensorstash.suspended()" in note] == refused.value.__notes__
     assert len(refused.value.__notes__) == 1
+
+
+class Inner(torch.nn.Module):
+    def forward(self, x):
+        return x * torch.func.grad(lambda y: y.sin().sum())(x)
+
+
+def test_without_hooks_there_is_nothing_to_take_off(framework, start):
+    with ts.suspended(framework=framework):
+        start.exp().sum().backward()
+    assert start.grad.tolist() == start.exp().tolist()
+
+
+def test_a_framework_that_is_not_there_is_an_error():
+    with pytest.raises(BackendError, match="several frameworks"):
+        ts.suspended()
+
+
+def test_functional_gradients_in_a_wrapped_model_are_refused_with_the_cure():
+    model = Inner()
+    ts.wrap(model, "compress")
+    with pytest.raises(RuntimeError) as refused:
+        model(of_torch())
+    assert "tensorstash.suspended()" in refused.value.__notes__[0]
+
+
+def test_hooks_of_others_are_off_inside_and_disabled_ones_stay_disabled():
+    with save_on_cpu(), ts.stash("compress", framework="torch"), save_on_cpu():
+        with ts.suspended(framework="torch"), disable_saved_tensors_hooks("not here"):
+            with ts.suspended(framework="torch"):
+                of_torch().exp()
+            with pytest.raises(RuntimeError, match="not here"), save_on_cpu():
+                pass
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def test_a_region_inside_of_a_checkpoint_is_run_again_as_it_was():
+    def forward(x):
+        y = x.exp()
+        with ts.suspended(framework="torch"):
+            y = y.sin()
+        return y.exp()
+
+    def gradient(run):
+        start = of_torch()
+        with ts.stash("compress", framework="torch", min_bytes=0):
+            loss = run(start * 2.0).sum()
+        loss.backward()
+        return start.grad
+
+    assert torch.equal(gradient(lambda x: checkpoint(forward, x, use_reentrant=False)), gradient(forward))

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import deque
 from concurrent.futures import CancelledError
 
 import pytest
 
+from tensorstash.host import futures
 from tensorstash.host.futures import Future
 from tensorstash.host.workers import Workers
 
@@ -251,3 +253,143 @@ def test_an_interrupt_of_who_waits_keeps_nobody_from_working_on():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def test_work_is_done_in_order_on_one_thread(made):
+    workers, done = made(1), []
+    for future in [workers.submit(lambda i=i: done.append(i)) for i in range(100)]:
+        future.result()
+    assert done == list(range(100))
+    assert len(made.threads()) == 1
+
+
+def test_threads_start_with_the_work_that_needs_them(made, gate):
+    workers = made(3)
+    workers.submit(lambda: None).result()
+    assert len(made.threads()) == 1
+    for _ in range(5):
+        workers.submit(gate.wait)
+    assert len(made.threads()) == 3
+
+
+def test_an_error_is_for_whoever_asks_and_the_thread_goes_on():
+    workers = Workers("test", 1)
+    with pytest.raises(ZeroDivisionError):
+        workers.submit(lambda: 1 / 0).result()
+    assert workers.submit(lambda: 1).result() == 1
+
+
+def test_who_is_told_of_the_end_finds_nothing_of_the_work_alive():
+    def work(payload=threading.Event()):  # noqa: B008 - a default is what the work alone holds
+        return payload.is_set()
+
+    held, alive = weakref.ref(work.__defaults__[0]), []
+    future = Future(work, ended=lambda: alive.append(held() is not None))
+    del work
+    future.run()
+    assert alive == [False]
+
+
+def test_a_thread_that_is_killed_at_work_is_replaced_and_its_work_is_an_error(quiet):
+    workers = Workers("test", 1)
+    with pytest.raises(RuntimeError, match="ended its thread by SystemExit"):
+        workers.submit(sys.exit).result(60)
+    assert workers.submit(lambda: "next").result(60) == "next"
+
+
+def test_an_end_that_comes_before_the_one_who_waits_is_seen_is_not_waited_for(monkeypatch):
+    class Ends(deque):
+        def append(self, gate):
+            future.run()
+            super().append(gate)
+
+    class Gate:
+        def __init__(self):
+            self.is_taken = False
+
+        def acquire(self, timeout=-1):
+            assert not self.is_taken, "nobody would open it"
+            self.is_taken = True
+
+    future = Future(lambda: 42)
+    future._gates = Ends()
+    monkeypatch.setattr(futures.threading, "Lock", Gate)
+    assert future.result() == 42
+
+
+def test_what_waits_behind_work_that_hangs_is_done_when_that_is_given_up(gate):
+    workers = Workers("test", 1, timeout_s=0.01)
+    hangs = workers.submit(gate.wait)
+    waiting = workers.submit(lambda: "done")
+    with pytest.raises(TimeoutError):
+        hangs.exception(0.02)
+    workers.abandon()
+    assert waiting.result(60) == "done"
+
+
+def test_after_close_work_is_done_by_the_caller(made):
+    workers = made(1)
+    workers.submit(lambda: None).result()
+    (thread,) = made.threads()
+    workers.close()
+    thread.join(60)
+    assert workers.submit(threading.get_ident).result(0) == threading.get_ident()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_fork_while_another_thread_submits_leaves_the_child_no_lock():
+    workers = Workers("test", 1)
+    with workers._pool._lock:
+        pid = os.fork()
+        if not pid:
+            try:
+                signal.alarm(20)
+                os._exit(workers.submit(lambda: 7).result(10))
+            finally:
+                os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_it_has_one_end_and_the_first_counts():
+    ends = []
+    future = Future(lambda: "result", lambda: ends.append("ended"))
+    assert not future.done()
+    future.run()
+    future.fail(OSError("late"))
+    future.run()
+    assert future.done()
+    assert (future.result(), future.exception()) == ("result", None)
+    assert ends == ["ended"]
+
+
+def test_what_returns_after_its_end_is_dropped():
+    class Late:
+        pass
+
+    late = [Late()]
+    gone = weakref.ref(late[0])
+    future = Future(late.pop)
+    future.fail(TimeoutError("given up"))
+    future.run()
+    gc.disable()
+    try:
+        assert gone() is None
+    finally:
+        gc.enable()
+    with pytest.raises(TimeoutError, match="given up"):
+        future.result()
+
+
+def test_all_who_wait_are_woken():
+    go_on = threading.Event()
+    workers = Workers("test", 1)
+    future = workers.submit(lambda: go_on.wait(60))
+    got = []
+    threads = [threading.Thread(target=lambda: got.append(future.result(60))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert got == [True] * 4

@@ -5,9 +5,10 @@ import pytest
 from codec_cases import float_bits, spec_of, special_floats, to_float64
 
 from tensorstash.codecs import Affine
+from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array
 from tensorstash.kernels.bits import coarsen
-from tensorstash.kernels.groups import Groups
+from tensorstash.kernels.groups import Groups, extremes
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -190,3 +191,74 @@ def test_float64_is_computed_in_float64() -> None:
     back = there_and_back(Affine(bits=8), data, "float64")
     assert np.abs(back - data).max() < 0.51e-12 / 255 + 4e-16
     assert len(np.unique(back)) > 100
+
+
+def test_payloads_hold_no_negative_zeros() -> None:
+    data = np.repeat(np.array([[-0.0, -0.0, -0.0], [-0.0, 0.0, 1], [-1, -0.0, 1]], np.float32), 20, 0)
+    for size in (3, 9):
+        payload = Affine(bits=2, group_size=size).encode(data, spec_of(data.shape, "float32"))
+        parameters = payload[: 8 * data.size // size].view("f4")
+        assert not (np.signbit(parameters) & (parameters == 0)).any()
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-45, -1.5, 8e37])
+def test_the_only_number_beside_specials_comes_back_exactly(number: float) -> None:
+    data = np.array([number, np.inf, number, -np.inf, np.nan] * 30, np.float32)
+    for bits in (2, 4, 8):
+        np.testing.assert_array_equal(there_and_back(Affine(bits=bits), data, "float32"), data)
+
+
+def test_neighbouring_numbers_come_back_exactly() -> None:
+    data = np.where(np.arange(640) % 3 == 0, np.float32(1), np.nextafter(np.float32(1), np.float32(2)))
+    assert same(there_and_back(Affine(bits=8, group_size=64), data, "float32"), data)
+
+
+def test_extremes_are_those_of_the_floats() -> None:
+    rng = np.random.default_rng(7)
+    for signs in ([1], [-1], [-1, 1], [0, 1], [-1, 0], [0.0, -0.0]):
+        values = (rng.choice(signs, (50, 9)) * rng.random((50, 9)) * 10.0 ** rng.integers(-44, 38, (50, 9))).ravel()
+        for dtype in (np.float32, np.float64):
+            flat = values.astype(dtype)
+            low, high = extremes(flat, np.arange(0, 450, 9))
+            np.testing.assert_array_equal(low, flat.reshape(50, 9).min(axis=1))
+            np.testing.assert_array_equal(high, flat.reshape(50, 9).max(axis=1))
+
+
+@pytest.mark.parametrize("nan", [0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("rest", [1.0, -1.0])
+def test_no_nan_hides_from_the_extremes(nan: int, rest: float) -> None:
+    values = np.full(16, rest, np.float32)
+    values.view(np.uint32)[5] = nan
+    low, high = extremes(values, np.array([0, 8]))
+    assert np.isnan([low[0], high[0]]).any()
+    assert not np.isnan([low[1], high[1]]).any()
+
+
+def test_tensors_are_not_rounded_by_the_same_random_bits() -> None:
+    ramp = np.linspace(0, 1, 128 * 1000, dtype=np.float32).reshape(128, 1000).T.copy()
+    spec = spec_of(ramp.shape, "float32")
+    ups = []
+    for k in (1.0, 1.5):
+        back = Affine(bits=2, rounding="stochastic").decode(
+            Affine(bits=2, rounding="stochastic").encode(ramp * np.float32(k), spec), spec
+        )
+        ups.append(back > ramp * np.float32(k))
+    assert 0.2 < (ups[0] != ups[1]).mean() < 0.8
+
+
+def test_the_largest_element_is_never_carried_beyond_the_last_code() -> None:
+    rng = np.random.default_rng(10)
+    low = rng.standard_normal((60_000, 1)).astype(np.float32)
+    high = low + np.float32(10) ** rng.uniform(-3, 3, (60_000, 1)).astype(np.float32)
+    data = np.where(np.arange(32) % 16 == 0, low, high)
+    back = there_and_back(Affine(bits=8, group_size=32, rounding="stochastic"), data, "float32")
+    assert (np.abs(back - data) < (high - low) / 200 + np.abs(low) * 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    "field", [{"bits": 3}, {"bits": True}, {"group_size": 0}, {"group_size": 1.5}, {"rounding": "up"}, {"seed": -1}]
+)
+def test_what_cannot_be_is_refused(field: dict[str, object]) -> None:
+    (name,) = field
+    with pytest.raises(ConfigError, match=rf"affine\.{name}: got "):
+        Affine(**field)

@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from codec_cases import CODECS, contents, spec_of, to_float64
+from codec_cases import CODECS, FLOAT_FIELDS, contents, spec_of, to_float64
 
 import tensorstash.codecs as codecs_module
-from tensorstash.errors import ConfigError
+from tensorstash.errors import CodecError, ConfigError
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import DTYPES, TensorSpec
@@ -80,3 +80,28 @@ def test_no_field_takes_what_it_cannot_be(codec: Codec) -> None:
         for wrong in wrongs:
             with pytest.raises(ConfigError, match=rf"^{codec.name}\.{field.name}: got "):
                 dataclasses.replace(codec, **{field.name: wrong})
+
+
+@every_codec
+def test_what_is_not_accepted_is_refused(codec: Codec) -> None:
+    for dtype in DTYPES:
+        spec = spec_of((2, 3), dtype)
+        data = np.zeros((2, 3), spec.carrier)
+        if not codec.accepts(spec):
+            with pytest.raises(CodecError, match="does not accept"):
+                codec.encode(data, spec)
+            continue
+        for other in (np.zeros((3, 2), spec.carrier), np.zeros((2, 3), "S3"), np.zeros((2, 6), spec.carrier)[:, ::2]):
+            with pytest.raises(CodecError, match="expected a C-contiguous"):
+                codec.encode(other, spec)
+
+
+def test_the_reading_of_float_formats_agrees_with_numpy() -> None:
+    rng = np.random.default_rng(0)
+    for dtype in ("float16", "float32", "float64"):
+        itemsize = DTYPES[dtype].itemsize
+        bits = rng.integers(0, 256, 8000 * itemsize, np.uint8).view(f"u{itemsize}")
+        with np.errstate(invalid="ignore"):
+            expected = bits.view(dtype).astype(np.float64)
+        np.testing.assert_array_equal(to_float64(bits, dtype), expected)
+    assert set(FLOAT_FIELDS) == {"float16", "bfloat16", "float32", "float64", "float8_e5m2"}

@@ -17,6 +17,7 @@ from tensorstash.codecs import (
     Zstd,
 )
 from tensorstash.codecs.lossless import _CODECS
+from tensorstash.codecs.wire.entropy import contiguous_sample
 from tensorstash.errors import CodecError
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.protocols import Codec
@@ -218,3 +219,108 @@ def test_lossless_refuses_a_tag_of_no_codec_or_one_of_another_dtype() -> None:
         payload[-1] = tag
         with pytest.raises(CodecError, match=f"no codec of float32 has the tag {tag}"):
             Lossless().decode(payload, spec)
+
+
+def test_zstd_looks_at_a_sample_and_leaves_the_row_alone_if_that_does_not_compress() -> None:
+    row = np.zeros(1 << 18, np.uint8)
+    places = contiguous_sample(np.arange(row.size), row.size // 16)
+    row[places] = np.random.default_rng(0).integers(0, 256, places.size)
+    assert Zstd().encode(row, spec_of(row.shape, "uint8")).nbytes == row.size + 16
+
+
+def test_higher_levels_are_smaller() -> None:
+    words = np.random.default_rng(0).integers(0, 50, 1 << 14)
+    text = np.concatenate([np.frombuffer(b"saved tensor number %d " % word, np.uint8) for word in words.tolist()])
+    spec = spec_of(text.shape, "uint8")
+    sizes = [Zstd(level=level).encode(text, spec).nbytes for level in (-5, 1, 19)]
+    assert sizes[2] < sizes[1] < sizes[0] / 1.5
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "int64"])
+def test_two_values_are_packed_only_where_that_is_smaller_so_that_the_length_tells_what_it_is(dtype: str) -> None:
+    for size in range(40):
+        data = (np.arange(size) % 2).astype(dtype)
+        payload = TwoValued().encode(data, spec_of(data.shape, dtype))
+        assert (payload.nbytes < data.nbytes) != np.shares_memory(payload, data) or not size
+        assert TwoValued().decode(payload, spec_of(data.shape, dtype)).tobytes() == data.tobytes()
+
+
+def test_what_was_passed_on_comes_back_from_memory_that_is_not_aligned() -> None:
+    data = normal(100)
+    moved = np.zeros(401, np.uint8)[1:]
+    moved[:] = data.view(np.uint8)
+    assert TwoValued().decode(moved, spec_of((100,), "float32")).tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 8, 20, 22, 399, 401])
+def test_a_payload_of_two_values_that_was_cut_is_refused(cut: int) -> None:
+    spec = spec_of((100,), "float32")
+    payload = np.resize(TwoValued().encode(np.zeros(100, np.float32), spec), cut)
+    with pytest.raises(CodecError):
+        TwoValued().decode(payload, spec)
+
+
+def test_two_valued_does_not_take_another_value_in_another_block() -> None:
+    data = np.zeros(200_000, np.float32)
+    data[10], data[100_000:100_005] = 1, 2
+    codec, spec = TwoValued(), spec_of(data.shape, "float32")
+    assert codec.decode(codec.encode(data, spec), spec).tobytes() == data.tobytes()
+
+
+def test_sparse_compresses_a_mask_of_runs() -> None:
+    causal = np.tril(np.abs(normal(1 << 20)).reshape(-1, 256, 256) + np.float32(0.1))
+    assert ratio(Sparse(), causal, "float32") > 1.95
+
+
+def test_lossless_looks_again_where_the_sample_misled_it() -> None:
+    data = np.where(np.random.default_rng(0).random(1 << 18) < 0.5, np.float32(0), np.float32(2))
+    data[100_000:100_003] = 1, 3, 5
+    spec = spec_of(data.shape, "float32")
+    payload = Lossless().encode(data, spec)
+    assert Lossless().decode(payload, spec).tobytes() == data.tobytes()
+    assert payload.nbytes < 0.6 * data.nbytes
+
+
+def test_dense_numbers_are_passed_on_unless_they_are_few_bytes_each() -> None:
+    for dtype, shrinks in (("float32", False), ("bfloat16", True)):
+        data = normal(1 << 18, dtype)
+        payload = Lossless().encode(borrowed(data), spec_of(data.shape, dtype))
+        assert np.shares_memory(payload, data) != shrinks
+
+
+def test_lossless_passes_on_what_only_the_sample_compressed() -> None:
+    data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8).view(np.float32)
+    ordinary = np.concatenate([contiguous_sample(np.arange(data.size), 1 << 12, 8), np.arange(1 << 17)])
+    data[ordinary] = normal(ordinary.size)
+    spec = spec_of(data.shape, "float32")
+    assert Lossless(min_ratio=1.01).encode(data, spec).nbytes < data.nbytes
+    assert np.shares_memory(Lossless(min_ratio=1.15).encode(data, spec), data)
+
+
+def test_lossless_gives_an_aligned_array_from_a_payload_anywhere() -> None:
+    data = np.random.default_rng(0).integers(0, 256, 8008, np.uint8)[:8000].view(np.float64)
+    spec = spec_of(data.shape, "float64")
+    anywhere = np.empty(8001, np.uint8)[1:]
+    anywhere[:] = Lossless().encode(data, spec)
+    back = Lossless().decode(anywhere, spec)
+    assert back.flags.aligned
+    assert back.tobytes() == data.tobytes()
+
+
+def test_sample_is_of_neighbours_from_all_over() -> None:
+    sample = contiguous_sample(np.arange(10_000), 400, runs=4)
+    assert sample.reshape(4, 100)[:, 0].tolist() == [0, 3300, 6600, 9900]
+    assert (np.diff(sample.reshape(4, 100), axis=1) == 1).all()
+    assert contiguous_sample(np.arange(10), 400, runs=4).tolist() == list(range(10))
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("odd", [2, 3, 4, 128, 255])
+@pytest.mark.parametrize("place", [0, 70_000])
+def test_a_boolean_that_is_neither_0_nor_1_comes_back_as_it_was(odd: int, place: int) -> None:
+    flags = np.zeros(70_001, np.uint8)
+    flags[place] = odd
+    for codec in (PackBits(), Lossless()):
+        payload = codec.encode(flags.view(np.bool_), spec_of(flags.shape, "bool"))
+        assert codec.decode(payload, spec_of(flags.shape, "bool")).view(np.uint8).tobytes() == flags.tobytes()

@@ -1,14 +1,16 @@
 """A replaced forward runs inside its scope, and leaves no other trace in the model."""
 
 import copy
+import gc
 import inspect
 import pickle
+import weakref
 from contextlib import contextmanager
 
 import pytest
 
 from tensorstash.backends.forward import replace_method
-from tensorstash.errors import ConfigError
+from tensorstash.errors import BackendError, ConfigError
 
 
 class Plain:
@@ -134,3 +136,121 @@ def test_a_patch_of_somebody_else_on_top_survives_the_undo(model, scopes):
 def test_what_has_no_forward_to_replace_is_refused(bad, scopes):
     with pytest.raises(ConfigError, match="expected a model"):
         replace_method(bad, scopes.named("a"))
+
+
+def test_an_exception_leaves_no_scope_open(model, scopes):
+    replace_method(model, scopes.named("a"))
+    with pytest.raises(ArithmeticError):
+        model.forward(-1)
+    assert scopes.open == 0
+    assert model.forward(1) == 2
+
+
+def test_no_cycle_keeps_the_model_alive(scopes):
+    gc.disable()
+    try:
+        model = Plain()
+        undo = replace_method(model, scopes.named("a"))
+        model.forward(1)
+        gone, forward = weakref.ref(model), model.forward
+        del model
+        assert gone() is None
+        with pytest.raises(BackendError, match="gone"):
+            forward(1)
+        undo()
+    finally:
+        gc.enable()
+
+
+def test_a_deep_copy_runs_its_own_weights_inside_the_scope(model, scopes):
+    undo = replace_method(model, scopes.named("a"))
+    twin = copy.deepcopy(model)
+    twin.weight = 10
+    assert twin.forward(3) == 30
+    assert model.forward(3) == 6
+    assert scopes.entered == ["a", "a"]
+    undo()
+    assert twin.forward(3) == 30
+    assert scopes.entered == ["a", "a"]
+
+
+def test_a_deep_copy_of_nested_replacements_stays_nested(model, scopes):
+    replace_method(model, scopes.named("a"))
+    replace_method(model, scopes.named("b"))
+    twin = copy.deepcopy(model)
+    twin.weight = 10
+    assert twin.forward(3) == 30
+    assert scopes.entered == ["b", "a"]
+
+
+def test_a_pickle_is_unwrapped(model, scopes):
+    replace_method(model, scopes.named("a"))
+    data = pickle.dumps(model)
+    assert b"tensorstash" not in data
+    twin = pickle.loads(data)
+    twin.weight = 10
+    assert twin.forward(3) == 30
+    assert scopes.entered == []
+
+
+def test_a_pickle_of_the_forward_alone_brings_its_own_model(model, scopes):
+    replace_method(model, scopes.named("a"))
+    assert pickle.loads(pickle.dumps(model.forward))(3) == 6
+    assert scopes.entered == []
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_nested_replacements_are_undone_in_any_order(model, scopes, order):
+    undos = {i: replace_method(model, scopes.named(i)) for i in range(3)}
+    active = [2, 1, 0]
+    for i in order:
+        scopes.entered.clear()
+        assert model.forward(1) == 2
+        assert scopes.entered == active
+        undos[i]()
+        active.remove(i)
+    assert "forward" not in vars(model)
+
+
+def test_the_scope_is_released_by_the_undo(model):
+    class Session:
+        @contextmanager
+        def scope(self):
+            yield
+
+    session = Session()
+    gone = weakref.ref(session)
+    undo = replace_method(model, session.scope)
+    model.forward(1)
+    undo()
+    del session
+    assert gone() is None
+
+
+def test_a_scope_is_made_for_each_call_so_that_forward_may_recurse(scopes):
+    class Countdown:
+        def forward(self, n):
+            assert scopes.open == 4 - n
+            return 0 if n == 0 else self.forward(n - 1)
+
+    model = Countdown()
+    replace_method(model, scopes.named("a"))
+    assert model.forward(3) == 0
+    assert scopes.open == 0
+
+
+def test_static_and_inherited_forwards_are_found(scopes):
+    class Static:
+        @staticmethod
+        def forward(x):
+            return -x
+
+    class Child(Plain):
+        pass
+
+    static, child = Static(), Child()
+    replace_method(static, scopes.named("a"))
+    replace_method(child, scopes.named("b"))
+    assert static.forward(3) == -3
+    assert child.forward(3) == 6
+    assert scopes.entered == ["a", "b"]

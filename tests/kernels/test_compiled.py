@@ -68,3 +68,20 @@ def test_subnormals_do_not_depend_on_the_mode_of_a_thread() -> None:
         assert codec.decode(halves.view(np.float16), spec).tobytes() == before
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    module, words = native.load(), np.zeros(20, np.uint32)
+    byte = np.zeros(1, np.uint8)
+    calls: dict[str, list[tuple[Any, ...]]] = {
+        "narrow_floats": [
+            (words, np.zeros(19, np.uint16), "bfloat16"),
+            (words, byte.repeat(81), "float16"),
+            (words, np.zeros(20, np.uint16), "float64"),
+        ],
+        "widen_floats": [(np.zeros(40, np.uint16), words.view(np.uint8)[:79], "bfloat16")],
+    }
+    for name, cases in calls.items():
+        for arrays in cases:
+            with pytest.raises(ValueError, match="expected"):
+                getattr(module, name)(*arrays)

@@ -134,3 +134,17 @@ def test_sizes_that_do_not_fit_together_are_refused(change: dict[str, object], m
     with pytest.raises(ValueError, match=message):
         module.affine_decode(body, elements, *plan)
     assert not body.any()
+
+
+@compiled
+def test_payloads_and_elements_may_start_at_any_byte() -> None:
+    data = floats((3, 700), "float32", "special", 0)
+    spec, codec = spec_of(data.shape, "float32"), Affine(bits=4)
+    memory = np.empty(data.nbytes + 1, np.uint8)
+    askew = memory[1:].view("f4").reshape(data.shape)
+    askew[...] = data
+    payload = codec.encode(data, spec)
+    assert codec.encode(askew, spec).tobytes() == payload.tobytes()
+    shifted = memory[1 : 1 + payload.size]
+    shifted[:] = payload
+    assert codec.decode(shifted, spec).tobytes() == codec.decode(payload, spec).tobytes()

@@ -3,7 +3,7 @@
 import paddle
 import pytest
 from paddle.autograd import PyLayer, saved_tensors_hooks
-from paddle_cases import leaf, noise
+from paddle_cases import bits, leaf, noise
 
 from tensorstash.errors import StashError
 
@@ -124,3 +124,93 @@ def test_what_unpack_must_not_return_is_a_named_error(backend, returned, message
         y = paddle.exp(x)
     with pytest.raises(StashError, match=message):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_an_exception_in_pack_leaves_the_scope_unchanged(backend, program, kind):
+    with pytest.raises(kind) as caught, backend.hooks(raising(kind), same):
+        program(leaf(noise(3)) * 1.0)
+    assert_as_raised(caught, kind)
+    assert_the_next_step_works()
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_an_exception_while_a_layer_asks_for_a_saved_tensor_leaves_backward_unchanged(backend, kind):
+    with backend.hooks(copied, raising(kind)):
+        loss = Doubled.apply(leaf(noise(3)) * 1.0).sum()
+    with pytest.raises(kind) as caught:
+        loss.backward()
+    assert_as_raised(caught, kind)
+    assert_the_next_step_works()
+
+
+def test_an_exception_of_the_body_comes_first_and_carries_a_note(backend):
+    def forward():
+        with backend.hooks(raising(KeyError), same):
+            paddle.exp(leaf([1.0]))
+            raise ValueError("body")
+
+    with pytest.raises(ValueError, match="body") as caught:
+        forward()
+    assert any("KeyError" in note for note in caught.value.__notes__)
+
+
+def test_nothing_more_is_packed_after_a_failure(backend):
+    calls = []
+
+    def pack(tensor):
+        calls.append(tensor)
+        raise KeyError
+
+    with pytest.raises(KeyError), backend.hooks(pack, same):
+        paddle.exp(paddle.exp(leaf([1.0])))
+    assert len(calls) == 1
+
+
+def test_a_failed_unpack_can_be_tried_again_on_a_retained_graph(backend):
+    failures = [OSError("once")]
+
+    def unpack(array):
+        if failures:
+            raise failures.pop()
+        return paddle.to_tensor(array)
+
+    x = leaf(noise(3))
+    with backend.hooks(copied, unpack):
+        loss = (x * x).sum()
+    with pytest.raises(OSError, match=r"^once$"):
+        loss.backward(retain_graph=True)
+    loss.backward()
+    assert bits(x.grad) == bits(x.detach() * 2)
+
+
+def test_an_exception_of_the_users_own_layer_is_left_alone(backend):
+    class Broken(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise KeyError("the layer's own")
+
+    with backend.hooks(same, same):
+        y = Broken.apply(leaf([1.0]))
+    with pytest.raises(OSError, match="the layer's own"):
+        y.backward()
+    assert_the_next_step_works()
+
+
+def test_a_tensor_that_needs_grad_and_a_slice_of_a_larger_one_are_fine(backend):
+    x, plain = leaf(noise(4, 6)), leaf(noise(4, 6))
+
+    def unpack(array):
+        larger = paddle.concat([paddle.zeros_like(paddle.to_tensor(array)), paddle.to_tensor(array)])
+        larger.stop_gradient = False
+        return larger[4:]
+
+    with backend.hooks(copied, unpack):
+        y = paddle.exp(x)
+    y.sum().backward()
+    paddle.exp(plain).sum().backward()
+    assert bits(x.grad) == bits(plain.grad)

@@ -9,7 +9,7 @@ import pytest
 from paddle.autograd import PyLayer, saved_tensors_hooks
 from paddle.autograd.py_layer import PyLayerContext
 from paddle.base import core
-from paddle_cases import leaf, noise
+from paddle_cases import gradients, leaf, noise
 
 from tensorstash.errors import BackendError, SavedTensorModifiedError
 
@@ -206,3 +206,88 @@ def test_what_was_saved_beside_the_scope_of_another_thread_can_be_differentiated
     y.sum().backward(retain_graph=True)
     y.sum().backward()
     assert np.array_equal(x.grad.numpy(), 2 * y.numpy())
+
+
+def test_another_threads_layers_may_save_anything(backend):
+    class Layer(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x, None, [x, 3])
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            _, nothing, (_, three) = ctx.saved_tensor()
+            assert nothing is None
+            return grad * (three - 1)
+
+    def other():
+        x = leaf([1.0])
+        Layer.apply(x).backward()
+        assert x.grad.item() == 2
+
+    with backend.hooks(same, same):
+        in_thread(other)
+
+
+def test_many_threads_train_at_once_each_under_its_own_pair(pair, backend):
+    expected = gradients(lambda a: paddle.exp(a @ a.t()) @ a, [noise(4, 4)])
+    pairs = [type(pair)(backend) for _ in range(4)]
+    found = [[] for _ in pairs]
+
+    def train(index):
+        for _ in range(20):
+            found[index].append(gradients(lambda a: paddle.exp(a @ a.t()) @ a, [noise(4, 4)], pairs[index].hooks()))
+
+    threads = [threading.Thread(target=train, args=(index,)) for index in range(len(pairs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(grads == expected for each in found for grads in each)
+    assert all(len(each) == 20 for each in found)
+    assert len({each.copied.total() for each in pairs}) == 1
+
+
+def test_operations_inside_pack_are_not_packed(backend):
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor)
+        with paddle.enable_grad():
+            return (tensor * tensor.detach()).numpy()
+
+    with backend.hooks(pack, paddle.to_tensor):
+        save_one()
+    assert len(packed) == 1
+
+
+def test_foreign_hooks_that_no_object_has_entered_are_an_error(backend):
+    core.eager.register_saved_tensors_hooks(same, same)
+    try:
+        with pytest.raises(BackendError, match=r"could not be put back|cannot be told"):
+            backend.hooks(same, same).__enter__()
+    finally:
+        core.eager.reset_saved_tensors_hooks()
+
+
+def test_foreign_hooks_left_out_of_order_are_an_error(backend):
+    foreign = saved_tensors_hooks(same, same)
+    with backend.hooks(same, same):
+        foreign.__enter__()
+        inner = backend.hooks(same, same)
+        inner.__enter__()
+        with pytest.raises(BackendError, match="another order"):
+            foreign.__exit__(None, None, None)
+        inner.__exit__(None, None, None)
+
+
+def test_backward_may_run_under_other_hooks_than_forward(pair, backend):
+    notes = []
+    x = leaf(noise(3, 3))
+    with pair.hooks():
+        y = paddle.exp(x * x)
+    with backend.hooks(*noting(notes, "backward")), saved_tensors_hooks(*noting(notes, "foreign")):
+        y.sum().backward()
+    assert not notes
+    assert pair.unpacked == 3

@@ -109,3 +109,25 @@ def test_an_uninitialised_tensor_is_kept_and_described(backend):
     nothing = paddle.Tensor()
     assert backend.keep_reason(nothing) == "no real memory"
     assert "no place" in backend.describe(nothing)
+
+
+def test_a_parameter_that_comes_as_a_reference_to_another_class_goes_is_found(backend):
+    class FlatWeight(EagerParamBase):
+        pass
+
+    weight, classes = paddle.create_parameter([4, 4], "float32"), [FlatWeight]
+    for _ in range(2):  # classes are known from the first time on, and counted from the second
+        assert reason_in(backend, weight.t()) == "view of a parameter"
+    other = paddle.create_parameter([4, 4], "float32")
+    classes.clear()
+    assert reason_in(backend, other.t()) == "view of a parameter"
+
+
+def test_weights_saved_by_layers_are_recognised(backend, pair):
+    linear, norm, conv = paddle.nn.Linear(5, 5), paddle.nn.LayerNorm(5), paddle.nn.Conv2D(5, 5, 1)
+    with pair.hooks():
+        x = needing_grad(2, 3, 5) * 1
+        y = conv((norm(linear(x)) @ linear.weight.t()).transpose([0, 2, 1]).unsqueeze(-1))
+    y.sum().backward()
+    assert pair.kept == {"parameter": 3, "view of a parameter": 1}
+    assert not {(5, 5), (5, 5, 1, 1), (5,)} & set(pair.copied)

@@ -3,6 +3,7 @@
 import numpy as np
 import paddle
 import pytest
+from paddle.autograd import saved_tensors_hooks
 from paddle_cases import bits, gradients, noise
 
 import tensorstash as ts
@@ -105,3 +106,24 @@ def test_tensors_without_elements_or_memory_are_kept(backend, pair):
     y.sum().backward()
     assert x.grad is not None
     assert "no real memory" in pair.kept
+
+
+def test_a_view_and_one_reversed_that_begins_at_the_same_element_are_two_contents(backend):
+    memory = paddle.rand([32])
+    up, down = memory[15:31], memory[15::-1]
+    with ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle") as session:
+        handles = [session._session.pack(view) for view in (up, down)]
+    assert session.stats().deduplicated.tensors == 0
+    session.drain()
+    for view, handle in zip((up, down), handles, strict=True):
+        back = session._session.unpack(handle)
+        assert layout_of(back) == layout_of(view)
+        assert bits(back) == bits(view)
+
+
+def test_an_unpack_that_is_a_function_of_paddle_is_laid_out_too():
+    arrays = [noise(4, 6), noise(4, 6, seed=1)]
+    program = VIEWS["transposed"]
+    with ts.stash(ts.Keep(), framework="paddle"):
+        got = gradients(program, arrays, saved_tensors_hooks(lambda tensor: tensor.numpy(), paddle.to_tensor))
+    assert got == gradients(program, arrays)

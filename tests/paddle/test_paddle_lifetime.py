@@ -5,7 +5,7 @@ import threading
 import paddle
 import pytest
 from paddle.autograd import PyLayer
-from paddle_cases import leaf, noise
+from paddle_cases import bits, leaf, noise
 
 
 class Tanh(PyLayer):
@@ -107,3 +107,39 @@ def test_a_retaining_backward_on_one_thread_frees_late_nothing_of_another(pair, 
     assert not pair.live
     go_on.set()
     worker.join()
+
+
+def test_a_gradient_alone_leaves_the_graph_usable_as_without_hooks(pair):
+    x = leaf(noise(3, 4))
+    with pair.hooks():
+        loss = saved_by_operations(x * 1.0)
+    (first,) = paddle.grad(loss, [x])
+    (second,) = paddle.grad(loss, [x])
+    loss.backward()
+    assert bits(first) == bits(second) == bits(x.grad)
+    assert not pair.live
+
+
+def test_a_nested_retained_backward_does_not_lose_what_the_outer_one_needs(pair):
+    class Twice(PyLayer):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            with paddle.enable_grad():
+                y = leaf([2.0])
+                with pair.hooks():
+                    z = y * y
+                z.backward(retain_graph=True)
+                z.backward()
+            assert y.grad.item() == 8
+            return grad
+
+    x = leaf(noise(3))
+    with pair.hooks():
+        loss = paddle.exp(Twice.apply(x * 1.0)).sum()
+    loss.backward()
+    assert bits(x.grad) == bits(paddle.exp(x.detach()))
+    assert not pair.live

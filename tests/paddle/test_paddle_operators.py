@@ -58,3 +58,19 @@ def test_the_search_finds_planted_faults_and_names_a_case_that_kills_its_process
         Case("F.softmax_with_cross_entropy(return_softmax=True)", "contiguous", "float32"): "backward changed output 1",
     }
     assert dict(outcomes("paddle_operators.planted.faulty", planted)) == planted
+
+
+def seconds(sample: float) -> float | None:
+    """How long to go on: for ever if the whole table is asked for."""
+    return None if WHOLE else sample
+
+
+@pytest.mark.timeout(0)
+def test_what_is_left_out_is_what_plain_paddle_makes_of_it():
+    cases = [case for case in sampled(every_case(), SEED) if exclusions().get(case) != UNSTABLE]
+    told = {case: reason_of(outcome) for case, outcome in outcomes("plain", cases, seconds(3))}
+    assert told
+    # A process also dies of what an earlier case has done to its memory.
+    blamed = [case for case, reason in told.items() if reason == CRASHES != exclusions().get(case)]
+    told |= {case: reason_of(outcome) for one in blamed for case, outcome in outcomes("plain", [one])}
+    assert {case.id: reason for case, reason in told.items() if reason != exclusions().get(case)} == {}

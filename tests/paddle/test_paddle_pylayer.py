@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle.autograd import PyLayer
-from paddle_cases import bits, leaf, noise, run_alone
+from paddle_cases import bits, gradients, leaf, noise, run_alone
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import _STACK
@@ -302,3 +302,124 @@ def test_a_kept_parameter_is_the_parameter_itself(pair):
     y.sum().backward()
     assert found[0][0] is weight
     assert pair.kept == {"parameter": 1}
+
+
+def test_nothing_saved_and_never_saved(pair):
+    empty, found = saving()
+    with pair.hooks():
+        y = empty(leaf([1.0]))
+        z = layer(lambda ctx, x: x * 2, lambda ctx, grad: (found.append(ctx.saved_tensor()), grad)[1])(leaf([1.0]))
+    y.backward()
+    z.backward()
+    assert found == [(), None]
+
+
+def test_the_last_of_two_saves_wins(pair):
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x)
+        ctx.save_for_backward(x * 3)
+        return x * 2
+
+    found = []
+    apply = layer(forward, lambda ctx, grad: (found.append(ctx.saved_tensor()), grad * 2)[1])
+    x = leaf(noise(3))
+    with pair.hooks():
+        y = apply(x * 1.0)
+    y.sum().backward()
+    ((one,),) = found
+    assert bits(one) == bits(x * 3)
+
+
+def test_second_derivatives_of_a_layer_whose_apply_was_taken_before(pair):
+    kind = type("Tanh", (PyLayer,), {"forward": staticmethod(tanh_forward), "backward": staticmethod(tanh_backward)})
+    apply = kind.apply
+    assert second_derivative(apply, pair.hooks()) == second_derivative(apply)
+
+
+def test_second_derivatives_through_a_saved_output_that_is_held_are_summed_as_without_hooks():
+    held = []
+
+    def program(x):
+        held[:] = tanh_and_exp()(x)
+        return held[0] * held[1]
+
+    assert second_derivative(
+        program, ts.stash(ts.Compress(min_ratio=1), min_bytes=0, framework="paddle")
+    ) == second_derivative(program)
+    held.clear()
+
+
+def test_a_saved_output_in_a_dropped_graph_is_freed(pair, counting_only):
+    x = leaf(noise(5)) * 1.0
+    with pair.hooks():
+        y = tanh(x) * 2.0
+    assert pair.live
+    del y
+    assert not pair.live
+
+
+def test_a_retained_backward_that_raised_runs_again(pair):
+    x = leaf(noise(5))
+    Raises.where = "backward, after it asked"
+    with pair.hooks():
+        y = Raises.apply(x * 1.0)
+    with pytest.raises((RuntimeError, OSError)):
+        y.sum().backward(retain_graph=True)
+    Raises.where = ""
+    y.sum().backward()
+    assert bits(x.grad) == bits(x)
+
+
+def test_an_inplace_layer_and_a_layer_with_several_outputs(pair):
+    def forward(ctx, x):
+        out = x.tanh_()
+        ctx.save_for_backward(out)
+        return out, x * 2
+
+    def backward(ctx, grad, other):
+        (out,) = ctx.saved_tensor()
+        return grad * (1 - out * out) + other * 2
+
+    program = lambda x: sum(layer(forward, backward)(x))  # noqa: E731
+    assert gradients(program, [noise(4)], pair.hooks()) == gradients(program, [noise(4)])
+
+
+def test_layers_inside_layers_keep_their_own(pair):
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        with paddle.enable_grad():
+            inner = x.detach()
+            inner.stop_gradient = False
+            y = square(inner)
+        ctx.inner, ctx.y = inner, y
+        return y.detach()
+
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensor()
+        (inner,) = paddle.grad(ctx.y, [ctx.inner], [grad])
+        return inner + 0 * x
+
+    program = layer(forward, backward)
+    assert gradients(program, [noise(4)], pair.hooks()) == gradients(program, [noise(4)])
+
+
+def test_marks_and_materialised_gradients_still_work(pair):
+    seen = []
+
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        a, b = x + x, x + x + x
+        ctx.mark_non_differentiable(a)
+        return a, b
+
+    def backward(ctx, grad_a, grad_b):
+        seen.append(grad_a.tolist())
+        return grad_b
+
+    x = leaf([1.0])
+    with pair.hooks():
+        a, b = layer(forward, backward)(x)
+    b.sum().backward()
+    assert seen == [[0.0]]
+    assert a.stop_gradient
+    assert x.grad.tolist() == [1.0]

@@ -1,5 +1,7 @@
 """``recompute``, reentrant and built on hooks, in every position relative to ours."""
 
+import threading
+
 import paddle
 import pytest
 from paddle.distributed.fleet.utils import recompute
@@ -52,3 +54,42 @@ def test_gradients_are_bitwise_equal_and_nothing_is_left(net, pair, position, re
     sees_operations = reentrant or position == "inside"
     assert bool(pair.copied) == sees_operations
     assert not pair.live
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_several_blocks_one_after_the_other_and_inside_one_another(net, pair, reentrant):
+    def nested(value):
+        return recompute(net, recompute(net, value, use_reentrant=True), use_reentrant=reentrant)
+
+    def train(hooked):
+        paddle.seed(5)
+        x = leaf(noise(3, 4))
+        if hooked:
+            with pair.hooks():
+                y = paddle.exp(recompute(net, paddle.tanh(x), use_reentrant=reentrant)) * nested(x)
+        else:
+            y = paddle.exp(net(paddle.tanh(x))) * net(net(x))
+        y.sum().backward()
+        return bits(x.grad)
+
+    net[2].eval()
+    assert train(True) == train(False)
+    assert not pair.live
+
+
+def test_recompute_on_another_thread_while_hooks_are_in_force(net, pair):
+    net[2].eval()
+    found = []
+
+    def other():
+        x = leaf(noise(3, 4))
+        recompute(net, x * 1.0, use_reentrant=False).sum().backward()
+        found.append(bits(x.grad))
+
+    other()
+    with pair.hooks():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert found[0] == found[1]
+    assert not pair.copied

@@ -1,7 +1,12 @@
 """Tokens of storages are equal only where the storage is provably the same one."""
 
+import gc
+
 import paddle
 import pytest
+from paddle.base import core
+
+from tensorstash.backends.paddle.storage import _REMEMBERED
 
 
 @pytest.fixture
@@ -30,3 +35,25 @@ def test_as_many_storages_are_held_as_there_is_room_for(backend, scope, most_byt
     assert [one == other for one, other in zip(again, reversed(tokens), strict=True)] == [True] * held + [False] * (
         3 - held
     )
+
+
+def test_memory_that_was_swapped_under_a_tensor_has_another_token(backend, scope):
+    x, y = paddle.rand([4]), paddle.rand([4])
+    token, _ = backend.storage(x)
+    y._share_buffer_to(x)
+    assert backend.storage(x)[0] != token
+    assert backend.storage(x)[0] == backend.storage(y)[0]
+
+
+def test_no_more_than_the_last_few_storages_are_held_and_none_after_the_scope(backend):
+    def allocated() -> int:
+        return int(core.host_memory_stat_current_value("Allocated", 0))
+
+    nbytes = 1 << 20
+    gc.collect()
+    before = allocated()
+    with backend.hooks(lambda tensor: None, lambda packed: None):
+        for _ in range(_REMEMBERED + 8):
+            backend.storage(paddle.ones([nbytes // 4]))
+        assert allocated() - before == _REMEMBERED * nbytes
+    assert allocated() == before

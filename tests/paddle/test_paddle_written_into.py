@@ -99,3 +99,26 @@ def test_another_thread_without_a_scope_is_as_without_hooks(patched):
     for before, after, gradients in found:
         assert after == before
         assert set(gradients) == {expected_gradient(loss_and_softmax)}
+
+
+def test_what_pack_raises_inside_such_an_operation_is_reported(backend):
+    def refuse(tensor):
+        raise ZeroDivisionError("pack")
+
+    def step():
+        with backend.hooks(refuse, lambda x: x):
+            loss_and_softmax(paddle.to_tensor(LOGITS, stop_gradient=False) * 1.0)
+
+    with pytest.raises(ZeroDivisionError):
+        step()
+
+
+def test_what_unpack_raises_inside_such_an_operation_is_raised(backend):
+    def refuse(packed):
+        raise ZeroDivisionError("unpack")
+
+    leaf = paddle.to_tensor(LOGITS, stop_gradient=False)
+    with backend.hooks(lambda x: x.detach(), refuse):
+        loss, _ = loss_and_softmax(leaf * 1.0)
+    with pytest.raises(ZeroDivisionError):
+        loss.sum().backward()

@@ -67,3 +67,11 @@ def test_checksums_are_those_of_xxh3():
     """Those of a payload that was written once stay what they were: the published values of XXH3_64bits, seed 0."""
     assert checksum(np.zeros(0, np.uint8)) == 0x2D06800538D394C2
     assert block_checksums(np.frombuffer(b"abc", np.uint8)) == [0x78AF5F94892F3950]
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+@pytest.mark.parametrize("address", [0, 1, 24])
+def test_the_address_does_not_matter(payload, nbytes, address):
+    data = payload(nbytes + address)[address:]
+    assert block_checksums(data) == block_checksums(data.copy())
+    assert checksum(data) == checksum(data.copy())

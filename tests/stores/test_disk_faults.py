@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 from store_kinds import PIECE
 
 from tensorstash.errors import StoreError, StoreFullError
-from tensorstash.host.pages import round_up
+from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
 from tensorstash.stores import Disk
+from tensorstash.stores.disk import slab as slab_module
 from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
@@ -352,3 +354,234 @@ def test_only_a_file_system_without_direct_transfers_is_written_to_without_them(
     monkeypatch.setattr("tensorstash.stores.disk.syscalls.os.pwrite", refuse)
     with open(tmp_path / "file", "wb") as file, pytest.raises(OSError) if is_an_error else nullcontext():
         assert Syscalls().enable_direct(file.fileno()) == 0
+
+
+@pytest.fixture
+def ext2(tmp_path):
+    """A mounted file system that has direct I/O and reserves no blocks."""
+    if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("mkfs.ext2") is None:
+        pytest.skip("needs mkfs.ext2 and the right to mount a file system")
+    image, place = tmp_path / "image", tmp_path / "mounted"
+    place.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(24 * 2**20)
+    subprocess.run(["mkfs.ext2", "-q", "-F", str(image)], check=True)
+    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"may not mount a file system: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_what_a_refused_reservation_took_is_given_back(config, payload):
+    class TakesAndRefuses(Syscalls):
+        def reserve(self, fd, start, length):
+            super().reserve(fd, start, length)
+            if start:
+                failing(errno.ENOSPC)()
+
+    store = DiskStore(config, TakesAndRefuses())
+    slot = store.put(payload(4096))
+    with pytest.raises(StoreFullError):
+        store.put(payload(PIECE))
+    (slab,) = store._slabs
+    assert os.fstat(slab._file.fd).st_size == store.file_bytes == 4096
+    assert np.array_equal(store.get(slot), payload(4096))
+    store.close()
+
+
+@pytest.mark.parametrize("method", ["available", "truncate"])
+def test_no_call_fails_without_a_name(config, payload, method):
+    calls = Faulty(faults={"reserve": failing(errno.ENOSPC)})
+    broken = type("Broken", (Faulty,), {method: lambda *_: failing(errno.EIO)()})(faults=calls.faults)
+    store = DiskStore(config, broken)
+    with pytest.raises(StoreError, match="EIO"):
+        store.put(payload(4096))
+    assert store.used_bytes == 0
+    store.close()
+
+
+@pytest.mark.parametrize("alignment", [0, 64, 4032])
+def test_a_write_that_stops_in_the_copied_end_of_a_record_goes_on_from_there(tmp_path, payload, alignment):
+    nbytes = HUGE_PAGE + 100
+    store = DiskStore(Disk(directory=str(tmp_path)), Faulty(most=round_up(nbytes) - BLOCK))
+    data = page_aligned(nbytes + alignment)[alignment:]
+    data[:] = payload(nbytes)
+    assert np.array_equal(store.get(store.put(data)), payload(nbytes))
+    store.close()
+
+
+def test_an_interrupt_leaves_nothing_behind(config, payload):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    faults = {"write": interrupt}
+    store = DiskStore(config, Faulty(faults=faults))
+    for nbytes in (1_000, 3 * PIECE):
+        with pytest.raises(KeyboardInterrupt):
+            store.put(payload(nbytes))
+    faults.clear()
+    check_usable(store, payload)
+
+
+def test_a_directory_that_is_removed_meanwhile_does_not_matter(tmp_path, payload):
+    directory = tmp_path / "scratch"
+    directory.mkdir()
+    store = Disk(directory=str(directory)).open()
+    slot = store.put(payload(PIECE))
+    directory.rmdir()
+    assert np.array_equal(store.get(slot), payload(PIECE))
+    store.delete(slot)
+    check_usable(store, payload)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_zeros_that_do_not_fit_are_taken_back_and_named(config, payload, number):
+    writes = iter(range(10_000))
+
+    def fail_later() -> None:
+        if next(writes) >= 2:
+            failing(number)()
+
+    faults = {}
+    store = DiskStore(config, ReservesNothing(faults=faults))
+    small = store.put(payload(4096))
+    before = store.file_bytes
+    faults["write"] = fail_later
+    with pytest.raises(StoreError, match=errno.errorcode[number]):
+        store.put(payload(3 * PIECE))
+    (slab,) = store._slabs
+    assert os.fstat(slab._file.fd).st_size == store.file_bytes == before
+    faults.clear()
+    assert np.array_equal(store.get(small), payload(4096))
+    store.delete(small)
+    check_usable(store, payload)
+
+
+@pytest.mark.parametrize("most", [4097, 100_000])
+def test_zeros_are_written_on_after_a_short_write(config, payload, most):
+    store = DiskStore(config, ReservesNothing(most=most))
+    slot = store.put(payload(PIECE + 5))
+    (slab,) = store._slabs
+    assert os.fstat(slab._file.fd).st_size == store.file_bytes
+    assert np.array_equal(store.get(slot), payload(PIECE + 5))
+    store.close()
+
+
+def test_a_device_that_takes_no_zeros_is_named(config, payload):
+    store = DiskStore(config, ReservesNothing(most=0))
+    with pytest.raises(StoreError, match="took 0 of"):
+        store.put(payload(5_000))
+    store.close()
+
+
+def test_zeros_are_offered_again_to_a_device_that_takes_none_for_a_while(tmp_path):
+    @dataclass(frozen=True)
+    class Hesitant(Syscalls):
+        turns: list[int] = field(default_factory=list)
+
+        def write(self, fd, parts, offset):
+            return super().write(fd, beginning(parts, 4096), offset) if self.turns.pop(0) else 0
+
+    with open(tmp_path / "file", "w+b") as file:
+        turns = [0] * 7 + [1] + [0] * 7 + [1]
+        Hesitant(preallocate=False, turns=turns).reserve(file.fileno(), 0, 8192)
+        assert not turns
+        assert os.fstat(file.fileno()).st_size == 8192
+        turns = [1] + [0] * 8
+        with pytest.raises(OSError, match="took 0 of 4096 bytes of zeros"):
+            Hesitant(preallocate=False, turns=turns).reserve(file.fileno(), 8192, 8192)
+        assert not turns
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_file_system_that_reserves_no_blocks_is_used_to_its_end(ext2, payload, direct):
+    free = os.statvfs(ext2).f_bfree
+    store = Disk(directory=str(ext2), direct=direct).open()
+    if direct and not store.direct:
+        pytest.skip("the file system has no direct I/O")
+    slots = [store.put(payload(2**20 + 5, seed)) for seed in range(18)]
+
+    def fill():
+        while True:
+            slots.append(store.put(payload(2**20 + 5, len(slots))))
+
+    with pytest.raises(StoreFullError, match="ENOSPC"):
+        fill()
+    (slab,) = store._slabs
+    assert os.fstat(slab._file.fd).st_blocks * 512 >= store.file_bytes
+    assert all(np.array_equal(store.get(slot), payload(2**20 + 5, seed)) for seed, slot in enumerate(slots))
+    store.delete(slots.pop())
+    assert np.array_equal(store.get(store.put(payload(2**20 + 5))), payload(2**20 + 5))
+    store.close()
+    assert os.statvfs(ext2).f_bfree == free
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no direct I/O")
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_device_that_is_full_when_direct_io_is_tried_is_used_when_there_is_room(
+    tmp_path, payload, number, monkeypatch
+):
+    real, refused = os.pwrite, []
+
+    def full(fd, data, offset):
+        refused.append(len(data))
+        failing(number)()
+
+    monkeypatch.setattr(os, "pwrite", full)
+    store = Disk(directory=str(tmp_path)).open()
+    monkeypatch.setattr(os, "pwrite", real)
+    assert refused == [4096], "a device that is full is asked once"
+    (slab,) = store._slabs
+    assert slab.address_unit == 4096
+    check_usable(store, payload)
+
+
+def test_a_record_that_nobody_refers_to_is_deleted(config, payload):
+    store = config.open()
+    slots = [store.put(payload(100_000)) for _ in range(3)]
+    store.delete(slots[0])
+    store.delete(slots[0])
+    del slots[1:]
+    assert store.used_bytes == 0
+    slots.append(store.put(payload(300_000)))
+    assert store.used_bytes == round_up(300_000)
+    store.delete(slots[0])
+    assert store.used_bytes == round_up(300_000)
+    store.close()
+
+
+def test_where_direct_transfers_cannot_be_tried_the_file_is_closed(tmp_path, monkeypatch):
+    files, made = [], slab_module.open_private_file
+
+    class Refusing(Syscalls):
+        def enable_direct(self, fd):
+            raise OSError(errno.EIO, "Input/output error")
+
+    def recorded(*arguments):
+        files.append(made(*arguments))
+        return files[-1]
+
+    monkeypatch.setattr(slab_module, "open_private_file", recorded)
+    with pytest.raises(StoreError, match="trying direct I/O"):
+        Slab(str(tmp_path), Refusing(), direct=True, limit_bytes=None)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(files[0].fd)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_made_leaves_no_directory(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refuse(path, flags, *mode, **options):
+        if flags & os.O_EXCL:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, flags, *mode, **options)
+
+    monkeypatch.setattr("tensorstash.stores.disk.scratch_file.os.open", refuse)
+    with pytest.raises(StoreError, match="Too many open files"):
+        Slab(str(tmp_path), Syscalls(unnamed=False), direct=False, limit_bytes=None)
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from store_kinds import PIECE
 
+from tensorstash.errors import StoreFullError
 from tensorstash.host.pages import BLOCK, page_aligned, round_up
 from tensorstash.stores import Disk
+from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 
@@ -118,4 +120,63 @@ def test_all_but_a_block_or_two_is_written_from_where_it_is_and_read_to_as_good_
     read = store.get(slot)
     assert np.array_equal(read, payload(nbytes))
     assert read.ctypes.data % unit == data.ctypes.data % unit
+    store.close()
+
+
+def test_room_in_parts_is_used_before_the_file_grows(tmp_path, payload):
+    store = Disk(directory=str(tmp_path)).open()
+    slots = [store.put(payload(300 * 1024, seed)) for seed in range(20)]
+    for slot in slots[::2]:
+        store.delete(slot)
+    before = store.file_bytes
+    whole = store.put(payload(2 * MIB))
+    assert store.file_bytes == before
+    assert np.array_equal(store.get(whole), payload(2 * MIB))
+    store.close()
+
+
+def test_a_free_end_is_grown_by_what_it_lacks(tmp_path, payload):
+    store = Disk(directory=str(tmp_path)).open()
+    store.delete(store.put(payload(200 * 1024)))
+    slot = store.put(payload(232 * 1024))
+    assert store.file_bytes <= 250 * 1024
+    assert np.array_equal(store.get(slot), payload(232 * 1024))
+    store.close()
+
+
+def test_scraps_are_used_when_the_device_is_full(tmp_path, payload):
+    left = [64 * 4096]
+
+    class Small(Syscalls):
+        def available(self, fd, directory):
+            return left[0]
+
+        def reserve(self, fd, start, length):
+            super().reserve(fd, start, length)
+            left[0] -= length
+
+    store = DiskStore(Disk(directory=str(tmp_path)), Small())
+    slots = [store.put(payload(4096, seed)) for seed in range(64)]
+    for slot in slots[::2]:
+        store.delete(slot)
+    whole = store.put(payload(32 * 4096))
+    assert np.array_equal(store.get(whole), payload(32 * 4096))
+    with pytest.raises(StoreFullError, match="ENOSPC"):
+        store.put(payload(1))
+    store.close()
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_limit_is_used_in_whole_blocks(tmp_path, direct):
+    slab = Slab(str(tmp_path), Syscalls(), direct=direct, limit_bytes=10_000)
+    extents = [slab.take(4096) for _ in range(3)]
+    assert [extent and extent.size for extent in extents] == [4096, 4096, None]
+    assert slab.size == 8192
+    slab.close()
+
+
+@pytest.mark.parametrize("nbytes", [1, 5_000, 100_000, 3 * MIB])
+def test_what_is_read_is_aligned_for_any_kernel(tmp_path, payload, nbytes):
+    store = Disk(directory=str(tmp_path)).open()
+    assert store.get(store.put(payload(nbytes))).ctypes.data % 64 == 0
     store.close()

@@ -52,3 +52,10 @@ def test_extents_never_overlap_and_neighbours_are_joined(program):
         space.give(start, size)
     assert space.take(SIZE) == 0
     assert space.free_bytes == 0
+
+
+def test_an_exact_fit_leaves_nothing_behind():
+    space = FreeSpace()
+    space.give(0, 10)
+    assert space.take(10) == 0
+    assert space.take(0) is None

@@ -8,11 +8,13 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tensorstash.errors import StoreError
 from tensorstash.stores import Disk
 from tensorstash.stores.disk.scratch_file import open_private_file, remove_stale
 from tensorstash.stores.disk.store import DiskStore
@@ -292,4 +294,61 @@ cycle = [store]
 cycle.append(cycle)
 """
     finish(start(script, tmp_path, level))
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="no file is ever unnamed here")
+def test_a_file_without_a_name_never_gets_one(tmp_path):
+    file = open_private_file(str(tmp_path), Syscalls())
+    descriptors = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        with pytest.raises(FileNotFoundError):
+            os.link(str(file.fd), tmp_path / "named", src_dir_fd=descriptors, follow_symlinks=True)
+    finally:
+        os.close(descriptors)
+        file.close()
+    assert entries(tmp_path) == []
+
+
+def test_processes_that_open_and_close_in_one_directory_never_collide(tmp_path):
+    script = """
+for step in range(60):
+    value = (os.getpid() + step) % 251
+    store = open_store()
+    slots = [store.put(np.full(n, value, np.uint8)) for n in (100, 40_000)]
+    assert all((store.get(slot) == value).all() for slot in slots)
+    store.close()
+"""
+    processes = [start(script, tmp_path, level) for level in ("named", "named", "unlinked", "unnamed")]
+    for process in processes:
+        finish(process)
+    assert entries(tmp_path) == []
+
+
+def test_threads_that_open_and_sweep_at_once_never_lose_a_file(tmp_path):
+    named, lost = LEVELS["named"], []
+
+    def work() -> None:
+        for _ in range(150):
+            file = open_private_file(str(tmp_path), named)
+            if os.fstat(file.fd).st_nlink != 1:
+                lost.append(file)
+            file.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not lost
+    assert entries(tmp_path) == []
+
+
+def test_opening_again_and_again_leaks_no_descriptor(tmp_path, level, open_descriptors):
+    before = open_descriptors()
+    for _ in range(50):
+        DiskStore(Disk(directory=str(tmp_path)), LEVELS[level]).close()
+        with pytest.raises(StoreError):
+            DiskStore(Disk(directory=str(tmp_path / "none")), LEVELS[level])
+    assert open_descriptors() == before
     assert entries(tmp_path) == []

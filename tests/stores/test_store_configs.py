@@ -59,3 +59,35 @@ def test_a_home_directory_is_found_on_the_machine_that_opens(monkeypatch):
     monkeypatch.setenv("USERPROFILE", "/home/someone")
     assert config.directory == "~/scratch"
     assert config.directories == (os.path.join("/home/someone", "scratch"),)
+
+
+def test_sizes_and_paths_are_normalised():
+    assert Memory(budget="1 KiB") == Memory(budget=1024)
+    assert Disk(directory=Path("/a")).directory == "/a"
+
+
+def test_the_default_directory_is_one_for_temporary_files(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert Disk().directories == (str(tmp_path),)
+    monkeypatch.delenv("TMPDIR")
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert os.path.isdir(*Disk().directories)
+
+
+def test_a_tier_that_cannot_open_closes_the_other(tmp_path):
+    opened = []
+
+    class Watched:
+        name = tier = "memory"
+
+        def open(self):
+            opened.append(Memory().open())
+            return opened[0]
+
+    from tensorstash.errors import SlotGoneError, StoreError
+
+    with pytest.raises(StoreError, match="none"):
+        Tiered(first=Watched(), then=Disk(directory=str(tmp_path / "none"))).open()
+    with pytest.raises(SlotGoneError):
+        opened[0].put(None)

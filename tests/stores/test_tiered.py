@@ -1,5 +1,6 @@
 """Which of two stores has a payload."""
 
+import numpy as np
 import pytest
 
 from tensorstash.errors import StoreError, StoreFullError
@@ -73,3 +74,11 @@ def test_a_pair_is_trusted_only_if_both_verify(tmp_path):
     for stores, verifies in (((first, then), True), ((trusting, then), False), ((first, trusting), False)):
         assert TieredStore(Tiered(first=memory, then=disk), *stores).verifies is verifies
     then.close()
+
+
+def test_disk_may_come_first(tmp_path, payload):
+    store = Tiered(first=Disk(directory=str(tmp_path), budget=8192), then=Memory()).open()
+    slots = [store.put(payload(4_000, seed)) for seed in range(3)]
+    assert [store.get(slot).flags.writeable for slot in slots] == [True, True, False]
+    assert all(np.array_equal(store.get(slot), payload(4_000, seed)) for seed, slot in enumerate(slots))
+    store.close()

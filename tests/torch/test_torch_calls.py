@@ -173,3 +173,34 @@ def test_a_whole_compiled_graph_says_that_it_asks_for_everything_at_once(whole):
     assert handle.stats().stashed.nbytes > 2**20
     # Sessions that other tests have left may speak, too.
     assert sum("Compile the blocks" in str(one.message) for one in said) == whole
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_modules_and_graph_modules_are_wrapped(x):
+    for model in (torch.jit.script(network()), torch.fx.symbolic_trace(network())):
+        handle = wrapped(model)
+        assert_stashes(handle, model, x)
+        handle.remove()
+        assert_stands_aside(handle, model, x)
+
+
+def test_hooks_of_the_user_keep_their_order(x):
+    order = []
+    model = network(1)
+    model.register_forward_pre_hook(lambda *_: order.append("before"))
+    handle = wrapped(model)
+    model.register_forward_hook(lambda *_: order.append("after"))
+    assert_stashes(handle, model, x)
+    assert order == ["before", "after"]
+
+
+def test_a_compilation_on_top_survives_the_removal(x):
+    model = network()
+    handle = wrapped(model)
+    model.compile(backend="eager")
+    compiled = model._compiled_call_impl
+    assert_stashes(handle, model, x)
+    handle.remove()
+    assert model._compiled_call_impl is compiled
+    assert "_call_impl" not in vars(model)
+    assert_stands_aside(handle, model, x)

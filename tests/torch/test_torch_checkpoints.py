@@ -11,6 +11,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, lstm
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
@@ -371,3 +372,100 @@ def test_auto_computes_blocks_again_under_a_budget_alone(x):
         handle = ts.wrap(model, "auto", budget=budget)
         model(x)
         assert not handle.stats().blocks
+
+
+class Adapter(nn.Module):
+    """A low-rank path beside a frozen layer, as of PEFT."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.down, self.up = nn.Linear(inner.in_features, 2, bias=False), nn.Linear(2, inner.out_features, bias=False)
+
+    def forward(self, x):
+        return self.inner(x) + self.up(self.down(x))
+
+
+class Codebook(Block):
+    """A block whose buffer is read and written by each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("code", torch.zeros(16))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.code.add_(x.mean(0))
+        return super().forward(x * self.code.clone())
+
+
+def test_statistics_are_counted_as_without(x, same_bits):
+    def block():
+        return nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())
+
+    plain, wrapped = network(block), network(block)
+    handle = ts.wrap(wrapped, "checkpoint", min_bytes=0)
+    assert same_bits(trained(plain, square(x)), trained(wrapped, square(x)))
+    assert same_bits(list(plain.buffers()), list(wrapped.buffers()))
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
+
+
+def test_hooks_of_others_see_each_call_as_without_but_for_the_second_one_of_backward(x):
+    model = network()
+    calls = []
+    model[1].up.register_forward_hook(lambda module, args, output: calls.append(output))
+    ts.wrap(model, "checkpoint", min_bytes=0)
+    loss = square(x)(model)
+    assert len(calls) == 1
+    loss.backward()
+    assert len(calls) == 2
+
+
+def test_gradients_are_accumulated_and_kept_graphs_run_twice(x, same_bits):
+    def accumulate(model):
+        torch.manual_seed(2)
+        for part in x.split(4):
+            loss = square(part)(model)
+            loss.backward(retain_graph=True)
+            loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    plain = accumulate(network())
+    ts.wrap(model := network(), "checkpoint | compress", min_bytes=0)
+    assert same_bits(accumulate(model), plain)
+
+
+def test_adapters_on_frozen_blocks_get_their_gradients(x, same_bits):
+    def adapted():
+        model = network().requires_grad_(False)
+        for block in model:
+            block.up = Adapter(block.up)
+        return model
+
+    plain = trained(adapted(), square(x))
+    handle = ts.wrap(model := adapted(), "checkpoint | compress", min_bytes=0)
+    assert same_bits(trained(model, square(x)), plain)
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
+
+
+def test_a_block_that_reads_the_buffer_it_writes_is_left_to_the_rest(x, same_bits):
+    plain = trained(network(Codebook), square(x), 2)
+    ts.wrap(model := network(Codebook), "checkpoint", min_bytes=0)
+    with pytest.warns(ts.TensorStashWarning, match="saves other values"):
+        assert same_bits(trained(model, square(x), 2), plain)
+
+
+def test_the_proof_holds_nothing_that_a_run_saves(x):
+    saved, alive = [], []
+
+    class Watched(Block):
+        def forward(self, x):
+            alive.append(sum(not each.expired() for each in saved))
+            hidden = x.exp()
+            saved.append(StorageWeakRef(hidden.untyped_storage()))
+            return super().forward(hidden)
+
+    ts.wrap(model := network(Watched, 2), "checkpoint", min_bytes=0)
+    model(x)
+    assert len(saved) == 6
+    assert not any(alive)

@@ -48,3 +48,11 @@ def test_a_difference_on_a_device_is_raised_out_of_backward(monkeypatch):
         step(around, edits=True)
     step(around, edits=True)  # stored from now on
     step(around, edits=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float64, torch.complex64])
+def test_every_element_type_has_a_digest(dtype):
+    made = torch.ones(3, 5, dtype=dtype)
+    before = device_digest(made)
+    made[2, 4] = 0
+    assert not torch.equal(before, device_digest(made))

@@ -186,3 +186,51 @@ def test_all_that_a_model_saves_has_a_reader_once_its_output_is_known(build):
     assert sum(handle.nbytes for handle in unknown) < 0.5 * sum(handle.nbytes for handle in recording.handles)
     recording.finish(out)
     assert None not in recording.names()
+
+
+def test_each_node_is_walked_once(x, monkeypatch):
+    reads = []
+    listed = torch_graph._saves
+    monkeypatch.setattr(torch_graph, "_saves", lambda node: reads.append(node._sequence_nr()) or listed(node))
+    depth = 40
+    with Recording() as recording:
+        y = x
+        for _ in range(depth):
+            y = y.sin() + y
+    recording.finish(y)
+    assert set(recording.names()) == {"SinBackward0.self"}
+    assert len(set(reads)) == 2 * depth + 1  # with the one that gathers the gradient of the input
+    assert len(reads) <= 3 * depth  # the start of each walk is looked at once more
+
+
+def test_graphs_recorded_for_second_derivatives_are_walked_too(x):
+    with Recording() as recording:
+        out = x.sin().sum()
+        (grad,) = torch.autograd.grad(out, x, create_graph=True)
+        recording.finish(out, grad)
+    assert recording.names()[0] == "SinBackward0.self"
+    assert {"CosBackward0.self", "MulBackward0.self"} <= set(recording.names())
+
+
+def test_in_place_operations_on_views_stay_unknown(x):
+    with Recording() as recording:
+        y = x * 1
+        y[:2].exp_()
+        recording.finish(y)
+    assert recording.names() == [None]
+
+
+def test_names_are_those_that_backward_sees(x):
+    asked = []
+
+    def unpack(saved):
+        asked.append((saved.reader, torch._C._current_autograd_node().name()))
+        return saved.tensor
+
+    with Recording() as recording:
+        with saved_tensors_hooks(recording.pack, unpack):
+            out = F.gelu(x.log() * x) @ x
+        recording.finish(out)
+    out.sum().backward()
+    assert len(asked) == len(recording.handles)
+    assert all(reader.startswith(f"{node}.") for reader, node in asked)

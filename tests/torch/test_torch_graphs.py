@@ -4,8 +4,10 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 (the name every PyTorch program has for it)
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
@@ -90,3 +92,82 @@ def test_hooks_that_run_in_the_middle_of_a_compiled_function_are_not_compiled(co
     assert same_bits(plain, hooked)
     assert hooked_frames == frames
     assert stash.stats().stashed
+
+
+class Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, flag):
+        y = x @ weight.t()
+        mask = y > 0
+        ctx.save_for_backward(x, weight, None, mask)
+        ctx.mark_non_differentiable(mask)
+        return y * mask, mask
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        x, weight, nothing, mask = ctx.saved_tensors
+        assert nothing is None
+        grad = grad * mask
+        return grad @ weight, grad.t() @ x, None
+
+
+def test_save_on_cpu_inside_takes_over_and_gives_back(pair, same_bits):
+    model, x = block(), torch.randn(2, 5, 16)
+    plain = gradients(model, x)
+
+    def inside(x):
+        with save_on_cpu():
+            return model(x)
+
+    assert same_bits(plain, gradients(model, x, pair.hooks, inside))
+    assert sum(pair.copied.values()) <= 2
+
+
+def test_backward_under_autocast_computes_as_without_hooks(pair, same_bits):
+    model, x = block(), torch.randn(2, 5, 16)
+
+    def run(around):
+        model.zero_grad()
+        leaf = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with around():
+                loss = model(leaf * 1).float().square().sum()
+            loss.backward()
+        return [leaf.grad, *(parameter.grad.clone() for parameter in model.parameters())]
+
+    plain = run(nullcontext)
+    assert same_bits(plain, run(pair.hooks))
+    assert pair.copied
+
+
+def test_custom_function_with_none_and_masks(pair, same_bits):
+    start, weight = torch.randn(3, 4), nn.Parameter(torch.randn(5, 4))
+
+    def run(around):
+        x = start.clone().requires_grad_()
+        with around():
+            y, _ = Fused.apply(x * 1, weight, True)
+        return torch.autograd.grad(y.sum(), (x, weight))
+
+    plain = run(nullcontext)
+    assert same_bits(plain, run(pair.hooks))
+    assert pair.copied[(3, 5)] == 1
+    assert pair.kept["parameter"] == 1
+
+
+def test_rrelu_in_training_saves_its_noise_before_it_is_there(backend):
+    """pytorch#193671: no hook can repair it. When this fails, PyTorch has, and the note in the backend can go."""
+    noises = []
+
+    def pack(tensor):
+        if tensor.shape == (7,) and backend.keep_reason(tensor) is None:
+            noises.append((tensor.detach(), tensor.detach().clone()))
+        return tensor.detach()
+
+    x = torch.full((7,), -1.0, requires_grad=True)
+    with backend.hooks(pack, lambda packed: packed):
+        F.rrelu(x, training=True)
+    ((now, at_save),) = noises
+    assert now._version == 0
+    assert not torch.equal(now, at_save)

@@ -1,10 +1,11 @@
 """Hooks are in force for one block on one thread, and never disturb those of others."""
 
+import threading
 from contextlib import nullcontext
 
 import pytest
 import torch
-from torch.autograd.graph import allow_mutation_on_saved_tensors, saved_tensors_hooks
+from torch.autograd.graph import allow_mutation_on_saved_tensors, disable_saved_tensors_hooks, saved_tensors_hooks
 
 import tensorstash as ts
 from tensorstash.errors import BackendError, SavedTensorModifiedError
@@ -151,3 +152,47 @@ def test_mutation_that_pytorch_allows_around_a_stash_is_right_or_refused(edit, p
         assert edit != "a result"  # which nobody has saved
     else:
         assert torch.equal(got, expected)
+
+
+def test_leaving_on_another_thread_is_an_error(log):
+    errors = []
+    scope = log.hooks()
+    scope.__enter__()
+
+    def leave():
+        try:
+            scope.__exit__(None, None, None)
+        except BackendError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+    work()
+    assert log.packs == 1
+    scope.__exit__(None, None, None)
+
+
+def test_disabled_hooks_say_why(log):
+    with (
+        disable_saved_tensors_hooks("not in this block"),
+        pytest.raises(RuntimeError, match="not in this block"),
+        log.hooks(),
+    ):
+        work()
+    with pytest.raises(RuntimeError, match="not here"), log.hooks(), disable_saved_tensors_hooks("not here"):
+        work()
+    assert log.packs == 0
+    with log.hooks():
+        work()
+    assert log.packs == 1
+
+
+def test_one_scope_object_can_be_entered_again(log):
+    scope = log.hooks()
+    for _ in range(2):
+        with scope, scope:
+            work()
+    work()
+    assert log.packs == 2

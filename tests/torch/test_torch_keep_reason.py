@@ -146,3 +146,20 @@ def test_memory_of_another_library_is_kept(backend):
     for tensor in (torch.from_numpy(np.zeros(8, np.float32)), shared, shared[2:], lent):
         assert backend.keep_reason(tensor) == "memory of another library"
     assert backend.keep_reason(torch.zeros(8)) is None
+
+
+def test_buffers_can_be_stashed(backend):
+    assert backend.keep_reason(nn.Buffer(torch.randn(3))) is None
+
+
+def test_user_dispatch_modes_are_no_tracing(backend):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        assert backend.keep_reason(torch.randn(3)) is None
+
+
+def test_describe_says_dtype_shape_and_device(backend):
+    assert backend.describe(torch.zeros(4, 8, dtype=torch.bfloat16)) == "bfloat16(4, 8) on cpu"
+    assert backend.describe(nn.Parameter(torch.zeros(2))) == "float32(2,) on cpu"
+    assert backend.describe(torch.zeros(3, device="meta")) == "float32(3,) on meta"

@@ -118,3 +118,14 @@ def test_a_backward_that_writes_into_what_it_shares_changes_it_for_itself_alone(
     for name, moment in moments(str(tmp_path), submissions):
         (difference,) = result(program, moment)
         assert not difference.any(), name
+
+
+@pytest.mark.parametrize("bumps", [False, True], ids=["without a bump", "with a bump"])
+def test_a_backward_that_writes_into_what_nobody_else_holds_does_the_same_at_every_moment(
+    bumps, tmp_path, submissions, same_bits
+):
+    program = written_in_backward(bumps, False)
+    found = {name: result(program, moment) for name, moment in moments(str(tmp_path), submissions)}
+    assert {name: value for name, value in found.items() if isinstance(value, str)} == {}
+    for name, value in found.items():
+        assert same_bits(value[:3], [value[0]] * 3), name  # backward had memory of its own each time

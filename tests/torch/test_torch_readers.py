@@ -8,7 +8,7 @@ from reader_search import disagreements, search, table
 from torch import nn
 
 import tensorstash as ts
-from tensorstash.backends.torch.readers import BOUND, demand
+from tensorstash.backends.torch.readers import BOUND, demand, listed
 from tensorstash.errors import StashError
 from tensorstash.policies import StoreIn
 from tensorstash.policies.selectors import ModuleNames
@@ -294,3 +294,48 @@ def test_a_tensor_that_is_suddenly_read_exactly_is_an_error_and_exact_from_then_
     with pytest.raises(StashError, match="backward needs the tensor exactly, and did not in the steps before"):
         step(start, [amax])
     step(start, [amax])
+
+
+def test_a_second_derivative_compares_with_the_exact_tensor_too(start):
+    def second(policy):
+        with ts.stash(policy, framework="torch", min_bytes=0):
+            (first,) = torch.autograd.grad((start * 1.1).amax(-1).square().sum(), start, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), start)[0]
+
+    plain = second(ts.Keep())
+    assert (second(ts.Quantize(8)) - plain).norm() < 2 * BOUND * plain.norm()
+
+
+def test_every_listed_operation_exists():
+    def exists(reader):
+        operation, place = reader.split(".")
+        kind = getattr(torch._C._functions, operation.partition("(")[0], None)
+        return hasattr(kind, f"_raw_saved_{place}")
+
+    assert len(listed()) > 450
+    assert set(listed().values()) == {"any", "relative", "exact"}
+    assert [reader for reader in listed() if not exists(reader)] == []
+
+
+def test_what_is_not_read_yet_waits_for_its_reader_while_others_are_saved():
+    first, second = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
+    limits = ts.Limits(in_flight=0, ahead=0)
+    with ts.stash(ts.Quantize(8), framework="torch", min_bytes=0, limits=limits) as session:
+        gelu = nn.functional.gelu(first * 1.0), nn.functional.gelu(second * 1.0)
+        loss = (gelu[0] + gelu[1]).tanh().sum()
+    assert session.stats().stages["affine"].tensors == 2
+    loss.backward()
+
+
+@pytest.mark.parametrize("ends", [[amax, gelu], [gelu, amax]], ids=["exact first", "exact last"])
+def test_what_is_learned_of_two_readers_is_what_the_stricter_needs(ends, start):
+    step, plain = stepping(ts.Quantize(8)), stepping()
+    for _ in range(3):  # a chain that is read exactly, too
+        assert torch.equal(step(start, ends, torch.relu), plain(start, ends, torch.relu))
+
+
+def test_what_is_learned_of_a_program_says_nothing_of_one_that_began_otherwise(start):
+    step = stepping(ts.Quantize(8))
+    for _ in range(2):
+        step(start, [gelu])
+    step(start, [amax], nn.functional.silu)

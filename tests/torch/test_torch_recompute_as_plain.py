@@ -121,3 +121,23 @@ def test_a_parameter_that_autograd_does_not_need_may_change(program, policy):
         expected = program(nullcontext())
         torch.manual_seed(0)
         assert same_bits(program(around), expected)
+
+
+def test_the_eps_of_each_layer_is_found_once():
+    layers = [nn.LayerNorm(WIDTH, eps=eps) for eps in (1e-5, 1e-3, 1e-12, 1e-5)]
+    inputs = 0.1 * torch.randn(8, WIDTH)
+
+    def gradients(around):
+        h = inputs.clone().requires_grad_()
+        leaf = h
+        with around:
+            for layer in layers:
+                h = layer(0.1 * h.sin()) @ torch.eye(WIDTH, requires_grad=True)
+            loss = h.square().sum()
+        return torch.autograd.grad(loss, [leaf, *(layer.bias for layer in layers)])
+
+    around = stash()
+    for _ in range(3):
+        assert same_bits(gradients(around), gradients(nullcontext()))
+    assert around.stats().recomputed["layer_norm"].tensors == 12
+    assert not around.stats().refused

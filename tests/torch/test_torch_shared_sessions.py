@@ -145,3 +145,25 @@ def test_a_tensor_is_let_go_of_on_another_thread_while_the_session_looks(when, l
         everything[number].data.fill_(2.0)
     loss.backward()
     assert same_bits([plain.grad], [leaf.grad])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_thread_drains_while_another_one_saves(policy, tmp_path, same_bits):
+    torch.manual_seed(0)
+    model = Model()
+    plain = steps(model, 0)
+    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=0)
+    found, is_done = [], threading.Event()
+
+    def train():
+        try:
+            found.extend(steps(model, 0, stash))
+        finally:
+            is_done.set()
+
+    def drain():
+        while not is_done.is_set():
+            stash.drain()
+
+    on_threads([train, drain])
+    assert same_bits(plain, found)

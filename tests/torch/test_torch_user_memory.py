@@ -281,3 +281,22 @@ def test_a_fused_optimizer_between_two_graphs(kind, alias, as_without_hooks):
         return [*gradients, weight.grad, inputs.grad, weight.detach()]
 
     as_without_hooks(program)
+
+
+@pytest.mark.parametrize("order", ["train then eval", "eval then train", "train, eval, train"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_running_statistics_in_training_and_evaluation_of_one_graph(layer, order, as_without_hooks):
+    make, rest = LAYERS[layer]
+
+    def program(moment):
+        model, x = make(8), torch.randn(4, 8, *rest, requires_grad=True)
+        total = 0.0
+        with moment():
+            for mode in order.replace(",", "").replace(" then", "").split():
+                model.train(mode == "train")
+                total = total + model(x * 1.0).square().sum()
+                moment.between()
+        total.backward()
+        return [x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
+
+    as_without_hooks(program)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from memory_programs import LIMITS, POLICIES
+from memory_programs import LIMITS, POLICIES, Moment, differences
 from submissions import Submissions
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -194,3 +194,54 @@ def test_modes_of_the_user_see_nothing_of_ours(policy, mode, where, limits, tmp_
     stash = ts.stash(made, framework="torch", min_bytes=0, limits=limits)
     assert run(stash) == plain
     assert policy == "keep" or stash.stats().stashed.tensors > 0
+
+
+class DiscardedOutput:
+    """Megatron's pattern: an output is freed after its use in forward, and computed again before that in backward."""
+
+    def __init__(self, function, x) -> None:
+        self.function, self.x = function, x
+        self.output = _Discarding.apply(self, x)
+
+    def discard(self, hooked) -> None:
+        self.output.untyped_storage().resize_(0)
+        hooked.register_hook(self.recompute)
+
+    def recompute(self, _) -> None:
+        with torch.enable_grad():
+            self.again_from = self.x.detach().requires_grad_()
+            self.again = self.function(self.again_from)
+        storage = self.output.untyped_storage()
+        storage.resize_(self.again.untyped_storage().nbytes())
+        storage.copy_(self.again.detach().untyped_storage(), False)
+
+
+class _Discarding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, discarded, x):
+        ctx.discarded = discarded
+        with torch.no_grad():
+            return discarded.function(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        discarded = ctx.discarded
+        torch.autograd.backward(discarded.again, grad)
+        return None, discarded.again_from.grad
+
+
+def test_an_output_that_is_discarded_and_computed_again(tmp_path, submissions, same_bits):
+    def program(moment: Moment):
+        norm, linear = nn.LayerNorm(8), nn.Linear(8, 8)
+        x = torch.randn(4, 8, requires_grad=True)
+        with moment():
+            discarded = DiscardedOutput(lambda x: nn.functional.gelu(norm(x)), x * 1.0)
+            out = linear(discarded.output)
+            moment.between()
+            discarded.discard(out)
+            out = out.tanh().tanh()
+            moment.between()
+        out.sum().backward()
+        return [x.grad, *(parameter.grad for parameter in [*norm.parameters(), *linear.parameters()])]
+
+    assert differences(program, str(tmp_path), submissions, same_bits) == []

@@ -14,7 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensorstash as ts
 from tensorstash.backends import backend_named
+from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies.plan import HookPolicy
+from tensorstash.stores.memory import Memory
+from tensorstash.testing.faults import Gate, Gated
 from tests.device.models import MODELS, Attention, gradients, made
 from tests.device.simulated import TO_HOST, WAITED, Simulated
 
@@ -292,3 +295,88 @@ def test_quantized_payloads_cross_small(device: Simulated, net: nn.Module) -> No
         torch.accelerator.synchronize("sim")
         moved.append(sum(record.nbytes for record in device.records() if record.stream))
     assert moved[1] < 0.7 * moved[0]
+
+
+def test_autocast(net: nn.Module) -> None:
+    def program(scope: Callable[[], Any]) -> list[Tensor]:
+        with torch.autocast("sim", torch.bfloat16), scope():
+            loss = net(x()).float().square().mean()
+        loss.backward()
+        return of(net)
+
+    both(program)
+
+
+def test_a_second_backward_and_a_double_backward(net: nn.Module) -> None:
+    def program(scope: Callable[[], Any]) -> list[Tensor]:
+        batch = x().requires_grad_()
+        with scope():
+            loss = net(batch).square().mean()
+        loss.backward(retain_graph=True)
+        (slope,) = torch.autograd.grad(loss, batch, create_graph=True)
+        slope.square().sum().backward()
+        return of(net)
+
+    both(program)
+
+
+def test_gradients_accumulate_over_live_graphs(net: nn.Module) -> None:
+    def program(scope: Callable[[], Any]) -> list[Tensor]:
+        losses = []
+        for seed in range(3):
+            with scope():
+                losses.append(net(x(seed)).square().mean())
+        for loss in (losses[1], losses[0], losses[2]):
+            loss.backward()
+        return of(net)
+
+    both(program)
+
+
+def test_a_step_that_runs_out_of_memory_leaves_nothing_and_the_next_one_works(
+    device: Simulated, net: nn.Module
+) -> None:
+    net(x()).square().mean().backward()
+    expected = [gradient.cpu() for gradient in of(net)]
+    one, before = stash(), device.live()
+    with device.limited(before + 30 * KIB), pytest.raises(torch.OutOfMemoryError), one:
+        net(x()).square().mean()
+    torch.accelerator.synchronize("sim")
+    assert device.live() == before
+    assert not one.stats().live.tensors
+    torch.manual_seed(0)
+    with one:
+        loss = net.eval()(x()).square().mean()
+    loss.backward()
+    assert len(of(net)) == len(expected)
+
+
+def test_what_is_modified_before_its_copy_is_refused(device: Simulated) -> None:
+    device.link(bandwidth=1e6)
+    leaf = torch.randn(1000).to("sim").requires_grad_()
+    with stash(limits=ts.Limits()):
+        y = (leaf * 1.0).exp()
+        loss = y.sum()
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(SavedTensorModifiedError):
+        loss.backward()
+
+
+def test_what_has_crossed_and_is_not_stored_yet_has_the_loss_of_what_is_stored(device: Simulated) -> None:
+    values, gate = torch.randn(6, 40), Gate()
+
+    def gradient(policy: HookPolicy, limits: ts.Limits) -> Tensor:
+        one, other = (torch.ones(6, 40).to("sim").requires_grad_() for _ in range(2))
+        with stash(policy, limits=limits):
+            loss = ((one * values.to("sim")) * other).sum()
+        torch.accelerator.synchronize("sim")
+        loss.backward()
+        assert one.grad is not None
+        return one.grad.cpu()
+
+    stored = gradient(ts.Quantize(bits=4) | ts.StoreIn(Memory()), ts.Limits(in_flight=0, ahead=0))
+    crossed = gradient(ts.Quantize(bits=4) | ts.StoreIn(Gated(gate=gate)), ts.Limits())
+    gate.open()
+    assert torch.equal(crossed, stored)
+    assert not torch.equal(stored, values)
