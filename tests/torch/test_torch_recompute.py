@@ -1,12 +1,15 @@
 """Tensors that are made again: the same bits or none, and an error wherever that cannot be known."""
 
+import gc
 import os
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, bert, gpt2, gradients, llama, resnet
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F  # noqa: N812
 
 import tensorstash as ts
@@ -14,7 +17,9 @@ from tensorstash.backends.torch.recipes import rules
 from tensorstash.backends.torch.recipes.rule import Rule
 from tensorstash.engine.stats import Tally
 from tensorstash.errors import SavedTensorModifiedError, StashError
+from tensorstash.host import native
 from tensorstash.policies import StoreIn
+from tensorstash.policies.recompute import RULES as NAMES
 from tensorstash.stores.memory import Memory
 
 EVERY = bool(os.environ.get("TENSORSTASH_EVERY_ARCHITECTURE"))
@@ -517,3 +522,127 @@ def test_memory_that_is_rewritten_unseen_and_let_go_before_what_is_made_of_it_is
     assert "mul(gelu)" in around.stats().recomputed
     with pytest.raises(StashError, match=r"rule mul.*came out different"):
         with_a_buffer(around, rewrites=True, lets_go=True)
+
+
+def test_rules_are_named_as_the_policy_knows_them():
+    assert {rule.name for rule in rules().values() if not rule.is_view} <= set(NAMES)
+
+
+def test_tensors_without_elements_are_no_masks():
+    norm = nn.BatchNorm1d(8).eval()
+    with ts.stash(ts.Recompute(), framework="torch", min_bytes=0):
+        loss = norm(torch.randn(4, 8)).square().sum()
+    loss.backward()
+    assert norm.weight.grad is not None
+
+
+def test_a_graph_can_be_walked_again_and_derived_twice():
+    leaf, other = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+
+    def run(around):
+        with around:
+            loss = (F.gelu(leaf.sin()) @ other).square().sum()
+        first = torch.autograd.grad(loss, [leaf, other], retain_graph=True)
+        again = torch.autograd.grad(loss, [leaf, other], retain_graph=True, create_graph=True)
+        return [*first, *again, *torch.autograd.grad(again[0].square().sum(), [leaf, other])]
+
+    assert equal(run(stash()), run(nullcontext()))
+
+
+def test_what_is_needed_outlives_the_operation_that_saved_it():
+    leaf, other = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    with stash() as session:
+        hidden = F.gelu(leaf.sin())
+        one, two = (hidden @ other).sum(), hidden.sum()
+    expected = torch.autograd.grad((F.gelu(leaf.sin()) @ other).sum(), [other])
+    two.backward()  # lets go of what gelu has saved
+    assert equal(torch.autograd.grad(one, [other]), expected)
+    assert "gelu" in session.stats().recomputed
+
+
+@pytest.mark.parametrize("ending", ["backward", "dropped", "error"])
+def test_nothing_lives_on(ending):
+    gc.collect()
+    gc.disable()
+    try:
+        layer = nn.Linear(64, 64)
+        with stash():
+            hidden = layer(torch.ones(4, 64))
+            storage = StorageWeakRef(hidden.untyped_storage())
+            loss = layer(F.relu(F.gelu(hidden) * hidden.exp())).sum()
+        del hidden
+        if ending == "backward":
+            loss.backward()
+        elif ending == "error":
+            with torch.no_grad():
+                layer.weight.mul_(2)
+            with pytest.raises(SavedTensorModifiedError):
+                loss.backward()
+            del loss
+        else:
+            del loss
+        assert storage.expired()
+    finally:
+        gc.enable()
+
+
+def test_what_a_recipe_needs_may_be_smaller_than_what_is_looked_at():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    images = torch.randn(4, 4, 16, 16)
+    with ts.stash(ts.Recompute(), framework="torch", min_bytes=1024) as session:
+        loss = model(images).square().mean()
+    loss.backward()
+    assert session.stats().kept["smaller than min_bytes"].tensors > 3  # the statistics of a batch are among them
+    assert "relu(batch_norm)" in session.stats().recomputed
+
+
+@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+@pytest.mark.parametrize("budget", [None, "1GiB"])
+def test_small_tensors_beside_recipes_are_packed_compiled_and_found_by_them(budget):
+    with ts.stash("recompute", budget=budget, framework="torch", min_bytes=1024):
+        pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    assert type(pack).__name__ == "builtin_function_or_method"
+    handle = pack(torch.ones(4))
+    assert not gc.is_tracked(handle)
+    assert (handle[1].tolist(), handle[2]) == ([1.0] * 4, 0)
+
+
+def test_equal_memories_of_the_user_are_refused_each_for_itself():
+    weights = [torch.randn(250, 4).requires_grad_() for _ in range(2)]
+
+    def run(around):
+        torch.manual_seed(0)
+        leaf = torch.randn(320, 250, requires_grad=True)
+        buffers = [torch.from_numpy(each) for each in np.ones((2, 320, 250), np.float32)]  # aligned alike
+        with around:
+            hidden = F.gelu(leaf)
+            losses = [((hidden * buffer) @ weight).sum() for buffer, weight in zip(buffers, weights, strict=True)]
+        buffers[0].mul_(2)
+        return torch.autograd.grad(losses[1], weights[1:])
+
+    around = stash()
+    assert equal(run(around), run(nullcontext()))
+    assert around.stats().recomputed["mul(gelu)"].tensors == 2
+
+
+def test_what_several_need_is_made_and_read_once_in_each_step_however_little_is_read_ahead():
+    convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(8))
+    norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(8))
+    images = torch.randn(4, 8, 64, 64)  # too large to share a record with others
+    limits = ts.Limits(ahead=5 * images.nbytes)
+    around = stash(ts.Recompute() | ts.DiskSpill(), min_bytes=2**10, limits=limits)
+    made, read = [], []
+    for _ in range(6):
+        before = around.stats()
+        x = images
+        with around as session:
+            for convolution, norm in zip(convolutions, norms, strict=True):
+                x = F.relu(norm(convolution(x)))
+            loss = x.square().mean()
+        session.drain()
+        loss.backward()
+        step = around.stats() - before
+        made.append(sum(runs.loads for runs in step.recomputed.values()))
+        read.append((step.stages["disk"].loads, step.stages["disk"].tensors))
+    assert made[2:] == [len(norms)] * 4
+    assert all(loads == tensors for loads, tensors in read[2:]), read
