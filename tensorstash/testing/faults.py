@@ -1,10 +1,14 @@
 """Stores that fail, wait or count, and codecs that fail, on purpose."""
 
 import errno
+import sys
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import ClassVar, Literal, get_args
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, get_args
+from weakref import WeakSet
 
 import numpy as np
 
@@ -29,9 +33,86 @@ CodecFault = Literal[
     "decode_no_array",
 ]
 
+Behaviour = Callable[..., Any]
+"""What happens in place of a call; gets the real call and its arguments."""
+
+
+class Intercepted:
+    """A live store each of whose calls goes through a function.
+
+    Args:
+        inner: does the work.
+        run: gets the name of the method, the method of ``inner`` and its arguments.
+        verifies: whether checksums are left to the inner store, if it has its own.
+    """
+
+    retains: ClassVar[bool]
+
+    def __init__(self, inner: Store, run: Behaviour, *, verifies: bool = False) -> None:
+        self.retains = inner.retains  # type: ignore[misc]
+        self.verifies = verifies and getattr(inner, "verifies", False)
+        self._inner = inner
+        self._run = run
+
+    def put(self, data: Array, /) -> Slot:
+        """Store the bytes."""
+        slot: Slot = self._run("put", self._inner.put, data)
+        return slot
+
+    def get(self, slot: Slot, /) -> Array:
+        """Return the bytes that were put."""
+        found: Array = self._run("get", self._inner.get, slot)
+        return found
+
+    def delete(self, slot: Slot, /) -> None:
+        """Free the slot; idempotent, never blocks."""
+        self._run("delete", self._inner.delete, slot)
+
+    def close(self) -> None:
+        """Close the inner store; idempotent."""
+        self._run("close", self._inner.close)
+
+
+class Board:
+    """Faults by the name of the call they are planted in. Thread-safe, without a lock: finalizers delete."""
+
+    def __init__(self) -> None:
+        self._planted: dict[str, tuple[Behaviour, range, Iterator[int]]] = {}
+        self.strikes: list[str] = []
+        """The calls that have misbehaved since the last fault was planted, by name."""
+
+    def plant(self, name: str, behaviour: Behaviour, at: int = 1, times: int = sys.maxsize) -> None:
+        """Let calls of a name misbehave from the ``at``-th on, ``times`` of them or until the fault is lifted."""
+        self.strikes = []
+        self._planted[name] = behaviour, range(at, at + times), count(1)
+
+    def lift(self) -> None:
+        """Take all faults away."""
+        self._planted = {}
+
+    def run(self, name: str, call: Behaviour, *arguments: Any) -> Any:
+        """Call, or misbehave."""
+        behaviour, hit, calls = self._planted.get(name, (call, range(0), count()))
+        if next(calls) not in hit:
+            return call(*arguments)
+        self.strikes.append(name)
+        return behaviour(call, *arguments)
+
 
 @dataclass(frozen=True, kw_only=True)
-class FaultyStore:
+class _Around:
+    """A store of another one.
+
+    Args:
+        inner: the store that holds the payloads.
+    """
+
+    tier: ClassVar[Tier] = "memory"
+    inner: StoreConfig = field(default_factory=Memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultyStore(_Around):
     """A store that fails at chosen records.
 
     The records are counted from 1 in each open store, puts and gets apart. ``torn_record``, ``flipped_bit`` and
@@ -56,11 +137,9 @@ class FaultyStore:
     """
 
     name: ClassVar[str] = "faulty_store"
-    tier: ClassVar[Tier] = "memory"
     fault: StoreFault
     at: int = 1
     times: int = 1
-    inner: StoreConfig = field(default_factory=Memory)
 
     def __post_init__(self) -> None:
         _require_one_of(self.fault, (*get_args(PutFault), *get_args(GetFault)), path="faulty_store.fault")
@@ -70,63 +149,35 @@ class FaultyStore:
 
     def open(self) -> Store:
         """Open the inner store; the caller closes it."""
-        return _FaultyStore(self, self.inner.open())
+        board = Board()
+        board.plant("put" if self.fault in get_args(PutFault) else "get", self._misbehave, self.at, self.times)
+        return Intercepted(self.inner.open(), board.run)
+
+    def _misbehave(self, call: Behaviour, argument: Any) -> Array:
+        if self.fault in _ALTERED:
+            return _ALTERED[self.fault](call(argument))
+        if self.fault in _RAISED:
+            raise _RAISED[self.fault](f"{self!r}: injected")
+        raise OSError(errno.ENODEV, f"injected by {self!r}")
 
 
-class Passing:
-    """A live store that passes everything on to another."""
-
-    retains: ClassVar[bool] = True
-
-    def __init__(self, inner: Store) -> None:
-        self._inner = inner
-
-    def put(self, data: Array, /) -> Slot:
-        """Store the bytes."""
-        return self._inner.put(data)
-
-    def get(self, slot: Slot, /) -> Array:
-        """Return the bytes that were put."""
-        return self._inner.get(slot)
-
-    def delete(self, slot: Slot, /) -> None:
-        """Free the slot; idempotent, never blocks."""
-        self._inner.delete(slot)
-
-    def close(self) -> None:
-        """Close the inner store; idempotent."""
-        self._inner.close()
+def _torn(data: Array) -> Array:
+    whole = np.arange(data.size) < data.size // 2
+    return np.where(whole, data, 0).astype(np.uint8)
 
 
-class _FaultyStore(Passing):
-    def __init__(self, config: FaultyStore, inner: Store) -> None:
-        super().__init__(inner)
-        self._config = config
-        self._puts, self._gets = count(1), count(1)
+def _flipped(data: Array) -> Array:
+    altered = data.copy()
+    altered[data.size // 2] ^= 1
+    return altered
 
-    def put(self, data: Array, /) -> Slot:
-        record, fault = next(self._puts), self._config.fault
-        if fault in get_args(PutFault) and self._is_hit(record):
-            if fault == "full":
-                raise StoreFullError(f"{self._config!r}: no room for record {record} of {data.nbytes} bytes")
-            raise OSError(errno.ENODEV, f"injected at put {record}")
-        return super().put(data)
 
-    def get(self, slot: Slot, /) -> Array:
-        record, fault = next(self._gets), self._config.fault
-        data = super().get(slot)
-        if fault not in get_args(GetFault) or not self._is_hit(record):
-            return data
-        if fault == "get_error":
-            raise OSError(errno.ENODEV, f"injected at get {record}")
-        if fault == "gone":
-            raise SlotGoneError(f"{self._config!r}: record {record} is gone")
-        if fault == "corrupt":
-            raise CorruptDataError(f"{self._config!r}: the checksum of record {record} does not match")
-        return _altered(data, fault)
-
-    def _is_hit(self, record: int) -> bool:
-        return self._config.at <= record < self._config.at + self._config.times
+_RAISED: Mapping[str, type[Exception]] = MappingProxyType(
+    {"full": StoreFullError, "gone": SlotGoneError, "corrupt": CorruptDataError}
+)
+_ALTERED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
+    {"short_read": lambda data: data[:-1], "torn_record": _torn, "flipped_bit": _flipped, "zeros": np.zeros_like}
+)
 
 
 class Gate:
@@ -153,9 +204,15 @@ class Gate:
         if not self._opened.wait(self._timeout_s):
             raise TimeoutError(f"the gate has not been opened for {self._timeout_s} seconds")
 
+    def run(self, name: str, call: Behaviour, *arguments: Any) -> Any:
+        """Call; a put waits."""
+        if name == "put":
+            self.wait()
+        return call(*arguments)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Gated:
+class Gated(_Around):
     """A store that takes payloads only once its gate is open, as a slow or hanging device does.
 
     Args:
@@ -164,23 +221,11 @@ class Gated:
     """
 
     name: ClassVar[str] = "gated"
-    tier: ClassVar[Tier] = "memory"
     gate: Gate
-    inner: StoreConfig = field(default_factory=Memory)
 
     def open(self) -> Store:
         """Open the inner store; the caller closes it."""
-        return _GatedStore(self.gate, self.inner.open())
-
-
-class _GatedStore(Passing):
-    def __init__(self, gate: Gate, inner: Store) -> None:
-        super().__init__(inner)
-        self._gate = gate
-
-    def put(self, data: Array, /) -> Slot:
-        self._gate.wait()
-        return super().put(data)
+        return Intercepted(self.inner.open(), self.gate.run)
 
 
 class Tap:
@@ -199,9 +244,8 @@ class Tap:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._serials = count()
         self._sizes: dict[tuple[int, Slot], int] = {}
-        self._open: set[int] = set()
+        self._open: WeakSet[Store] = WeakSet()
         self.puts = 0
         """Payloads put so far."""
         self.gets = 0
@@ -224,35 +268,34 @@ class Tap:
         """Stores that have been opened, and neither closed nor forgotten."""
         return len(self._open)
 
-    def opened(self) -> int:
-        """Note that a store was opened, and return its serial number."""
-        serial = next(self._serials)
-        self._open.add(serial)
-        return serial
+    def open(self, config: StoreConfig) -> Store:
+        """Open a store whose calls are counted."""
+        inner = config.open()
+        self._open.add(inner)
+        return Intercepted(inner, self._run)
 
-    def put(self, serial: int, slot: Slot, nbytes: int) -> None:
-        """Note a payload."""
-        with self._lock:
-            self.puts += 1
-            self._sizes[serial, slot] = nbytes
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-
-    def got(self) -> None:
-        """Note a read."""
-        with self._lock:
-            self.gets += 1
-
-    def deleted(self, serial: int, slot: Slot) -> None:
-        """Note a deletion; takes no lock, since finalizers call it."""
-        self._sizes.pop((serial, slot), None)
-
-    def closed(self, serial: int) -> None:
-        """Note that a store is closed; takes no lock, since finalizers call it."""
-        self._open.discard(serial)
+    def _run(self, name: str, call: Any, *arguments: Any) -> Any:
+        """Call, and count; takes no lock for what finalizers call."""
+        store: Store = call.__self__
+        nbytes = arguments[0].nbytes if name == "put" else 0  # before the store has it, which may let it go
+        given = call(*arguments)
+        if name == "delete":
+            self._sizes.pop((id(store), *arguments), None)
+        elif name == "close":
+            self._open.discard(store)
+        else:
+            with self._lock:
+                if name == "put":
+                    self.puts += 1
+                    self._sizes[id(store), given] = nbytes
+                    self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+                else:
+                    self.gets += 1
+        return given
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class Watched(_Around):
     """A store whose traffic a tap counts.
 
     Args:
@@ -261,54 +304,11 @@ class Watched:
     """
 
     name: ClassVar[str] = "watched"
-    tier: ClassVar[Tier] = "memory"
-    inner: StoreConfig = field(default_factory=Memory)
     tap: Tap = field(default_factory=Tap)
 
     def open(self) -> Store:
         """Open the inner store; the caller closes it."""
-        return _WatchedStore(self.tap, self.inner.open())
-
-
-class _WatchedStore(Passing):
-    def __init__(self, tap: Tap, inner: Store) -> None:
-        super().__init__(inner)
-        self._tap = tap
-        self._serial = tap.opened()
-
-    def put(self, data: Array, /) -> Slot:
-        nbytes = data.nbytes
-        slot = super().put(data)
-        self._tap.put(self._serial, slot, nbytes)
-        return slot
-
-    def get(self, slot: Slot, /) -> Array:
-        self._tap.got()
-        return super().get(slot)
-
-    def delete(self, slot: Slot, /) -> None:
-        super().delete(slot)
-        self._tap.deleted(self._serial, slot)
-
-    def close(self) -> None:
-        super().close()
-        self._tap.closed(self._serial)
-
-    def __del__(self) -> None:
-        self._tap.closed(self._serial)
-
-
-def _altered(data: Array, fault: str) -> Array:
-    if fault == "short_read":
-        return data[:-1]
-    altered = data.copy()
-    if fault == "torn_record":
-        altered[data.size // 2 :] = 0
-    elif fault == "flipped_bit":
-        altered[data.size // 2] ^= 1
-    else:
-        altered[:] = 0
-    return altered
+        return self.tap.open(self.inner)
 
 
 @dataclass(frozen=True, kw_only=True)

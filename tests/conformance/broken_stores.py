@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from weakref import ref
 
 import numpy as np
-from altering_calls import AlteringCalls
 from planted import Fault
+from planted_faults import faulty_calls, flip_the_first_bit_read
 
 from tensorstash.errors import SlotGoneError
 from tensorstash.stores.disk.store import Disk, DiskStore
@@ -49,7 +49,7 @@ class SoundDisk(StoreSuite):
         return Disk(directory=directory)
 
     def on_a_device_that_alters(self, directory: str) -> Any:
-        return DiskStore(Disk(directory=directory), AlteringCalls())
+        return DiskStore(Disk(directory=directory), faulty_calls(read=flip_the_first_bit_read))
 
 
 def plant(*checks: str, raises: tuple[type[BaseException], ...] = (), control: type = SoundSuite):

@@ -2,7 +2,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from altering_calls import AlteringCalls
+from planted_faults import faulty_calls, flip_the_first_bit_read
 
 from tensorstash import registry
 from tensorstash.protocols import Store, StoreConfig, Tier
@@ -33,7 +33,7 @@ class TestDisk(StoreSuite):
         return Disk(directory=directory, budget=budget_bytes)
 
     def on_a_device_that_alters(self, directory: str) -> Store:
-        return DiskStore(Disk(directory=directory), AlteringCalls())
+        return DiskStore(Disk(directory=directory), faulty_calls(read=flip_the_first_bit_read))
 
 
 class TestBufferedDisk(TestDisk):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -15,45 +16,19 @@ import numpy as np
 from tensorstash.engine.session import Session
 from tensorstash.errors import StoreFullError
 from tensorstash.host.arrays import Array
-from tensorstash.host.pages import BLOCK, page_aligned
+from tensorstash.host.pages import BLOCK, page_aligned, round_up
 from tensorstash.protocols import Slot, Store, StoreConfig, Tier
 from tensorstash.stores import Disk, Tiered
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 from tensorstash.stores.memory import MemoryStore
 from tensorstash.stores.tiered import TieredStore
-
-Behaviour = Callable[..., Any]
-"""What a faulty call does; gets the real call and its arguments."""
+from tensorstash.testing.faults import Behaviour, Board, Intercepted
 
 
-class Board:
-    """Faults by the name of the call they are planted in. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._planted: dict[str, tuple[Behaviour, range]] = {}
-        self._calls = 0
-        self.struck = 0
-        """How often a planted behaviour has run."""
-
-    def plant(self, name: str, behaviour: Behaviour, at: int, times: int = sys.maxsize) -> None:
-        """Let calls of a name misbehave from the ``at``-th on, ``times`` of them or until the fault is lifted."""
-        with self._lock:
-            self._calls = self.struck = 0
-            self._planted[name] = behaviour, range(at, at + times)
-
-    def lift(self) -> None:
-        with self._lock:
-            self._planted.clear()
-
-    def run(self, name: str, call: Behaviour, *arguments: Any) -> Any:
-        with self._lock:
-            behaviour, hit = self._planted.get(name, (call, range(0)))
-            self._calls += bool(hit)
-            is_hit = self._calls in hit
-            self.struck += is_hit
-        return behaviour(call, *arguments) if is_hit else call(*arguments)
+def _faulty(name: str) -> Any:
+    real = getattr(Syscalls, name)
+    return lambda self, *arguments: self.board.run(name, MethodType(real, self), *arguments)
 
 
 @dataclass(frozen=True)
@@ -62,17 +37,16 @@ class FaultyCalls(Syscalls):
 
     board: Board = field(default_factory=Board)
 
-    def write(self, fd: int, parts: Sequence[Array], offset: int) -> int:
-        def write(fd: int, data: Array, offset: int) -> int:
-            return Syscalls.write(self, fd, [data], offset)
+    write, read, reserve, truncate = map(_faulty, ("write", "read", "reserve", "truncate"))
+    available, enable_direct = map(_faulty, ("available", "enable_direct"))
 
-        return self.board.run("write", write, fd, _joined(parts), offset)
 
-    def read(self, fd: int, out: Array, offset: int) -> int:
-        return self.board.run("read", super().read, fd, out, offset)
-
-    def reserve(self, fd: int, start: int, length: int) -> None:
-        self.board.run("reserve", super().reserve, fd, start, length)
+def faulty_calls(**behaviours: Behaviour) -> FaultyCalls:
+    """Return system calls that misbehave from the first on, by their names."""
+    calls = FaultyCalls()
+    for name, behaviour in behaviours.items():
+        calls.board.plant(name, behaviour)
+    return calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +74,8 @@ class Faulty:
     def used_bytes(self) -> int:
         return sum(store.used_bytes for store in self.opened)
 
-    def open(self) -> "FaultyStore":
-        return FaultyStore(self, self._open(self.inner))
+    def open(self) -> Store:
+        return Intercepted(self._open(self.inner), self.board.run, verifies=self.verifies)
 
     def _open(self, config: StoreConfig) -> Any:
         if isinstance(config, Tiered):
@@ -110,29 +84,6 @@ class Faulty:
         store: Any = DiskStore(config, FaultyCalls(board=self.board)) if isinstance(config, Disk) else config.open()
         self.opened.add(store)
         return store
-
-
-class FaultyStore:
-    """The live store of :class:`Faulty`."""
-
-    def __init__(self, config: Faulty, inner: Any) -> None:
-        self.retains = inner.retains
-        self.verifies = config.verifies and inner.verifies
-        self._board = config.board
-        self._inner = inner
-
-    def put(self, data: Array, /) -> Slot:
-        return self._board.run("put", self._inner.put, data)
-
-    def get(self, slot: Slot, /) -> Array:
-        data: Array = self._board.run("get", self._inner.get, slot)
-        return data
-
-    def delete(self, slot: Slot, /) -> None:
-        self._inner.delete(slot)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 @dataclass(frozen=True)
@@ -164,40 +115,74 @@ def refuse(number: int) -> Behaviour:
     return behave
 
 
-def move_one_block(call: Behaviour, fd: int, data: Array, offset: int) -> int:
-    return call(fd, data[:BLOCK], offset)
+def at_most(nbytes: int) -> Behaviour:
+    """Move as many of the first bytes, and say so, also within a block."""
+
+    def behave(call: Behaviour, fd: int, data: Any, offset: int) -> int:
+        return min(nbytes, call(fd, _beginning(data, round_up(nbytes)), offset))
+
+    return behave
 
 
-def move_one_block_and_no_more(call: Behaviour, fd: int, data: Array, offset: int) -> int:
-    return call(fd, data[:BLOCK], offset) if data.nbytes > 2 * BLOCK else 0
+move_one_block = at_most(BLOCK)
 
 
-def lose(call: Behaviour, fd: int, data: Array, offset: int) -> int:
-    return data.nbytes
+def in_turn(*behaviours: Behaviour) -> Behaviour:
+    """Misbehave in one way after the other; the last one stays."""
+    left = list(behaviours)
+
+    def behave(call: Behaviour, *arguments: Any) -> Any:
+        return (left.pop(0) if left[1:] else left[0])(call, *arguments)
+
+    return behave
 
 
-def tear(call: Behaviour, fd: int, data: Array, offset: int) -> int:
-    written = _copy(data)
-    written[data.size // 2 :] = 0
-    return call(fd, written, offset)
+def take_nothing(call: Behaviour, *arguments: Any) -> int:
+    return 0
 
 
-def flip_a_bit(call: Behaviour, fd: int, data: Array, offset: int) -> int:
-    written = _copy(data)
-    written[data.size // 2] ^= 1
-    return call(fd, written, offset)
+def move_one_block_and_no_more(call: Behaviour, fd: int, data: Any, offset: int) -> int:
+    return move_one_block(call, fd, data, offset) if _nbytes(data) > 2 * BLOCK else 0
+
+
+def lose(call: Behaviour, fd: int, parts: Sequence[Array], offset: int) -> int:
+    return _nbytes(parts)
+
+
+def tear(call: Behaviour, fd: int, parts: Sequence[Array], offset: int) -> int:
+    written = _joined(parts)
+    written[written.size // 2 :] = 0
+    return call(fd, [written], offset)
+
+
+def flip_a_bit(call: Behaviour, fd: int, parts: Sequence[Array], offset: int) -> int:
+    written = _joined(parts)
+    written[written.size // 2] ^= 1
+    return call(fd, [written], offset)
+
+
+def flip_the_first_bit_read(call: Behaviour, fd: int, out: Array, offset: int) -> int:
+    count: int = call(fd, out, offset)
+    out[:1] ^= 1
+    return count
+
+
+def _beginning(data: Any, nbytes: int) -> Any:
+    """Return as many of the first bytes of an array, or of arrays one after the other: at least the first."""
+    if isinstance(data, np.ndarray):
+        return data[:nbytes]
+    first, *others = data
+    return [first[:nbytes], *(_beginning(others, nbytes - first.size) if others and nbytes > first.size else ())]
+
+
+def _nbytes(data: Any) -> int:
+    return data.nbytes if isinstance(data, np.ndarray) else sum(part.nbytes for part in data)
 
 
 def _joined(parts: Sequence[Array]) -> Array:
-    whole = page_aligned(sum(part.nbytes for part in parts))
+    whole = page_aligned(_nbytes(parts))
     np.concatenate(parts, out=whole)
     return whole
-
-
-def _copy(data: Array) -> Array:
-    copy = page_aligned(data.nbytes)
-    copy[:] = data
-    return copy
 
 
 def lack_a_byte(call: Behaviour, slot: Slot) -> Array:
@@ -239,7 +224,7 @@ def calls(name: str, behaviour: Behaviour, *, at: int = 1, times: int = sys.maxs
         board.plant(name, _only_on(prefix, behaviour) if prefix else behaviour, at, times)
         try:
             yield
-            assert board.struck, "the fault has never struck"
+            assert board.strikes, "the fault has never struck"
         finally:
             board.lift()
 

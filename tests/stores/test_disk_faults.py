@@ -7,13 +7,13 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted_faults import at_most, faulty_calls, in_turn, move_one_block, refuse, take_nothing
 from store_kinds import PIECE
 
 from tensorstash.errors import StoreError, StoreFullError
@@ -23,42 +23,6 @@ from tensorstash.stores.disk import slab as slab_module
 from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
-
-
-def beginning(parts, nbytes):
-    """Return as many of the first bytes of arrays, at least one array."""
-    first, *others = parts
-    return [first[:nbytes], *(beginning(others, nbytes - first.size) if others and nbytes > first.size else ())]
-
-
-@dataclass(frozen=True)
-class Faulty(Syscalls):
-    """System calls that consult a fault before they run."""
-
-    faults: dict[str, Callable[[], None]] = field(default_factory=dict)
-    most: int = sys.maxsize
-
-    def write(self, fd, parts, offset):
-        self.faults.get("write", lambda: None)()
-        return min(self.most, super().write(fd, beginning(parts, round_up(self.most)), offset))
-
-    def read(self, fd, out, offset):
-        self.faults.get("read", lambda: None)()
-        return min(self.most, super().read(fd, out[: round_up(self.most)], offset))
-
-    def reserve(self, fd, start, length):
-        self.faults.get("reserve", lambda: None)()
-        super().reserve(fd, start, length)
-
-    def available(self, fd, directory):
-        return self.faults.get("available", lambda: super(Faulty, self).available(fd, directory))()
-
-
-def failing(number: int) -> Callable[[], None]:
-    def fail() -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
 
 
 @pytest.fixture(params=[True, False], ids=["direct", "buffered"])
@@ -81,48 +45,41 @@ def check_usable(store, payload):
 @pytest.mark.parametrize("call", ["write", "reserve"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV])
 def test_a_device_that_refuses_is_named(config, payload, call, number, nbytes):
-    faults = {call: failing(number)}
-    store = DiskStore(config, Faulty(faults=faults))
+    calls = faulty_calls(**{call: refuse(number)})
+    store = DiskStore(config, calls)
     expected = StoreError if number in (errno.EIO, errno.ENODEV) else StoreFullError
     with pytest.raises(expected, match=errno.errorcode[number]) as caught:
         store.put(payload(nbytes))
     assert type(caught.value) is expected
     assert config.directory in str(caught.value)
-    faults.clear()
+    calls.board.lift()
     check_usable(store, payload)
 
 
 def test_a_device_that_fills_up_in_the_middle_of_a_record_takes_nothing(config, payload):
-    writes = iter(range(10_000))
-
-    def fail_later() -> None:
-        if next(writes) >= 3:
-            failing(errno.ENOSPC)()
-
-    faults = {"write": fail_later}
-    store = DiskStore(config, Faulty(faults=faults, most=PIECE))
+    calls = faulty_calls(write=in_turn(*[at_most(PIECE)] * 3, refuse(errno.ENOSPC)))
+    store = DiskStore(config, calls)
     with pytest.raises(StoreFullError):
         store.put(payload(6 * PIECE))
-    faults.clear()
+    calls.board.lift()
     check_usable(store, payload)
 
 
 def test_no_more_than_the_device_has_left_is_asked_for(config, payload):
-    asked = []
-    faults = {"available": lambda: 3 * 4096, "reserve": lambda: asked.append(1)}
-    store = DiskStore(config, Faulty(faults=faults))
+    calls = faulty_calls(available=lambda *_: 3 * 4096, reserve=lambda call, *arguments: call(*arguments))
+    store = DiskStore(config, calls)
     slot = store.put(payload(2 * 4096))
     with pytest.raises(StoreFullError, match="ENOSPC"):
         store.put(payload(4 * 4096))
-    assert len(asked) == 1
+    assert calls.board.strikes.count("reserve") == 1
     store.delete(slot)
-    del faults["available"]
+    calls.board.lift()
     check_usable(store, payload)
 
 
 @pytest.mark.parametrize("most", [4097, 4096 + 512, 100_000, PIECE - 1])
 def test_short_transfers_are_carried_on(config, payload, most):
-    store = DiskStore(config, Faulty(most=most))
+    store = DiskStore(config, faulty_calls(write=at_most(most), read=at_most(most)))
     for nbytes in (100, 300_000, PIECE + 5):
         slot = store.put(payload(nbytes))
         assert np.array_equal(store.get(slot), payload(nbytes))
@@ -130,8 +87,9 @@ def test_short_transfers_are_carried_on(config, payload, most):
     check_usable(store, payload)
 
 
-def test_a_device_that_takes_nothing_is_named(config, payload):
-    store = DiskStore(config, Faulty(most=0))
+@pytest.mark.parametrize("reserves", [True, False])
+def test_a_device_that_takes_nothing_is_named(config, payload, reserves):
+    store = DiskStore(config, faulty_calls(write=take_nothing, **{} if reserves else {"reserve": reserve_nothing()}))
     with pytest.raises(StoreError, match="took 0 of"):
         store.put(payload(5_000))
     assert store.used_bytes == 0
@@ -140,34 +98,33 @@ def test_a_device_that_takes_nothing_is_named(config, payload):
 
 @pytest.mark.parametrize("nbytes", [1_000, 3 * PIECE])
 def test_a_read_that_fails_is_named_and_can_be_tried_again(config, payload, nbytes):
-    faults = {"read": failing(errno.EIO)}
-    store = DiskStore(config, Faulty(faults=faults))
+    calls = faulty_calls(read=refuse(errno.EIO))
+    store = DiskStore(config, calls)
     slot = store.put(payload(nbytes))
     with pytest.raises(StoreError, match=r"reading .* EIO"):
         store.get(slot)
-    faults.clear()
+    calls.board.lift()
     assert np.array_equal(store.get(slot), payload(nbytes))
     store.delete(slot)
     check_usable(store, payload)
 
 
-@dataclass(frozen=True)
-class SlowReads(Syscalls):
+class SlowReads:
     """Reads that say when they begin, and end when they are told to."""
 
-    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    go_on: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
 
-    def read(self, fd, out, offset):
+    def __call__(self, call, *arguments):
         self.begun.release()
         assert self.go_on.acquire(timeout=400)
-        return super().read(fd, out, offset)
+        return call(*arguments)
 
 
 @pytest.mark.parametrize("nbytes", [5_000, 3 * PIECE])
 def test_a_record_that_is_being_read_keeps_its_place(config, payload, nbytes):
     slow = SlowReads()
-    store = DiskStore(config, slow)
+    store = DiskStore(config, faulty_calls(read=slow))
     slot = store.put(payload(nbytes))
     with ThreadPoolExecutor(1) as threads:
         reading = threads.submit(store.get, slot)
@@ -184,7 +141,7 @@ def test_a_record_that_is_being_read_keeps_its_place(config, payload, nbytes):
 
 def test_a_store_that_is_being_read_closes_when_the_last_read_is_done(config, payload):
     slow = SlowReads()
-    store = DiskStore(config, slow)
+    store = DiskStore(config, faulty_calls(read=slow))
     (slab,) = store._slabs
     slot = store.put(payload(5_000))
     with ThreadPoolExecutor(2) as threads:
@@ -296,62 +253,71 @@ def test_a_full_file_system_is_a_full_store(tmp_path, payload, preallocate):
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-@dataclass(frozen=True)
-class ReservesNothing(Faulty):
-    """A file system that reserves no blocks, and counts how often it is asked to."""
+def reserve_nothing(number=errno.EOPNOTSUPP):
+    """Reserve no blocks, as some file systems do."""
 
-    number: int = errno.EOPNOTSUPP
-    asked: list[int] = field(default_factory=list)
-
-    def reserve(self, fd, start, length):
-        if self.preallocate:
-            self.asked.append(length)
+    def behave(call, fd, start, length):
+        if call.__self__.preallocate:
             os.pwrite(fd, bytes(5), start)  # as the C library may before it gives up
-            failing(self.number)()
-        super().reserve(fd, start, length)
+            refuse(number)(call)
+        call(fd, start, length)
+
+    return behave
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_where_no_blocks_can_be_reserved_zeros_are_written_and_it_is_tried_once(config, payload, number):
-    calls = ReservesNothing(number=number)
-    store = DiskStore(replace(config, direct=False), calls)
+    asked = []
+
+    def reserve(call, *arguments):
+        asked.append(call.__self__.preallocate)
+        reserve_nothing(number)(call, *arguments)
+
+    store = DiskStore(replace(config, direct=False), faulty_calls(reserve=reserve))
     slots = [store.put(payload(PIECE, seed)) for seed in range(5)]
     assert all(np.array_equal(store.get(slot), payload(PIECE, seed)) for seed, slot in enumerate(slots))
     (slab,) = store._slabs
     assert os.fstat(slab._file.fd).st_blocks * 512 >= store.file_bytes == os.fstat(slab._file.fd).st_size
-    assert len(calls.asked) == 1
+    assert asked.count(True) == 1
     del slots[:]
     check_usable(store, payload)
 
 
+HESITATIONS = (
+    ([*[take_nothing] * 7, move_one_block, *[take_nothing] * 7, move_one_block], True),
+    ([move_one_block, *[take_nothing] * 8], False),
+)
+
+
 def test_a_device_that_takes_its_time_is_asked_again_but_not_for_ever(tmp_path):
     """A write may take nothing, or less than a block; eight times in a row are a failure."""
-
-    @dataclass(frozen=True)
-    class Hesitant(Syscalls):
-        turns: list[int] = field(default_factory=list)
-
-        def write(self, fd, parts, offset):
-            return super().write(fd, beginning(parts, 4096), offset) if self.turns.pop(0) else 0
-
     data = np.arange(2 * 4096, dtype=np.uint32).view(np.uint8)[: 2 * 4096]
-    for turns, is_written in (([0] * 7 + [1] + [0] * 7 + [1], True), ([1] + [0] * 8, False)):
-        slab = Slab(str(tmp_path), Hesitant(turns=turns), direct=False, limit_bytes=None)
+    for turns, is_written in HESITATIONS:
+        calls = faulty_calls(write=in_turn(*turns))
+        slab = Slab(str(tmp_path), calls, direct=False, limit_bytes=None)
         extent = slab.take(data.size)
         with nullcontext() if is_written else pytest.raises(StoreError):
             slab.write([data], extent)
-        assert not turns
+        assert len(calls.board.strikes) == len(turns)
         slab.close()
+
+
+def test_zeros_are_offered_again_to_a_device_that_takes_none_for_a_while(tmp_path):
+    for turns, is_written in HESITATIONS:
+        calls = faulty_calls(write=in_turn(*turns))
+        with open(tmp_path / "file", "w+b") as file:
+            taken = "took 0 of 4096 bytes of zeros"
+            with nullcontext() if is_written else pytest.raises(OSError, match=taken):
+                replace(calls, preallocate=False).reserve(file.fileno(), 0, 8192)
+            assert os.fstat(file.fileno()).st_size == (8192 if is_written else 4096)
+        assert len(calls.board.strikes) == len(turns)
 
 
 @pytest.mark.parametrize(("number", "is_an_error"), [(errno.EIO, True), (errno.EINVAL, False)])
 def test_only_a_file_system_without_direct_transfers_is_written_to_without_them(
     tmp_path, monkeypatch, number, is_an_error
 ):
-    def refuse(fd, data, offset):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("tensorstash.stores.disk.syscalls.os.pwrite", refuse)
+    monkeypatch.setattr("tensorstash.stores.disk.syscalls.os.pwrite", refuse(number))
     with open(tmp_path / "file", "wb") as file, pytest.raises(OSError) if is_an_error else nullcontext():
         assert Syscalls().enable_direct(file.fileno()) == 0
 
@@ -376,13 +342,12 @@ def ext2(tmp_path):
 
 
 def test_what_a_refused_reservation_took_is_given_back(config, payload):
-    class TakesAndRefuses(Syscalls):
-        def reserve(self, fd, start, length):
-            super().reserve(fd, start, length)
-            if start:
-                failing(errno.ENOSPC)()
+    def take_and_refuse(call, fd, start, length):
+        call(fd, start, length)
+        if start:
+            refuse(errno.ENOSPC)(call)
 
-    store = DiskStore(config, TakesAndRefuses())
+    store = DiskStore(config, faulty_calls(reserve=take_and_refuse))
     slot = store.put(payload(4096))
     with pytest.raises(StoreFullError):
         store.put(payload(PIECE))
@@ -394,9 +359,7 @@ def test_what_a_refused_reservation_took_is_given_back(config, payload):
 
 @pytest.mark.parametrize("method", ["available", "truncate"])
 def test_no_call_fails_without_a_name(config, payload, method):
-    calls = Faulty(faults={"reserve": failing(errno.ENOSPC)})
-    broken = type("Broken", (Faulty,), {method: lambda *_: failing(errno.EIO)()})(faults=calls.faults)
-    store = DiskStore(config, broken)
+    store = DiskStore(config, faulty_calls(reserve=refuse(errno.ENOSPC), **{method: refuse(errno.EIO)}))
     with pytest.raises(StoreError, match="EIO"):
         store.put(payload(4096))
     assert store.used_bytes == 0
@@ -406,7 +369,7 @@ def test_no_call_fails_without_a_name(config, payload, method):
 @pytest.mark.parametrize("alignment", [0, 64, 4032])
 def test_a_write_that_stops_in_the_copied_end_of_a_record_goes_on_from_there(tmp_path, payload, alignment):
     nbytes = HUGE_PAGE + 100
-    store = DiskStore(Disk(directory=str(tmp_path)), Faulty(most=round_up(nbytes) - BLOCK))
+    store = DiskStore(Disk(directory=str(tmp_path)), faulty_calls(write=at_most(round_up(nbytes) - BLOCK)))
     data = page_aligned(nbytes + alignment)[alignment:]
     data[:] = payload(nbytes)
     assert np.array_equal(store.get(store.put(data)), payload(nbytes))
@@ -414,15 +377,15 @@ def test_a_write_that_stops_in_the_copied_end_of_a_record_goes_on_from_there(tmp
 
 
 def test_an_interrupt_leaves_nothing_behind(config, payload):
-    def interrupt() -> None:
+    def interrupt(call, *arguments):
         raise KeyboardInterrupt
 
-    faults = {"write": interrupt}
-    store = DiskStore(config, Faulty(faults=faults))
+    calls = faulty_calls(write=interrupt)
+    store = DiskStore(config, calls)
     for nbytes in (1_000, 3 * PIECE):
         with pytest.raises(KeyboardInterrupt):
             store.put(payload(nbytes))
-    faults.clear()
+    calls.board.lift()
     check_usable(store, payload)
 
 
@@ -439,22 +402,16 @@ def test_a_directory_that_is_removed_meanwhile_does_not_matter(tmp_path, payload
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_zeros_that_do_not_fit_are_taken_back_and_named(config, payload, number):
-    writes = iter(range(10_000))
-
-    def fail_later() -> None:
-        if next(writes) >= 2:
-            failing(number)()
-
-    faults = {}
-    store = DiskStore(config, ReservesNothing(faults=faults))
+    calls = faulty_calls(reserve=reserve_nothing())
+    store = DiskStore(config, calls)
     small = store.put(payload(4096))
     before = store.file_bytes
-    faults["write"] = fail_later
+    calls.board.plant("write", refuse(number), at=3)
     with pytest.raises(StoreError, match=errno.errorcode[number]):
         store.put(payload(3 * PIECE))
     (slab,) = store._slabs
     assert os.fstat(slab._file.fd).st_size == store.file_bytes == before
-    faults.clear()
+    calls.board.lift()
     assert np.array_equal(store.get(small), payload(4096))
     store.delete(small)
     check_usable(store, payload)
@@ -462,38 +419,12 @@ def test_zeros_that_do_not_fit_are_taken_back_and_named(config, payload, number)
 
 @pytest.mark.parametrize("most", [4097, 100_000])
 def test_zeros_are_written_on_after_a_short_write(config, payload, most):
-    store = DiskStore(config, ReservesNothing(most=most))
+    store = DiskStore(config, faulty_calls(reserve=reserve_nothing(), write=at_most(most), read=at_most(most)))
     slot = store.put(payload(PIECE + 5))
     (slab,) = store._slabs
     assert os.fstat(slab._file.fd).st_size == store.file_bytes
     assert np.array_equal(store.get(slot), payload(PIECE + 5))
     store.close()
-
-
-def test_a_device_that_takes_no_zeros_is_named(config, payload):
-    store = DiskStore(config, ReservesNothing(most=0))
-    with pytest.raises(StoreError, match="took 0 of"):
-        store.put(payload(5_000))
-    store.close()
-
-
-def test_zeros_are_offered_again_to_a_device_that_takes_none_for_a_while(tmp_path):
-    @dataclass(frozen=True)
-    class Hesitant(Syscalls):
-        turns: list[int] = field(default_factory=list)
-
-        def write(self, fd, parts, offset):
-            return super().write(fd, beginning(parts, 4096), offset) if self.turns.pop(0) else 0
-
-    with open(tmp_path / "file", "w+b") as file:
-        turns = [0] * 7 + [1] + [0] * 7 + [1]
-        Hesitant(preallocate=False, turns=turns).reserve(file.fileno(), 0, 8192)
-        assert not turns
-        assert os.fstat(file.fileno()).st_size == 8192
-        turns = [1] + [0] * 8
-        with pytest.raises(OSError, match="took 0 of 4096 bytes of zeros"):
-            Hesitant(preallocate=False, turns=turns).reserve(file.fileno(), 8192, 8192)
-        assert not turns
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -528,7 +459,7 @@ def test_a_device_that_is_full_when_direct_io_is_tried_is_used_when_there_is_roo
 
     def full(fd, data, offset):
         refused.append(len(data))
-        failing(number)()
+        refuse(number)(full)
 
     monkeypatch.setattr(os, "pwrite", full)
     store = Disk(directory=str(tmp_path)).open()
@@ -556,17 +487,13 @@ def test_a_record_that_nobody_refers_to_is_deleted(config, payload):
 def test_where_direct_transfers_cannot_be_tried_the_file_is_closed(tmp_path, monkeypatch):
     files, made = [], slab_module.open_private_file
 
-    class Refusing(Syscalls):
-        def enable_direct(self, fd):
-            raise OSError(errno.EIO, "Input/output error")
-
     def recorded(*arguments):
         files.append(made(*arguments))
         return files[-1]
 
     monkeypatch.setattr(slab_module, "open_private_file", recorded)
     with pytest.raises(StoreError, match="trying direct I/O"):
-        Slab(str(tmp_path), Refusing(), direct=True, limit_bytes=None)
+        Slab(str(tmp_path), faulty_calls(enable_direct=refuse(errno.EIO)), direct=True, limit_bytes=None)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(files[0].fd)
     assert not list(tmp_path.iterdir())

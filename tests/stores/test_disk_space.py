@@ -2,10 +2,10 @@
 
 import os
 import random
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from planted_faults import faulty_calls
 from store_kinds import PIECE
 
 from tensorstash.errors import StoreFullError
@@ -68,15 +68,11 @@ def test_blocks_are_there_before_they_are_written_and_never_above_the_budget(tmp
 
 
 def test_direct_io_is_used_where_it_works_and_only_there(tmp_path):
-    class Refuses(Syscalls):
-        def enable_direct(self, fd):
-            return 0
-
     config = Disk(directory=str(tmp_path))
     direct, off, refused = (
         config.open(),
         Disk(directory=str(tmp_path), direct=False).open(),
-        DiskStore(config, Refuses()),
+        DiskStore(config, faulty_calls(enable_direct=lambda call, fd: 0)),
     )
     if not direct.direct:
         pytest.skip("the file system has no direct I/O")
@@ -87,17 +83,6 @@ def test_direct_io_is_used_where_it_works_and_only_there(tmp_path):
         store.close()
 
 
-@dataclass(frozen=True)
-class Watched(Syscalls):
-    """Notes where what is written lies."""
-
-    written: list[tuple[int, int]] = field(default_factory=list)
-
-    def write(self, fd, parts, offset):
-        self.written.extend((part.ctypes.data, part.size) for part in parts)
-        return super().write(fd, parts, offset)
-
-
 @pytest.mark.parametrize("directory", ["/var/tmp", "/dev/shm"])
 @pytest.mark.parametrize("alignment", [0, 64, 512, 4032])
 @pytest.mark.parametrize("nbytes", [2 * MIB, 3 * MIB + 5, 4 * PIECE, 4 * PIECE + 100])
@@ -106,17 +91,23 @@ def test_all_but_a_block_or_two_is_written_from_where_it_is_and_read_to_as_good_
 ):
     if not os.path.isdir(directory):
         pytest.skip(f"no {directory}")
-    store = DiskStore(Disk(directory=directory), calls := Watched())
+    written = []
+
+    def note(call, fd, parts, offset):
+        written.extend((part.ctypes.data, part.size) for part in parts)
+        return call(fd, parts, offset)
+
+    store = DiskStore(Disk(directory=directory), faulty_calls(write=note))
     if not store.direct:
         pytest.skip("no direct I/O")
     unit = store._slabs[0].address_unit
     data = page_aligned(nbytes + alignment)[alignment:]
     data[:] = payload(nbytes)
-    calls.written.clear()
+    written.clear()
     slot = store.put(data)
     start, stop = data.ctypes.data, data.ctypes.data + nbytes
-    assert sum(size for _, size in calls.written) == round_up(nbytes)
-    assert sum(size for at, size in calls.written if not start <= at < stop) <= 2 * BLOCK
+    assert sum(size for _, size in written) == round_up(nbytes)
+    assert sum(size for at, size in written if not start <= at < stop) <= 2 * BLOCK
     read = store.get(slot)
     assert np.array_equal(read, payload(nbytes))
     assert read.ctypes.data % unit == data.ctypes.data % unit
@@ -147,15 +138,11 @@ def test_a_free_end_is_grown_by_what_it_lacks(tmp_path, payload):
 def test_scraps_are_used_when_the_device_is_full(tmp_path, payload):
     left = [64 * 4096]
 
-    class Small(Syscalls):
-        def available(self, fd, directory):
-            return left[0]
+    def reserve(call, fd, start, length):
+        call(fd, start, length)
+        left[0] -= length
 
-        def reserve(self, fd, start, length):
-            super().reserve(fd, start, length)
-            left[0] -= length
-
-    store = DiskStore(Disk(directory=str(tmp_path)), Small())
+    store = DiskStore(Disk(directory=str(tmp_path)), faulty_calls(available=lambda *_: left[0], reserve=reserve))
     slots = [store.put(payload(4096, seed)) for seed in range(64)]
     for slot in slots[::2]:
         store.delete(slot)
