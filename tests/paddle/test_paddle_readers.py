@@ -13,8 +13,8 @@ from paddle_operators.driving import outcomes, sampled
 from paddle_operators.lossy import cases_of_readers
 
 import tensorstash as ts
-from tensorstash.backends.paddle.operators import readers as paddle_readers
-from tensorstash.backends.paddle.operators.readers import PYLAYER, Readers, reader
+from tensorstash.backends.paddle import readers as paddle_readers
+from tensorstash.backends.paddle.readers import PYLAYER, Readers, reader
 from tensorstash.policies import Quantize
 from tensorstash.policies.plan import READ_EXACTLY
 

@@ -15,7 +15,7 @@ from test_paddle_architectures import MODELS
 
 import tensorstash as ts
 from tensorstash.backends.paddle.nodes import kind_of, node_of
-from tensorstash.backends.paddle.operators.readers import reader
+from tensorstash.backends.paddle.readers import reader
 from tensorstash.backends.paddle.recipes.rules import READERS, RULES
 from tensorstash.errors import SavedTensorModifiedError
 from tensorstash.policies.recompute import RULES as NAMES

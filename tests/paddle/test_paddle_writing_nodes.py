@@ -8,7 +8,7 @@ from paddle_operators.driving import outcomes, sampled
 from paddle_operators.exclusions import exclusions
 from paddle_operators.table import ROWS
 
-from tensorstash.backends.paddle.operators.writers import WRITERS
+from tensorstash.backends.paddle.repairs.writers import WRITERS
 
 WHOLE = os.environ.get("TENSORSTASH_OPERATORS") == "all"
 KNOWN = ("F.cross_entropy", "F.softmax_with_cross_entropy")

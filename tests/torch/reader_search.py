@@ -24,9 +24,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 import tensorstash as ts
 from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.backends.torch.graph import Readers
-from tensorstash.backends.torch.readers import BOUND, Demand, demand
+from tensorstash.backends.torch.readers import Demand, demand
 from tensorstash.host.arrays import borrowed
 from tensorstash.policies.plan import HookPolicy
+
+BOUND = 0.1
+"""The bound of gradients of an operation whose readers take any tensor, under ``Quantize(8)`` and
+``Cast("bfloat16")``: relative to the root mean square of the gradient's elements. Half of them stay within 0.006,
+nine of ten within 0.026."""
 
 LOSSY = {"quantize": ts.Quantize(8), "cast": ts.Cast("bfloat16")}
 
@@ -381,7 +386,7 @@ def observe(program: Program, values: str, seed: int, into: Search) -> None:
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: Saved(tensor.detach().clone()), lambda saved: saved.given.clone()
     ):
-        readers = Readers(lambda handle: isinstance(handle, Saved))
+        readers = Readers(lambda handle: isinstance(handle, Saved), str)
         arguments, keywords = tree_map(lambda x: x * 1 if isinstance(x, Tensor) and x.requires_grad else x, leaves)
         outputs = [out for out in tensors(program.call(*arguments, **keywords)) if _is_dense(out) and out.requires_grad]
         ends = list(outputs)
@@ -389,7 +394,7 @@ def observe(program: Program, values: str, seed: int, into: Search) -> None:
             seeds = [_noise(out, random).requires_grad_() for out in outputs]
             again = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True, create_graph=True)
             ends += [grad for grad in again if grad is not None and grad.requires_grad and _is_dense(grad)]
-        found = {id(one.handle): (one.handle, one.reader) for end in ends for one in readers.visit(end)}
+        found = {id(handle): (handle, reader) for end in ends for handle, reader in readers.visit(end)}
     incoming = _incoming(ends, wanted)
     for node, saves in _nodes(ends, found):
         if node in incoming:

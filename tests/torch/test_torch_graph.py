@@ -30,7 +30,7 @@ class Recording:
         self.readers = None
 
     def __enter__(self):
-        self.readers = Readers(lambda handle: isinstance(handle, Saved))
+        self.readers = Readers(lambda handle: isinstance(handle, Saved), str)
         self.hooks = saved_tensors_hooks(self.pack, lambda saved: saved.tensor)
         self.hooks.__enter__()
         return self

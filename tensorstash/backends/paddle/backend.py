@@ -16,14 +16,14 @@ from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack, Suspended
 from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
 from tensorstash.backends.paddle.nodes import node_of
-from tensorstash.backends.paddle.operators.readers import Readers
-from tensorstash.backends.paddle.operators.writers import writer_patches
+from tensorstash.backends.paddle.readers import Readers
 from tensorstash.backends.paddle.recipes.producers import Producers
 from tensorstash.backends.paddle.recipes.settings import Settings, settings_patches
 from tensorstash.backends.paddle.repairs.backward import PATCHES
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_patches
 from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
 from tensorstash.backends.paddle.repairs.surroundings import static_patches, without_autocast
+from tensorstash.backends.paddle.repairs.writers import writer_patches
 from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
 from tensorstash.errors import ConfigError
 from tensorstash.host.arrays import Array

@@ -153,9 +153,7 @@ class TorchBackend:
             storage = tensor.untyped_storage()
         return int(_storage_Use_Count(storage._cdata)) + getrefcount(storage) - self._own_holders
 
-    def readers(self, is_ours: Callable[[object], bool], /) -> "_Demands":
-        """Return the search for readers of handles in the graph that this thread records from now on."""
-        return _Demands(is_ours)
+    readers = Readers
 
     def running_demand(self, handle: object, /) -> Demand | None:
         """Return the demand of the operation whose backward runs on this thread; None if none runs."""
@@ -281,26 +279,6 @@ class _StorageToken(int):
 
     def __del__(self) -> None:
         self._free(self)
-
-
-class _Demands:
-    """The demands of the readers in the graph, for one thread.
-
-    Args:
-        is_ours: whether an object is a handle whose reader is wanted.
-    """
-
-    __slots__ = ("_readers",)
-
-    def __init__(self, is_ours: Callable[[object], bool]) -> None:
-        self._readers = Readers(is_ours)
-
-    def visit(self, tensor: Tensor, /) -> list[tuple[Any, Demand]]:
-        """Return handles on the way to a tensor that is being packed, with the demands of their readers."""
-        demands: list[tuple[Any, Demand]] = []  # a comprehension is a frame, for every saved tensor
-        for handle, reader in self._readers.visit(tensor):
-            demands.append((handle, demand(reader)))
-        return demands
 
 
 def _bare(dtype: torch.dtype, device: torch.device, conj: bool, neg: bool) -> Tensor:

@@ -2,32 +2,19 @@
 
 from collections.abc import Callable, Hashable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _FunctionBase
 from torch._C._autograd import SavedTensor, _get_sequence_nr
 
-from tensorstash.backends.torch.readers import VARYING, variant
+from tensorstash.backends.torch.readers import VARYING, demand, variant
 
 CAN_TELL = hasattr(SavedTensor, "data")
 """Whether this PyTorch shows the result of ``pack`` for a saved tensor; if not, every reader stays unknown."""
 
 _SAVES = "_raw_saved_"
-
-
-class Found(NamedTuple):
-    """A reader of a saved tensor.
-
-    Args:
-        handle: the very object that ``pack`` has returned for it.
-        reader: the operation and the place in it, such as ``"MmBackward0.self"``; see
-            :func:`~tensorstash.backends.torch.readers.demand`.
-    """
-
-    handle: object
-    reader: str
 
 
 class Readers:
@@ -41,33 +28,36 @@ class Readers:
 
     Args:
         is_ours: whether an object is a handle whose reader is wanted.
+        told: from a reader, such as ``"MmBackward0.self"``, to what is told of it.
     """
 
-    __slots__ = ("_first", "_is_ours", "_walked")
+    __slots__ = ("_first", "_is_ours", "_told", "_walked")
 
-    def __init__(self, is_ours: Callable[[object], bool]) -> None:
+    def __init__(self, is_ours: Callable[[object], bool], told: Callable[[str], Any] = demand) -> None:
         self._is_ours = is_ours
+        self._told = told
         self._first = _get_sequence_nr()
         self._walked: set[int] = set()
 
-    def visit(self, tensor: Tensor) -> list[Found]:
-        """Return new saved tensors on the way to ``tensor``.
+    def visit(self, tensor: Tensor, /) -> list[tuple[Any, Any]]:
+        """Return new handles on the way to ``tensor``, and what is told of their readers.
 
         Those of the producer of ``tensor`` may come again: it may be about to save more.
         """
         root = tensor.grad_fn if CAN_TELL else None
         number = -1 if root is None else root._sequence_nr()
-        found: list[Found] = []
+        found: list[tuple[Any, Any]] = []
         if number >= self._first and number not in self._walked:
             # Not marked as walked: it may be this node that is saving its own result, which it does not show yet.
             self._walk([root], found)
         return found
 
-    def _walk(self, waiting: list[Any], found: list[Found]) -> None:
+    def _walk(self, waiting: list[Any], found: list[tuple[Any, Any]]) -> None:
         first, walked, is_ours = self._first, self._walked, self._is_ours
         while waiting:
             node = waiting.pop()
-            found += _shown(node, is_ours)
+            for handle, reader in _shown(node, is_ours):
+                found.append((handle, self._told(reader)))
             for before, _ in node.next_functions:
                 # The nodes of a thread are numbered. Below the first are those of earlier graphs, or of other threads,
                 # which walk them in scopes of their own; that two threads use one number costs knowledge, never
@@ -85,7 +75,7 @@ def running(handle: object) -> list[str]:
     node = torch._C._current_autograd_node() if CAN_TELL else None
     if node is None:
         return []
-    return [found.reader for found in _shown(node, lambda other: other is handle)] or [type(node).__name__]
+    return [reader for _, reader in _shown(node, lambda other: other is handle)] or [type(node).__name__]
 
 
 def running_compiled() -> int | None:
@@ -96,7 +86,7 @@ def running_compiled() -> int | None:
     return int(node._sequence_nr())
 
 
-def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[Found]:
+def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[tuple[object, str]]:
     shown = []
     for name, reader in _saves(node):
         try:
@@ -105,7 +95,7 @@ def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[Found]:
             continue
         for one in saved if isinstance(saved, (tuple, list)) else (saved,):
             if one is not None and is_ours(handle := one.data):
-                shown.append(Found(handle, reader))
+                shown.append((handle, reader))
     return shown
 
 

@@ -1,27 +1,14 @@
-"""The use that operations of PyTorch make of saved tensors: some must not get a lossy one.
-
-The list in ``readers.txt`` is measured: ``tests/torch/reader_search.py`` hands each operation in PyTorch's operator
-database one saved tensor at a time as a lossy codec brings it back, and compares the gradients. It runs again for every
-version of PyTorch.
-
-``exact`` readers compare with the saved tensor, select by it, divide by its distance from a pole, or raise a power to
-it, which overflows where the saved values are far apart. ``relative`` readers divide by the saved tensor, take its
-sign, or have numbers that span many powers: rounding to fewer bits passes, codes of a group do not.
-"""
+"""The accuracy that operations of PyTorch need of saved tensors; ``tests/torch/reader_search.py`` measures it again for
+every version of PyTorch."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
 from math import isinf
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
+from tensorstash.backends.readers import listed
 from tensorstash.protocols import Demand
-
-BOUND = 0.1
-"""The bound of gradients of an operation whose readers take any tensor, under ``Quantize(8)`` and
-``Cast("bfloat16")``: relative to the root mean square of the gradient's elements. Half of them stay within 0.006,
-nine of ten within 0.026."""
 
 
 @cache
@@ -36,16 +23,7 @@ def demand(reader: str) -> Demand:
     >>> demand("AmaxBackward0.self"), demand("LogBackward0.self"), demand("MmBackward0.self"), demand("MineBackward.x")
     ('exact', 'relative', 'any', 'exact')
     """
-    return listed().get(reader, "exact")
-
-
-@cache
-def listed() -> Mapping[str, Demand]:
-    """Return the demand of each reader that was measured."""
-    lines = Path(__file__).with_name("readers.txt").read_text("utf-8").splitlines()
-    rows = [line.split() for line in lines if line and not line.startswith("#")]
-    saves = [(row[0], *save.split("=")) for row in rows for save in row[1:]]
-    return MappingProxyType({f"{operation}.{place}": cast(Demand, need) for operation, place, need in saves})
+    return listed(__file__).get(reader, "exact")
 
 
 def variant(node: Any) -> str:

@@ -10,7 +10,7 @@ import paddle
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
-from tensorstash.backends.paddle.operators.readers import reader
+from tensorstash.backends.paddle.readers import reader
 from tensorstash.host.arrays import aligned_empty, as_bytes
 from tensorstash.policies import Compress, CpuOffload, DiskSpill
 

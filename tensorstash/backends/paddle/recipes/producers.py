@@ -13,9 +13,8 @@ from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.layout import Layout, dtype_name, elements, rebuilt
 from tensorstash.backends.paddle.nodes import kind_of, node_of
-from tensorstash.backends.paddle.operators.readers import reader
-from tensorstash.backends.paddle.recipes.rule import Rule
-from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, is_first
+from tensorstash.backends.paddle.readers import reader
+from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule, is_first
 from tensorstash.backends.paddle.recipes.search import MASK, Leaves, Note, Search
 from tensorstash.backends.paddle.recipes.settings import Settings
 from tensorstash.backends.paddle.repairs.backward import Unrecorded

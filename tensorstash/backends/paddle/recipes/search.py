@@ -15,7 +15,7 @@ from paddle import Tensor
 from tensorstash.abilities.recipes import Leaf
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
-from tensorstash.backends.paddle.recipes.rule import Like, Rule
+from tensorstash.backends.paddle.recipes.rules import Like, Rule
 from tensorstash.backends.search import NoRecipe
 from tensorstash.backends.search import Search as AnySearch
 

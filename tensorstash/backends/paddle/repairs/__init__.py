@@ -15,7 +15,7 @@ repair             fault of Paddle                                             u
 ``surroundings``   ``jit.to_static`` hides what it saves from hooks                      ``test_paddle_static``
 =================  ==========================================================  ========  =========================
 
-Beside them, :mod:`tensorstash.backends.paddle.operators.writers` guards operations whose backward writes into what they
+Beside them, :mod:`tensorstash.backends.paddle.repairs.writers` guards operations whose backward writes into what they
 saved (``test_paddle_written_into``), and :func:`tensorstash.backends.paddle.nodes.node_of` takes back what
 ``Tensor.grad_fn`` leaks (``test_paddle_recipes``).
 """

@@ -18,7 +18,7 @@ import paddle
 from paddle import Tensor
 from paddle.nn import functional
 
-from tensorstash.backends.paddle.operators.reader_needs import INPUT_NEEDS, NEEDS
+from tensorstash.backends.readers import listed
 from tensorstash.protocols import Demand
 
 PYLAYER = "PyLayer"
@@ -57,9 +57,10 @@ class Readers:
     def demand(self) -> Demand:
         """Return the demand of the reader of the tensor being packed; called inside ``pack``, as :func:`reader`."""
         name, address = _site()
-        if name in INPUT_NEEDS and address in self._places_of_input(name):
-            return INPUT_NEEDS[name]
-        return NEEDS.get(name, "exact")
+        needs = listed(__file__)
+        if f"{name}.input" in needs and address in self._places_of_input(name):
+            return needs[f"{name}.input"]
+        return needs.get(f"{name}.saved", "exact")
 
     def _places_of_input(self, name: str) -> frozenset[int]:
         """Return where in its code an operator saves its input.

@@ -1,1 +1,0 @@
-"""Paddle's operators that read or write their saved tensors."""
