@@ -1,7 +1,6 @@
 """Every type of device that PyTorch knows is stashed, or kept for a reason; what it can do is found out by asking."""
 
 import re
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,29 +57,11 @@ def test_training_on_a_device_without_memory_warns_once() -> None:
     assert stash.stats().kept["no real memory"].tensors == 16
 
 
-class Event:
-    """As generic as one can be."""
-
-    def __init__(self, enable_timing: bool = False) -> None:
-        self.enable_timing = enable_timing
-
-
-class Stream:
-    """A stream of a stand-in.
-
-    Args:
-        device: whose it is.
-    """
-
-    def __init__(self, device: Any = None) -> None:
-        self.device = device
-
-    def record_event(self, event: Any) -> None: ...
-
-
-def queues(**more: Any) -> SimpleNamespace:
-    """Return a device module with streams of its own, and whatever else."""
-    return SimpleNamespace(Stream=Stream, Event=Event, stream=nullcontext, current_stream=Stream, **more)
+@pytest.fixture
+def queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every device have streams."""
+    monkeypatch.setattr(torch, "Stream", lambda device: device)
+    monkeypatch.setattr(accelerator, "recorded", lambda stream: stream)
 
 
 @pytest.fixture
@@ -97,32 +78,27 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["xpu", "npu", "mtia", "hpu", "mlu"])
+@pytest.mark.usefixtures("queues")
 def test_a_device_with_streams_and_page_locked_memory_of_pytorchs_own(kind: str, pinned: list[int]) -> None:
-    found = asked("privateuseone" if kind in ("npu", "mlu") else kind, queues())
+    found = asked("privateuseone" if kind in ("npu", "mlu") else kind, None)
     assert isinstance(found, Accelerator)
     assert not found.is_capturing()
     assert found.locked_pages(4096).nbytes == 4096
     assert pinned == [1, 4096]
-    assert not found.record(Stream()).enable_timing
 
 
+@pytest.mark.usefixtures("queues")
 def test_where_pages_can_be_locked_in_place_no_memory_of_pytorchs_is_used(pinned: list[int]) -> None:
-    assert isinstance(asked("cuda", queues(cudart=None)), Accelerator)
+    assert isinstance(asked("cuda", SimpleNamespace(cudart=None)), Accelerator)
     assert pinned == []
 
 
-@pytest.mark.parametrize(
-    ("module", "lacks"),
-    [
-        (queues(), "it has no page-locked memory (pin_memory"),
-        (SimpleNamespace(Event=Event), "it has no streams ("),
-        (None, "it has no streams ("),
-    ],
-    ids=["no page-locked memory", "no streams", "no device module"],
-)
-def test_a_device_that_lacks_something_has_copies_that_wait(module: Any, lacks: str) -> None:
-    found = asked("mps", module)
-    assert str(found).startswith(lacks)
+@pytest.mark.parametrize("lacking", ["page-locked memory (pin_memory", "streams ("])
+def test_a_device_that_lacks_something_has_copies_that_wait(lacking: str, request: pytest.FixtureRequest) -> None:
+    if lacking != "streams (":
+        request.getfixturevalue("queues")
+    found = asked("mps", None)
+    assert str(found).startswith(f"it has no {lacking}")
     streams = DeviceStreams(lambda: found)
     assert streams.current_stream("mps:0") is None
     assert streams.why_copies_wait("mps:0") == found
@@ -163,8 +139,8 @@ def runtime() -> Runtime:
 
 
 @pytest.fixture
-def streams(runtime: Runtime) -> DeviceStreams:
-    found = asked("cuda", queues(cudart=lambda: runtime, current_device=runtime.launch))
+def streams(runtime: Runtime, queues: None) -> DeviceStreams:
+    found = asked("cuda", SimpleNamespace(cudart=lambda: runtime, current_device=runtime.launch))
     runtime.calls.clear()
     return DeviceStreams(lambda: found)
 

@@ -1,14 +1,12 @@
 """The abilities of the accelerator of a process, found out once by asking PyTorch for it.
 
-PyTorch has one accelerator in a process, of whatever maker. Abilities that all may have (streams, events, page-locked
-memory) is asked of its device module, and of PyTorch's generic classes where that has none; those that only some have
-(registering memory in place, events that let a waiting thread sleep, captured graphs) is used where it is found.
+PyTorch has one accelerator in a process, of whatever maker, and classes of streams and events that serve all of them.
+The rest (registering memory in place, captured graphs) is used where the device's module has it.
 """
 
 import errno
-import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,9 +20,6 @@ from tensorstash.protocols import Undo
 _PORTABLE = 1
 """Page-locked for all devices of the process, not for the current one alone."""
 
-_OWN = ("Event", "Stream", "current_stream", "stream")
-"""Classes of a device module's own, where PyTorch's generic ones, which are made without a frame of Python, fail."""
-
 
 @dataclass(frozen=True)
 class Accelerator:
@@ -32,19 +27,11 @@ class Accelerator:
 
     Args:
         kind: the type's name.
-        current_stream: returns the stream that this thread submits a device's work to.
-        new_stream: returns a stream of a device.
-        record: returns the event after all work of a stream; a thread that waits for it sleeps where that can be had.
-        inside: returns a context manager that submits to a stream; None where that is the stream itself.
         is_capturing: whether work is being recorded, to be replayed later.
         locked_pages: returns so many bytes of page-locked host memory; raises OSError where it is refused.
     """
 
     kind: str
-    current_stream: Callable[[torch.device], Any]
-    new_stream: Callable[[torch.device], Any]
-    record: Callable[[Any], Any]
-    inside: Callable[[Any], AbstractContextManager[Any]] | None
     is_capturing: Callable[[], bool]
     locked_pages: Callable[[int], Array]
 
@@ -68,20 +55,10 @@ def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
         module: the device module of it, such as ``torch.cuda``; None if it has none.
         index: of the device to try; others may belong to other processes, which would pay for a context.
     """
-    here = torch.device(kind, index)
-    classes: list[tuple[Any, ...]] = [(_generic_stream, torch.Stream, torch.Event, None)]
-    if all(hasattr(module, name) for name in _OWN):
-        classes.append((module.current_stream, module.Stream, module.Event, module.stream))
-    for current, stream, event, block in classes:
-        new_stream, record, inside = partial(_on_device, stream), _recorder(event), block
-        try:
-            record(new_stream(here))
-            current(here)
-            break
-        except (RuntimeError, ValueError) as refusal:  # which is how PyTorch says that a device has none
-            lacking = f"it has no streams ({_first_line(refusal)})"
-    else:
-        return lacking
+    try:
+        recorded(torch.Stream(device=torch.device(kind, index)))
+    except (RuntimeError, ValueError) as refusal:  # which is how PyTorch says that a device has none
+        return f"it has no streams ({_first_line(refusal)})"
     locked_pages = _pinned_pages
     if hasattr(module, "cudart"):
         locked_pages = partial(registered_pages, partial(_register, module))
@@ -91,37 +68,15 @@ def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
         except OSError as refusal:
             return f"it has no page-locked memory ({refusal.strerror})"
     is_capturing = getattr(module, "is_current_stream_capturing", _captures_nothing)
-    return Accelerator(kind, current, new_stream, record, inside, is_capturing, locked_pages)
+    return Accelerator(kind, is_capturing, locked_pages)
 
 
 def _captures_nothing() -> bool:
     return False
 
 
-def _on_device(stream: Callable[..., Any], device: torch.device) -> Any:
-    return stream(device=device)
-
-
-def _generic_stream(device: torch.device) -> Any:
-    # The function behind torch.accelerator.current_stream, since PyTorch 2.6, without its frames: every copy asks.
-    return torch._C._accelerator_getStream(device.index)
-
-
-def _recorder(event: Any) -> Callable[[Any], Any]:
-    if event is torch.Event:
-        return _record
-
-    blocking = {"blocking": True} if "blocking" in inspect.signature(event).parameters else {}
-
-    def record(stream: Any) -> Any:
-        made = event(**blocking)
-        stream.record_event(made)
-        return made
-
-    return record
-
-
-def _record(stream: Any) -> torch.Event:
+def recorded(stream: torch.Stream) -> torch.Event:
+    """Return the event after all work of a stream; a thread that waits for it sleeps where that can be had."""
     event = torch.Event(stream.device, blocking=True)
     event.record(stream)
     return event

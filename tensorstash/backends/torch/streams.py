@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.abilities import Event
-from tensorstash.backends.torch.accelerator import Accelerator, found_accelerator
+from tensorstash.backends.torch.accelerator import Accelerator, found_accelerator, recorded
 from tensorstash.errors import BackendError, graph_is_captured
 from tensorstash.host.arrays import Array, adopted
 from tensorstash.host.pinned import PinnedMemory, lockable_bytes
@@ -24,25 +24,19 @@ from tensorstash.spec import TensorSpec
 class DeviceStream:
     """A stream of a device; equal to other objects for the same queue."""
 
-    __slots__ = ("_accelerator", "raw")
+    __slots__ = ("raw",)
 
-    def __init__(self, raw: Any, accelerator: Accelerator) -> None:
+    def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self._accelerator = accelerator
 
     def record(self) -> Event:
         """Return the point after all work that was submitted so far."""
-        event: Event = self._accelerator.record(self.raw)
+        event: Event = recorded(self.raw)
         return event
 
     def wait(self, event: Any, /) -> None:
         """Let later work begin only after ``event``."""
         self.raw.wait_event(event)
-
-    def block(self) -> AbstractContextManager[Any]:
-        """Return a context manager in which this thread submits to the stream."""
-        inside = self._accelerator.inside
-        return self.raw if inside is None else inside(self.raw)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DeviceStream) and bool(self.raw == other.raw)
@@ -85,7 +79,8 @@ class DeviceStreams:
             return None
         if accelerator.is_capturing():
             raise graph_is_captured(device)
-        return DeviceStream(accelerator.current_stream(place), accelerator)
+        # The function behind torch.accelerator.current_stream, without its frames: every copy asks.
+        return DeviceStream(torch._C._accelerator_getStream(place.index))
 
     def why_copies_wait(self, device: str, /) -> str | None:
         """Say why copies of a device make the program wait; None if they do not."""
@@ -102,7 +97,7 @@ class DeviceStreams:
             if side is None:
                 accelerator = self._accelerator(device)
                 assert not isinstance(accelerator, str), f"{device}: {accelerator}"
-                side = DeviceStream(accelerator.new_stream(torch.device(device)), accelerator)
+                side = DeviceStream(torch.Stream(device=torch.device(device)))
                 self._sides[device, direction] = side
             return side
 
@@ -164,7 +159,7 @@ class DeviceStreams:
             # PyTorch warns of arrays that it could write to.
             here = torch.from_numpy(array if array.flags.writeable else adopted(array))
             source, target = (there, here) if is_out else (here, there)
-            with stream.block():
+            with stream.raw:
                 target.copy_(source, non_blocking=True)
 
 
