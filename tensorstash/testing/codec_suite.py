@@ -1,27 +1,24 @@
 """The duties of every codec, as one class of tests."""
 
 import dataclasses
-import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstash import registry
-from tensorstash.config import from_dict, to_dict
 from tensorstash.engine.session import Session
-from tensorstash.errors import CodecError, ConfigError
+from tensorstash.errors import CodecError
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.policies import Encode
 from tensorstash.policies.limits import Limits
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
+from tensorstash.testing.config_suite import ConfigSuite
 from tensorstash.testing.contents import LARGE, LARGE_DTYPES, SHAPES, contents, dense_spec, every_spec, float_values
 from tensorstash.testing.layouts import assert_same_bits, special_values
 
@@ -41,7 +38,7 @@ class Golden:
     payload: bytes
 
 
-class CodecSuite:
+class CodecSuite(ConfigSuite):
     """Every promise of a codec; a test is a subclass that names one::
 
         class TestMyCodec(CodecSuite):
@@ -56,42 +53,22 @@ class CodecSuite:
     """
 
     codec: ClassVar[Codec]
-    is_registered: ClassVar[bool] = True
     golden: ClassVar[tuple[Golden, ...]] = ()
-    refused: ClassVar[tuple[Mapping[str, object], ...]] = ()
     overhead: ClassVar[int | None] = None
 
-    def test_it_is_a_frozen_keyword_only_dataclass(self) -> None:
-        assert isinstance(self.codec, Codec)
-        codec: Any = self.codec
-        assert codec.kind in ("array->array", "array->bytes", "bytes->bytes")
-        assert dataclasses.is_dataclass(codec), f"{codec!r} is no dataclass"
-        for field in dataclasses.fields(codec):
-            assert field.kw_only, f"the field {field.name} is not keyword-only"
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                setattr(codec, field.name, getattr(codec, field.name))
+    protocol = Codec
+    group = "codecs"
+    attribute = ("kind", ("array->array", "array->bytes", "bytes->bytes"))
+
+    def described(self, directory: str) -> Codec:
+        del directory
+        return self.codec
+
+    def policy_of(self, described: Codec) -> Encode:
+        return Encode(described)
 
     def test_a_lossy_codec_states_its_bound(self) -> None:
         assert isinstance(self.codec, SupportsErrorBound) != self.codec.lossless
-
-    def test_its_configuration_round_trips(self) -> None:
-        codec = self.codec
-        assert eval(repr(codec), {type(codec).__name__: type(codec)}) == codec
-        assert pickle.loads(pickle.dumps(codec)) == codec == deepcopy(codec)
-        assert hash(deepcopy(codec)) == hash(codec)
-        if self.is_registered:
-            assert registry.lookup("codecs", codec.name) is type(codec)
-            assert from_dict(to_dict(Encode(codec))) == Encode(codec)
-
-    def test_an_unknown_field_is_refused(self) -> None:
-        with pytest.raises(TypeError):
-            type(self.codec)(no_such_field=1)  # type: ignore[call-arg]
-
-    def test_a_value_that_cannot_be_is_refused_with_its_path(self) -> None:
-        kind: Any = type(self.codec)
-        for fields in self.refused:
-            with pytest.raises(ConfigError, match=rf"^{self.codec.name}\.({'|'.join(fields)}): got "):
-                kind(**fields)
 
     def test_it_says_of_every_spec_whether_it_accepts_it(self) -> None:
         specs = [spec for shape in SHAPES for spec in every_spec(shape)]

@@ -1,12 +1,11 @@
 """The duties of every store, as one class of tests."""
 
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import FrameType
@@ -17,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tensorstash import registry
-from tensorstash.config import from_dict, to_dict
+from tensorstash.config import to_dict
 from tensorstash.engine.session import Session
-from tensorstash.errors import ConfigError, CorruptDataError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.errors import CorruptDataError, SlotGoneError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.policies import StoreIn
 from tensorstash.policies.limits import Limits
 from tensorstash.protocols import Store, StoreConfig
+from tensorstash.testing.config_suite import ConfigSuite
 from tensorstash.testing.harness import reference_counting_only
 from tensorstash.testing.layouts import assert_same_bits
 from tensorstash.testing.store_machine import machine_over
@@ -43,7 +42,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-class StoreSuite:
+class StoreSuite(ConfigSuite):
     """Every promise of a store; a test is a subclass that says how to describe one::
 
         class TestMyStore(StoreSuite):
@@ -56,8 +55,9 @@ class StoreSuite:
         timeout_s: how long a deadlock is waited for, in seconds.
     """
 
-    is_registered: ClassVar[bool] = True
-    refused: ClassVar[tuple[Mapping[str, object], ...]] = ()
+    protocol = StoreConfig
+    group = "stores"
+    attribute = ("tier", ("memory", "disk"))
     timeout_s: ClassVar[float] = 60.0
 
     def config(self, directory: str) -> StoreConfig:
@@ -74,40 +74,18 @@ class StoreSuite:
         del directory
         return None
 
+    def described(self, directory: str) -> StoreConfig:
+        return self.config(directory)
+
+    def policy_of(self, described: StoreConfig) -> StoreIn:
+        return StoreIn(described)
+
     @pytest.fixture
     def store(self, tmp_path: os.PathLike[str]) -> Iterator[Store]:
         """An open store."""
         store = self.config(os.fspath(tmp_path)).open()
         yield store
         store.close()
-
-    def test_it_is_described_by_a_frozen_dataclass(self, tmp_path: os.PathLike[str]) -> None:
-        config, again = self.config(os.fspath(tmp_path)), self.config(os.fspath(tmp_path))
-        assert isinstance(config, StoreConfig)
-        assert config.tier in ("memory", "disk")
-        assert config == again
-        assert hash(config) == hash(again)
-        with pytest.raises(TypeError):
-            type(config)(no_such_field=1)  # type: ignore[call-arg]
-        described: Any = config
-        for field in dataclasses.fields(described):
-            assert field.kw_only, f"the field {field.name} is not keyword-only"
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                setattr(described, field.name, getattr(described, field.name))
-
-    def test_a_value_that_cannot_be_is_refused_with_its_path(self, tmp_path: os.PathLike[str]) -> None:
-        config = self.config(os.fspath(tmp_path))
-        kind: Any = type(config)
-        for fields in self.refused:
-            with pytest.raises(ConfigError, match=rf"^{config.name}\.({'|'.join(fields)}): got "):
-                kind(**fields)
-
-    def test_its_configuration_round_trips_and_opens_nothing(self, tmp_path: os.PathLike[str]) -> None:
-        config = self.config(os.fspath(tmp_path))
-        if self.is_registered:
-            assert registry.lookup("stores", config.name) is type(config)
-            assert from_dict(to_dict(StoreIn(config))) == StoreIn(config)
-        assert os.listdir(tmp_path) == []
 
     def test_what_was_put_comes_back(self, store: Store) -> None:
         payloads = [payload(size) for size in SIZES]
@@ -117,18 +95,6 @@ class StoreSuite:
         for _ in range(2):
             for slot, array in reversed(list(zip(slots, payloads, strict=True))):
                 assert_same_bits(store.get(slot), array, f"record of {array.size} bytes")
-
-    def test_equal_payloads_have_slots_of_their_own(self, store: Store) -> None:
-        first, second = store.put(payload(100)), store.put(payload(100))
-        store.delete(first)
-        assert_same_bits(store.get(second), payload(100), "the second of two equal records")
-
-    def test_what_it_hands_out_cannot_harm_the_record(self, store: Store) -> None:
-        slot = store.put(payload(5000))
-        first = store.get(slot)
-        if first.flags.writeable:
-            first[:] = 0
-        assert_same_bits(store.get(slot), payload(5000), "a record after its reader wrote into the array")
 
     def test_what_it_does_not_retain_may_change_after_put(self, store: Store) -> None:
         source = payload(5000)
@@ -147,16 +113,6 @@ class StoreSuite:
         assert_same_bits(array, payload(3 << 20), "an array whose record and store are gone")
         assert_same_bits(part, payload(3 << 20)[1000:2000], "a part of an array whose record and store are gone")
         assert_same_bits(others[0], payload(3 << 20, seed=1), "an array that was read before another")
-
-    def test_a_deleted_slot_is_gone_and_deleting_is_idempotent(self, store: Store) -> None:
-        slot, other = store.put(payload(100)), store.put(payload(200))
-        for _ in range(3):
-            store.delete(slot)
-        for seed in range(3):
-            with pytest.raises(SlotGoneError):
-                store.get(slot)
-            store.put(payload(100, seed=seed))
-        assert_same_bits(store.get(other), payload(200), "the slot beside a deleted one")
 
     def test_a_slot_of_nobody_is_gone(self, store: Store) -> None:
         for nobody in (object(), 0, "slot", None):

@@ -1,16 +1,15 @@
 """Codecs with one fault each, and the checks that must notice."""
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from planted import Fault
+from planted import caught_by
 
 from tensorstash.errors import CodecError
 from tensorstash.testing import CodecSuite, Golden
-
-FAULTS: list[Fault] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,156 +40,106 @@ class Sound(CodecSuite):
     is_registered = False
 
 
-def plant(
-    *checks: str, raises: tuple[type[BaseException], ...] = (), suite: dict[str, Any] | None = None, **arguments: Any
-):
-    def add(kind: type) -> type:
-        members = {"codec": kind(), "is_registered": False, **(suite or {})}
-        FAULTS.append(Fault(type(kind.__name__, (CodecSuite,), members), checks, arguments, raises, Sound))
-        return kind
-
-    return add
+def faulty(name: str, base: type = Copy, *, suite: Mapping[str, Any] | None = None, **members: Any) -> type:
+    """Return the suite of a codec with other members, and with members of its own."""
+    codec = type(name, (base,), {"__module__": __name__, **members})()
+    return type(name, (Sound,), {"codec": codec, **(suite or {})})
 
 
-@plant("test_it_is_a_frozen_keyword_only_dataclass")
+@dataclass(frozen=True, kw_only=True)
+class Levels(Copy):
+    level: int | str = 1
+
+
 class IsNoDataclass:
     name, lossless, kind = "is_no_dataclass", True, "array->array"
     accepts, encoded_spec, encode, decode = Copy.accepts, Copy.encoded_spec, Copy.encode, Copy.decode
 
 
-@plant("test_a_lossy_codec_states_its_bound")
-@dataclass(frozen=True, kw_only=True)
-class StatesNoBound(Copy):
-    lossless: ClassVar[bool] = False
-
-
-@plant("test_its_configuration_round_trips")
-@dataclass(frozen=True, kw_only=True)
-class HidesAField(Copy):
-    level: int = 1
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(level={self.level + 1})"
-
-
-@plant("test_an_unknown_field_is_refused")
-@dataclass(frozen=True, kw_only=True)
-class SwallowsFields(Copy):
-    def __init__(self, **fields: Any) -> None:
-        pass
-
-
-@plant("test_a_value_that_cannot_be_is_refused_with_its_path", suite={"refused": ({"level": "high"},)})
-@dataclass(frozen=True, kw_only=True)
-class TakesAnyValue(Copy):
-    level: int | str = 1
-
-
-@plant("test_it_says_of_every_spec_whether_it_accepts_it")
-@dataclass(frozen=True, kw_only=True)
-class ChangesItsMind(Copy):
-    asked: ClassVar[list[int]] = []
-
-    def accepts(self, spec: Any, /) -> bool:
-        self.asked.append(1)
-        return len(self.asked) % 2 == 0
-
-
-@plant("test_round_trip_of_every_accepted_dtype", shape=(2, 300))
-@dataclass(frozen=True, kw_only=True)
-class ComputesWithBits(Copy):
-    def encode(self, data: Any, spec: Any, /) -> Any:
-        with np.errstate(all="ignore"):
-            return data + data.dtype.type(0) if data.dtype.kind == "f" else data.copy()
-
-
-@plant("test_round_trip_of_large_tensors")
-@dataclass(frozen=True, kw_only=True)
-class StopsAfterTheFirstBlock(Copy):
-    def encode(self, data: Any, spec: Any, /) -> Any:
-        payload = data.copy()
-        payload.reshape(-1)[1 << 16 :] = 0
-        return payload
-
-
-@plant("test_round_trip_of_any_bits")
-@dataclass(frozen=True, kw_only=True)
-class LosesTheLastByte(Copy):
-    def encode(self, data: Any, spec: Any, /) -> Any:
-        payload = data.copy()
-        payload.reshape(-1).view(np.uint8)[-1:] = 0
-        return payload
-
-
-@plant("test_round_trip_of_every_accepted_dtype", shape=(2, 300))
-@dataclass(frozen=True, kw_only=True)
-class BreaksItsBound(Copy):
-    lossless: ClassVar[bool] = False
-
-    def accepts(self, spec: Any, /) -> bool:
-        return spec.dtype == "float32"
-
-    def encode(self, data: Any, spec: Any, /) -> Any:
-        with np.errstate(all="ignore"):
-            return np.asarray(np.round(data), data.dtype)
-
-    def error_bound(self, data: Any, spec: Any, /) -> Any:
-        return np.full(data.shape, 0.1)
-
-
-@plant("test_arguments_are_neither_written_nor_kept")
-@dataclass(frozen=True, kw_only=True)
-class GivesItsArgumentAway(Copy):
-    def encode(self, data: Any, spec: Any, /) -> Any:
-        return data if data.flags.writeable or data.base is None else data.base
-
-
-@plant("test_equal_input_gives_equal_payloads")
-@dataclass(frozen=True, kw_only=True)
-class SaltsPayloads(Copy):
-    salt: ClassVar[list[int]] = []
-
-    def encode(self, data: Any, spec: Any, /) -> Any:
-        self.salt.append(1)
-        payload = data.copy()
-        payload.reshape(-1).view(np.uint8)[:1] = len(self.salt) % 256
-        return payload
-
-
-@plant("test_a_damaged_payload_is_refused_or_gives_an_array_of_the_right_kind", shape=(3, 50))
-@dataclass(frozen=True, kw_only=True)
-class ChecksNothing(Copy):
-    def decode(self, data: Any, spec: Any, /) -> Any:
-        return data.copy()
-
-
-@plant("test_the_payload_of_another_tensor_is_not_taken_for_this_one")
-@dataclass(frozen=True, kw_only=True)
-class TakesWhatComes(Copy):
-    def decode(self, data: Any, spec: Any, /) -> Any:
-        return np.resize(data, spec.shape)
-
-
-@plant("test_threads_do_not_disturb_one_another")
-@dataclass(frozen=True, kw_only=True)
-class KnowsOneThread(Copy):
-    def decode(self, data: Any, spec: Any, /) -> Any:
-        is_main = threading.current_thread().name.startswith("Thread-")
-        return data.copy() if is_main else np.zeros_like(data)
-
-
-@plant("test_it_works_in_a_session", raises=(CodecError,))
-@dataclass(frozen=True, kw_only=True)
-class WantsToWrite(Copy):
-    def encode(self, data: Any, spec: Any, /) -> Any:
-        data[...] = data
-        return data.copy()
-
-
-@plant(
-    "test_golden_payloads_stay_readable",
-    suite={"golden": (Golden("uint8", np.arange(4, dtype=np.uint8), bytes([3, 2, 1, 0])),)},
+caught_by("test_it_is_a_frozen_keyword_only_dataclass")(faulty("IsNoDataclass", IsNoDataclass))
+caught_by("test_a_lossy_codec_states_its_bound")(faulty("StatesNoBound", lossless=False))
+caught_by("test_its_configuration_round_trips_and_opens_nothing")(
+    faulty("HidesAField", Levels, __repr__=lambda self: f"HidesAField(level={self.level + 1})")
 )
-@dataclass(frozen=True, kw_only=True)
-class ChangedItsFormat(Copy):
-    pass
+caught_by("test_an_unknown_field_is_refused")(faulty("SwallowsFields", __init__=lambda self, **fields: None))
+caught_by("test_a_value_that_cannot_be_is_refused_with_its_path")(
+    faulty("TakesAnyValue", Levels, suite={"refused": ({"level": "high"},)})
+)
+
+ASKED: list[int] = []
+
+
+def changes_its_mind(self: Any, spec: Any) -> bool:
+    ASKED.append(1)
+    return len(ASKED) % 2 == 0
+
+
+def computes(self: Any, data: Any, spec: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return data + data.dtype.type(0) if data.dtype.kind == "f" else data.copy()
+
+
+def stops_after_the_first_block(self: Any, data: Any, spec: Any) -> Any:
+    payload = data.copy()
+    payload.reshape(-1)[1 << 16 :] = 0
+    return payload
+
+
+def loses_the_last_byte(self: Any, data: Any, spec: Any) -> Any:
+    payload = data.copy()
+    payload.reshape(-1).view(np.uint8)[-1:] = 0
+    return payload
+
+
+def rounds(self: Any, data: Any, spec: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return np.asarray(np.round(data), data.dtype)
+
+
+def gives_its_argument_away(self: Any, data: Any, spec: Any) -> Any:
+    return data if data.flags.writeable or data.base is None else data.base
+
+
+def salts(self: Any, data: Any, spec: Any) -> Any:
+    ASKED.append(1)
+    payload = data.copy()
+    payload.reshape(-1).view(np.uint8)[:1] = len(ASKED) % 256
+    return payload
+
+
+def knows_one_thread(self: Any, data: Any, spec: Any) -> Any:
+    is_main = threading.current_thread().name.startswith("Thread-")
+    return data.copy() if is_main else np.zeros_like(data)
+
+
+def writes(self: Any, data: Any, spec: Any) -> Any:
+    data[...] = data
+    return data.copy()
+
+
+caught_by("test_it_says_of_every_spec_whether_it_accepts_it")(faulty("ChangesItsMind", accepts=changes_its_mind))
+caught_by("test_round_trip_of_every_accepted_dtype", shape=(2, 300))(faulty("ComputesWithBits", encode=computes))
+caught_by("test_round_trip_of_large_tensors")(faulty("StopsAfterTheFirstBlock", encode=stops_after_the_first_block))
+caught_by("test_round_trip_of_any_bits")(faulty("LosesTheLastByte", encode=loses_the_last_byte))
+caught_by("test_round_trip_of_every_accepted_dtype", shape=(2, 300))(
+    faulty(
+        "BreaksItsBound",
+        lossless=False,
+        accepts=lambda self, spec: spec.dtype == "float32",
+        encode=rounds,
+        error_bound=lambda self, data, spec: np.full(data.shape, 0.1),
+    )
+)
+caught_by("test_arguments_are_neither_written_nor_kept")(faulty("GivesItsArgumentAway", encode=gives_its_argument_away))
+caught_by("test_equal_input_gives_equal_payloads")(faulty("SaltsPayloads", encode=salts))
+caught_by("test_a_damaged_payload_is_refused_or_gives_an_array_of_the_right_kind", shape=(3, 50))(
+    faulty("ChecksNothing", decode=lambda self, data, spec: data.copy())
+)
+caught_by("test_the_payload_of_another_tensor_is_not_taken_for_this_one")(
+    faulty("TakesWhatComes", decode=lambda self, data, spec: np.resize(data, spec.shape))
+)
+caught_by("test_threads_do_not_disturb_one_another")(faulty("KnowsOneThread", decode=knows_one_thread))
+caught_by("test_it_works_in_a_session", raises=(CodecError,))(faulty("WantsToWrite", encode=writes))
+caught_by("test_golden_payloads_stay_readable")(
+    faulty("ChangedItsFormat", suite={"golden": (Golden("uint8", np.arange(4, dtype=np.uint8), bytes([3, 2, 1, 0])),)})
+)

@@ -8,15 +8,13 @@ from typing import Any, ClassVar
 from weakref import ref
 
 import numpy as np
-from planted import Fault
+from planted import caught_by
 from planted_faults import faulty_calls, flip_the_first_bit_read
 
 from tensorstash.errors import SlotGoneError
 from tensorstash.stores.disk.store import Disk, DiskStore
 from tensorstash.stores.memory import Memory, MemoryStore
 from tensorstash.testing import StoreSuite
-
-FAULTS: list[Fault] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,72 +50,60 @@ class SoundDisk(StoreSuite):
         return DiskStore(Disk(directory=directory), faulty_calls(read=flip_the_first_bit_read))
 
 
-def plant(*checks: str, raises: tuple[type[BaseException], ...] = (), control: type = SoundSuite):
-    """Plant what a decorated store, description or suite does wrong."""
-
-    def add(kind: type) -> type:
-        if issubclass(kind, StoreSuite):
-            suite: type = kind
-        elif issubclass(kind, Sound):
-            suite = type(kind.__name__, (SoundSuite,), {"description": kind})
-        else:
-            description = type("Described", (Sound,), {"store": kind})
-            suite = type(kind.__name__, (SoundSuite,), {"description": description})
-        FAULTS.append(Fault(suite, checks, {}, raises, control))
-        return kind
-
-    return add
+def described(name: str, **members: Any) -> type:
+    """Return the suite over stores whose description has other members."""
+    return type(name, (SoundSuite,), {"description": type(name, (Sound,), members)})
 
 
-@plant("test_it_is_described_by_a_frozen_dataclass")
-class TakesAnyField(Sound):
-    def __init__(self, **fields: Any) -> None:
-        object.__setattr__(self, "budget", fields.get("budget"))
+def storing(name: str, **methods: Any) -> type:
+    """Return the suite over stores with other methods."""
+    return described(name, store=type(name, (MemoryStore,), methods))
 
 
-@plant("test_a_value_that_cannot_be_is_refused_with_its_path")
-class TakesAnyValue(SoundSuite):
-    refused = ({"budget": "plenty"},)
+def takes_any_field(self: Any, **fields: Any) -> None:
+    object.__setattr__(self, "budget", fields.get("budget"))
 
 
-@plant("test_its_configuration_round_trips_and_opens_nothing", control=SoundDisk)
-class CreatesFilesEarly(SoundDisk):
-    def config(self, directory: str) -> Any:
+caught_by("test_an_unknown_field_is_refused")(described("TakesAnyField", __init__=takes_any_field))
+caught_by("test_it_is_a_frozen_keyword_only_dataclass")(described("HasAnotherTier", tier="tape"))
+caught_by("test_a_value_that_cannot_be_is_refused_with_its_path")(
+    type("TakesAnyValue", (SoundSuite,), {"refused": ({"budget": "plenty"},)})
+)
+
+
+def makes_a_file(name: str) -> type:
+    def config(self: Any, directory: str) -> Any:
         open(os.path.join(directory, "early"), "w").close()
-        return super().config(directory)
+        return SoundDisk.config(self, directory)
+
+    return type(name, (SoundDisk,), {"config": config})
 
 
-@plant("test_what_was_put_comes_back", "test_it_behaves_like_a_dictionary_of_bytes", "test_it_works_in_a_session")
-class ReturnsZeros(MemoryStore):
-    def get(self, slot: Any, /) -> Any:
-        return np.zeros_like(super().get(slot))
+caught_by("test_its_configuration_round_trips_and_opens_nothing")(makes_a_file("CreatesFilesEarly"))
+caught_by("test_no_file_survives_a_killed_process")(makes_a_file("LeavesAFileWhenItIsKilled"))
+
+MACHINE = "test_it_behaves_like_a_dictionary_of_bytes"
 
 
-@plant("test_equal_payloads_have_slots_of_their_own", raises=(SlotGoneError,))
-class KeysByContent(MemoryStore):
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self._slots: dict[bytes, Any] = {}
-
-    def put(self, data: Any, /) -> Any:
-        content = data.tobytes()
-        if content not in self._slots:
-            self._slots[content] = super().put(data)
-        return self._slots[content]
+def get_zeros(self: Any, slot: Any) -> Any:
+    return np.zeros_like(MemoryStore.get(self, slot))
 
 
-@plant("test_what_it_hands_out_cannot_harm_the_record")
-class LendsTheRecord(MemoryStore):
-    def get(self, slot: Any, /) -> Any:
-        return super().get(slot).base
+def put_by_content(self: Any, data: Any) -> Any:
+    known = vars(self).setdefault("_known", {})
+    content = data.tobytes()
+    if content not in known:
+        known[content] = MemoryStore.put(self, data)
+    return known[content]
 
 
-@plant("test_what_it_does_not_retain_may_change_after_put")
-class RetainsWithoutSaying(MemoryStore):
-    retains: ClassVar[bool] = False
+caught_by("test_what_was_put_comes_back", MACHINE, "test_it_works_in_a_session")(storing("ReturnsZeros", get=get_zeros))
+caught_by(MACHINE, raises=(SlotGoneError,))(storing("KeysByContent", put=put_by_content))
+caught_by(MACHINE)(storing("LendsTheRecord", get=lambda self, slot: MemoryStore.get(self, slot).base))
+caught_by(MACHINE)(storing("KeepsWhatIsDeleted", delete=lambda self, slot: None))
+caught_by("test_what_it_does_not_retain_may_change_after_put")(storing("RetainsWithoutSaying", retains=False))
 
 
-@plant("test_what_it_hands_out_outlives_the_record")
 class ReusesItsBuffers(MemoryStore):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -133,27 +119,7 @@ class ReusesItsBuffers(MemoryStore):
         return self._scratch[: found.size]
 
 
-class _Keeps(MemoryStore):
-    def delete(self, slot: Any, /) -> None:
-        pass
-
-
-plant("test_a_deleted_slot_is_gone_and_deleting_is_idempotent")(_Keeps)
-
-
-@plant("test_a_slot_of_nobody_is_gone", raises=(KeyError, TypeError))
-class KnowsNoStrangers(MemoryStore):
-    def get(self, slot: Any, /) -> Any:
-        return self._arrays[ref(slot)]
-
-
-@plant("test_closing_is_final_and_idempotent")
-class NeverCloses(MemoryStore):
-    def close(self) -> None:
-        pass
-
-
-class _SharedSlots(MemoryStore):
+class SharedSlots(MemoryStore):
     shared: ClassVar[dict[Any, Any]] = {}
 
     def __init__(self, config: Any) -> None:
@@ -161,10 +127,6 @@ class _SharedSlots(MemoryStore):
         self._arrays = self.shared
 
 
-plant("test_two_stores_of_one_description_share_nothing")(_SharedSlots)
-
-
-@plant("test_threads_do_not_disturb_one_another")
 class KnowsOneThread(MemoryStore):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -175,7 +137,6 @@ class KnowsOneThread(MemoryStore):
         return found if threading.get_ident() == self._thread else found[::-1].copy()
 
 
-@plant("test_delete_may_run_inside_any_other_method")
 class BlocksInDelete(MemoryStore):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -190,29 +151,24 @@ class BlocksInDelete(MemoryStore):
             super().delete(slot)
 
 
-@plant("test_a_budget_holds_and_freed_room_is_used_again")
-class IgnoresItsBudget(MemoryStore):
-    def __init__(self, config: Any) -> None:
-        super().__init__(Memory())
+for check, kind in {
+    "test_what_it_hands_out_outlives_the_record": ReusesItsBuffers,
+    "test_two_stores_of_one_description_share_nothing": SharedSlots,
+    "test_threads_do_not_disturb_one_another": KnowsOneThread,
+    "test_delete_may_run_inside_any_other_method": BlocksInDelete,
+}.items():
+    caught_by(check)(described(kind.__name__, store=kind))
 
-
-@plant("test_altered_records_are_noticed", control=SoundDisk)
-class NoticesNothing(SoundDisk):
-    def on_a_device_that_alters(self, directory: str) -> Any:
-        return ReturnsZeros(Memory())
-
-
-@plant("test_no_file_is_left", control=SoundDisk)
-class LeavesAFile(SoundDisk):
-    def config(self, directory: str) -> Any:
-        return Litters(directory=directory)
-
-
-@plant("test_no_file_survives_a_killed_process", control=SoundDisk)
-class LeavesAFileWhenItIsKilled(SoundDisk):
-    def config(self, directory: str) -> Any:
-        open(os.path.join(directory, "payloads"), "w").close()
-        return super().config(directory)
+caught_by("test_a_slot_of_nobody_is_gone", raises=(KeyError, TypeError))(
+    storing("KnowsNoStrangers", get=lambda self, slot: self._arrays[ref(slot)])
+)
+caught_by("test_closing_is_final_and_idempotent")(storing("NeverCloses", close=lambda self: None))
+caught_by("test_a_budget_holds_and_freed_room_is_used_again")(
+    described("IgnoresItsBudget", open=lambda self: MemoryStore(Memory()))
+)
+caught_by("test_altered_records_are_noticed")(
+    type("NoticesNothing", (SoundDisk,), {"on_a_device_that_alters": lambda self, directory: MemoryStore(Memory())})
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,3 +179,8 @@ class Litters(Sound):
     def open(self) -> Any:
         open(os.path.join(self.directory, str(next(self.numbers))), "w").close()
         return super().open()
+
+
+caught_by("test_no_file_is_left")(
+    type("LeavesAFile", (SoundDisk,), {"config": lambda self, directory: Litters(directory=directory)})
+)

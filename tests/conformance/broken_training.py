@@ -1,9 +1,10 @@
 """Lines 1 to 4 broken on purpose, one fault each, and the checks that must notice."""
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import call
 from typing import Any, ClassVar
@@ -11,11 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 import paddle
 import torch
-from planted import Answering, Fault, Planted, PlantedPaddle, PlantedTorch, note
+from planted import Answering, Planted, PlantedPaddle, PlantedTorch, caught_by, planted
 
 from tensorstash import reference
-from tensorstash.api import Stash
-from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.engine.session import Session
@@ -25,41 +24,41 @@ from tensorstash.policies import Encode
 from tensorstash.policies.limits import Limits
 from tensorstash.spec import contiguous_strides
 
-FAULTS: list[Fault] = []
-caught_by = partial(note, FAULTS)
-
+from_host = ReferenceBackend.from_host
 
 # Line 1: the same training
 
 
-@caught_by(
+def flips_a_bit(self: Any, data: Any, spec: Any) -> Any:
+    tensor = from_host(self, data, spec)
+    if spec.kind == "float" and spec.numel:
+        tensor.storage.buffer[tensor.offset] ^= 1
+    return tensor
+
+
+flips = planted("FlipsTheLastBit", backend={"from_host": flips_a_bit})
+caught_by(
     "test_line01_gradients_are_bitwise_those_without_hooks",
     "test_line01_parameters_after_training_are_bitwise_equal",
     dtype="float32",
+)(flips)
+caught_by("test_line01_gradients_of_strided_operands_are_bitwise", layout="contiguous")(flips)
+
+
+def draws(self: Any, tensor: Any, spec: Any) -> Any:
+    np.random.random()
+    return ReferenceBackend.to_host(self, tensor, spec)
+
+
+caught_by("test_line01_the_random_state_of_the_user_is_untouched")(
+    planted("DrawsFromTheUser", backend={"to_host": draws})
 )
-@caught_by("test_line01_gradients_of_strided_operands_are_bitwise", layout="contiguous")
-class FlipsTheLastBit(Planted):
-    class Backend(ReferenceBackend):
-        def from_host(self, data: Any, spec: Any, /) -> Any:
-            tensor = super().from_host(data, spec)
-            if spec.kind == "float" and spec.numel:
-                tensor.storage.buffer[tensor.offset] ^= 1
-            return tensor
-
-
-@caught_by("test_line01_the_random_state_of_the_user_is_untouched")
-class DrawsFromTheUser(Planted):
-    class Backend(ReferenceBackend):
-        def to_host(self, tensor: Any, spec: Any, /) -> Any:
-            np.random.random()
-            return super().to_host(tensor, spec)
-
-
-@caught_by("test_line01_a_lossy_codec_keeps_its_bound")
-class AddsNoise(Planted):
-    class Backend(ReferenceBackend):
-        def from_host(self, data: Any, spec: Any, /) -> Any:
-            return super().from_host(data + np.asarray(0.5, data.dtype), spec)
+caught_by("test_line01_a_lossy_codec_keeps_its_bound")(
+    planted(
+        "AddsNoise",
+        backend={"from_host": lambda self, data, spec: from_host(self, data + np.asarray(0.5, data.dtype), spec)},
+    )
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,91 +82,81 @@ class DropsLowBits:
         return data.copy()
 
 
-@caught_by(
+caught_by(
     "test_line01_lossy_policies_never_touch_integers",
     "test_line01_rows_chosen_by_a_stashed_index_are_the_same",
+)(
+    planted(
+        "TouchesIntegers",
+        stash=lambda self, policy, **options: Planted.stash(self, Encode(DropsLowBits()) | policy, **options),
+    )
 )
-class TouchesIntegers(Planted):
-    def stash(self, policy: Any, **options: Any) -> Stash:
-        return super().stash(Encode(DropsLowBits()) | policy, **options)
-
 
 # Line 2: the same tensor
 
-
-@caught_by("test_line02_backward_sees_the_saved_bits_and_layout", layout="transposed")
-@caught_by("test_line02_backward_sees_the_saved_bits_and_layout", layout="expanded")
-@caught_by("test_line02_backward_sees_the_saved_bits_and_layout", layout="split columns")
-class DropsStrides(Planted):
-    class Backend(ReferenceBackend):
-        def from_host(self, data: Any, spec: Any, /) -> Any:
-            return super().from_host(data, spec).contiguous().clone()
-
-
-@caught_by("test_line02_backward_sees_the_saved_bits_and_layout", layout="offset")
-class DropsAlignment(Planted):
-    class Backend(ReferenceBackend):
-        def spec(self, tensor: Any, /) -> Any:
-            spec = super().spec(tensor)
-            return type(spec)(spec.shape, spec.strides, spec.offset, spec.dtype, spec.device)
+drops = planted(
+    "DropsStrides",
+    backend={"from_host": lambda self, data, spec: from_host(self, data, spec).contiguous().clone()},
+)
+for layout in ("split columns", "expanded", "transposed"):
+    caught_by("test_line02_backward_sees_the_saved_bits_and_layout", layout=layout)(drops)
+caught_by("test_line02_backward_sees_the_saved_bits_and_layout", layout="offset")(
+    planted(
+        "DropsAlignment",
+        backend={"spec": lambda self, tensor: replace(ReferenceBackend.spec(self, tensor), alignment=0)},
+    )
+)
 
 
-@caught_by("test_line02_nan_payloads_signed_zeros_and_subnormals_survive")
-class ComputesWithPayloads(Planted):
-    class Backend(ReferenceBackend):
-        def from_host(self, data: Any, spec: Any, /) -> Any:
-            with np.errstate(all="ignore"):
-                return super().from_host(data + data.dtype.type(0) if data.dtype.kind == "f" else data, spec)
+def computes(self: Any, data: Any, spec: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return from_host(self, data + data.dtype.type(0) if data.dtype.kind == "f" else data, spec)
 
 
-@caught_by("test_line02_lazy_flags_survive", control=PlantedTorch)
-class ForgetsConjugation(PlantedTorch):
-    class Backend(TorchBackend):
-        def from_host(self, data: Any, spec: Any, /) -> Any:
-            tensor = super().from_host(data, spec)
-            return torch.view_as_complex(torch.view_as_real(tensor.conj())) if tensor.is_conj() else tensor
+def forgets_conjugation(self: Any, data: Any, spec: Any) -> Any:
+    tensor = TorchBackend.from_host(data, spec)
+    return torch.view_as_complex(torch.view_as_real(tensor.conj())) if tensor.is_conj() else tensor
 
 
-@caught_by("test_line02_requires_grad_comes_back_as_the_framework_expects", control=PlantedPaddle)
-class LeavesPyLayersToPaddle(PlantedPaddle):
-    class Backend(PaddleBackend):
-        def hooks(self, pack: Any, unpack: Any, /, *, trusted: bool = False) -> Any:
-            return paddle.autograd.saved_tensors_hooks(lambda tensor: partial(unpack, pack(tensor)), call)
+def paddles_hooks(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Any:
+    return paddle.autograd.saved_tensors_hooks(lambda tensor: partial(unpack, pack(tensor)), call)
 
 
-@caught_by("test_line02_every_unpack_is_fresh_private_and_writable")
-class LendsThePayload(Planted):
-    class Backend(ReferenceBackend):
-        def from_host(self, data: Any, spec: Any, /) -> Any:
-            writable = np.ndarray(data.nbytes, np.uint8, _address_as_buffer(data))
-            strides = contiguous_strides(spec.shape)
-            tensor = reference.from_buffer(writable, spec.shape, strides, 0, spec.dtype, spec.device)
-            self._lent = data
-            return tensor
+def lends(self: Any, data: Any, spec: Any) -> Any:
+    self._lent = data
+    lent = np.ndarray(data.nbytes, np.uint8, (ctypes.c_uint8 * data.nbytes).from_address(data.ctypes.data))
+    return reference.from_buffer(lent, spec.shape, contiguous_strides(spec.shape), 0, spec.dtype, spec.device)
 
 
-def _address_as_buffer(data: Any) -> Any:
-    import ctypes
+caught_by("test_line02_nan_payloads_signed_zeros_and_subnormals_survive")(
+    planted("ComputesWithPayloads", backend={"from_host": computes})
+)
+caught_by("test_line02_lazy_flags_survive")(
+    planted("ForgetsConjugation", PlantedTorch, backend={"from_host": forgets_conjugation})
+)
+caught_by("test_line02_requires_grad_comes_back_as_the_framework_expects")(
+    planted("LeavesPyLayersToPaddle", PlantedPaddle, backend={"hooks": paddles_hooks})
+)
+caught_by("test_line02_every_unpack_is_fresh_private_and_writable")(
+    planted("LendsThePayload", backend={"from_host": lends})
+)
 
-    return (ctypes.c_uint8 * data.nbytes).from_address(data.ctypes.data)
 
-
-class _StoresStorages(Session):
+class StoresStorages(Session):
     def pack(self, tensor: Any) -> Any:
         whole = tensor.as_strided((tensor.storage.nbytes // 4,), (1,), 0)
         self._whole = super().pack(whole)
         return super().pack(tensor)
 
 
-@caught_by("test_line02_only_the_elements_of_a_view_are_stored")
-class StoresTheWholeStorage(Planted):
-    session = _StoresStorages
-
+caught_by("test_line02_only_the_elements_of_a_view_are_stored")(
+    planted("StoresTheWholeStorage", session=StoresStorages)
+)
 
 # Line 3: any order, any number
 
 
-class _Once(Session):
+class Once(Session):
     """Gives each tensor away once, as trackers that pop do."""
 
     def pack(self, tensor: Any) -> Any:
@@ -175,17 +164,13 @@ class _Once(Session):
         return lambda: self.unpack(handles.pop())
 
 
-@caught_by(
-    "test_line03_handles_unpack_in_any_order_and_number",
-    "test_line03_retained_graph_runs_backward_again",
-    "test_line05_a_retained_graph_frees_its_slots_when_it_is_dropped",
-    raises=(IndexError,),
-)
-class GivesTensorsAwayOnce(Planted):
-    session = _Once
+once = planted("GivesTensorsAwayOnce", session=Once)
+caught_by("test_line03_handles_unpack_in_any_order_and_number", raises=(IndexError,))(once)
+caught_by("test_line03_backward_runs_anywhere_and_again", raises=(IndexError,), way="twice")(once)
+caught_by("test_line05_a_graph_that_ends_frees_every_slot", raises=(IndexError,), ending="retained")(once)
 
 
-class _LastInFirstOut(Session):
+class LastInFirstOut(Session):
     """Believes that backward asks in reverse order of packing."""
 
     def pack(self, tensor: Any) -> Any:
@@ -193,17 +178,15 @@ class _LastInFirstOut(Session):
         return lambda: self.unpack(self._stack.pop())
 
 
-@caught_by(
+caught_by(
     "test_line03_handles_unpack_in_any_order_and_number",
     "test_line03_double_backward",
     "test_line03_a_tensor_nobody_asks_for_is_no_trouble",
     raises=(IndexError, reference.HookError),
-)
-class CountsOnReverseOrder(Planted):
-    session = _LastInFirstOut
+)(planted("CountsOnReverseOrder", session=LastInFirstOut))
 
 
-class _OneThread(Answering):
+class OneThread(Answering):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._maker = threading.get_ident()
@@ -212,15 +195,12 @@ class _OneThread(Answering):
         return self.unpack(handle) if threading.get_ident() == self._maker else reference.zeros(*like)
 
 
-@caught_by(
-    "test_line03_handles_unpack_on_any_thread_at_once",
-    "test_line03_backward_inside_the_scope_or_on_another_thread",
-)
-class KnowsOneThread(Planted):
-    session = _OneThread
+one_thread = planted("KnowsOneThread", session=OneThread)
+caught_by("test_line03_handles_unpack_on_any_thread_at_once")(one_thread)
+caught_by("test_line03_backward_runs_anywhere_and_again", way="on another thread")(one_thread)
 
 
-class _OwnsPayloads(Session):
+class OwnsPayloads(Session):
     """Has the graph hold numbers only, and forgets what they stand for at the end of the scope."""
 
     def pack(self, tensor: Any) -> Any:
@@ -235,33 +215,27 @@ class _OwnsPayloads(Session):
         self._handles = []
 
 
-@caught_by("test_line03_backward_after_stash_and_session_are_gone", raises=(IndexError,))
-class OwnsThePayloads(Planted):
-    session = _OwnsPayloads
-
+caught_by("test_line03_backward_after_stash_and_session_are_gone", raises=(IndexError,))(
+    planted("OwnsThePayloads", session=OwnsPayloads)
+)
 
 # Line 4: in-place safety
 
-
-@caught_by(
+caught_by(
     "test_line04_a_kept_tensor_modified_in_place_is_refused",
     "test_line04_a_kept_parameter_modified_before_backward_is_refused",
     "test_line04_bytes_modified_before_they_are_captured_are_refused",
+)(planted("SkipsTheVersionCheck", backend={"version": lambda self, tensor: 0}))
+caught_by("test_line04_captured_bytes_are_immune")(
+    planted(
+        "StoresAnAlias",
+        PlantedTorch,
+        backend={"to_host": lambda self, tensor, spec: adopted(TorchBackend.to_host(tensor, spec))},
+    )
 )
-class SkipsTheVersionCheck(Planted):
-    class Backend(ReferenceBackend):
-        def version(self, tensor: Any, /) -> int:
-            return 0
 
 
-@caught_by("test_line04_captured_bytes_are_immune", control=PlantedTorch)
-class StoresAnAlias(PlantedTorch):
-    class Backend(TorchBackend):
-        def to_host(self, tensor: Any, spec: Any, /) -> Any:
-            return adopted(super().to_host(tensor, spec))
-
-
-class _Waits(Answering):
+class Waits(Answering):
     def __init__(self, *args: Any, limits: Limits, **kwargs: Any) -> None:
         super().__init__(*args, limits=Limits(timeout_s=0.05), **kwargs)
 
@@ -270,23 +244,22 @@ class _Waits(Answering):
         return self.unpack(handle)
 
 
-@caught_by("test_line04_an_unpack_does_not_wait_for_bytes_on_their_way", raises=(StoreError,))
-class WaitsForTheStore(Planted):
-    session = _Waits
+caught_by("test_line04_an_unpack_does_not_wait_for_bytes_on_their_way", raises=(StoreError,))(
+    planted("WaitsForTheStore", session=Waits)
+)
 
 
-@caught_by("test_line04_what_trains_without_hooks_trains", raises=(SavedTensorModifiedError,))
-class RefusesWhatWasEverModified(Planted):
-    class Backend(ReferenceBackend):
-        def __init__(self) -> None:
-            self._asked = 0
-
-        def version(self, tensor: Any, /) -> int:
-            self._asked += tensor._version > 0
-            return self._asked
+def counts_questions(self: Any, tensor: Any) -> int:
+    self._asked = getattr(self, "_asked", 0) + (tensor._version > 0)
+    return self._asked
 
 
-class _Poisoned(Answering):
+caught_by("test_line04_what_trains_without_hooks_trains", raises=(SavedTensorModifiedError,))(
+    planted("RefusesWhatWasEverModified", backend={"version": counts_questions})
+)
+
+
+class Poisoned(Answering):
     _error: BaseException | None = None
 
     def answer(self, handle: Any, like: Any) -> Any:
@@ -299,12 +272,11 @@ class _Poisoned(Answering):
             raise
 
 
-@caught_by(
+poisoned = planted("StaysPoisoned", session=Poisoned)
+caught = partial(caught_by, raises=(TensorStashError,))
+caught(
     "test_line04_the_next_step_works_after_a_refusal",
     "test_line08_a_failed_backward_of_a_retained_graph_can_be_tried_again",
-    raises=(TensorStashError,),
-)
-@caught_by("test_line08_a_store_that_fails_ends_in_a_named_error", raises=(TensorStashError,), fault="get_error", at=1)
-@caught_by("test_line08_a_codec_that_fails_ends_in_a_named_error", raises=(TensorStashError,), fault="decode_error")
-class StaysPoisoned(Planted):
-    session = _Poisoned
+)(poisoned)
+caught("test_line08_a_store_that_fails_ends_in_a_named_error", fault="get_error", at=1)(poisoned)
+caught("test_line08_a_codec_that_fails_ends_in_a_named_error", fault="decode_error")(poisoned)

@@ -2,7 +2,7 @@
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
 from tensorstash.policies.limits import Limits
-from tensorstash.testing import BackendSuite
+from tensorstash.testing import BackendSuite, CodecSuite, StoreSuite
 from tensorstash.testing.labs.paddle import PaddleLab
 from tensorstash.testing.labs.reference import ReferenceLab
 from tensorstash.testing.labs.torch import TorchLab
@@ -89,36 +89,40 @@ class Answering(Session[Any]):
         return self.unpack(handle)
 
 
+def planted(name: str, control: Any = Planted, *, backend: Mapping[str, Any] | None = None, **members: Any) -> type:
+    """Return the suite over a backend with other methods, with another session or lab, or other entry points."""
+    if backend:
+        members["Backend"] = type(name, (control.Backend,), dict(backend))
+    return type(name, (control,), members)
+
+
 @dataclass(frozen=True)
 class Fault:
     """A planted fault.
 
     Args:
-        suite: what carries it.
+        suite: what carries it; its base is the same without the fault.
         checks: which must notice it.
         arguments: of the checks.
         raises: how the fault may show besides a failed assertion.
-        control: the same without the fault.
     """
 
     suite: type
     checks: tuple[str, ...]
     arguments: dict[str, Any]
     raises: tuple[type[BaseException], ...]
-    control: type
 
 
-def note(
-    faults: list[Fault],
-    *checks: str,
-    raises: tuple[type[BaseException], ...] = (),
-    control: type = Planted,
-    **arguments: Any,
-) -> Callable[[type], type]:
-    """Return a decorator that adds a suite with a fault to ``faults``."""
+FAULTS: dict[type, list[Fault]] = {BackendSuite: [], CodecSuite: [], StoreSuite: []}
+"""The planted faults, by the suite that has to notice them."""
+
+
+def caught_by(*checks: str, raises: tuple[type[BaseException], ...] = (), **arguments: Any) -> Callable[[type], type]:
+    """Return what notes a suite with a fault."""
 
     def add(suite: type) -> type:
-        faults.append(Fault(suite, checks, arguments, raises, control))
+        kit = next(kit for kit in FAULTS if issubclass(suite, kit))
+        FAULTS[kit].append(Fault(suite, checks, arguments, raises))
         return suite
 
     return add

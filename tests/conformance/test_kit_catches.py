@@ -2,30 +2,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import broken_codecs
-import broken_effects
-import broken_failures
-import broken_ownership
-import broken_recipes
-import broken_stores
-import broken_training
+import broken_codecs  # noqa: F401
+import broken_effects  # noqa: F401
+import broken_failures  # noqa: F401
+import broken_ownership  # noqa: F401
+import broken_recipes  # noqa: F401
+import broken_stores  # noqa: F401
+import broken_training  # noqa: F401
 import paddle
 import pytest
-from planted import NOTICED, Fault, checks_of, failure_of
+from planted import FAULTS, NOTICED, Fault, checks_of, failure_of
 
-from tensorstash.testing import BackendSuite, CodecSuite, StoreSuite
+from tensorstash.testing import BackendSuite
 
-OF_BACKENDS = [
-    *broken_training.FAULTS,
-    *broken_recipes.FAULTS,
-    *broken_ownership.FAULTS,
-    *broken_failures.FAULTS,
-    *broken_effects.FAULTS,
-]
-KITS = ((BackendSuite, OF_BACKENDS), (CodecSuite, broken_codecs.FAULTS), (StoreSuite, broken_stores.FAULTS))
 PLANTED = [
     pytest.param(fault, check, id=f"{fault.suite.__name__}-{check.removeprefix('test_')}")
-    for _, faults in KITS
+    for faults in FAULTS.values()
     for fault in faults
     for check in fault.checks
 ]
@@ -36,7 +28,7 @@ PLANTED = [
 @pytest.mark.parametrize(("fault", "check"), PLANTED)
 def test_planted_fault_is_noticed(fault: Fault, check: str, tmp_path: Path) -> None:
     arguments = fault.arguments
-    sound = failure_of(fault.control, check, tmp_path / "sound", arguments)
+    sound = failure_of(fault.suite.__bases__[0], check, tmp_path / "sound", arguments)
     assert sound is None, f"the check fails without the fault: {sound!r}"
     # Our hooks, which would hide a fault, leave Paddle when it saves something after the threads that used them.
     paddle.exp(paddle.to_tensor([1.0], stop_gradient=False))
@@ -47,14 +39,14 @@ def test_planted_fault_is_noticed(fault: Fault, check: str, tmp_path: Path) -> N
     assert all(isinstance(one, (*NOTICED, *fault.raises)) for one in failures), f"noticed by accident: {failure!r}"
 
 
-@pytest.mark.parametrize(("suite", "faults"), KITS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("suite", "faults"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_every_check_has_a_planted_fault(suite: type, faults: list[Fault]) -> None:
     planted = {check for fault in faults for check in fault.checks}
     assert planted == checks_of(suite)
 
 
 def test_every_contract_line_has_a_planted_fault() -> None:
-    lines = {check.split("_")[1] for fault in OF_BACKENDS for check in fault.checks}
+    lines = {check.split("_")[1] for fault in FAULTS[BackendSuite] for check in fault.checks}
     assert {f"line{number:02}" for number in range(1, 13)} <= lines
 
 

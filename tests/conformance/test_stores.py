@@ -12,9 +12,11 @@ from tensorstash.stores.memory import Memory
 from tensorstash.stores.tiered import Tiered
 from tensorstash.testing import FaultyStore, StoreSuite
 
+NO_SIZES = (-1, 1.5, True, "many", "1 XB", b"1")
+
 
 class TestMemory(StoreSuite):
-    refused = ({"budget": -1}, {"budget": "plenty"}, {"budget": 1.5})
+    refused = tuple({"budget": wrong} for wrong in NO_SIZES)
 
     def config(self, directory: str) -> StoreConfig:
         return Memory()
@@ -24,7 +26,11 @@ class TestMemory(StoreSuite):
 
 
 class TestDisk(StoreSuite):
-    refused = ({"budget": "plenty"}, {"directory": 3}, {"directory": ""}, {"direct": "yes"})
+    refused = (
+        *({"budget": wrong} for wrong in NO_SIZES),
+        *({"directory": wrong} for wrong in ("", b"/tmp", 3, (), ["/a"], "/a\0b")),
+        {"direct": "yes"},
+    )
 
     def config(self, directory: str) -> StoreConfig:
         return Disk(directory=directory)
@@ -62,7 +68,11 @@ class TestLimitedDisk(StoreSuite):
 
 
 class TestTiered(StoreSuite):
-    refused = ({"first": 3, "then": Memory()}, {"first": Memory, "then": Memory()})
+    refused = tuple(
+        {tier: wrong, other: Memory()}
+        for wrong in (None, 3, "memory", Memory, object())
+        for tier, other in (("first", "then"), ("then", "first"))
+    )
 
     def config(self, directory: str) -> StoreConfig:
         return Tiered(first=Memory(budget=20_000), then=Disk(directory=directory))

@@ -28,13 +28,6 @@ class NothingLeftBehind(Harness):
         save_one(self.lab, device)
         assert stash.stats().seen.tensors == 1
 
-    def test_line10_hooks_are_gone_after_a_body_that_raises(self, device: str) -> None:
-        stash = self.stash(StoreIn(Memory()))
-        with pytest.raises(KeyboardInterrupt):
-            self._interrupted(stash, device)
-        save_one(self.lab, device)
-        assert stash.stats().seen.tensors == 1
-
     def test_line10_scopes_nest_and_the_outer_one_is_restored(self, device: str) -> None:
         outer, inner = self.stash(Keep()), self.stash(StoreIn(Memory()))
         with outer:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,19 +29,15 @@ class SaysWhenNothing(Harness):
 
     def test_line12_a_scope_that_sees_nothing_says_so_once(self, device: str) -> None:
         stash = self.stash(StoreIn(Memory()))
-        said = self._said(lambda: self._enter(stash, lambda: None))
-        assert len(said) == 1, said
-        assert "nothing was seen" in said[0]
-        assert said[0] in stash.stats().advice
+        said = self._said_once(lambda: self._enter(stash, lambda: None), "nothing was seen")
+        assert said in stash.stats().advice
         assert not self._said(lambda: self._enter(stash, lambda: None)), "said twice"
 
     def test_line12_a_policy_that_stashes_nothing_says_why(self, device: str) -> None:
         stash = self.stash(StoreIn(Memory()), min_bytes=2**40)
-        said = self._said(lambda: self._enter(stash, lambda: save_one(self.lab, device)))
-        assert len(said) == 1, said
-        assert "nothing was stashed" in said[0]
-        assert "lower min_bytes" in said[0]
-        assert said[0] in stash.stats().advice
+        step = partial(save_one, self.lab, device)
+        said = self._said_once(lambda: self._enter(stash, step), "nothing was stashed", "lower min_bytes")
+        assert said in stash.stats().advice
 
     def test_line12_what_only_measures_or_works_says_nothing(self, device: str) -> None:
         for policy in (Keep(), StoreIn(Memory())):
@@ -53,22 +50,15 @@ class SaysWhenNothing(Harness):
 
     def test_line12_a_policy_that_shrinks_nothing_says_so(self) -> None:
         stash = self.stash(StoreIn(Memory()), limits=AT_ONCE)
-        said = self._said(lambda: self._train(stash, "cpu", floats(64, 4096)))
-        assert len(said) == 1, said
-        assert "shrinks nothing" in said[0]
+        self._said_once(lambda: self._train(stash, "cpu", floats(64, 4096)), "shrinks nothing")
 
     def test_line12_limits_larger_than_what_there_is_to_gain_are_told(self, device: str) -> None:
         stash = self.stash(Compress(min_ratio=1), limits=ROOMY)
-        said = self._said(lambda: self._train(stash, device, floats(64, 4096) * 0))
-        assert len(said) == 1, said
-        assert "limits are larger" in said[0]
-        assert "Limits(in_flight=" in said[0]
+        train = partial(self._train, stash, device, floats(64, 4096) * 0)
+        self._said_once(train, "limits are larger", "Limits(in_flight=")
 
     def test_line12_a_wrap_that_is_never_called_says_so(self, device: str) -> None:
-        wrapped = self.wrap(self.lab.model(device=device), StoreIn(Memory()))
-        said = self._said(wrapped.remove)
-        assert len(said) == 1, said
-        assert "never called" in said[0]
+        self._said_once(self.wrap(self.lab.model(device=device), StoreIn(Memory())).remove, "never called")
 
     def test_line12_a_forward_that_is_replaced_drops_no_wrap_in_silence(self, device: str) -> None:
         lab = self.lab
@@ -88,11 +78,9 @@ class SaysWhenNothing(Harness):
         model = self.lab.model(device=device)
         wraps: list[Wrapped] = []
         first = self._said(lambda: wraps.append(self.wrap(model, Keep())))
-        second = self._said(lambda: wraps.append(self.wrap(model, StoreIn(Memory()))))
-        model(self.lab.tensor(floats(5, 8), device=device))
         assert not first, first
-        assert len(second) == 1, second
-        assert "wrapped already" in second[0]
+        self._said_once(lambda: wraps.append(self.wrap(model, StoreIn(Memory()))), "wrapped already")
+        model(self.lab.tensor(floats(5, 8), device=device))
 
     def test_line12_a_pattern_without_a_module_is_refused(self, device: str) -> None:
         policy = Route((Rule(ModuleNames("frist"), StoreIn(Memory())),))
@@ -105,6 +93,12 @@ class SaysWhenNothing(Harness):
             program()
         said = [str(one.message) for one in caught if isinstance(one.message, TensorStashWarning)]
         return [message for message in said if "compiled part" not in message]  # as it is installed here
+
+    def _said_once(self, program: Callable[[], object], *parts: str) -> str:
+        said = self._said(program)
+        assert len(said) == 1, said
+        assert all(part in said[0] for part in parts), said
+        return said[0]
 
     def _enter(self, stash: Stash, body: Callable[[], object]) -> None:
         for _ in range(STEPS):

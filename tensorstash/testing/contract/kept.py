@@ -12,21 +12,14 @@ from tensorstash.testing.layouts import assert_same_bits, floats
 class NeverStashed(Harness):
     """Contract line 7."""
 
-    def test_line07_parameters_and_views_of_them_are_kept(self, device: str) -> None:
-        weight = self.lab.parameter(floats(6, 4), device=device)
-        self._assert_kept((weight,), "parameter")
-        self._assert_kept(self._views(weight), "")
-
-    def test_line07_frozen_parameters_are_kept(self, device: str) -> None:
-        self._assert_kept((self.lab.parameter(floats(6, 4), device=device, trainable=False),), "parameter")
-
-    def test_line07_views_of_frozen_parameters_are_kept(self, device: str) -> None:
-        weight = self.lab.parameter(floats(6, 4), device=device, trainable=False)
-        self._assert_kept(self._views(weight), "parameter")
-
-    def test_line07_leaves_that_require_grad_are_kept(self, device: str) -> None:
-        leaf = self.lab.tensor(floats(6, 4), device=device, requires_grad=True)
-        self._assert_kept((leaf,), "leaf")
+    def test_line07_parameters_views_of_them_and_leaves_that_require_grad_are_kept(self, device: str) -> None:
+        lab = self.lab
+        for trainable in (True, False):
+            weight = lab.parameter(floats(6, 4), device=device, trainable=trainable)
+            views = lab.transpose(weight), lab.rows(weight, 1, 3), lab.reshape(weight, (24,))
+            self._assert_kept((weight,), "parameter")
+            self._assert_kept(views, "" if trainable else "parameter")
+        self._assert_kept((lab.tensor(floats(6, 4), device=device, requires_grad=True),), "leaf")
 
     def test_line07_the_weights_of_a_model_are_never_stashed(self, device: str) -> None:
         lab = self.lab
@@ -71,10 +64,6 @@ class NeverStashed(Harness):
             assert tap.puts == 0, f"a {kind} tensor was stashed"
             assert type(unpacked) is type(tensor), f"a {kind} tensor came back as {type(unpacked).__qualname__}"
             assert all(session.stats().kept), f"{kind}: kept without a reason"
-
-    def _views(self, weight: Tensor) -> tuple[Tensor, ...]:
-        lab = self.lab
-        return lab.transpose(weight), lab.rows(weight, 1, 3), lab.reshape(weight, (24,))
 
     def _assert_kept(self, tensors: Sequence[Tensor], reason: str) -> None:
         lab = self.lab

@@ -39,18 +39,18 @@ def _fail(unpacked: Sequence[Tensor]) -> None:
 class Ownership(Harness):
     """Contract line 5; the cyclic garbage collector is off in every check."""
 
-    def test_line05_backward_frees_every_slot_while_the_loss_lives(self, device: str) -> None:
+    @pytest.mark.parametrize("ending", ["backward", "dropped", "retained"])
+    def test_line05_a_graph_that_ends_frees_every_slot(self, device: str, ending: str) -> None:
         with self._watched() as (tap, stash):
-            loss, _ = self._graph(stash, device)
-            assert tap.live > 0
-            self.lab.backward(loss)
-            self._assert_nothing_is_left(tap, stash)
-
-    def test_line05_a_dropped_graph_frees_every_slot(self, device: str) -> None:
-        with self._watched() as (tap, stash):
-            loss, _ = self._graph(stash, device)
-            assert tap.live > 0
-            del loss
+            loss, sentinel = self._graph(stash, device)
+            before = tap.live
+            assert before > 0
+            if ending != "dropped":
+                self.lab.backward(loss, retain_graph=ending == "retained")
+            if ending != "backward":
+                assert tap.live == before, "a retained graph lost its payloads"
+                del loss
+                assert sentinel() is None
             self._assert_nothing_is_left(tap, stash)
 
     def test_line05_a_dropped_graph_of_kept_tensors_is_freed(self, device: str) -> None:
@@ -62,16 +62,6 @@ class Ownership(Harness):
                 assert sentinel() is not None
                 del loss
                 assert sentinel() is None, "the graph lives on: something in it holds its own output"
-
-    def test_line05_a_retained_graph_frees_its_slots_when_it_is_dropped(self, device: str) -> None:
-        with self._watched() as (tap, stash):
-            loss, sentinel = self._graph(stash, device)
-            before = tap.live
-            self.lab.backward(loss, retain_graph=True)
-            assert tap.live == before, "a retained graph lost its payloads"
-            del loss
-            self._assert_nothing_is_left(tap, stash)
-            assert sentinel() is None
 
     def test_line05_an_exception_in_forward_frees_every_slot(self, device: str) -> None:
         with self._watched() as (tap, stash):
@@ -154,7 +144,7 @@ class Ownership(Harness):
     def test_line05_what_recipes_are_made_of_goes_with_the_graph(self, device: str) -> None:
         lab = self.lab
         for _ in recomputing_policies(lab):
-            for ending in ("backward", "second backward", "dropped", "error"):
+            for ending in ("backward", "retained", "dropped", "error"):
                 with self._watched(Recompute()) as (tap, stash):
                     loss = self._gate(stash, device, _fail if ending == "error" else None)
                     assert "mul" in stash.stats().recomputed
@@ -162,12 +152,9 @@ class Ownership(Harness):
                     if ending == "error":
                         with pytest.raises(Exception, match="deliberate"):
                             lab.backward(loss)
-                    elif ending == "second backward":
-                        lab.backward(loss, retain_graph=True)
-                        lab.backward(loss)
-                    elif ending == "backward":
-                        lab.backward(loss)
-                    if ending in ("dropped", "error"):
+                    elif ending != "dropped":
+                        lab.backward(loss, retain_graph=ending == "retained")
+                    if ending != "backward":
                         del loss
                     self._assert_nothing_is_left(tap, stash)
 

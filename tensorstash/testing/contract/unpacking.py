@@ -1,10 +1,11 @@
 """Contract line 3: unpack in any order, any number of times."""
 
 import random
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+
+import pytest
 
 from tensorstash.policies import Compress, Keep, StoreIn
 from tensorstash.stores.memory import Memory
@@ -47,14 +48,11 @@ class AnyOrderAnyNumber(Harness):
                 for n, got in zip(order, pool.map(unpack, order), strict=True):
                     assert_same_bits(got, expected[n], f"tensor {n} on another thread under {policy!r}")
 
-    def test_line03_backward_inside_the_scope_or_on_another_thread(self, device: str) -> None:
-        expected = self._cubes(device, None, lambda loss: self.lab.backward(loss))
+    @pytest.mark.parametrize("way", ["inside of the scope", "on another thread", "twice"])
+    def test_line03_backward_runs_anywhere_and_again(self, device: str, way: str) -> None:
+        expected = self._cubes(device, None, way)
         for policy in POLICIES:
-            with self.stash(policy):
-                got = self._cubes(device, None, lambda loss: self.lab.backward(loss))
-            assert_same_bits(got, expected, f"backward inside the scope of {policy!r}")
-            got = self._cubes(device, policy, self._backward_elsewhere)
-            assert_same_bits(got, expected, f"backward on another thread under {policy!r}")
+            assert_same_bits(self._cubes(device, policy, way), expected, f"backward {way} under {policy!r}")
 
     def test_line03_backward_after_stash_and_session_are_gone(self, device: str) -> None:
         expected = attention(self.lab, device)
@@ -62,15 +60,6 @@ class AnyOrderAnyNumber(Harness):
             # The program enters a stash that nobody else holds.
             got = attention(self.lab, device, scope=partial(self.stash, policy))
             assert_same_arrays(got, expected, f"gradients under {policy!r}")
-
-    def test_line03_retained_graph_runs_backward_again(self, device: str) -> None:
-        def twice(loss: Tensor) -> None:
-            self.lab.backward(loss, retain_graph=True)
-            self.lab.backward(loss)
-
-        expected = self._cubes(device, None, twice)
-        for policy in POLICIES:
-            assert_same_bits(self._cubes(device, policy, twice), expected, f"two backwards under {policy!r}")
 
     def test_line03_double_backward(self, device: str) -> None:
         expected = self._second_derivative(device, None, inside=False)
@@ -93,18 +82,20 @@ class AnyOrderAnyNumber(Harness):
             assert_same_bits(lab.gradient(leaf), expected, f"gradient of the used branch under {policy!r}")
             assert session.stats().seen.tensors == 3
 
-    def _cubes(self, device: str, policy: Any, backward: Callable[[Tensor], None]) -> Any:
+    def _cubes(self, device: str, policy: Any, way: str) -> Any:
         lab = self.lab
         leaf, inner = square(lab, device)
-
         with self.scope(policy):
             loss = lab.sum(lab.mul(lab.mul(inner, inner), lab.tanh(inner)))
-        backward(loss)
+            if way == "inside of the scope":
+                lab.backward(loss)
+        if way == "on another thread":
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(lab.backward, loss).result()
+        elif way == "twice":
+            lab.backward(loss, retain_graph=True)
+            lab.backward(loss)
         return lab.gradient(leaf)
-
-    def _backward_elsewhere(self, loss: Tensor) -> None:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(self.lab.backward, loss).result()
 
     def _second_derivative(self, device: str, policy: Any, inside: bool) -> Any:
         lab = self.lab
