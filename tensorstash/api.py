@@ -17,6 +17,7 @@ from tensorstash.config import walk
 from tensorstash.config.reading import policy_of
 from tensorstash.config.settings import judge_variable
 from tensorstash.engine.memory import budget_of
+from tensorstash.engine.places import NEAR, Away
 from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
@@ -49,8 +50,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 MIN_BYTES = "64KiB"
 """Below this size, keeping a tensor costs less than anything that could be done with it."""
 
-MIN_DISK_BYTES = "256KiB"
-"""Below this size, handing a tensor to the thread that writes costs more than the memory is worth."""
+MIN_AWAY_BYTES = Away(disk=256 * 2**10, device=2**20)
+"""Below this size, a turn of the thread that writes, or the launch of a copy, costs more than the memory is worth."""
 
 
 class Stash(ContextDecorator, Block):
@@ -204,8 +205,8 @@ def stash(
             is free when the first tensor is saved; None if all leave that can. The excess over the bytes that the last
             equal step saved leaves: recipes before stores, the oldest first.
         framework: ``"torch"``, ``"paddle"``, ``"reference"`` or a plug-in's; by default the one that is imported.
-        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, and 256 KiB
-            for a disk.
+        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, 256 KiB for
+            a disk, and 1 MiB for copies from an accelerator.
         limits: bytes in flight, and the timeout.
 
     Raises:
@@ -257,8 +258,8 @@ def wrap(
             ``"auto"`` begins where a model has blocks, the oldest blocks are computed again as far as stores are slow.
         methods: names of methods that run under the policy: ``"forward"`` for a call of the model, any other for
             itself; by default ``"forward"``, and Lightning's ``"training_step"`` where the model has one.
-        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, and 256 KiB
-            for a disk.
+        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, 256 KiB for
+            a disk, and 1 MiB for copies from an accelerator.
         limits: bytes in flight, and the timeout.
 
     Raises:
@@ -374,12 +375,11 @@ def _session(
     caller: str,
 ) -> Session[Any]:
     remakes = any(plan.rebuilding for plan in policy.alternatives())
-    small, small_on_disk = (MIN_BYTES, MIN_DISK_BYTES) if min_bytes is None else (min_bytes, 0)
     return Session(
         policy,
         backend,
-        min_bytes=parse_bytes(small, path=f"{caller}.min_bytes"),
-        min_disk_bytes=parse_bytes(small_on_disk, path=f"{caller}.min_bytes"),
+        min_bytes=parse_bytes(MIN_BYTES if min_bytes is None else min_bytes, path=f"{caller}.min_bytes"),
+        min_away_bytes=MIN_AWAY_BYTES if min_bytes is None else NEAR,
         budget=budget_of(budget, f"{caller}.budget"),
         limits=limits_of(limits, caller),
         new_recomputer=Recomputer if remakes else None,

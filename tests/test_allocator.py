@@ -100,10 +100,33 @@ def test_huge_pages_are_set_where_the_system_has_them(tmp_path, monkeypatch, ena
     if enabled is not None:
         file.write_text(enabled)
     monkeypatch.setattr(allocator, "_HUGE_PAGES_FILE", str(file))
+    monkeypatch.setattr(allocator, "_mimalloc", lambda: None)
     monkeypatch.setattr(allocator, "_glibc", lambda: (2, 36))
     assert allocator.advised_environment({"GLIBC_TUNABLES": "mine=1"}) == {"GLIBC_TUNABLES": "mine=1", variable: value}
     monkeypatch.setattr(allocator, "_glibc", lambda: (2, 31))
     assert allocator.advised_environment({}) == {"MALLOC_MMAP_THRESHOLD_": "1048576"}
+
+
+@pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to preload elsewhere")
+def test_the_launcher_preloads_mimalloc_in_front_of_other_libraries():
+    library = allocator._mimalloc()
+    assert library is not None, "the test group installs it"
+    assert allocator.advised_environment({"LD_PRELOAD": "libother.so"}) == {"LD_PRELOAD": f"{library}:libother.so"}
+    code = "from tensorstash.host import pages, allocator as a; print(pages.preloaded_allocator(), a.returns_memory())"
+    launched = allocator.advised_environment({})
+    assert launched == {"LD_PRELOAD": library}
+    assert run(code + "; a.release_free()", **launched) == "mimalloc True\n"
+
+
+def test_a_library_whose_path_the_linker_would_split_is_not_preloaded(tmp_path, monkeypatch):
+    class File:
+        name = "libmimalloc.so"
+
+        def locate(self):
+            return tmp_path / "with space" / self.name
+
+    monkeypatch.setattr(allocator.metadata, "files", lambda name: [File()])
+    assert allocator._mimalloc() is None
 
 
 POLICY = """

@@ -97,7 +97,7 @@ def allocator() -> Iterator[Finding]:
             "allocator",
             "note",
             f"{text}: the first policy that frees CPU tensors will change that, which costs page faults",
-            "start programs with `python -m tensorstash SCRIPT`, which sets huge pages as well",
+            "start programs with `python -m tensorstash SCRIPT`, after `pip install 'tensorstash[mimalloc]'`",
         )
 
 

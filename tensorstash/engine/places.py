@@ -41,6 +41,22 @@ class Way(NamedTuple):
     place: Place | str
 
 
+class Away(NamedTuple):
+    """Sizes in bytes below which tensors are kept rather than sent away.
+
+    Args:
+        disk: of tensors that are written to a disk.
+        device: of tensors that are copied from an accelerator to the host.
+    """
+
+    disk: int = 0
+    device: int = 0
+
+
+NEAR = Away()
+"""All sizes are sent away."""
+
+
 class Places:
     """Remembers a policy's treatment of each kind of tensors, and shares one store among equal configs.
 
@@ -50,7 +66,7 @@ class Places:
         ledger: counts for the stores.
         adviser: is told where tensors go.
         transfers: brings payloads to the host; None without streams.
-        min_disk_bytes: smaller tensors are kept rather than written to a disk: each costs a thread's turn.
+        min_away_bytes: smaller tensors are kept rather than sent away.
 
     Raises:
         StoreError: a store the policy may use cannot be opened.
@@ -63,9 +79,9 @@ class Places:
         ledger: Ledger,
         adviser: Adviser,
         transfers: Transfers | None,
-        min_disk_bytes: int,
+        min_away_bytes: Away,
     ) -> None:
-        self._min_disk_bytes = min_disk_bytes
+        self._min_away_bytes = min_away_bytes
         self._backend = backend
         self._ledger = ledger
         self._adviser = adviser
@@ -138,7 +154,9 @@ class Places:
         if plan.keeps:
             return plan.reason or POLICY
         config = plan.store or Memory()
-        if config.tier == "disk" and spec.nbytes < self._min_disk_bytes:
+        away = self._min_away_bytes
+        is_copied = spec.device != "cpu" and plan.store is not None  # what kernels made may stay on the device
+        if spec.nbytes < max(away.disk if config.tier == "disk" else 0, away.device if is_copied else 0):
             return SMALL
         self.frees_host_memory |= spec.device == "cpu"
         if plan.codecs or config.tier != "memory" or spec.device != "cpu":

@@ -23,7 +23,7 @@ from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
-from tensorstash.engine.places import POLICY, SMALL, Places, Way
+from tensorstash.engine.places import NEAR, POLICY, SMALL, Away, Places, Way
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.readers import Reading, Trail
 from tensorstash.engine.recomputer import NewRecomputer, Recomputer
@@ -63,7 +63,7 @@ class Session(Generic[T]):
         policy: for each saved tensor.
         backend: the framework's adapter.
         min_bytes: tensors below this size are kept, in bytes.
-        min_disk_bytes: tensors below this size are kept rather than written to a disk, in bytes.
+        min_away_bytes: tensors below these sizes are kept rather than sent away.
         budget: how many bytes of saved tensors may stay; None if all leave that can.
         limits: byte budgets and the timeout.
         new_recomputer: makes the object that makes tensors again; None where none are.
@@ -80,7 +80,7 @@ class Session(Generic[T]):
         *,
         min_bytes: int,
         limits: Limits,
-        min_disk_bytes: int = 0,
+        min_away_bytes: Away = NEAR,
         budget: BudgetSize | None = None,
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
@@ -113,7 +113,7 @@ class Session(Generic[T]):
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, their sum is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
-        self._places = Places(policy, backend, ledger, self.adviser, self._transfers, min_disk_bytes)
+        self._places = Places(policy, backend, ledger, self.adviser, self._transfers, min_away_bytes)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
         self._border = None if budget is None else Border(self.regions, may_send=not only_keeps)

@@ -2,7 +2,8 @@
 
 On Linux, glibc serves activations from a heap that fragments. Memory that is freed in the middle of it stays with the
 process, and a spill of most activations may show no saving at all. Blocks that are mapped one by one go back when they
-are freed. That costs page faults; huge pages, which only the launcher can set, take away most of them.
+are freed. That costs page faults. Only the launcher can avoid them: it preloads mimalloc, which does reuse what is
+freed, where the extra ``mimalloc`` is installed; elsewhere it sets huge pages, which take away a part of them.
 
 >>> import tensorstash as ts
 >>> ts.allocator.returns_memory() in (True, False)
@@ -16,6 +17,8 @@ import platform
 import sys
 from collections.abc import Mapping
 from functools import cache
+from importlib import metadata
+from pathlib import Path
 
 from tensorstash.host.pages import ALLOCATORS, preloaded_allocator
 from tensorstash.host.pool import POOL
@@ -81,13 +84,13 @@ def set_for_policies() -> None:
     if os.environ.get(CHOICE) != "leave" and not returns_memory() and return_freed_memory():
         logger.info(
             "glibc maps blocks of 1 MiB and more one by one from now on, so that freed activations leave the process. "
-            "`python -m tensorstash SCRIPT` does the same at a lower price; %s=leave keeps glibc as it is.",
+            "That costs page faults: `python -m tensorstash SCRIPT` avoids them. %s=leave keeps glibc as it is.",
             CHOICE,
         )
 
 
 def release_free() -> None:
-    """Give memory that is free back to the system, where the allocator (glibc's or tcmalloc) can be asked to.
+    """Give memory that is free back to the system, where the allocator (glibc's, tcmalloc or mimalloc) can be asked to.
 
     Between blocks that stay, free memory is resident until others need it.
 
@@ -100,6 +103,8 @@ def release_free() -> None:
         loaded.malloc_trim(0)
     if hasattr(loaded, "MallocExtension_ReleaseFreeMemory"):
         loaded.MallocExtension_ReleaseFreeMemory()
+    if hasattr(loaded, "mi_collect"):
+        loaded.mi_collect(True)
 
 
 def keep_idle(nbytes: int | str) -> None:
@@ -122,24 +127,37 @@ def keep_idle(nbytes: int | str) -> None:
 
 
 def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which a program is best started: glibc's threshold, with huge pages where it has them.
+    """Return the environment in which a program is best started: mimalloc preloaded, or glibc's threshold set.
 
-    A preloaded allocator and a threshold of the user are left alone. Huge pages take page faults away from blocks of
-    2 MiB and more.
+    A preloaded allocator and a threshold of the user are left alone. With the threshold, huge pages take page faults
+    away from blocks of 2 MiB and more.
 
     Args:
         environment: variables as they are.
     """
     advised = dict(environment)
-    is_replaced = any(f"lib{name}" in advised.get("LD_PRELOAD", "") for name in ALLOCATORS)
+    preloaded = advised.get("LD_PRELOAD", "")
+    is_replaced = any(f"lib{name}" in preloaded for name in ALLOCATORS)
     if not _glibc() or _is_set(advised) or is_replaced or advised.get(CHOICE) == "leave":
         return advised
-    if _has_huge_pages():
+    if mimalloc := _mimalloc():
+        advised["LD_PRELOAD"] = f"{mimalloc}:{preloaded}".rstrip(":")
+    elif _has_huge_pages():
         ours = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={MMAP_THRESHOLD_BYTES}"
         advised[_TUNABLES] = ":".join(filter(None, (advised.get(_TUNABLES), ours)))
     else:
         advised[_THRESHOLD] = str(MMAP_THRESHOLD_BYTES)
     return advised
+
+
+def _mimalloc() -> str | None:
+    """Return the path of mimalloc's library if its package is installed, and the dynamic linker can read the path."""
+    try:
+        files = metadata.files("cmeel-mimalloc") or []
+    except metadata.PackageNotFoundError:
+        return None
+    path = next((str(Path(str(file.locate())).resolve()) for file in files if file.name == "libmimalloc.so"), "")
+    return path if path and not {" ", ":"} & set(path) else None  # both end a name in LD_PRELOAD
 
 
 def _has_huge_pages() -> bool:
