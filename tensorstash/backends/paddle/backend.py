@@ -26,8 +26,7 @@ from tensorstash.backends.paddle.repairs.surroundings import static_patches, wit
 from tensorstash.backends.paddle.repairs.writers import writer_patches
 from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
 from tensorstash.errors import ConfigError
-from tensorstash.host.arrays import Array
-from tensorstash.protocols import Demand, Undo
+from tensorstash.protocols import Undo
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED_LAYOUTS = 4096
@@ -74,9 +73,15 @@ class PaddleBackend:
     name: ClassVar[str] = "paddle"
     backward_writes: ClassVar[bool] = True  # softmax_with_cross_entropy makes its gradient in the saved softmax
 
+    to_host = staticmethod(elements)
+    from_host = staticmethod(rebuilt)
+    version_probe = staticmethod(version_probe)
+    is_checkpointed = staticmethod(is_checkpointed)
+    is_recording = staticmethod(is_grad_enabled)
+
     def __init__(self) -> None:
         self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
-        self._readers = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack))
+        self.demand = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack)).demand
         # Called for every saved tensor, so without a frame of Python in between.
         self.keep_reason = _KINDS.keep_reason
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
@@ -86,7 +91,6 @@ class PaddleBackend:
         self.kernels = self.streams = self.layouts = None
 
     def owns(self, obj: object, /) -> bool:
-        """Whether ``obj`` is a tensor or a layer of Paddle."""
         return isinstance(obj, (Tensor, Layer))
 
     def hooks(
@@ -102,15 +106,9 @@ class PaddleBackend:
         return HookScope(_STACK, without_autocast(pack), without_autocast(unpack), private=trusted)
 
     def suspended(self) -> AbstractContextManager[None]:
-        """Take all hooks of this thread off until a block ends, others' too."""
         return Suspended(_STACK)
 
-    def demand(self) -> Demand:
-        """Return how exactly the operator that saves the tensor being packed has to get it back."""
-        return self._readers.demand()
-
     def nbytes(self, tensor: Tensor, /) -> int:
-        """Return numel times itemsize."""
         return prod(tensor.shape) * tensor.element_size()
 
     def spec(self, tensor: Tensor, /) -> TensorSpec:
@@ -126,7 +124,6 @@ class PaddleBackend:
         )
 
     def describe(self, tensor: Tensor, /) -> str:
-        """Return a short description for messages; works on every tensor."""
         shape = tuple(tensor.shape)
         place = place_name(tensor.place) if tensor._is_initialized() else "no place"
         return f"{str(tensor.dtype).removeprefix('paddle.')}{shape} on {place}"
@@ -143,16 +140,11 @@ class PaddleBackend:
         return (object() if scope is None else token_of(tensor, scope.recent)), start
 
     def release_storages(self, most_bytes: int, /) -> None:
-        """Release memory that is held to know it again, beyond so many bytes."""
         scope = _STACK.current()
         if scope is not None:
             release_storages(scope.recent, most_bytes)
 
-    is_recording: Callable[[], bool] = staticmethod(is_grad_enabled)
-    """Return whether gradients are recorded on this thread."""
-
     def producer(self, tensor: Tensor, /) -> str:
-        """Return the name of the operation that made a tensor; empty for leaves."""
         node = None if tensor.is_leaf else node_of(tensor)
         return "" if node is None else node.name()
 
@@ -167,41 +159,19 @@ class PaddleBackend:
         """
         return tensor if tensor.is_leaf and not tensor.stop_gradient else tensor.detach()
 
-    def version_probe(self, tensor: Tensor, /) -> Tensor:
-        """Return an empty tensor that shares the version of ``tensor``."""
-        return version_probe(tensor)
-
-    def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
-        """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
-        return elements(tensor, spec)
-
-    def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
-        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
-        return rebuilt(data, spec)
-
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
-        """Return the model and every layer below it, with dotted names; the model's own is empty."""
         if not isinstance(model, Layer):
             raise TypeError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
         layers: Iterable[tuple[str, object]] = model.named_sublayers(include_self=True)
         return layers
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
-        """Run every call of ``model`` inside ``scope()`` until the returned function is called.
-
-        Raises:
-            ConfigError: it is no layer.
-        """
         if not isinstance(model, Layer):
             raise ConfigError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
         _KINDS.register(model.parameters())
         return scope_calls(model, scope)
 
-    is_checkpointed = staticmethod(is_checkpointed)
-    """Return whether a checkpoint of somebody else is in force on this thread."""
-
     def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
-        """Compute each call of a layer again in backward until the returned function is called."""
         if not isinstance(module, Layer):
             raise ConfigError(f"got a {type(module).__qualname__}, expected a paddle.nn.Layer")
         return scope_calls(module, lambda: (_REPEATS, region()))

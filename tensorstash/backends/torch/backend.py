@@ -1,6 +1,6 @@
 """The adapter of PyTorch."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from operator import attrgetter
@@ -40,7 +40,6 @@ from tensorstash.backends.torch.readers import demand
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.backends.torch.streams import DeviceStreams, memory_use
 from tensorstash.errors import ConfigError
-from tensorstash.host.arrays import Array
 from tensorstash.protocols import Demand, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
@@ -58,6 +57,24 @@ class TorchBackend:
     name: ClassVar[str] = "torch"
     backward_writes: ClassVar[bool] = False
 
+    hooks = HookScope
+    suspended = Suspended
+    readers = Readers
+    producers = Producers
+    to_host = staticmethod(elements)
+    from_host = staticmethod(rebuilt)
+    place = staticmethod(placed)
+    relaid = staticmethod(relaid)
+    memory_use = staticmethod(memory_use)
+    can_imagine = staticmethod(can_imagine)
+    imagining = staticmethod(imagining)
+    compiled_graph = staticmethod(running_compiled)
+    is_checkpointed = staticmethod(is_checkpointed)
+    is_recording = staticmethod(torch.is_grad_enabled)
+    keeps_graph = staticmethod(_get_current_graph_task_keep_graph)
+    version = staticmethod(attrgetter("_version"))
+    nbytes = most_bytes = staticmethod(attrgetter("nbytes"))
+
     def __init__(self) -> None:
         self.kernels = DeviceKernels()
         self.layouts = DeviceLayouts()
@@ -70,21 +87,9 @@ class TorchBackend:
         self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
 
     def owns(self, obj: object, /) -> bool:
-        """Whether ``obj`` is a tensor or a module of PyTorch."""
         return isinstance(obj, (Tensor, Module))
 
-    def hooks(
-        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False
-    ) -> AbstractContextManager[None]:
-        """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.torch.hooks.HookScope`."""
-        return HookScope(pack, unpack, trusted=trusted)
-
-    def suspended(self) -> AbstractContextManager[None]:
-        """Take all hooks of this thread off until a block ends, others' too."""
-        return Suspended()
-
     def keep_reason(self, tensor: Tensor, /) -> str | None:
-        """Say why the tensor must be kept as it is, or return None if it can be stashed."""
         kind = type(tensor)
         if kind is not Tensor:
             return "parameter" if kind is Parameter else subclass_reason(tensor)
@@ -110,11 +115,6 @@ class TorchBackend:
                 return "memory of another library"
         return reason
 
-    nbytes: Callable[[Tensor], int] = staticmethod(attrgetter("nbytes"))
-    """Return numel times itemsize; raises RuntimeError for sparse tensors, which have no such number."""
-
-    most_bytes = nbytes
-
     def spec(self, tensor: Tensor, /) -> TensorSpec:
         """Return the spec; tensors of one layout get one object."""
         return self._spec(
@@ -129,15 +129,10 @@ class TorchBackend:
         )
 
     def describe(self, tensor: Tensor, /) -> str:
-        """Return a short description for messages; works on every tensor."""
         kind = type(tensor)
         prefix = "" if kind in (Tensor, Parameter) else f"{kind.__qualname__} "
         shape = "(nested)" if tensor.is_nested else tuple(tensor.shape)
         return f"{prefix}{str(tensor.dtype).removeprefix('torch.')}{shape} on {tensor.device}"
-
-    version: Callable[[Tensor], int] = staticmethod(attrgetter("_version"))
-    """Return the in-place version, which all views of one storage share. Inference tensors have none, and autograd
-    refuses to save them."""
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
         """Return a weak reference of the live storage and the byte offset of the first element in it.
@@ -148,15 +143,11 @@ class TorchBackend:
         return _StorageToken(token), int(tensor.storage_offset()) * tensor.itemsize
 
     def holders(self, tensor: Tensor, /) -> int:
-        """Return how many tensors, storage objects and others hold the memory, ``tensor`` among them."""
         with DisableTorchFunction():  # no operation of the user's program
             storage = tensor.untyped_storage()
         return int(_storage_Use_Count(storage._cdata)) + getrefcount(storage) - self._own_holders
 
-    readers = Readers
-
     def running_demand(self, handle: object, /) -> Demand | None:
-        """Return the demand of the operation whose backward runs on this thread; None if none runs."""
         return strictest(demand(reader) for reader in running(handle))
 
     def may_write(self) -> bool:
@@ -164,25 +155,12 @@ class TorchBackend:
         node = torch._C._current_autograd_node()
         return node is not None and (type(node).__module__ != "builtins" or type(node).__name__ == "CppFunction")
 
-    is_recording: Callable[[], bool] = staticmethod(torch.is_grad_enabled)
-    """Return whether gradients are recorded on this thread."""
-
-    def compiled_graph(self) -> int | None:
-        """Return the number of the node of a compiled graph whose backward runs on this thread; None if none does."""
-        return running_compiled()
-
     def is_compiling(self) -> bool:
-        """Return whether this thread runs inside of a function that ``torch.compile`` was given."""
         return is_called_by("torch._dynamo.eval_frame")
 
     def producer(self, tensor: Tensor, /) -> str:
-        """Return the name of the operation that made a tensor; empty if there is none."""
         node = tensor.grad_fn
         return "" if node is None else type(node).__name__
-
-    def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
-        """Return the producers that make saved tensors again, for one session."""
-        return Producers(is_ours, rules)
 
     def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
         """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""
@@ -191,15 +169,11 @@ class TorchBackend:
             nbytes: int = tensor.untyped_storage().nbytes()
         return spec.offset + order.span * spec.itemsize <= nbytes
 
-    keeps_graph: Callable[[], bool] = staticmethod(_get_current_graph_task_keep_graph)
-    """Return whether the running backward keeps the graph, for another one; True outside of backward, too."""
-
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf itself, else a detached alias: the graph holding its own output would be a cycle for ever."""
         return tensor if tensor.is_leaf else self.detached(tensor)
 
     def detached(self, tensor: Tensor, /) -> Tensor:
-        """Return a new tensor object that shares memory and version, and is no part of any graph."""
         if _len_torch_dispatch_stack() and not is_tracing():
             with _DisableTorchDispatch():  # it is no operation of the user's program
                 return tensor.detach()
@@ -217,54 +191,21 @@ class TorchBackend:
             probe.data = bare
             return probe
 
-    to_host: Callable[[Tensor, TensorSpec], Array] = staticmethod(elements)
-    """Return the distinct elements in memory order; a view of live memory on the CPU, a copy elsewhere."""
-
-    from_host: Callable[[Array, TensorSpec], Tensor] = staticmethod(rebuilt)
-    """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
-
-    place: Callable[[Array, TensorSpec, Array, int], Tensor] = staticmethod(placed)
-    """Return a detached tensor with the exact layout of ``spec``, written into ``memory`` from a byte on."""
-
-    relaid: Callable[[Tensor, TensorSpec, TensorSpec], Tensor] = staticmethod(relaid)
-    """Return another layout of the same block of memory as a tensor of its own, with the in-place version of both."""
-
-    def memory_use(self, device: str, /) -> tuple[int, int]:
-        """Return the bytes that tensors take on a device now, and those that are free."""
-        return memory_use(device)
-
-    can_imagine = staticmethod(can_imagine)
-    """Return whether shapes tell all that a model saves."""
-
-    imagining = staticmethod(imagining)
-    """Return a call of a model on tensors without memory."""
-
     def outline(self, tensor: Tensor, /) -> tuple[tuple[int, ...], str, str]:
-        """Return the shape, the dtype and the device of a tensor without memory."""
         return tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], str(tensor.device)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
-        """Return the model and every module below it, with dotted names; the model's own is empty."""
         if not isinstance(model, Module):
             raise TypeError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
         modules: Iterable[tuple[str, object]] = model.named_modules()
         return modules
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
-        """Run every call of ``model`` inside ``scope()`` until the returned function is called.
-
-        Raises:
-            ConfigError: it is no module.
-        """
         if not isinstance(model, Module):
             raise ConfigError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
         return scope_calls(model, scope)
 
-    is_checkpointed = staticmethod(is_checkpointed)
-    """Return whether a checkpoint of somebody else is in force on this thread."""
-
     def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
-        """Compute each call of a module again in backward until the returned function is called."""
         if not isinstance(module, Module):
             raise ConfigError(f"got a {type(module).__qualname__}, expected a torch.nn.Module")
         return scope_calls(module, region)

@@ -47,7 +47,6 @@ class DeviceKernels:
     """The codecs that run on the devices of PyTorch; see :class:`tensorstash.abilities.Kernels`."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
-        """Return the kernel of ``codec`` on the device of ``spec``; None where there is none."""
         if spec.device == "cpu" or not isinstance(codec, Affine | AsType | PackBits):
             return None
         from tensorstash.backends.torch.quantize import runs_on  # imports Triton, which takes time
@@ -70,12 +69,10 @@ class _DeviceKernel(ABC):
         self._device = torch.device(spec.device)
 
     def encode(self, dense: Tensor, /) -> Tensor:
-        """Return the payload in fresh memory."""
         with Unrecorded(), DisableTorchFunction(), _DisableTorchDispatch(), self._current():
             return self._encode(dense)
 
     def decode(self, payload: Tensor, /) -> Tensor:
-        """Return the elements in fresh memory."""
         with Unrecorded(), DisableTorchFunction(), _DisableTorchDispatch(), self._current():
             return self._decode(payload)
 

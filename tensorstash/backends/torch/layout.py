@@ -117,7 +117,7 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     """
     with DisableTorchFunction(), _DisableTorchDispatch():
         if spec.device != "cpu":
-            return _laid_out(_device_memory(data, spec), spec)
+            return restored(payload(data, spec.dense()), spec, adopt=True)
         return _finished(_over(_host_memory(data, spec), spec), spec)
 
 
@@ -265,16 +265,6 @@ def _write(data: Array, spec: TensorSpec, memory: Array) -> None:
 def _steps(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return strides in bytes."""
     return tuple(map(itemsize.__mul__, strides))
-
-
-def _device_memory(data: Array, spec: TensorSpec) -> Tensor:
-    order = spec.order
-    if not data.flags.writeable:  # PyTorch warns of arrays that it could write to
-        data = data.copy()
-    memory = _empty_on_device(spec)
-    run = memory.view(_CARRIERS[spec.dtype])
-    run.as_strided(order.shape, order.strides, run.storage_offset()).copy_(torch.from_numpy(data.reshape(order.shape)))
-    return memory
 
 
 def _empty_on_device(spec: TensorSpec) -> Tensor:

@@ -30,12 +30,10 @@ class DeviceStream:
         self.raw = raw
 
     def record(self) -> Event:
-        """Return the point after all work that was submitted so far."""
         event: Event = recorded(self.raw)
         return event
 
     def wait(self, event: Any, /) -> None:
-        """Let later work begin only after ``event``."""
         self.raw.wait_event(event)
 
     def __eq__(self, other: object) -> bool:
@@ -62,15 +60,9 @@ class DeviceStreams:
 
     @cached_property
     def pinned(self) -> PinnedMemory:
-        """Page-locked host memory that all sessions of the process share."""
         return PinnedMemory(self.locked_pages, lockable_bytes())
 
     def current_stream(self, device: str, /) -> DeviceStream | None:
-        """Return the stream that this thread submits the device's work to, or None if copies make it wait.
-
-        Raises:
-            BackendError: the work is being recorded.
-        """
         known = self._known.get(device)
         if known is None:
             known = self._known[device] = self._accelerator(device), torch.device(device)
@@ -83,7 +75,6 @@ class DeviceStreams:
         return DeviceStream(torch._C._accelerator_getStream(place.index))
 
     def why_copies_wait(self, device: str, /) -> str | None:
-        """Say why copies of a device make the program wait; None if they do not."""
         accelerator = self._accelerator(device)
         return accelerator if isinstance(accelerator, str) else None
 
@@ -102,22 +93,18 @@ class DeviceStreams:
             return side
 
     def on_device(self, device: str, /) -> AbstractContextManager[Any]:
-        """Return a context manager that makes a device current on this thread; workers begin with the first one."""
         return torch.accelerator.device_index(torch.device(device).index or 0)
 
     def empty(self, spec: TensorSpec, /) -> Tensor:
-        """Return an uninitialised, contiguous tensor for work of the device's current stream."""
         with DisableTorchFunction(), _DisableTorchDispatch():
             # By way of bytes: PyTorch warns of every tensor that is made as complex32.
             raw = torch.empty(spec.nbytes, dtype=torch.uint8, device=spec.device)
             return raw.view(getattr(torch, spec.dtype)).view(spec.shape)
 
     def copy_out(self, source: Tensor, target: Array, stream: DeviceStream, /) -> None:
-        """Submit a copy of a contiguous tensor into host memory."""
         self._copy(source, target, stream, is_out=True)
 
     def copy_in(self, source: Array, target: Tensor, stream: DeviceStream, /) -> None:
-        """Submit a copy of host memory into a contiguous tensor."""
         self._copy(target, source, stream, is_out=False)
 
     def use_in(self, tensor: Tensor, stream: DeviceStream, /) -> None:
@@ -129,11 +116,6 @@ class DeviceStreams:
             plain.record_stream(stream.raw)
 
     def locked_pages(self, nbytes: int, /) -> Array:
-        """Return page-locked host memory.
-
-        Raises:
-            OSError: the system or the device refuses.
-        """
         accelerator = self._ask()
         assert not isinstance(accelerator, str), accelerator
         return accelerator.locked_pages(nbytes)

@@ -56,7 +56,6 @@ class Producers:
 
     @property
     def lacks(self) -> str:
-        """Nothing."""
         return ""
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
@@ -77,7 +76,6 @@ class Producers:
         self._notes[key] = Note(ref(handle), tuple(tensor.shape), tensor.dtype)
 
     def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
-        """Return the handle that was noted for a tensor; None without one."""
         node = None if tensor.is_leaf else node_of(tensor)
         note = None if node is None else self._notes.get(self._key(node, tensor))
         if note is None or note.dtype != tensor.dtype or note.shape != tuple(tensor.shape):
@@ -85,11 +83,9 @@ class Producers:
         return note.handle()
 
     def forget(self) -> None:
-        """Forget the handles that were noted so far."""
         self._notes = {}
 
     def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
-        """Return how a tensor is made again, or why there is no recipe."""
         if tensor.is_leaf or tensor.stop_gradient:
             return "made outside of the graph"
         if not tensor.place.is_cpu_place():
@@ -120,7 +116,6 @@ class Producers:
         return tensor.detach()
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
-        """Run the operations of a recipe; see :meth:`tensorstash.abilities.recipes.Producers.run`."""
         with Unrecorded():
             made: Tensor = run_again(recipe.operation, list(values))
             name = dtype_name(made.dtype)
@@ -129,7 +124,6 @@ class Producers:
             return _laid_out(made, values, spec)
 
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
-        """Return another layout of the memory of ``whole``."""
         with Unrecorded():
             if tuple(whole.shape) == spec.shape and tuple(whole.strides) == spec.strides:
                 return whole.detach()
@@ -137,18 +131,15 @@ class Producers:
             return view
 
     def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
-        """Whether two tensors are equal to the bit."""
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
         first, second = (elements(each, Layout(each).spec()) for each in (one, other))
         return first.tobytes() == second.tobytes()
 
     def are_there(self, tensors: Sequence[Tensor], /) -> bool:
-        """Whether tensors have memory."""
         return all(tensor._is_initialized() for tensor in tensors)
 
     def sample(self, tensor: Tensor, /) -> Hashable:
-        """Return a few elements of a tensor on the host as bytes; None for others."""
         if not tensor.place.is_cpu_place() or not tensor._is_initialized() or 0 in tensor.shape:
             return None
         itemsize = tensor.element_size()
@@ -156,16 +147,13 @@ class Producers:
         return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
 
     def digest(self, whole: Tensor, /) -> int:
-        """Return a checksum of the elements of a tensor on the host, which alone has recipes."""
         return checksum(as_bytes(elements(whole, Layout(whole).spec())))
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
-        """Raise the error of ``refuse`` if two digests differ."""
         if one != other:
             raise refuse()
 
     def copied(self, tensor: Tensor, most_bytes: int, /) -> Tensor | None:
-        """Return a plain tensor of at most so many bytes in fresh memory, part of no graph; None for all others."""
         if tensor.is_dist() or not tensor.is_dense() or not tensor._is_initialized():
             return None
         if prod(tensor.shape) * tensor.element_size() > most_bytes:
@@ -174,11 +162,9 @@ class Producers:
             return paddle.assign(tensor).detach()
 
     def random_state(self, tensor: Tensor, /) -> "_RandomState":
-        """Return the states of the generators of the host and of the tensor's device."""
         return _RandomState([each.get_state() for each in _generators(tensor)])
 
     def set_random_state(self, tensor: Tensor, state: "_RandomState", /) -> None:
-        """Put the generators back."""
         for generator, each in zip(_generators(tensor), state.states, strict=True):
             generator.set_state(each)
 

@@ -87,7 +87,6 @@ class Producers:
         made.metadata.setdefault((key, base.output_nr), (noted, layout, covers))
 
     def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
-        """Return the handle that was noted for the whole of a tensor or for another view of it; None without one."""
         base = tensor._base
         made = tensor if base is None else base
         node: Any = made.grad_fn
@@ -103,7 +102,6 @@ class Producers:
         )
 
     def forget(self) -> None:
-        """Take nothing that was noted so far for an input any more."""
         self._key = object()
         self._place = 0
         self._step += 1
@@ -111,7 +109,6 @@ class Producers:
             self._refused = {}
 
     def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
-        """Return how the whole of a tensor is made again, or why there is no recipe."""
         base = tensor._base
         made = tensor if base is None else base
         node = made.grad_fn
@@ -145,12 +142,10 @@ class Producers:
         return Recipe("narrow", cast_to(made.dtype), (), 1), narrow
 
     def whole(self, tensor: Tensor, /) -> Tensor:
-        """Return the tensor, or its base if it is a view."""
         base = tensor._base
         return tensor if base is None else base
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
-        """Run the operations of a recipe; see :meth:`tensorstash.abilities.recipes.Producers.run`."""
         if recipe.settings is None or recipe.settings == _settings():
             return self._run(recipe, values, spec)
         with _under(recipe.settings):
@@ -169,7 +164,6 @@ class Producers:
                 torch.set_autocast_enabled(device, True)
 
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
-        """Return another layout of the memory of ``whole``."""
         with _unseen():
             if whole.shape != spec.shape or whole.stride() != spec.strides or spec.offset:
                 start = whole.storage_offset() + spec.offset // spec.itemsize
@@ -177,7 +171,6 @@ class Producers:
             return whole.detach()
 
     def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
-        """Whether two tensors are equal to the bit."""
         with _unseen():
             return one.dtype == other.dtype and torch.equal(_as_bits(one), _as_bits(other))
 
@@ -192,7 +185,6 @@ class Producers:
         return True
 
     def sample(self, tensor: Tensor, /) -> Hashable:
-        """Return a few elements of a tensor on the host as bytes; None for others."""
         if not tensor.is_cpu:
             return None
         with _unseen():
@@ -214,14 +206,12 @@ class Producers:
             return checksum_at(whole.data_ptr(), nbytes) if nbytes <= there else None  # somebody has freed it
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
-        """Raise the error of ``refuse`` if two digests differ; on a device at the end of the running backward."""
         if isinstance(one, Tensor) and isinstance(other, Tensor):
             self._flags.require_equal(one, other, refuse)
         elif one != other:
             raise refuse()
 
     def copied(self, tensor: Tensor, most_bytes: int, /) -> Tensor | None:
-        """Return a plain tensor of at most so many bytes in fresh memory, part of no graph; None for all others."""
         is_plain = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
         if not is_plain or tensor.nbytes > most_bytes or not self.are_there((tensor,), may_be_shared=True):
             return None
@@ -229,12 +219,10 @@ class Producers:
             return tensor.detach().clone()
 
     def random_state(self, tensor: Tensor, /) -> bytes:
-        """Return the states of the generators of the host and of the tensor's device."""
         with _unseen():
             return b"".join(state.numpy().tobytes() for state in _random_states(tensor.device))
 
     def set_random_state(self, tensor: Tensor, state: bytes, /) -> None:
-        """Put the generators back."""
         with _unseen():
             sizes = [each.numel() for each in _random_states(tensor.device)]
             host = torch.frombuffer(bytearray(state[: sizes[0]]), dtype=torch.uint8)
