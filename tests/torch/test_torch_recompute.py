@@ -9,7 +9,6 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, bert, gpt2, gradients, llama, resnet
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F  # noqa: N812
 
 import tensorstash as ts
@@ -19,7 +18,6 @@ from tensorstash.engine.stats import Tally
 from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.host import native
 from tensorstash.policies import StoreIn
-from tensorstash.policies.recompute import RULES as NAMES
 from tensorstash.stores.memory import Memory
 
 EVERY = bool(os.environ.get("TENSORSTASH_EVERY_ARCHITECTURE"))
@@ -84,66 +82,6 @@ def test_what_is_read_in_another_way_is_no_layout_of_what_is_made_again(dtype, r
 
 def weight(*shape):
     return nn.Parameter(torch.rand(*shape) + 0.5)
-
-
-EIGHT = (8,)
-CASES = {
-    "gelu": lambda x: F.gelu(x),
-    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "relu": lambda x: F.relu(x * x),
-    "tanh": lambda x: torch.tanh(x * x),
-    "sigmoid": lambda x: torch.sigmoid(x * x),
-    "add": lambda x: torch.add(x.exp(), x.sigmoid(), alpha=2),
-    "sub": lambda x: x.sigmoid() - x.exp(),
-    "mul": lambda x: x * x.exp(),
-    "mul number": lambda x: x.exp() * 3,
-    "div": lambda x: x.exp() / (x.cos() + 2).exp(),
-    "neg": lambda x: -x.exp(),
-    "pow": lambda x: x**3,
-    "rsqrt": lambda x: (x * x).rsqrt(),
-    "cast": lambda x: x.exp().to(torch.float64).to(torch.float32),
-    "layer_norm": lambda x: F.layer_norm(x, EIGHT, weight(8), weight(8), 1e-6),
-    "layer_norm bare": lambda x: F.layer_norm(x, EIGHT, eps=1e-12),
-    "rms_norm": lambda x: F.rms_norm(x, EIGHT, weight(8), 1e-6),
-    "batch_norm": lambda x: F.batch_norm(x, torch.zeros(8), torch.ones(8), weight(8), weight(8), True, 0.1, 1e-4),
-    "batch_norm bare": lambda x: F.batch_norm(x, None, None, training=True),
-    "batch_norm eval": lambda x: F.batch_norm(x, torch.rand(8), torch.rand(8) + 1, weight(8), weight(8)),
-    "embedding": lambda x: F.embedding(torch.arange(15) % 5, weight(5, 8)),
-    "clone": lambda x: x.exp().view(5, 3, 8).transpose(0, 1).contiguous(),
-    "reshaped copy": lambda x: x.exp().view(5, 3, 8).transpose(0, 1).reshape(15, 8),
-    "gated": lambda x: F.silu(x) * x.exp(),
-    "residual": lambda x: F.relu(F.batch_norm(x, None, None, weight(8), weight(8), True) + x.exp()),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_each_rule_makes_what_was_saved(case):
-    def run(around):
-        torch.manual_seed(1)
-        leaf = torch.randn(15, 8, requires_grad=True)
-        with around:
-            made = CASES[case](leaf.sin() + 2)
-            loss = (made @ torch.ones(made.shape[-1], 4, requires_grad=True)).square().sum()
-        del made
-        loss.backward()
-        return [leaf.grad]
-
-    around = stash(ts.Recompute(verify="always"))
-    assert equal(run(around), run(nullcontext()))
-    stats = around.stats()
-    assert not stats.refused
-    assert stats.recomputed, stats
-
-
-def test_statistics_of_a_batch_are_not_learned_twice():
-    norm, layer = nn.BatchNorm1d(8), nn.Linear(8, 8)
-    with stash() as session:
-        loss = layer(F.relu(norm(torch.randn(6, 8) @ layer.weight), inplace=True)).sum()
-    before = norm.running_mean.clone(), norm.num_batches_tracked.clone()
-    loss.backward()
-    assert "relu(batch_norm)" in session.stats().recomputed
-    assert equal(before, (norm.running_mean, norm.num_batches_tracked))
 
 
 def planted(monkeypatch, node, run):
@@ -524,29 +462,12 @@ def test_memory_that_is_rewritten_unseen_and_let_go_before_what_is_made_of_it_is
         with_a_buffer(around, rewrites=True, lets_go=True)
 
 
-def test_rules_are_named_as_the_policy_knows_them():
-    assert {rule.name for rule in rules().values() if not rule.is_view} <= set(NAMES)
-
-
 def test_tensors_without_elements_are_no_masks():
     norm = nn.BatchNorm1d(8).eval()
     with ts.stash(ts.Recompute(), framework="torch", min_bytes=0):
         loss = norm(torch.randn(4, 8)).square().sum()
     loss.backward()
     assert norm.weight.grad is not None
-
-
-def test_a_graph_can_be_walked_again_and_derived_twice():
-    leaf, other = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
-
-    def run(around):
-        with around:
-            loss = (F.gelu(leaf.sin()) @ other).square().sum()
-        first = torch.autograd.grad(loss, [leaf, other], retain_graph=True)
-        again = torch.autograd.grad(loss, [leaf, other], retain_graph=True, create_graph=True)
-        return [*first, *again, *torch.autograd.grad(again[0].square().sum(), [leaf, other])]
-
-    assert equal(run(stash()), run(nullcontext()))
 
 
 def test_what_is_needed_outlives_the_operation_that_saved_it():
@@ -558,32 +479,6 @@ def test_what_is_needed_outlives_the_operation_that_saved_it():
     two.backward()  # lets go of what gelu has saved
     assert equal(torch.autograd.grad(one, [other]), expected)
     assert "gelu" in session.stats().recomputed
-
-
-@pytest.mark.parametrize("ending", ["backward", "dropped", "error"])
-def test_nothing_lives_on(ending):
-    gc.collect()
-    gc.disable()
-    try:
-        layer = nn.Linear(64, 64)
-        with stash():
-            hidden = layer(torch.ones(4, 64))
-            storage = StorageWeakRef(hidden.untyped_storage())
-            loss = layer(F.relu(F.gelu(hidden) * hidden.exp())).sum()
-        del hidden
-        if ending == "backward":
-            loss.backward()
-        elif ending == "error":
-            with torch.no_grad():
-                layer.weight.mul_(2)
-            with pytest.raises(SavedTensorModifiedError):
-                loss.backward()
-            del loss
-        else:
-            del loss
-        assert storage.expired()
-    finally:
-        gc.enable()
 
 
 def test_what_a_recipe_needs_may_be_smaller_than_what_is_looked_at():

@@ -1,0 +1,152 @@
+"""Tensors of each framework that are made again: the same bits, by every rule that there is."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+import tensorstash as ts
+from tensorstash.backends.paddle.recipes.rules import RULES as PADDLE_RULES
+from tensorstash.backends.torch.recipes import rules as torch_rules
+from tensorstash.policies.recompute import RULES
+
+pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track:UserWarning")
+
+EIGHT = [8]
+
+
+class Makers:
+    """What a case is made of.
+
+    Args:
+        framework: the functions and tensors.
+    """
+
+    def __init__(self, framework):
+        self.functional, self._lab = framework.nn.functional, framework.lab
+        self.weights = []  # recipes take only parameters that somebody has
+
+    def weight(self, *shape):
+        values = np.random.default_rng(len(self.weights)).uniform(0.5, 1.5, shape).astype(np.float32)
+        self.weights.append(self._lab.parameter(values))
+        return self.weights[-1]
+
+    def constant(self, values):
+        return self._lab.tensor(np.asarray(values, np.float32))
+
+    def batch_norm(self, x, *, trains=True, **more):
+        mean, variance = self.constant(np.zeros(8)), self.constant(np.ones(8))
+        weight, bias = self.weight(8), self.weight(8)
+        return self.functional.batch_norm(x, mean, variance, weight, bias, trains, 0.9, 1e-4, **more)
+
+
+BOTH = {
+    "gelu": lambda _, f, x: f.gelu(x),
+    "silu": lambda _, f, x: f.silu(x),
+    "relu": lambda _, f, x: f.relu(x * x),
+    "tanh": lambda _, f, x: (x * x).tanh(),
+    "sigmoid": lambda _, f, x: f.sigmoid(x * x),
+    "add": lambda _, f, x: x.exp() + f.sigmoid(x),
+    "sub": lambda _, f, x: f.sigmoid(x) - x.exp(),
+    "mul": lambda _, f, x: x * x.exp(),
+    "div": lambda _, f, x: x.exp() / (x.cos() + 2).exp(),
+    "rsqrt": lambda _, f, x: (x * x).rsqrt(),
+    "layer_norm": lambda of, f, x: f.layer_norm(x, EIGHT, of.weight(8), of.weight(8), 1e-6),
+    "batch_norm": lambda of, f, x: of.batch_norm(x),
+    "gated": lambda _, f, x: f.silu(x) * x.exp(),
+    "residual": lambda of, f, x: f.relu(of.batch_norm(x) + x.exp()),
+}
+OWN = {
+    "torch": {
+        "gelu tanh": lambda _, f, x: f.gelu(x, approximate="tanh"),
+        "add scaled": lambda _, f, x: torch.add(x.exp(), x.sigmoid(), alpha=2),
+        "mul number": lambda _, f, x: x.exp() * 3,
+        "neg": lambda _, f, x: -x.exp(),
+        "pow": lambda _, f, x: x**3,
+        "cast": lambda _, f, x: x.exp().to(torch.float64).to(torch.float32),
+        "layer_norm bare": lambda _, f, x: f.layer_norm(x, EIGHT, eps=1e-12),
+        "rms_norm": lambda of, f, x: f.rms_norm(x, EIGHT, of.weight(8), 1e-6),
+        "batch_norm bare": lambda _, f, x: f.batch_norm(x, None, None, training=True),
+        "batch_norm eval": lambda of, f, x: of.batch_norm(x, trains=False),
+        "embedding": lambda of, f, x: f.embedding(torch.arange(15) % 5, of.weight(5, 8)),
+        "clone": lambda _, f, x: x.exp().view(5, 3, 8).transpose(0, 1).contiguous(),
+        "reshaped copy": lambda _, f, x: x.exp().view(5, 3, 8).transpose(0, 1).reshape(15, 8),
+    },
+    "paddle": {
+        "gelu tanh": lambda _, f, x: f.gelu(x, approximate=True),
+        "swish": lambda _, f, x: f.swish(x),
+        "relu in place": lambda _, f, x: f.relu_(x * x.exp()),
+        "glu": lambda _, f, x: f.swiglu(x, x.exp()),
+        "cast": lambda _, f, x: x.exp().astype("float64"),
+        "layer_norm of two axes": lambda of, f, x: f.layer_norm(
+            x.reshape([3, 5, 8]), [5, 8], of.weight(40), of.weight(40), 1e-3
+        ),
+        "batch_norm, channels last": lambda of, f, x: of.batch_norm(x.reshape([3, 1, 5, 8]), data_format="NHWC"),
+        "dropout": lambda _, f, x: f.dropout(x.exp(), 0.3),
+        "flattened": lambda _, f, x: f.gelu(x.reshape([3, 5, 8])).flatten(0, 1),
+    },
+}
+
+
+def stash(framework, **options):
+    return ts.stash(ts.Recompute(**options), framework=framework.lab.name, min_bytes=1)
+
+
+@pytest.mark.parametrize(
+    ("framework", "case"), [(name, case) for name in OWN for case in (*BOTH, *OWN[name])], indirect=["framework"]
+)
+def test_each_rule_makes_what_was_saved(framework, case):
+    lab, make = framework.lab, {**BOTH, **OWN[framework.lab.name]}[case]
+
+    def run(around):
+        lab.seed(1)
+        of = Makers(framework)
+        leaf = lab.tensor(np.random.default_rng(0).standard_normal((15, 8)).astype(np.float32), requires_grad=True)
+        with around:
+            made = make(of, of.functional, leaf.sin() + 2.0)
+            loss = made.cos().sum()
+        del made
+        loss.backward()
+        return [None if each.grad is None else lab.gradient(each).tobytes() for each in (leaf, *of.weights)]
+
+    around = stash(framework, verify="always")
+    assert run(around) == run(nullcontext())
+    stats = around.stats()
+    assert not stats.refused
+    assert stats.recomputed, stats
+
+
+def test_rules_are_named_as_the_policy_knows_them():
+    for rules in (torch_rules(), PADDLE_RULES):
+        assert {rule.name for rule in rules.values() if not rule.is_view} <= set(RULES)
+
+
+def test_statistics_of_a_batch_are_not_learned_twice(framework):
+    nn, lab = framework.nn, framework.lab
+    norm, layer = (getattr(nn, "BatchNorm1d", None) or nn.BatchNorm1D)(16), nn.Linear(16, 16)
+    with stash(framework) as session:
+        loss = layer(nn.functional.relu(norm(layer(framework.batch())))).sum()
+    before = [lab.bits(each).tobytes() for each in norm.buffers()]
+    loss.backward()
+    assert "relu(batch_norm)" in session.stats().recomputed
+    assert [lab.bits(each).tobytes() for each in norm.buffers()] == before
+
+
+def test_a_graph_can_be_walked_again_and_derived_twice(framework):
+    lab, silu = framework.lab, framework.nn.functional.silu
+
+    def run(around):
+        leaves = [lab.tensor(lab.bits(framework.batch()), requires_grad=True) for _ in range(2)]
+        leaf, other = leaves
+        with around:
+            loss = ((silu(leaf.sin()) * leaf.exp()) @ other.reshape([16, 8])).square().sum()
+        walks = [lab.grad(loss, leaves, create_graph=True) for _ in range(2)]
+        walks[1][0].square().sum().backward()
+        return [lab.bits(each).tobytes() for walk in walks for each in walk] + [
+            lab.gradient(each).tobytes() for each in leaves
+        ]
+
+    around = stash(framework)
+    assert run(around) == run(nullcontext())
+    assert around.stats().recomputed
