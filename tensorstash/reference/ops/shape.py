@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta
-from tensorstash.reference.autograd.primitive import Primitive, ViewPrimitive, primitive
+from tensorstash.reference.autograd.primitive import Primitive, ViewPrimitive
 from tensorstash.reference.ops.elementwise import contiguous
-from tensorstash.reference.storage.dtypes import Array
 from tensorstash.reference.storage.layout import Layout, Shape, resolve_axes, resolve_shape
 from tensorstash.reference.tensor import Tensor
 
@@ -20,8 +19,7 @@ def _permute_back(g: Tensor, axes: Sequence[int]) -> Tensor:
 
 def _view_as(x: Layout, *, shape: Shape) -> Layout:
     layout = x.reshape(shape)
-    if layout is None:
-        raise ValueError(f"no view of {x.shape} with strides {x.strides} has shape {shape}; use reshape")
+    assert layout is not None, "a tensor that is not dense is copied first"
     return layout
 
 
@@ -30,59 +28,18 @@ expand_to = ViewPrimitive("expand_to", lambda x, *, shape: x.expand(shape), x=la
 view_as = ViewPrimitive("view_as", _view_as, x=lambda g, x_meta: g.reshape(*x_meta.shape))
 
 
-def _restride_back(g: Tensor, source: Layout, target: Layout) -> Tensor:
-    return gather_layout_transposed(g, source=source, target=target)
+def _unknown(g: Tensor) -> Tensor:
+    raise NotImplementedError("the gradient through any strides, or through a write into a view; use clone()")
 
 
-def _restride(g: Tensor, source: Layout, target: Layout) -> Tensor:
-    return gather_layout(g, source=source, target=target)
-
-
-restride = ViewPrimitive("restride", lambda x, *, source, target: target, x=_restride_back)
-
-
-def _positions(layout: Layout, start: int) -> Array:
-    """Give the element position in the storage of each index of `layout`, counted from byte `start`."""
-    first = np.array((layout.offset - start) // layout.itemsize)
-    for size, stride in zip(layout.shape, layout.strides, strict=True):
-        first = first[..., None] + np.arange(size) * stride
-    return first
-
-
-def _shared(source: Layout, target: Layout) -> tuple[Array, Array, int]:
-    """Give the positions of both layouts in one block of elements, and the size of that block."""
-    start = min(source.begin, target.begin)
-    if (source.offset - target.offset) % source.itemsize:
-        raise ValueError(f"no gradient between views {source.offset} and {target.offset}: not whole elements apart")
-    size = (max(source.end, target.end) - start) // source.itemsize
-    return _positions(source, start), _positions(target, start), size
-
-
-@primitive(x=_restride)
-def gather_layout_transposed(x: Array, *, source: Layout, target: Layout) -> Array:
-    """From the gradient of `target` to that of `source`, two layouts over one storage.
-
-    Where indices of `source` share an element they share its gradient, as in PyTorch's ``as_strided_backward``.
-    """
-    source_at, target_at, size = _shared(source, target)
-    block = np.zeros(size, x.dtype)
-    np.add.at(block, target_at, x)
-    return np.asarray(block[source_at] / np.bincount(source_at.ravel(), minlength=size)[source_at]).astype(x.dtype)
-
-
-@primitive(x=_restride_back)
-def gather_layout(x: Array, *, source: Layout, target: Layout) -> Array:
-    """Read elements given under `source` through `target`: the transpose of `gather_layout_transposed`."""
-    source_at, target_at, size = _shared(source, target)
-    block = np.zeros(size, x.dtype)
-    np.add.at(block, source_at, x)
-    count = np.maximum(np.bincount(source_at.ravel(), minlength=size), 1)
-    return np.asarray((block / count).astype(x.dtype)[target_at])
+restride = ViewPrimitive("restride", lambda x, *, target: target, x=_unknown)
+replace_region = Primitive("replace_region", lambda x, value: x, moves=True, x=_unknown, value=_unknown)
+"""A tensor after something was written into a view of it."""
 
 
 def as_layout(x: Tensor, layout: Layout) -> Tensor:
     """Give `layout` over the storage of `x`."""
-    return restride(x, source=x.layout, target=layout)
+    return restride(x, target=layout)
 
 
 def as_strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
@@ -99,32 +56,6 @@ def as_strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: 
     """
     start = x.offset if offset is None else offset
     return as_layout(x, Layout(tuple(shape), tuple(strides), start, x.layout.itemsize))
-
-
-def _outside_region(g: Tensor, region: Layout, whole: Layout) -> Tensor:
-    return replace_region(g, 0, region=region, whole=whole)
-
-
-def _inside_region(g: Tensor, region: Layout, whole: Layout) -> Tensor:
-    return gather_layout(g, source=whole, target=region)
-
-
-@primitive(moves=True, x=_outside_region, value=_inside_region)
-def replace_region(x: Array, value: Array, *, region: Layout, whole: Layout) -> Array:
-    """`x`, lying at `whole`, after `value` was written to `region` of its storage."""
-    whole_at, region_at, size = _shared(whole, region)
-    block = np.zeros(size, x.dtype)
-    block[whole_at] = x
-    block[region_at] = value
-    return np.asarray(block[whole_at])
-
-
-def permute(x: Tensor, *axes: int) -> Tensor:
-    """Give a view with its dimensions in another order."""
-    order = resolve_axes(axes, x.ndim)
-    if len(order) != x.ndim:
-        raise ValueError(f"permute of {x.ndim} dimensions needs each once, got {axes}")
-    return permute_axes(x, axes=order)
 
 
 def transpose(x: Tensor, first: int, second: int) -> Tensor:
@@ -145,17 +76,8 @@ def expand(x: Tensor, *shape: int) -> Tensor:
     return expand_to(x, shape=shape)
 
 
-def view(x: Tensor, *shape: int) -> Tensor:
-    """Give a view of another shape.
-
-    Raises:
-        ValueError: only a copy could have that shape.
-    """
-    return view_as(x, shape=resolve_shape(shape, x.numel))
-
-
 def reshape(x: Tensor, *shape: int) -> Tensor:
-    """Give a view of another shape where strides allow it, else a copy."""
+    """Give a view of another shape of a dense tensor, else a copy."""
     resolved = resolve_shape(shape, x.numel)
     return view_as(x if x.layout.reshape(resolved) else contiguous(x), shape=resolved)
 

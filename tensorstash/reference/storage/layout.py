@@ -124,34 +124,9 @@ class Layout:
         return Layout(view.shape, tuple(step // self.itemsize for step in view.strides), start, self.itemsize)
 
     def reshape(self, shape: Shape) -> Layout | None:
-        """Give the layout of the same elements under `shape`, or None where only a copy can do it."""
-        if self.numel == 0 or self.is_contiguous:
-            return Layout.contiguous(shape, self.itemsize, self.offset)
-        strides: list[int] = []
-        sizes = list(reversed(shape))
-        position = 0
-        for block, step in self._merged_blocks():
-            filled = 1
-            while position < len(sizes) and (filled < block or sizes[position] == 1):
-                strides.append(step * filled)
-                filled *= sizes[position]
-                position += 1
-            if filled != block:
-                return None
-        strides.extend([1] * (len(sizes) - position))
-        return replace(self, shape=shape, strides=tuple(reversed(strides)))
-
-    def _merged_blocks(self) -> list[tuple[int, int]]:
-        """Give (size, stride) of the runs of dimensions that one stride walks, innermost first."""
-        blocks: list[tuple[int, int]] = []
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size == 1:
-                continue
-            if blocks and stride == blocks[-1][0] * blocks[-1][1]:
-                blocks[-1] = (blocks[-1][0] * size, blocks[-1][1])
-            else:
-                blocks.append((size, stride))
-        return blocks
+        """Give the layout of the same elements under `shape`, or None where they are not dense."""
+        is_dense = self.numel == 0 or self.is_contiguous
+        return Layout.contiguous(shape, self.itemsize, self.offset) if is_dense else None
 
 
 def resolve_shape(shape: Sequence[int], numel: int) -> Shape:

@@ -249,9 +249,3 @@ def asynchronous(schedule: Schedule) -> Iterator[None]:
         _timeline.finish()
     finally:
         _timeline.end()
-
-
-def synchronize() -> None:
-    """Wait until all accelerators have done all their work."""
-    if _timeline.schedule is not None:
-        _timeline.finish()
