@@ -16,16 +16,13 @@ from tensorstash.abilities.devices import (
 )
 from tensorstash.abilities.graph import (
     Readers,
-    SupportsCompiledGraphs,
     SupportsDemand,
-    SupportsHolders,
+    SupportsGraph,
     SupportsImagining,
     SupportsMemoryUse,
-    SupportsReaders,
     SupportsRecording,
     SupportsSharedMemory,
     SupportsStorageRelease,
-    SupportsWriters,
 )
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 
@@ -43,15 +40,12 @@ __all__ = [
     "Stream",
     "Streams",
     "SupportsCheckpoints",
-    "SupportsCompiledGraphs",
     "SupportsDemand",
-    "SupportsHolders",
+    "SupportsGraph",
     "SupportsImagining",
     "SupportsMemoryUse",
     "SupportsProducers",
-    "SupportsReaders",
     "SupportsRecording",
     "SupportsSharedMemory",
     "SupportsStorageRelease",
-    "SupportsWriters",
 ]

@@ -13,45 +13,11 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @runtime_checkable
-class SupportsHolders(Protocol[T_contra]):
-    """A backend whose framework tells how many objects hold a memory.
-
-    Under one that does not, the stashed bytes are copied before ``pack`` returns.
-    """
-
-    def holders(self, tensor: T_contra, /) -> int:
-        """Return how many objects hold the tensor's memory: itself, aliases and views of it, and whatever else does.
-
-        Whoever can read or write it without holding it (other libraries, other processes) makes the tensors of that
-        memory ones with a :meth:`Backend.keep_reason`.
-        """
-        ...
-
-    def is_there(self, tensor: T_contra, spec: TensorSpec, /) -> bool:
-        """Whether the tensor has its memory now; whoever holds it may have freed it for a while."""
-        ...
-
-    def keeps_graph(self) -> bool:
-        """Whether the saved tensor that is asked for on this thread may be asked for again."""
-        ...
-
-
-@runtime_checkable
-class SupportsWriters(Protocol):
-    """A backend whose framework tells which operations write into their saved tensors without a new version."""
-
-    def may_write(self) -> bool:
-        """Whether the operation whose backward asks for a saved tensor on this thread may write into it."""
-        ...
-
-
-@runtime_checkable
 class SupportsMemoryUse(Protocol):
-    """A backend whose framework tells how much memory of a device is in use."""
+    """A backend whose framework tells how much memory of a device is free."""
 
-    def memory_use(self, device: str, /) -> tuple[int, int]:
-        """Return the bytes that tensors take on a device now, and those that are free; raises BackendError where it
-        is not told of that device."""
+    def free_bytes(self, device: str, /) -> int:
+        """Return how many bytes tensors may still take; raises BackendError where it is not told of that device."""
         ...
 
 
@@ -93,19 +59,6 @@ class SupportsRecording(Protocol):
 
 
 @runtime_checkable
-class SupportsCompiledGraphs(Protocol):
-    """A backend whose framework compiles functions to graphs whose backward asks for all that they saved at once."""
-
-    def compiled_graph(self) -> int | None:
-        """Return a number of the compiled graph whose backward runs on this thread; None if none does."""
-        ...
-
-    def is_compiling(self) -> bool:
-        """Return whether this thread runs inside of a function that the compiler was given."""
-        ...
-
-
-@runtime_checkable
 class SupportsDemand(Protocol):
     """A backend whose framework tells inside ``pack`` which operation saves."""
 
@@ -125,23 +78,6 @@ class Readers(Protocol[T_contra]):
 
         Each is returned once; those that ``tensor`` itself was computed from, perhaps more often.
         """
-        ...
-
-
-@runtime_checkable
-class SupportsReaders(Protocol[T_contra]):
-    """A backend whose framework shows, after ``pack``, which operation has saved a handle."""
-
-    def readers(self, is_ours: Callable[[object], bool], /) -> Readers[T_contra]:
-        """Return the search for readers of handles in the graph that this thread records from now on.
-
-        Args:
-            is_ours: whether an object is a handle whose reader is wanted.
-        """
-        ...
-
-    def running_demand(self, handle: object, /) -> Demand | None:
-        """Return the demand of the operation whose backward runs on this thread; None if none runs."""
         ...
 
 
@@ -170,4 +106,52 @@ class SupportsStorageRelease(Protocol):
 
     def release_storages(self, most_bytes: int, /) -> None:
         """Release the oldest saved tensors beyond so many bytes; the newest may be larger, unless it is 0."""
+        ...
+
+
+@runtime_checkable
+class SupportsGraph(Protocol[T_contra]):
+    """A backend whose framework shows its graph, and tells how many objects hold a memory.
+
+    Under one that does not, the stashed bytes are copied before ``pack`` returns.
+    """
+
+    def holders(self, tensor: T_contra, /) -> int:
+        """Return how many objects hold the tensor's memory: itself, aliases and views of it, and whatever else does.
+
+        Whoever can read or write it without holding it (other libraries, other processes) makes the tensors of that
+        memory ones with a :meth:`Backend.keep_reason`.
+        """
+        ...
+
+    def is_there(self, tensor: T_contra, spec: TensorSpec, /) -> bool:
+        """Whether the tensor has its memory now; whoever holds it may have freed it for a while."""
+        ...
+
+    def keeps_graph(self) -> bool:
+        """Whether the saved tensor that is asked for on this thread may be asked for again."""
+        ...
+
+    def may_write(self) -> bool:
+        """Whether the operation whose backward asks for a saved tensor on this thread may write into it."""
+        ...
+
+    def compiled_graph(self) -> int | None:
+        """Return a number of the compiled graph whose backward runs on this thread; None if none does."""
+        ...
+
+    def is_compiling(self) -> bool:
+        """Return whether this thread runs inside of a function that the compiler was given."""
+        ...
+
+    def readers(self, is_ours: Callable[[object], bool], /) -> Readers[T_contra]:
+        """Return the search for readers of handles in the graph that this thread records from now on.
+
+        Args:
+            is_ours: whether an object is a handle whose reader is wanted.
+        """
+        ...
+
+    def running_demand(self, handle: object, /) -> Demand | None:
+        """Return the demand of the operation whose backward runs on this thread; None if none runs."""
         ...

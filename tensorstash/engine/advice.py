@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from weakref import finalize
 
-from tensorstash.abilities import SupportsCheckpoints, SupportsCompiledGraphs
+from tensorstash.abilities import SupportsCheckpoints, SupportsGraph
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import say, user_line
@@ -133,7 +133,7 @@ class Adviser:
         Args:
             backend: asked on the thread that enters the scope.
         """
-        self._is_compiling = isinstance(backend, SupportsCompiledGraphs) and backend.is_compiling()
+        self._is_compiling = isinstance(backend, SupportsGraph) and backend.is_compiling()
         if not self._only_keeps and isinstance(backend, SupportsCheckpoints) and backend.is_checkpointed():
             self.say(
                 "a wrapped block is called inside of a checkpoint: its tensors are stored, though the checkpoint is to "

@@ -65,7 +65,7 @@ def _free_bytes(backend: Backend[Any], device: str) -> int:
     if device == "cpu":
         free = free_bytes()
     else:
-        free = backend.memory_use(device)[1] if isinstance(backend, SupportsMemoryUse) else None
+        free = backend.free_bytes(device) if isinstance(backend, SupportsMemoryUse) else None
     if free is None:
         raise BackendError(
             f"budget: it is not known how much memory of {device} is free; pass the bytes that saved tensors may take "

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, cast
 
-from tensorstash.abilities import Backend, Layouts, Stream, SupportsSharedMemory, SupportsWriters
+from tensorstash.abilities import Backend, Layouts, Stream, SupportsGraph, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.shared_span import SharedSpan
 from tensorstash.engine.stages import Stages
@@ -99,7 +99,7 @@ class Place(ABC):
         self.kind = hash(self.spec)
         """Names the kind of content in the sequence of a step's saves."""
         self.layouts: Layouts[Any] | None = backend.layouts
-        self.may_write = backend.may_write if isinstance(backend, SupportsWriters) else bool
+        self.may_write = backend.may_write if isinstance(backend, SupportsGraph) else bool
         self._in_memory = in_memory
         self._twin: Place | None = None
 

@@ -8,7 +8,7 @@ from operator import call
 from typing import Any
 from weakref import ref
 
-from tensorstash.abilities import SupportsHolders
+from tensorstash.abilities import SupportsGraph
 from tensorstash.engine.content import Content
 from tensorstash.engine.ladder import Ladder
 from tensorstash.engine.stats import Tally
@@ -39,7 +39,7 @@ class Residency:
         ladder: of a budget; None if contents leave as soon as nobody else holds them.
     """
 
-    def __init__(self, backend: SupportsHolders[Any], ladder: Ladder | None = None) -> None:
+    def __init__(self, backend: SupportsGraph[Any], ladder: Ladder | None = None) -> None:
         self._backend = backend
         self._holders = backend.holders
         self._ladder = ladder

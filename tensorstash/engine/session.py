@@ -11,8 +11,7 @@ from tensorstash.abilities import (
     Readers,
     Region,
     SupportsDemand,
-    SupportsHolders,
-    SupportsReaders,
+    SupportsGraph,
     SupportsRecording,
 )
 from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
@@ -93,7 +92,7 @@ class Session(Generic[T]):
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
         ladder = None if budget is None else Ladder(ledger, self._sender.in_flight, self._sender.ahead)
         self._budget, self._ladder = budget, ladder
-        self._residency = Residency(backend, ladder) if isinstance(backend, SupportsHolders) else None
+        self._residency = Residency(backend, ladder) if isinstance(backend, SupportsGraph) else None
         # Not of the session, which would be a cycle.
         spare = None if ladder is None else (self._residency or ladder).spare_bytes
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
@@ -343,7 +342,7 @@ class Session(Generic[T]):
                 break
 
     def _new_readers(self) -> Readers[T] | None:
-        if not self._may_lose or not isinstance(self.backend, SupportsReaders):
+        if not self._may_lose or not isinstance(self.backend, SupportsGraph):
             return None
         return self.backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
 

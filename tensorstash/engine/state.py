@@ -4,9 +4,7 @@ from typing import Any
 
 from tensorstash.abilities import (
     Backend,
-    SupportsCompiledGraphs,
-    SupportsReaders,
-    SupportsWriters,
+    SupportsGraph,
 )
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
@@ -41,9 +39,10 @@ class SessionState:
         self.prefetcher, self.residency = prefetcher, residency
         # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.
         self.version = backend.version
-        self.compiled_graph = backend.compiled_graph if isinstance(backend, SupportsCompiledGraphs) else None
-        self.running_demand = backend.running_demand if isinstance(backend, SupportsReaders) else None
-        self.may_write = backend.may_write if isinstance(backend, SupportsWriters) else bool
+        graph = backend if isinstance(backend, SupportsGraph) else None
+        self.compiled_graph = None if graph is None else graph.compiled_graph
+        self.running_demand = None if graph is None else graph.running_demand
+        self.may_write = bool if graph is None else graph.may_write
         self.demands = Demands()
         self.was_asked = False
         """Whether a handle has been restored since this was last set to False."""

@@ -20,7 +20,7 @@ from random_programs import LOSSLESS, RECOMPUTING, Forward, limits, programs
 from timeouts import settle
 
 import tensorstash as ts
-from tensorstash.abilities import SupportsHolders
+from tensorstash.abilities import SupportsGraph
 from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError
 from tensorstash.policies import StoreIn
 from tensorstash.stores.memory import Memory
@@ -117,7 +117,7 @@ class TestRandomPrograms:
     ):
         device = lab.devices[-1]
         # Where the framework says who holds a memory, what somebody holds is live as without hooks; else all is copied.
-        is_live = isinstance(lab.backend, SupportsHolders)
+        is_live = isinstance(lab.backend, SupportsGraph)
         expected = gradient(lab, device, program, values_too=is_live, replaces=not is_live)
         stash = ts.stash(LOSSLESS[policy](directory), framework=lab.name, min_bytes=0, limits=limits)
         for _ in range(2 if again else 1):
@@ -132,7 +132,7 @@ class TestRandomPrograms:
     ):
         device, unedited = lab.devices[-1], replace(program, edits=())
         # Where the framework does not say who holds a memory, its bytes count as they were saved, unless they are kept.
-        is_live = isinstance(lab.backend, SupportsHolders)
+        is_live = isinstance(lab.backend, SupportsGraph)
         policy = "recompute | compress" if policy == "recompute" and not is_live else policy
         copied = ts.stash(StoreIn(Memory()), framework=lab.name, min_bytes=0)
         around = contextlib.nullcontext if is_live else lambda: copied

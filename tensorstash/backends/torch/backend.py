@@ -38,7 +38,7 @@ from tensorstash.backends.torch.layout import (
 )
 from tensorstash.backends.torch.readers import demand
 from tensorstash.backends.torch.recipes.producers import Producers
-from tensorstash.backends.torch.streams import DeviceStreams, memory_use
+from tensorstash.backends.torch.streams import DeviceStreams, free_bytes
 from tensorstash.errors import ConfigError
 from tensorstash.protocols import Demand, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec
@@ -65,7 +65,7 @@ class TorchBackend:
     from_host = staticmethod(rebuilt)
     place = staticmethod(placed)
     relaid = staticmethod(relaid)
-    memory_use = staticmethod(memory_use)
+    free_bytes = staticmethod(free_bytes)
     can_imagine = staticmethod(can_imagine)
     imagining = staticmethod(imagining)
     compiled_graph = staticmethod(running_compiled)

@@ -145,8 +145,8 @@ class DeviceStreams:
                 target.copy_(source, non_blocking=True)
 
 
-def memory_use(device: str) -> tuple[int, int]:
-    """Return the bytes that tensors take on a device now, and those that are free.
+def free_bytes(device: str) -> int:
+    """Return how many bytes tensors may still take on a device, those among them that PyTorch holds for it.
 
     Raises:
         BackendError: PyTorch does not tell that of this kind of device.
@@ -157,6 +157,5 @@ def memory_use(device: str) -> tuple[int, int]:
             f"budget: PyTorch does not tell how much memory of {device} is in use; say how much saved tensors may take "
             f"instead, such as budget='6GiB'"
         )
-    used = int(kind.memory_allocated(device))
-    cached = int(kind.memory_reserved(device)) - used
-    return used, int(kind.mem_get_info(device)[0]) + cached
+    cached = int(kind.memory_reserved(device)) - int(kind.memory_allocated(device))
+    return int(kind.mem_get_info(device)[0]) + cached
