@@ -29,7 +29,10 @@ from tensorstash.spec import ALIGNMENT, TensorSpec
 
 
 class ReferenceBackend:
-    """Tensors and modules of ``tensorstash.reference``, in host memory and on the simulated accelerators."""
+    """Tensors and modules of ``tensorstash.reference``, in host memory and on the simulated accelerators.
+
+    See :class:`tensorstash.abilities.Backend`.
+    """
 
     name: ClassVar[str] = "reference"
     backward_writes: ClassVar[bool] = False
@@ -38,7 +41,6 @@ class ReferenceBackend:
     streams = DeviceStreams()
 
     def owns(self, obj: object, /) -> bool:
-        """Whether ``obj`` is a tensor or a module of the reference engine."""
         return isinstance(obj, Tensor | Module)
 
     @contextmanager
@@ -76,7 +78,6 @@ class ReferenceBackend:
                 )
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
-        """Say why the tensor must be kept as it is, or return None if it can be stashed."""
         if type(tensor) is not Tensor:
             return "parameter" if isinstance(tensor, Parameter) else "subclass"
         base = tensor._base
@@ -89,13 +90,11 @@ class ReferenceBackend:
         return None
 
     def nbytes(self, tensor: Tensor, /) -> int:
-        """Return numel times itemsize."""
         return tensor.nbytes
 
     most_bytes = nbytes
 
     def spec(self, tensor: Tensor, /) -> TensorSpec:
-        """Return the spec."""
         return TensorSpec(
             tensor.shape,
             tensor.strides,
@@ -106,11 +105,9 @@ class ReferenceBackend:
         )
 
     def describe(self, tensor: Tensor, /) -> str:
-        """Return a short description for messages."""
         return f"{tensor.dtype.name}{tensor.shape} on {tensor.device}"
 
     def version(self, tensor: Tensor, /) -> int:
-        """Return the in-place version, which all views of one storage share."""
         return tensor._version
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
@@ -118,26 +115,20 @@ class ReferenceBackend:
         return ref(tensor.storage), tensor.layout.begin
 
     is_recording: Callable[[], bool] = staticmethod(is_grad_enabled)
-    """Return whether gradients are recorded on this thread."""
 
     def producer(self, tensor: Tensor, /) -> str:
-        """Return the name of the operation that made a tensor; empty for leaves."""
         return "" if tensor.grad_fn is None else type(tensor.grad_fn).__name__
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
-        """Return the producers that make saved tensors again, for one session."""
         return Producers(is_ours, rules)
 
     def alias(self, tensor: Tensor, /) -> Tensor:
-        """Return a leaf itself, else a detached alias."""
         return tensor if tensor.is_leaf else tensor.detach()
 
     def detached(self, tensor: Tensor, /) -> Tensor:
-        """Return a new tensor object that shares memory and version, and is no part of any graph."""
         return tensor.detach()
 
     def version_probe(self, tensor: Tensor, /) -> Tensor:
-        """Return a tensor without memory that shares the version of ``tensor``."""
         return tensor.version_probe()
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
@@ -161,7 +152,6 @@ class ReferenceBackend:
         return model.named_modules()
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
-        """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
         return replace_method(model, scope)
 
 

@@ -51,13 +51,11 @@ class DeviceKernels:
     """The codecs that run on simulated accelerators; see :class:`tensorstash.abilities.Kernels`."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> NumpyKernel | None:
-        """Return the kernel of ``codec`` on the device of ``spec``, or None for host memory and for other codecs."""
         if spec.device == "cpu" or codec.name not in CODECS or codec.encoded_spec(spec).dtype not in DTYPES:
             return None
         return NumpyKernel(codec, spec)
 
     def payload(self, data: Array, spec: TensorSpec, /) -> Tensor:
-        """Return a contiguous tensor of ``spec`` with a copy of ``data``."""
         return contiguous(data.reshape(spec.shape), spec)
 
 

@@ -18,43 +18,33 @@ class DeviceStreams:
 
     @cached_property
     def pinned(self) -> PinnedMemory:
-        """Host memory that all sessions share."""
         return PinnedMemory(self.locked_pages, lockable_bytes())
 
     def current_stream(self, device: str, /) -> streams.Stream | None:
-        """Return the stream that this thread submits the device's work to; the host has none."""
         return None if device == "cpu" else streams.current_stream(device)
 
     def why_copies_wait(self, device: str, /) -> str | None:
-        """Return None: copies of the simulated accelerators never do."""
         return None
 
     def side_stream(self, device: str, direction: str, /) -> streams.Stream:
-        """Return a stream for copies of that device, for one session."""
         return streams.Stream(device)
 
     def on_device(self, device: str, /) -> AbstractContextManager[None]:
-        """Return a block that does nothing: the simulated accelerators know no current one."""
         return nullcontext()
 
     def empty(self, spec: TensorSpec, /) -> Tensor:
-        """Return an uninitialised, contiguous tensor for work of the current stream."""
         return empty(spec.shape, spec)
 
     def copy_out(self, source: Tensor, target: Array, stream: streams.Stream, /) -> None:
-        """Submit a copy of a contiguous tensor into host memory."""
         stream.submit(partial(np.copyto, _bare(target), _bytes(source)))
 
     def copy_in(self, source: Array, target: Tensor, stream: streams.Stream, /) -> None:
-        """Submit a copy of host memory into a contiguous tensor."""
         stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
 
     def use_in(self, tensor: Tensor, stream: streams.Stream, /) -> None:
-        """Let the tensor's memory, once it is freed, wait for the work that ``stream`` has by then."""
         tensor.storage.use_in(stream)
 
     def locked_pages(self, nbytes: int, /) -> Array:
-        """Return memory as it is: the simulated accelerators reach all of the host's."""
         return mapped_pages(nbytes)
 
 
