@@ -1,6 +1,6 @@
 """Undocumented features of frameworks that the adapters need, and the versions that have them.
 
-A table of names, so that neither asking for them nor listing them imports a framework that is not there.
+``features.txt`` has their names: neither asking for them nor listing them imports a framework that is not there.
 """
 
 import re
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from pkgutil import resolve_name
 
 from tensorstash.errors import MissingDependencyError, TensorStashWarning
@@ -67,76 +68,15 @@ class Framework:
         return f"{self.package}>={self.oldest}" + (f",<{self.below}" if self.below else "")
 
 
+def _features(framework: str) -> tuple[Feature, ...]:
+    listed = Path(__file__).with_name("features.txt").read_text("utf-8")
+    rows = listed.partition(f"[{framework}]\n")[2].partition("\n\n")[0]
+    return tuple(Feature(*row.split(" | ")) for row in rows.splitlines())
+
+
 FRAMEWORKS: Mapping[str, Framework] = {
-    "torch": Framework(
-        "torch",
-        "2.8",
-        "2.14",
-        (
-            Feature("torch._C._autograd:_push_saved_tensors_default_hooks", "hooks"),
-            Feature("torch._C._autograd:_top_saved_tensors_default_hooks", "hooks inside of hooks"),
-            Feature("torch._C._autograd:_get_sequence_nr", "finding the readers of a saved tensor"),
-            Feature("torch._C._autograd:_get_current_graph_task_keep_graph", "freeing payloads during backward"),
-            Feature("torch._C._autograd:SavedTensor", "finding the readers of a saved tensor"),
-            Feature("torch._C:_current_autograd_node", "finding the readers of a saved tensor"),
-            Feature("torch._C:_storage_Use_Count", "telling tensors that only the graph holds"),
-            Feature("torch._C:_dispatch_keys", "telling which tensors can be rebuilt"),
-            Feature("torch._C:_get_dispatch_mode", "telling when a program is traced"),
-            Feature("torch._C._dynamo.eval_frame:set_code_exec_strategy", "torch.compile around hooks"),
-            Feature("torch._C._dynamo.eval_frame:_FrameExecStrategy", "torch.compile around hooks"),
-            Feature("torch._subclasses.functional_tensor:FunctionalTensor", "telling when a program is traced"),
-            Feature("torch:UntypedStorage._weak_ref", "one payload per content"),
-            Feature(
-                "torch._C._autograd:SavedTensor.data",
-                "finding the readers of a saved tensor",
-                "under lossy policies every operation gets exact tensors, and nothing is recomputed",
-            ),
-        ),
-    ),
-    "paddle": Framework(
-        "paddlepaddle",
-        "3.3.1",
-        "3.3.1",
-        (
-            Feature("paddle.autograd:saved_tensors_hooks", "hooks"),
-            Feature("paddle.base.core:eager.register_saved_tensors_hooks", "hooks"),
-            Feature("paddle.base.core:eager.reset_saved_tensors_hooks", "hooks"),
-            Feature("paddle.base.core:eager.run_backward", "freeing payloads during backward"),
-            Feature("paddle.base.core:eager.run_partial_grad", "freeing payloads during backward"),
-            Feature("paddle.base.core:Tracer._has_grad", "switching gradient recording off in hooks"),
-            Feature("paddle.base.framework:_dygraph_tracer", "switching gradient recording off in hooks"),
-            Feature("paddle.base.framework:_current_expected_place", "tensors that are saved without memory"),
-            Feature("paddle.base.framework:EagerParamBase", "finding parameters"),
-            Feature("paddle:Tensor._is_initialized", "telling which tensors can be rebuilt"),
-            Feature("paddle:Tensor._inplace_version", "the in-place check"),
-            Feature("paddle:Tensor._clear_data", "the in-place check"),
-            Feature("paddle:Tensor._holder_size", "telling views of parameters"),
-            Feature("paddle:Tensor._is_shared_buffer_with", "one payload per content"),
-            Feature("paddle:Tensor._offset", "exact layouts"),
-            Feature("paddle:Tensor._copy_to", "copies of devices"),
-            Feature("paddle.device:_convert_to_place", "copies of devices"),
-            Feature("paddle._C_ops:empty", "exact layouts"),
-            Feature("paddle:Tensor._new_shared_tensor", "PyLayer"),
-            Feature("paddle:Tensor._set_impl", "PyLayer"),
-            Feature("paddle:Tensor._is_shared_underline_tensor_with", "PyLayer"),
-            Feature("paddle.autograd.py_layer:PyLayerBackward", "PyLayer"),
-            Feature("paddle.base.core:_get_amp_attrs", "auto_cast"),
-            Feature("paddle.base.core:AmpLevel.O0", "auto_cast"),
-            Feature("paddle.jit.dy2static.pir_partial_program:PartialProgramLayer", "jit.to_static"),
-            Feature("paddle.nn:Layer._dygraph_call_func", "wrap"),
-            Feature("paddle.base.libpaddle:GradNodeBase.node_ptr", "Recompute"),
-            Feature("paddle.base.libpaddle:GradNodeBase.next_functions", "Recompute"),
-            Feature("paddle._C_ops:gelu", "Recompute"),
-            Feature("paddle._C_ops:layer_norm", "Recompute"),
-            Feature("paddle._C_ops:batch_norm", "Recompute"),
-            Feature("paddle._C_ops:batch_norm_", "Recompute"),
-            Feature("paddle._C_ops:dropout", "Recompute"),
-            Feature("paddle._C_ops:swiglu", "Recompute"),
-            Feature("paddle._C_ops:full", "Recompute"),
-            Feature("paddle.base.core:default_cpu_generator", "Recompute"),
-        ),
-        below="3.4",
-    ),
+    "torch": Framework("torch", "2.8", "2.14", _features("torch")),
+    "paddle": Framework("paddlepaddle", "3.3.1", "3.3.1", _features("paddle"), below="3.4"),
 }
 """By the name of the backend, which is that of the module."""
 

@@ -1,8 +1,8 @@
 """The search from a tensor back through the graph to a recipe, as far as all frameworks share it."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 from tensorstash.abilities.recipes import Recipe
 
@@ -10,28 +10,6 @@ _STEPS = 64
 """Nodes, views among them, that are followed for one tensor."""
 
 _REMEMBERED = 4096
-
-
-class Operation(Protocol):
-    """The part of a rule that a search needs; equal only to itself."""
-
-    @property
-    def name(self) -> str:
-        """Its name in :class:`~tensorstash.policies.recompute.Recompute`."""
-        ...
-
-    @property
-    def run(self) -> Callable[..., Any]:
-        """Takes the settings, then the operands, and returns one output."""
-        ...
-
-    @property
-    def is_view(self) -> bool:
-        """Whether its result shares the memory of its operand, which costs nothing."""
-        ...
-
-
-R = TypeVar("R", bound=Operation)
 
 
 class Call(NamedTuple):
@@ -53,18 +31,20 @@ class NoRecipe(Exception):  # noqa: N818  (it is no error)
     """Why there is no recipe."""
 
 
-class Search(Generic[R]):
+class Search:
     """Follows a graph back from one tensor; a backend adds how its nodes are read.
 
     Args:
-        rules: by the name of the node.
+        rules: by the name of the node. Each has the ``name`` that :class:`~tensorstash.policies.recompute.Recompute`
+            knows it by, a function ``run`` that takes the settings, then the operands, and returns one output, and
+            tells by ``is_view`` whether that shares the memory of the operand, which costs nothing.
         ops: names of the rules that may be used; None for all.
         depth: most operations one after the other.
     """
 
     __slots__ = ("_depth", "_left", "_ops", "_rules", "inputs", "own")
 
-    def __init__(self, rules: Mapping[str, R], ops: frozenset[str] | None, depth: int) -> None:
+    def __init__(self, rules: Mapping[str, Any], ops: frozenset[str] | None, depth: int) -> None:
         self._rules = rules
         self._ops = ops
         self._depth = depth
@@ -74,7 +54,7 @@ class Search(Generic[R]):
         self.own: list[int] = []
         """Numbers of those that the operations made themselves."""
 
-    def rule(self, kind: str) -> R:
+    def rule(self, kind: str) -> Any:
         """Return the rule for a node, which is followed now.
 
         Raises:
@@ -91,7 +71,7 @@ class Search(Generic[R]):
         return rule
 
     def call(
-        self, rule: R, settings: tuple[Hashable, ...], operands: Sequence[tuple[Any, int]], weight: int = 1
+        self, rule: Any, settings: tuple[Hashable, ...], operands: Sequence[tuple[Any, int]], weight: int = 1
     ) -> tuple[Call, int]:
         """Return one operation and how many are run for it, its operands' among them.
 

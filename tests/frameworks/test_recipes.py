@@ -8,7 +8,7 @@ import torch
 
 import tensorstash as ts
 from tensorstash.backends.paddle.recipes.rules import RULES as PADDLE_RULES
-from tensorstash.backends.torch.recipes import rules as torch_rules
+from tensorstash.backends.torch.recipes.rules import rules as torch_rules
 from tensorstash.policies.recompute import RULES
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track:UserWarning")

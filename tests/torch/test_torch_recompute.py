@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import tensorstash as ts
-from tensorstash.backends.torch.recipes import rules
 from tensorstash.backends.torch.recipes.rule import Rule
+from tensorstash.backends.torch.recipes.rules import rules
 from tensorstash.engine.stats import Tally
 from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.host import native

@@ -145,7 +145,7 @@ class Producers:
         np.random.set_state(pickle.loads(state))
 
 
-class _Search(AnySearch[Rule]):
+class _Search(AnySearch):
     """Follows the graph back from one tensor; notes are handles by node."""
 
     __slots__ = ("_is_ours", "_noted")

@@ -84,7 +84,7 @@ def _with_nodes(parameters: Parameters) -> list[tuple[Tensor, Any]]:
     return [(each, node) for each in dense if (node := node_of(each)) is not None]
 
 
-class Search(AnySearch[Rule]):
+class Search(AnySearch):
     """Follows the graph back from one tensor.
 
     Args:

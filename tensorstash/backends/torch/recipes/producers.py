@@ -21,10 +21,10 @@ from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.search import NoRecipe, run_again
 from tensorstash.backends.torch.graph import CAN_TELL
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
-from tensorstash.backends.torch.recipes import rules as built_in
-from tensorstash.backends.torch.recipes.arithmetic import CAST
 from tensorstash.backends.torch.recipes.digests import Flags, device_digest
 from tensorstash.backends.torch.recipes.rule import Rule
+from tensorstash.backends.torch.recipes.rules import CAST
+from tensorstash.backends.torch.recipes.rules import rules as built_in
 from tensorstash.backends.torch.recipes.search import Note, Search, cast_to, narrow_source
 from tensorstash.host.arrays import few_bytes
 from tensorstash.host.checksum import checksum_at

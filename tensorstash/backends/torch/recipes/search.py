@@ -19,8 +19,8 @@ from torch.nn import Parameter
 from tensorstash.abilities.recipes import Leaf
 from tensorstash.backends.search import Call, NoRecipe, Number
 from tensorstash.backends.search import Search as AnySearch
-from tensorstash.backends.torch.recipes.arithmetic import CAST
 from tensorstash.backends.torch.recipes.rule import Rule, saved
+from tensorstash.backends.torch.recipes.rules import CAST
 
 
 def _as_laid_out(shape: tuple[int, ...], strides: tuple[int, ...], tensor: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ if the handle is that of a view of it, and whether the output can be made of the
 A bare tuple, since every saved tensor costs one of these."""
 
 
-class Search(AnySearch[Rule]):
+class Search(AnySearch):
     """Follows the graph back from one tensor.
 
     Args:
