@@ -13,7 +13,7 @@ from tensorstash.reference.ops import elementwise, indexing, reduction, shape
 
 torch = pytest.importorskip("torch")
 
-MASK, ROWS = [[True, False, True], [False, False, True]], [0, 2, 2, 1]
+ROWS = [0, 2, 2, 1]
 Function = Callable[..., Any]
 
 
@@ -66,8 +66,6 @@ SPELLED_TWICE: dict[str, tuple[Function, Function, *tuple[tuple[int, ...], ...]]
     "keepdims": (lambda a: a.sum((0, -1), keepdims=True) * a, lambda a: a.sum((0, -1), keepdim=True) * a, (2, 2, 2)),
     "concat": (lambda a, b: ops.concat([a, b, a], 1) ** 2, lambda a, b: torch.cat([a, b, a], 1) ** 2, (2, 1), (2, 2)),
     "rows": (lambda a: a[tensor(ROWS)] ** 2, lambda a: a[torch.tensor(ROWS)] ** 2, (3, 2)),
-    "mixed index": (lambda a: a[:, tensor(ROWS), 1] ** 2, lambda a: a[:, torch.tensor(ROWS), 1] ** 2, (2, 3, 2)),
-    "mask": (lambda a: a[tensor(MASK)] ** 2, lambda a: a[torch.tensor(MASK)] ** 2, (2, 3)),
 }
 PAIRS = {**{name: (case[0], *case) for name, case in CASES.items()}, **SPELLED_TWICE}
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tensorstash.reference.autograd.graph import Edge, Meta, Node
 from tensorstash.reference.autograd.modes import is_grad_enabled, no_grad
 from tensorstash.reference.autograd.saved import SavedTensor
-from tensorstash.reference.creation import zeros
 from tensorstash.reference.errors import InplaceError
 from tensorstash.reference.tensor import Tensor
 
@@ -31,16 +30,16 @@ class PyLayerContext:
         Call it at most once, in ``forward``.
 
         Args:
-            tensors: tensors, None, and lists or tuples of these, which come back nested as they were.
+            tensors: tensors and None.
 
         Raises:
             TypeError: something else was given.
         """
-        for item in _leaves(tensors):
+        for item in tensors:
             if item is not None and not isinstance(item, Tensor):
                 raise TypeError(
-                    f"save_for_backward takes tensors, None, lists and tuples, got {type(item).__name__}; keep other "
-                    "values as attributes of ctx"
+                    f"save_for_backward takes tensors and None, got {type(item).__name__}; keep other values as "
+                    "attributes of ctx"
                 )
         self._to_save = tensors
 
@@ -54,17 +53,15 @@ class PyLayerContext:
         if self._node is None:
             return self._to_save
         node = self._node()
-        return tuple(_map(SavedTensor, lambda saved: saved.unpack(node), item) for item in self._saved)
+        return tuple(None if saved is None else saved.unpack(node) for saved in self._saved)
 
 
 class PyLayer:
     """An operation with its own derivative: subclass it and define two static methods.
 
-    ``forward(ctx, *args, **kwargs)`` runs unrecorded and returns a tensor or a list or tuple that may hold some. An
-    input that it returns comes out as another tensor over the same memory. ``backward(ctx, *gradients)`` is given one
-    gradient per output tensor, zeros where none arrived, and returns one per input tensor, None for zero. Input
-    tensors are those among the arguments and in lists and tuples of them. Written in differentiable operations,
-    ``backward`` can be differentiated again.
+    ``forward(ctx, *args)`` runs unrecorded and returns a tensor. An input that it returns comes out as another tensor
+    over the same memory. ``backward(ctx, gradient)`` returns one gradient per tensor among the arguments, None for
+    zero. Written in differentiable operations, it can be differentiated again.
 
     >>> from tensorstash.reference import tensor
     >>> class Tanh(PyLayer):
@@ -84,27 +81,27 @@ class PyLayer:
     """
 
     @staticmethod
-    def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs."""
-        raise NotImplementedError("a PyLayer defines the static method forward(ctx, *args, **kwargs)")
+    def forward(ctx: Any, *args: Any) -> Any:
+        """Compute the output."""
+        raise NotImplementedError("a PyLayer defines the static method forward(ctx, *args)")
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, gradient: Any) -> Any:
         """Compute the gradient of each input tensor."""
-        raise NotImplementedError("a PyLayer defines the static method backward(ctx, *gradients)")
+        raise NotImplementedError("a PyLayer defines the static method backward(ctx, gradient)")
 
     @classmethod
-    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls, *args: Any) -> Any:
         """Run ``forward`` and record it.
 
         Raises:
             InplaceError: ``forward`` wrote to an input in place while gradients are recorded.
         """
-        inputs = [x for x in _leaves((*args, *kwargs.values())) if isinstance(x, Tensor)]
+        inputs = [x for x in args if isinstance(x, Tensor)]
         versions = [x._version for x in inputs]
         ctx = PyLayerContext()
         with no_grad():
-            result = cls.forward(ctx, *args, **kwargs)
+            result = cls.forward(ctx, *args)
         if not (is_grad_enabled() and any(x.requires_grad for x in inputs)):
             return result
         if versions != [x._version for x in inputs]:
@@ -117,10 +114,8 @@ class PyLayerNode(Node[Tensor]):
 
     __slots__ = ("_context", "_inputs", "_layer")
 
-    def __init__(
-        self, layer: type[PyLayer], context: PyLayerContext, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-    ) -> None:
-        super().__init__([x.edge for x in inputs], [x.meta for x in outputs])
+    def __init__(self, layer: type[PyLayer], context: PyLayerContext, inputs: Sequence[Tensor], output: Tensor) -> None:
+        super().__init__([x.edge for x in inputs], [output.meta])
         self._layer, self._context = layer, context
         self._inputs = tuple(x.meta for x in inputs)
 
@@ -129,9 +124,11 @@ class PyLayerNode(Node[Tensor]):
         return self._layer.__name__
 
     def apply(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        metas = zip(gradients, self.outputs, strict=True)
-        given = [zeros(meta.shape, meta.dtype, meta.device) if g is None else g for g, meta in metas]
-        found = list(_leaves((self._layer.backward(self._context, *given),)))
+        (gradient,) = gradients
+        if gradient is None:
+            return [None] * len(self._inputs)
+        found = self._layer.backward(self._context, gradient)
+        found = found if isinstance(found, tuple) else (found,)
         if len(found) != len(self._inputs):
             raise ValueError(
                 f"{self.name}.backward returned {len(found)} gradients for {len(self._inputs)} input tensors"
@@ -150,31 +147,26 @@ class PyLayerNode(Node[Tensor]):
         return gradient.astype(meta.dtype)
 
     def release(self) -> None:
-        for saved in _leaves(self._context._saved):
-            if isinstance(saved, SavedTensor):
+        for saved in self._context._saved:
+            if saved is not None:
                 saved.release()
 
 
-def _record(layer: type[PyLayer], ctx: PyLayerContext, inputs: Sequence[Tensor], result: Any) -> Any:
-    returned = [x for x in _leaves(result) if isinstance(x, Tensor)]
-    node = PyLayerNode(layer, ctx, inputs, returned)
-    edges: dict[int, Edge[Tensor]] = {}
-    for index, tensor in enumerate(returned):
-        if tensor.dtype.is_differentiable:
-            edges.setdefault(id(tensor), Edge(node, index))
+def _record(layer: type[PyLayer], ctx: PyLayerContext, inputs: Sequence[Tensor], result: Tensor) -> Tensor:
+    node = PyLayerNode(layer, ctx, inputs, result)
 
     def save(tensor: Tensor) -> SavedTensor:
-        edge = None if any(tensor is x for x in inputs) else edges.get(id(tensor))
-        return SavedTensor(tensor, None if edge is None else edge.output)
+        is_output = tensor is result and not any(tensor is x for x in inputs)
+        return SavedTensor(tensor, 0 if is_output else None)
 
-    ctx._saved = tuple(_map(Tensor, save, item) for item in ctx._to_save)
+    ctx._saved = tuple(None if item is None else save(item) for item in ctx._to_save)
     ctx._node = weakref.ref(node)
     ctx._to_save = ()  # The context lives as long as the node and must hold no tensor but the saved ones.
-    return _map(Tensor, lambda tensor: _output(tensor, edges.get(id(tensor))), result)
+    return _output(result, Edge(node, 0) if result.dtype.is_differentiable else None)
 
 
 def _output(tensor: Tensor, edge: Edge[Tensor] | None) -> Tensor:
-    """Give the user's tensor for one that ``forward`` returned: its memory with the history of the node.
+    """Give the user's tensor for the one that ``forward`` returned: its memory with the history of the node.
 
     The returned object itself stays without history, so whatever the context holds of it closes no cycle.
     """
@@ -184,19 +176,3 @@ def _output(tensor: Tensor, edge: Edge[Tensor] | None) -> Tensor:
         output = tensor.alias(None)
     output._edge = edge
     return output
-
-
-def _leaves(items: Any) -> Iterator[Any]:
-    """Give the items of nested lists and tuples."""
-    if isinstance(items, list | tuple):
-        for item in items:
-            yield from _leaves(item)
-    else:
-        yield items
-
-
-def _map(kind: type, function: Callable[[Any], Any], item: Any) -> Any:
-    """Apply `function` to every `kind` in nested lists and tuples."""
-    if isinstance(item, list | tuple):
-        return type(item)(_map(kind, function, x) for x in item)
-    return function(item) if isinstance(item, kind) else item

@@ -1,9 +1,8 @@
-"""Indexing: views for integers and slices, copies for index tensors and masks."""
+"""Indexing: views for integers and slices, copies of the rows that an index tensor names."""
 
 from __future__ import annotations
 
-from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -12,15 +11,6 @@ from tensorstash.reference.autograd.primitive import ViewPrimitive, primitive
 from tensorstash.reference.storage.dtypes import Array
 from tensorstash.reference.storage.layout import BasicKey, Shape
 from tensorstash.reference.tensor import Tensor
-
-KeyTemplate: TypeAlias = "tuple[int | slice | EllipsisType | _Slot | None, ...]"
-
-
-class _Slot:
-    """Marks where an index tensor stands in a key."""
-
-
-_SLOT = _Slot()
 
 
 def _place_back(g: Tensor, key: BasicKey, x_meta: Meta) -> Tensor:
@@ -38,39 +28,34 @@ def place(x: Array, *, key: BasicKey, shape: Shape) -> Array:
     return whole
 
 
-def _add_back(g: Tensor, indices: tuple[Tensor, ...], template: KeyTemplate, x_meta: Meta) -> Tensor:
-    return scatter_add(g, *indices, template=template, shape=x_meta.shape)
+def _add_back(g: Tensor, index: Tensor, x_meta: Meta) -> Tensor:
+    return scatter_add(g, index, shape=x_meta.shape)
 
 
 @primitive(moves=True, x=_add_back)
-def gather(x: Array, *indices: Array, template: KeyTemplate) -> Array:
-    """A copy of the entries at a key that holds index tensors or masks."""
-    return np.array(x[_fill(template, indices)])
+def gather(x: Array, index: Array) -> Array:
+    """A copy of the rows of `x` that `index` names."""
+    return np.array(x[index])
 
 
-@primitive(x=lambda g, indices, template: gather(g, *indices, template=template))
-def scatter_add(x: Array, *indices: Array, template: KeyTemplate, shape: Shape) -> Array:
-    """Zeros of `shape`, to which each entry of `x` is added at its index."""
+@primitive(x=lambda g, index: gather(g, index))
+def scatter_add(x: Array, index: Array, *, shape: Shape) -> Array:
+    """Zeros of `shape`, to which each row of `x` is added at its index."""
     whole = np.zeros(shape, x.dtype)
-    np.add.at(whole, _fill(template, indices), x)
+    np.add.at(whole, index, x)
     return whole
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Give a view for integers, slices, None and Ellipsis; a copy if the key holds index tensors or masks.
+    """Give a view for integers, slices, None and Ellipsis; a copy of rows for an index tensor.
 
     Raises:
         TypeError: the key holds anything else.
     """
+    if isinstance(key, Tensor):
+        return gather(x, key)
     items = key if isinstance(key, tuple) else (key,)
     for item in items:
-        if not (item is None or item is Ellipsis or isinstance(item, int | slice | Tensor)) or isinstance(item, bool):
-            raise TypeError(f"an index must be integers, slices, None, Ellipsis or tensors, got {item!r}")
-    indices = [item for item in items if isinstance(item, Tensor)]
-    template: Any = tuple(_SLOT if isinstance(item, Tensor) else item for item in items)
-    return gather(x, *indices, template=template) if indices else take_view(x, key=template)
-
-
-def _fill(template: KeyTemplate, indices: tuple[Array, ...]) -> tuple[Any, ...]:
-    remaining = iter(indices)
-    return tuple(next(remaining) if isinstance(item, _Slot) else item for item in template)
+        if not (item is None or item is Ellipsis or isinstance(item, int | slice)) or isinstance(item, bool):
+            raise TypeError(f"an index must be integers, slices, None and Ellipsis, or one tensor, got {item!r}")
+    return take_view(x, key=items)
