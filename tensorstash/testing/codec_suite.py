@@ -79,16 +79,12 @@ class CodecSuite(ConfigSuite):
         assert {self.codec.accepts(spec) for spec in specs} <= {True, False}
         assert any(self.codec.accepts(spec) for spec in specs), f"{self.codec!r} accepts nothing"
 
-    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    @pytest.mark.parametrize("shape", [*SHAPES, LARGE], ids=str)
     def test_round_trip_of_every_accepted_dtype(self, shape: tuple[int, ...]) -> None:
         for spec in self._accepted(shape):
-            for name, data in contents(spec).items():
-                self._assert_round_trip(data, spec, f"{name} as {spec}")
-
-    def test_round_trip_of_large_tensors(self) -> None:
-        for spec in (s for s in self._accepted(LARGE) if s.dtype in LARGE_DTYPES and s.shape == LARGE):
-            for name, data in contents(spec).items():
-                self._assert_round_trip(data, spec, f"{name} as {spec}")
+            if shape != LARGE or (spec.dtype in LARGE_DTYPES and spec.shape == LARGE):
+                for name, data in contents(spec).items():
+                    self._assert_round_trip(data, spec, f"{name} as {spec}")
 
     def test_round_trip_of_any_bits(self) -> None:
         @settings(max_examples=50, deadline=None)
@@ -104,28 +100,22 @@ class CodecSuite(ConfigSuite):
 
         check()
 
-    def test_arguments_are_neither_written_nor_kept(self) -> None:
-        for spec in self._accepted((6, 50)):
-            for name, data in contents(spec).items():
-                before = data.tobytes()
-                payload = self.codec.encode(borrowed(data), spec)
-                assert data.tobytes() == before, f"encode wrote to {name} as {spec}"
-                if payload.flags.writeable:
-                    assert not np.shares_memory(payload, data), f"encode gives away {name} as {spec}, not its own"
-                stored = payload.tobytes()
-                back = self.codec.decode(borrowed(payload), spec)
-                assert payload.tobytes() == stored, f"decode wrote to the payload of {name} as {spec}"
-                if back.flags.writeable:
-                    assert not np.shares_memory(back, payload), "decode gives away memory that is not its own"
-
-    def test_equal_input_gives_equal_payloads(self) -> None:
+    def test_arguments_stay_as_they_are_and_equal_ones_give_equal_results(self) -> None:
         before = repr(np.random.get_state())
         for spec in self._accepted((6, 50)):
             for name, data in contents(spec).items():
-                first, second = self.codec.encode(data, spec), self.codec.encode(data.copy(), spec)
-                assert_same_bits(second, first, f"second payload of {name} as {spec}")
-                one, other = self.codec.decode(first, spec), self.codec.decode(first.copy(), spec)
-                assert_same_bits(other, one, f"second array from the payload of {name} as {spec}")
+                case, bits = f"{name} as {spec}", data.tobytes()
+                payload = self.codec.encode(borrowed(data), spec)
+                assert data.tobytes() == bits, f"encode wrote to {case}"
+                if payload.flags.writeable:
+                    assert not np.shares_memory(payload, data), f"encode gives away {case}, not its own"
+                stored = payload.copy()
+                back = self.codec.decode(borrowed(payload), spec)
+                assert_same_bits(payload, stored, f"the payload of {case}, decoded")
+                if back.flags.writeable:
+                    assert not np.shares_memory(back, payload), "decode gives away memory that is not its own"
+                assert_same_bits(self.codec.encode(data.copy(), spec), stored, f"second payload of {case}")
+                assert_same_bits(self.codec.decode(stored, spec), back, f"second array from the payload of {case}")
         assert repr(np.random.get_state()) == before, "the user's random state was used"
 
     @pytest.mark.filterwarnings("error")
@@ -141,13 +131,10 @@ class CodecSuite(ConfigSuite):
     def test_the_payload_of_another_tensor_is_not_taken_for_this_one(self) -> None:
         for spec in (s for s in self._accepted((6, 50)) if s.shape != (-1,)):
             other = dense_spec((6, 51), spec.dtype)
-            for name, data in contents(other).items():
+            for data in contents(other).values():
                 payload = self.codec.encode(data, other)
-                try:
+                with pytest.raises(CodecError):
                     self.codec.decode(borrowed(payload), spec)
-                except CodecError:
-                    continue
-                raise AssertionError(f"the payload of {name} as {other} was taken for {spec}")
 
     def test_threads_do_not_disturb_one_another(self) -> None:
         spec = next(self._accepted(LARGE))
@@ -189,12 +176,12 @@ class CodecSuite(ConfigSuite):
 
     def _assert_refused_or_fitting(self, damaged: Array, nbytes: int, spec: TensorSpec, case: str) -> None:
         __tracebackhide__ = True
-        refusal = None
+        refusal = ""
         try:
             back = self.codec.decode(borrowed(damaged), spec)
         except CodecError as error:
             refusal = str(error)
-        if refusal is not None:
+        if refusal:
             assert repr(self.codec) in refusal, f"{case}: the error does not name the codec: {refusal}"
             return
         assert isinstance(back, np.ndarray), f"{case}: got {type(back).__name__}"

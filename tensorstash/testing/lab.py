@@ -10,6 +10,7 @@ import numpy as np
 from tensorstash.abilities import Backend
 from tensorstash.backends import backend_named
 from tensorstash.host.arrays import Array
+from tensorstash.spec import ALIGNMENT
 
 Tensor = Any
 """A tensor of the lab's framework."""
@@ -51,6 +52,7 @@ class Lab(ABC):
 
     Attributes:
         name: the backend's registered name.
+        framework: the module with ``grad``, ``no_grad`` and ``set_grad_enabled``.
         devices: places to run on; host memory first.
         dtypes: element types that tensors can be built of.
         float_dtypes: those of them that gradients of :meth:`mul` can be computed in.
@@ -61,6 +63,7 @@ class Lab(ABC):
     """
 
     name: ClassVar[str]
+    framework: ClassVar[Any]
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
     float_dtypes: tuple[str, ...] = ("float32", "float64")
@@ -118,6 +121,11 @@ class Lab(ABC):
     @abstractmethod
     def layout(self, tensor: Tensor) -> Layout:
         """Return the properties that must come back besides the bits."""
+
+    def _layout(self, tensor: Tensor, strides: Sequence[int], device: object, **more: Any) -> Layout:
+        alignment = 0 if 0 in tensor.shape else self.address(tensor) % ALIGNMENT
+        dtype = str(tensor.dtype).rpartition(".")[2]
+        return Layout(tuple(tensor.shape), tuple(strides), dtype, str(device), alignment, **more)
 
     def address(self, tensor: Tensor) -> int:
         """Return the address of the first element in its device's memory."""
@@ -211,23 +219,26 @@ class Lab(ABC):
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         loss.backward(retain_graph=retain_graph)
 
-    @abstractmethod
     def grad(self, output: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
         """Return the gradients of a scalar with respect to ``inputs`` without accumulating them."""
+        return list(self.framework.grad(output, list(inputs), create_graph=create_graph))
 
     def gradient(self, leaf: Tensor) -> Array:
         """Return the bits of the accumulated gradient."""
         return self.bits(leaf.grad)
 
-    @abstractmethod
     def descend(self, leaf: Tensor, rate: float) -> None:
         """Subtract ``rate`` times the gradient in place, as an optimizer would, and clear the gradient."""
+        with self.framework.no_grad():
+            leaf.sub_(leaf.grad * rate)
+        leaf.grad = None
 
     # Writing in place
 
-    @abstractmethod
     def add_(self, tensor: Tensor, value: float) -> None:
         """Add in place, as a program would, bumping the version; without recording for a leaf that requires grad."""
+        with self.framework.set_grad_enabled(not tensor.is_leaf):
+            tensor.add_(value)
 
     @abstractmethod
     def write_unversioned(self, tensor: Tensor, value: float) -> None:

@@ -119,7 +119,9 @@ def writes(self: Any, data: Any, spec: Any) -> Any:
 
 caught_by("test_it_says_of_every_spec_whether_it_accepts_it")(faulty("ChangesItsMind", accepts=changes_its_mind))
 caught_by("test_round_trip_of_every_accepted_dtype", shape=(2, 300))(faulty("ComputesWithBits", encode=computes))
-caught_by("test_round_trip_of_large_tensors")(faulty("StopsAfterTheFirstBlock", encode=stops_after_the_first_block))
+caught_by("test_round_trip_of_every_accepted_dtype", shape=(70_001,))(
+    faulty("StopsAfterTheFirstBlock", encode=stops_after_the_first_block)
+)
 caught_by("test_round_trip_of_any_bits")(faulty("LosesTheLastByte", encode=loses_the_last_byte))
 caught_by("test_round_trip_of_every_accepted_dtype", shape=(2, 300))(
     faulty(
@@ -130,8 +132,10 @@ caught_by("test_round_trip_of_every_accepted_dtype", shape=(2, 300))(
         error_bound=lambda self, data, spec: np.full(data.shape, 0.1),
     )
 )
-caught_by("test_arguments_are_neither_written_nor_kept")(faulty("GivesItsArgumentAway", encode=gives_its_argument_away))
-caught_by("test_equal_input_gives_equal_payloads")(faulty("SaltsPayloads", encode=salts))
+caught_by("test_arguments_stay_as_they_are_and_equal_ones_give_equal_results")(
+    faulty("GivesItsArgumentAway", encode=gives_its_argument_away)
+)
+caught_by("test_arguments_stay_as_they_are_and_equal_ones_give_equal_results")(faulty("SaltsPayloads", encode=salts))
 caught_by("test_a_damaged_payload_is_refused_or_gives_an_array_of_the_right_kind", shape=(3, 50))(
     faulty("ChecksNothing", decode=lambda self, data, spec: data.copy())
 )

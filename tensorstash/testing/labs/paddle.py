@@ -1,13 +1,13 @@
 """The operations of PaddlePaddle that suites need."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import paddle
 from paddle.autograd import PyLayer
 
 from tensorstash.host.arrays import Array
-from tensorstash.spec import ALIGNMENT, DTYPES
+from tensorstash.spec import DTYPES
 from tensorstash.testing.lab import Lab, Layout, Sink, Tensor
 from tensorstash.testing.layouts import floats
 
@@ -23,8 +23,8 @@ class PaddleLab(Lab):
     """PaddlePaddle on the CPU and, where there is one, on the first GPU."""
 
     name: ClassVar[str] = "paddle"
+    framework: ClassVar[Any] = paddle
     dtypes = _DTYPES
-    gaps: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self) -> None:
         has_gpu = paddle.device.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
@@ -64,14 +64,8 @@ class PaddleLab(Lab):
         return array.view(carrier).reshape(tensor.shape)
 
     def layout(self, tensor: Tensor) -> Layout:
-        return Layout(
-            shape=tuple(tensor.shape),
-            strides=tuple(tensor.strides),
-            dtype=str(tensor.dtype).removeprefix("paddle."),
-            device=str(tensor.place).removeprefix("Place(").removesuffix(")"),
-            alignment=tensor.data_ptr() % ALIGNMENT if tensor.size else 0,
-            offset=tensor._offset(),
-        )
+        place = str(tensor.place).removeprefix("Place(").removesuffix(")")
+        return self._layout(tensor, tensor.strides, place, offset=tensor._offset())
 
     def requires_grad(self, tensor: Tensor) -> bool:
         return not tensor.stop_gradient
@@ -109,9 +103,6 @@ class PaddleLab(Lab):
     def draw(self) -> float:
         drawn: Any = paddle.rand([1]).item()
         return float(drawn)
-
-    def grad(self, output: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
-        return list(paddle.grad(output, list(inputs), create_graph=create_graph))
 
     def descend(self, leaf: Tensor, rate: float) -> None:
         with paddle.no_grad():

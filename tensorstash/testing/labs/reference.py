@@ -8,7 +8,7 @@ import numpy as np
 from tensorstash import reference
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.reference import Parameter, PyLayer, Tensor
-from tensorstash.spec import ALIGNMENT, contiguous_strides
+from tensorstash.spec import contiguous_strides
 from tensorstash.testing.lab import Lab, Layout, Sink
 from tensorstash.testing.layouts import floats
 
@@ -17,6 +17,7 @@ class ReferenceLab(Lab):
     """The reference engine, in host memory and on its simulated accelerator."""
 
     name: ClassVar[str] = "reference"
+    framework: ClassVar[Any] = reference
     devices = ("cpu", "sim:0")
     dtypes = tuple(reference.DTYPES)
     float_dtypes = ("float16", "bfloat16", "float32", "float64")
@@ -45,13 +46,7 @@ class ReferenceLab(Lab):
         return tensor.host_bits()
 
     def layout(self, tensor: Tensor) -> Layout:
-        return Layout(
-            shape=tensor.shape,
-            strides=tensor.strides,
-            dtype=tensor.dtype.name,
-            device=tensor.device,
-            alignment=tensor.data_ptr() % ALIGNMENT if tensor.numel else 0,
-        )
+        return self._layout(tensor, tensor.strides, tensor.device)
 
     def as_strided(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
         return tensor.as_strided(shape, strides, tensor.offset + offset * tensor.layout.itemsize)
@@ -71,19 +66,6 @@ class ReferenceLab(Lab):
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
         observed: Tensor = _Observe.apply(tensor, sink, *saved)
         return observed
-
-    def grad(self, output: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> list[Any]:
-        return list(reference.grad(output, list(inputs), create_graph=create_graph))
-
-    def descend(self, leaf: Tensor, rate: float) -> None:
-        assert leaf.grad is not None
-        with reference.no_grad():
-            leaf.sub_(leaf.grad * rate)
-        leaf.grad = None
-
-    def add_(self, tensor: Tensor, value: float) -> None:
-        with reference.set_grad_enabled(not tensor.is_leaf):
-            tensor.add_(value)
 
     def write_unversioned(self, tensor: Tensor, value: float) -> None:
         tensor.carriers()[...] = tensor.dtype.encode(np.asarray(value))

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from tensorstash.host.arrays import Array
-from tensorstash.spec import ALIGNMENT, DTYPES
+from tensorstash.spec import DTYPES
 from tensorstash.testing.lab import Lab, Layout, Sink
 from tensorstash.testing.layouts import floats
 
@@ -20,6 +21,7 @@ class TorchLab(Lab):
     """
 
     name: ClassVar[str] = "torch"
+    framework: ClassVar[Any] = torch.autograd
     flags = ("conj", "neg")
     reverses = False
 
@@ -31,12 +33,12 @@ class TorchLab(Lab):
 
     def tensor(
         self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
-    ) -> torch.Tensor:
+    ) -> Tensor:
         carrier = torch.from_numpy(bits.copy(order="C")).clone().to(device)  # in memory of PyTorch's own
         tensor = carrier.view(getattr(torch, dtype)) if dtype not in (None, bits.dtype.name) else carrier
         return tensor.requires_grad_(requires_grad)
 
-    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> torch.Tensor:
+    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> Tensor:
         return torch.nn.Parameter(self.tensor(values, device=device), requires_grad=trainable)
 
     def model(self, *, device: str = "cpu") -> torch.nn.Module:
@@ -47,7 +49,7 @@ class TorchLab(Lab):
                 parameter.copy_(self.tensor(floats(*parameter.shape)))
         return model
 
-    def unstashable(self, device: str) -> Mapping[str, torch.Tensor]:
+    def unstashable(self, device: str) -> Mapping[str, Tensor]:
         dense = self.tensor(floats(4, 4), device=device)
         return {
             "sparse": dense.to_sparse(),
@@ -55,7 +57,7 @@ class TorchLab(Lab):
             "without memory": torch.empty(4, 4, device="meta"),
         }
 
-    def bits(self, tensor: torch.Tensor) -> Array:
+    def bits(self, tensor: Tensor) -> Array:
         plain = tensor.detach()
         if plain.is_conj():
             plain = plain.conj()
@@ -66,36 +68,29 @@ class TorchLab(Lab):
         array: Array = carrier.clone(memory_format=torch.contiguous_format).cpu().numpy()
         return array
 
-    def layout(self, tensor: torch.Tensor) -> Layout:
-        return Layout(
-            shape=tuple(tensor.shape),
-            strides=tensor.stride(),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            device=str(tensor.device),
-            alignment=tensor.data_ptr() % ALIGNMENT if tensor.numel() else 0,
-            flags=frozenset(flag for flag, is_set in (("conj", tensor.is_conj()), ("neg", tensor.is_neg())) if is_set),
-        )
+    def layout(self, tensor: Tensor) -> Layout:
+        flags = {"conj": tensor.is_conj(), "neg": tensor.is_neg()}
+        set_flags = frozenset(flag for flag, is_set in flags.items() if is_set)
+        return self._layout(tensor, tensor.stride(), tensor.device, flags=set_flags)
 
-    def as_strided(
-        self, tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int
-    ) -> torch.Tensor:
+    def as_strided(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
         return tensor.as_strided(shape, strides, offset)
 
-    def flagged(self, tensor: torch.Tensor, flag: str) -> torch.Tensor:
+    def flagged(self, tensor: Tensor, flag: str) -> Tensor:
         return tensor.conj() if flag == "conj" else torch._neg_view(tensor)
 
-    def transpose(self, tensor: torch.Tensor) -> torch.Tensor:
+    def transpose(self, tensor: Tensor) -> Tensor:
         return tensor.t()
 
-    def concat(self, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
         return torch.cat(list(tensors), axis)
 
-    def split(self, tensor: torch.Tensor, size: int, axis: int) -> Sequence[torch.Tensor]:
-        parts: Sequence[torch.Tensor] = torch.split(tensor, size, axis)
+    def split(self, tensor: Tensor, size: int, axis: int) -> Sequence[Tensor]:
+        parts: Sequence[Tensor] = torch.split(tensor, size, axis)
         return parts
 
-    def observe(self, tensor: torch.Tensor, saved: Sequence[torch.Tensor], sink: Sink) -> torch.Tensor:
-        observed: torch.Tensor = _Observe.apply(tensor, sink, *saved)  # type: ignore[no-untyped-call]
+    def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
+        observed: Tensor = _Observe.apply(tensor, sink, *saved)  # type: ignore[no-untyped-call]
         return observed
 
     def seed(self, seed: int) -> None:
@@ -104,7 +99,7 @@ class TorchLab(Lab):
     def draw(self) -> float:
         return torch.rand(()).item()
 
-    def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         try:
             super().backward(loss, retain_graph=retain_graph)
         except BaseException:
@@ -113,37 +108,22 @@ class TorchLab(Lab):
             leaf.mul(1.0).backward()  # type: ignore[no-untyped-call]
             raise
 
-    def grad(
-        self, output: torch.Tensor, inputs: Sequence[torch.Tensor], *, create_graph: bool = False
-    ) -> list[torch.Tensor]:
-        return list(torch.autograd.grad(output, list(inputs), create_graph=create_graph))
-
-    def descend(self, leaf: torch.Tensor, rate: float) -> None:
-        assert leaf.grad is not None
-        with torch.no_grad():
-            leaf.sub_(leaf.grad, alpha=rate)
-        leaf.grad = None
-
-    def add_(self, tensor: torch.Tensor, value: float) -> None:
-        with torch.set_grad_enabled(not tensor.is_leaf):
-            tensor.add_(value)
-
-    def write_unversioned(self, tensor: torch.Tensor, value: float) -> None:
+    def write_unversioned(self, tensor: Tensor, value: float) -> None:
         tensor.data.fill_(value)
 
 
-class _Tagged(torch.Tensor):
+class _Tagged(Tensor):
     """A subclass that no backend can know how to rebuild."""
 
 
 class _Observe(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, sink: Sink, *saved: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: Tensor, sink: Sink, *saved: Tensor) -> Tensor:
         ctx.sink = sink
         ctx.save_for_backward(*saved)
         return tensor.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         ctx.sink(ctx.saved_tensors)
         return gradient, None, *([None] * (len(ctx.needs_input_grad) - 2))
