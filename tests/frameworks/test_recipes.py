@@ -133,6 +133,28 @@ def test_statistics_of_a_batch_are_not_learned_twice(framework):
     assert [lab.bits(each).tobytes() for each in norm.buffers()] == before
 
 
+@pytest.mark.parametrize("modes", [(True, True), (True, False), (False, True)], ids=str)
+@pytest.mark.parametrize("policy", ["recompute", "recompute | disk_spill"])
+def test_what_a_normalization_learns_may_change_before_backward(framework, policy, modes):
+    nn, lab = framework.nn, framework.lab
+
+    def run(around):
+        lab.seed(0)
+        norm, layer, loss = (getattr(nn, "BatchNorm1d", None) or nn.BatchNorm1D)(16), nn.Linear(16, 16), 0.0
+        for number, trains in enumerate(modes, 1):
+            (norm.train if trains else norm.eval)()
+            with around:
+                loss = loss + layer(nn.functional.relu(norm(layer(framework.batch() * number)))).square().mean()
+        loss.backward()
+        weights = [*norm.parameters(), *layer.parameters()]
+        return [lab.gradient(each).tobytes() for each in weights if each.grad is not None]
+
+    around = ts.stash(policy, framework=lab.name, min_bytes=256)  # running statistics are small, and copied
+    for _ in range(2):
+        assert run(around) == run(nullcontext())
+    assert "relu(batch_norm)" in around.stats().recomputed
+
+
 def test_a_graph_can_be_walked_again_and_derived_twice(framework):
     lab, silu = framework.lab, framework.nn.functional.silu
 

@@ -238,30 +238,6 @@ def test_a_node_at_the_address_of_one_that_is_gone_is_not_taken_for_it():
     assert not around.stats().refused
 
 
-def test_batches_in_training_and_in_evaluation_are_told_apart():
-    norm, layer = nn.BatchNorm1D(8), nn.Linear(8, 8)
-
-    def run(around):
-        paddle.seed(5)
-        norm._mean.set_value(paddle.zeros([8]))
-        norm._variance.set_value(paddle.ones([8]))
-        layer.clear_gradients()
-        with around:
-            x = layer(paddle.randn([6, 8]))
-            norm.train()
-            x = layer(F.relu(norm(x)))
-            norm.eval()
-            loss = layer(F.relu(norm(x))).sum()
-        loss.backward()
-        return bits(layer.weight.grad)
-
-    around = stash()
-    assert run(around) == run(nullcontext())
-    assert run(around) == run(nullcontext())
-    assert "relu(batch_norm)" in around.stats().recomputed
-    assert all("made with the running statistics" in why for why in around.stats().refused)
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("level", [None, "O1", "O2"])
 def test_recomputed_blocks_and_autocast_keep_out_of_the_way(reentrant, level):

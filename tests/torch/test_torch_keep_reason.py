@@ -24,68 +24,59 @@ def test_views_of_parameters_of_any_class_are_kept(backend):
     assert backend.keep_reason(weight.t()) == "view of a parameter"
 
 
-@pytest.mark.filterwarnings("ignore:Sparse (CSR|BSR|CSC|BSC)")
-def test_sparse_tensors_are_kept(backend):
-    dense = torch.eye(4)
-    for sparse in (dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc(), dense.to_sparse_bsr((2, 2))):
-        assert backend.keep_reason(sparse) == "sparse layout"
-        assert "on cpu" in backend.describe(sparse)
-    with pytest.raises(RuntimeError, match="nbytes"):
-        backend.nbytes(dense.to_sparse())
+class Labelled(torch.Tensor):
+    pass
 
 
-def test_mkldnn_tensors_are_kept(backend):
-    if not torch.backends.mkldnn.is_available():
-        pytest.skip("this build has no oneDNN")
-    tensor = torch.randn(2, 2).to_mkldnn()
-    assert backend.keep_reason(tensor) == "opaque layout"
-    assert backend.describe(tensor) == "float32(2, 2) on cpu"
+def two(values):
+    return TwoTensor(values, values.clone())
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_are_kept(backend):
-    parts = [torch.randn(2, 3), torch.randn(4, 3)]
-    strided = torch.nested.nested_tensor(parts)
-    jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
-    assert backend.keep_reason(strided) == "nested"
-    assert backend.keep_reason(jagged) == "subclass"
-    for tensor in (strided, jagged):
-        assert "nested" in backend.describe(tensor).lower()
-        assert backend.nbytes(tensor) == 72
+def nested(**layout):
+    return torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], **layout)
 
 
-def test_quantized_tensors_are_kept(backend):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tensor = torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)
-    assert backend.keep_reason(tensor) == "quantized"
+KINDS = {
+    "sparse": (lambda: torch.eye(4).to_sparse(), "sparse layout"),
+    "sparse rows": (lambda: torch.eye(4).to_sparse_csr(), "sparse layout"),
+    "sparse columns": (lambda: torch.eye(4).to_sparse_csc(), "sparse layout"),
+    "sparse blocks": (lambda: torch.eye(4).to_sparse_bsr((2, 2)), "sparse layout"),
+    "nested": (nested, "nested"),
+    "nested and jagged": (lambda: nested(layout=torch.jagged), "subclass"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8), "quantized"),
+    "below a byte": (lambda: torch.empty(4, dtype=torch.int1), "dtype"),
+    "meta": (lambda: torch.randn(3, device="meta"), "no real memory"),
+    "zeros": (lambda: torch._efficientzerotensor(3), "no real memory"),
+    "zeros transposed": (lambda: torch._efficientzerotensor(3, 4).t(), "no real memory"),
+    "subclass": (lambda: torch.randn(3).as_subclass(Labelled), "subclass"),
+    "wrapper": (lambda: two(torch.randn(3)), "subclass"),
+    "parameter of a wrapper": (lambda: nn.Parameter(two(torch.randn(3))), "parameter"),
+    "functional": (lambda: torch._to_functional_tensor(torch.randn(3)), "tracing"),
+}
+if torch.backends.mkldnn.is_available():
+    KINDS["mkldnn"] = (lambda: torch.randn(2, 2).to_mkldnn(), "opaque layout")
 
 
-def test_dtypes_below_a_byte_are_kept(backend):
-    assert backend.keep_reason(torch.empty(4, dtype=torch.int1)) == "dtype"
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of kinds that are deprecated, or in beta
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_be_rebuilt_is_kept_and_can_be_described(backend, kind):
+    make, reason = KINDS[kind]
+    tensor = make()
+    assert backend.keep_reason(tensor) == reason
+    assert backend.describe(tensor).endswith(f" on {tensor.device}")
 
 
-def test_tensors_without_real_memory_are_kept(backend):
-    assert backend.keep_reason(torch.randn(3, device="meta")) == "no real memory"
-    assert backend.keep_reason(torch._efficientzerotensor(3)) == "no real memory"
-    assert backend.keep_reason(torch._efficientzerotensor(3, 4).t()) == "no real memory"
+def test_fake_tensors_are_kept(backend):
     with FakeTensorMode():
         assert backend.keep_reason(torch.randn(3)) == "no real memory"
 
 
-def test_subclasses_are_kept(backend):
-    class Labelled(torch.Tensor):
-        pass
-
-    labelled = torch.randn(3).as_subclass(Labelled)
-    assert backend.keep_reason(labelled) == "subclass"
-    assert "Labelled" in backend.describe(labelled)
-    assert backend.keep_reason(TwoTensor(torch.randn(3), torch.randn(3))) == "subclass"
-    assert backend.keep_reason(nn.Parameter(TwoTensor(torch.randn(3), torch.randn(3)))) == "parameter"
-
-
-def test_functional_tensors_are_kept(backend):
-    assert backend.keep_reason(torch._to_functional_tensor(torch.randn(3))) == "tracing"
+def test_a_sparse_tensor_has_no_size_and_a_nested_one_has(backend):
+    with pytest.raises(RuntimeError, match="nbytes"):
+        backend.nbytes(torch.eye(4).to_sparse())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [backend.nbytes(each) for each in (nested(), nested(layout=torch.jagged))] == [72, 72]
 
 
 def test_tensors_under_function_transforms_are_kept(backend):
@@ -163,3 +154,5 @@ def test_describe_says_dtype_shape_and_device(backend):
     assert backend.describe(torch.zeros(4, 8, dtype=torch.bfloat16)) == "bfloat16(4, 8) on cpu"
     assert backend.describe(nn.Parameter(torch.zeros(2))) == "float32(2,) on cpu"
     assert backend.describe(torch.zeros(3, device="meta")) == "float32(3,) on meta"
+    assert backend.describe(torch.randn(3).as_subclass(Labelled)) == "Labelled float32(3,) on cpu"
+    assert "nested" in backend.describe(nested())
