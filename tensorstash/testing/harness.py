@@ -1,7 +1,6 @@
 """The common part of all groups of contract checks: the lab, the entry points under test, and declared gaps."""
 
 import gc
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
@@ -65,11 +64,6 @@ def settled(stash: Stash) -> Iterator[Session[Any]]:
     with stash:
         yield stash._session
     stash.drain()
-
-
-def scratch_directory() -> tempfile.TemporaryDirectory[str]:
-    """Return an empty directory that is gone after the ``with`` block."""
-    return tempfile.TemporaryDirectory(prefix="tensorstash-testing-")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tensorstash.testing.layouts import floats
 Scope = Callable[[], AbstractContextManager[Any]]
 
 
-def lossless_policies(directory: str) -> Mapping[str, HookPolicy]:
+def lossless_policies(directory: Path) -> Mapping[str, HookPolicy]:
     """Return policies under which training must not change by one bit, by name."""
     return {
         "keep": Keep(),
@@ -33,7 +34,7 @@ def lossless_policies(directory: str) -> Mapping[str, HookPolicy]:
     }
 
 
-def recomputing_policies(lab: Lab, directory: str | None = None) -> Mapping[str, HookPolicy]:
+def recomputing_policies(lab: Lab, directory: Path | None = None) -> Mapping[str, HookPolicy]:
     """Return policies that make tensors again, by name; none where the framework hides the producers."""
     if not isinstance(lab.backend, SupportsProducers):
         return {}
@@ -47,7 +48,7 @@ def recomputing_policies(lab: Lab, directory: str | None = None) -> Mapping[str,
     return policies
 
 
-def lossy_policies(directory: str) -> Mapping[str, HookPolicy]:
+def lossy_policies(directory: Path) -> Mapping[str, HookPolicy]:
     """Return policies that may change floating-point payloads, by name."""
     return {
         "quantize 8": Quantize(bits=8),

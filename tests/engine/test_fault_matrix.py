@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import sys
+import tempfile
 import threading
 from collections import Counter
 from contextlib import nullcontext
@@ -24,7 +25,6 @@ from timeouts import set_timeout, settle
 import tensorstash as ts
 from tensorstash.errors import StashError, StoreError
 from tensorstash.host.arrays import Array
-from tensorstash.testing.harness import scratch_directory
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
@@ -143,7 +143,7 @@ def killing_a_thread_is_no_error(monkeypatch):
 def test_a_fault_ends_in_a_named_error_or_the_right_gradients_and_the_next_step_trains_on(cell):
     # A framework may keep an error of its first import, and with it every frame below: here, where they hold nothing.
     lab_of(cell.backend)
-    with scratch_directory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)
         first, last = Path(scratch, "first"), Path(scratch, "last")
         first.mkdir()

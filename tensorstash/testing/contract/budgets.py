@@ -1,5 +1,6 @@
 """Contract line 9: budgets hold."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,10 +8,9 @@ import pytest
 from tensorstash.errors import StoreError, StoreFullError
 from tensorstash.policies import Compress, DiskSpill, StoreIn
 from tensorstash.policies.limits import Limits
-from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import Gate, Gated, Tap, Watched
-from tensorstash.testing.harness import AT_ONCE, Harness, scratch_directory, settled
+from tensorstash.testing.harness import AT_ONCE, Harness, settled
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
 from tensorstash.testing.programs import attention
 
@@ -18,12 +18,29 @@ from tensorstash.testing.programs import attention
 class Bounded(Harness):
     """Contract line 9, as far as it can be seen from outside."""
 
-    def test_line09_a_memory_budget_holds(self, device: str) -> None:
-        self._assert_budget_holds(StoreIn(Memory(budget=256)), "memory", device)
+    @pytest.mark.parametrize("tier", ["memory", "disk"])
+    def test_line09_a_budget_holds(self, device: str, tier: str, tmp_path: Path) -> None:
+        lab = self.lab
+        budget = 256 if tier == "memory" else 3 * 4096
+        policy = StoreIn(Memory(budget=budget)) if tier == "memory" else DiskSpill(tmp_path, budget=budget)
+        with self.entered(policy, limits=AT_ONCE) as session:
+            handles: list[Any] = []
 
-    def test_line09_a_disk_budget_holds(self, device: str) -> None:
-        with scratch_directory() as directory:
-            self._assert_budget_holds(DiskSpill(directory, budget=3 * 4096), "disk", device)
+            def fill() -> None:
+                for n in range(100):
+                    handle = session.pack(lab.tensor(floats(32, seed=n), device=device))
+                    session.drain()
+                    handles.append(handle)
+
+            with pytest.raises(StoreFullError, match="budget"):
+                fill()
+            assert handles, "the budget has room for one payload"
+            assert session.stats().peak_bytes_by_tier[tier] <= budget
+            for n in range(len(handles)):
+                assert_same_bits(lab.bits(session.unpack(handles[n])), floats(32, seed=n), f"tensor {n} before the end")
+            handles.pop()
+            again = session.pack(lab.tensor(floats(32, seed=200), device=device))
+            assert_same_bits(lab.bits(session.unpack(again)), floats(32, seed=200), "a payload in freed room")
 
     def test_line09_a_budget_that_is_just_enough_is_enough(self, device: str) -> None:
         lab = self.lab
@@ -72,25 +89,3 @@ class Bounded(Harness):
             stash = self.stash(Compress(min_ratio=1), limits=limits)
             got = attention(self.lab, device, scope=lambda stash=stash: stash)  # type: ignore[misc]
             assert_same_arrays(got, expected, f"gradients under {limits}")
-
-    def _assert_budget_holds(self, policy: HookPolicy, tier: str, device: str) -> None:
-        lab = self.lab
-        budget = next(plan.store for plan in policy.alternatives() if plan.store is not None).budget  # type: ignore[attr-defined]
-        with self.entered(policy, limits=AT_ONCE) as session:
-            handles: list[Any] = []
-
-            def fill() -> None:
-                for n in range(100):
-                    handle = session.pack(lab.tensor(floats(32, seed=n), device=device))
-                    session.drain()
-                    handles.append(handle)
-
-            with pytest.raises(StoreFullError, match="budget"):
-                fill()
-            assert handles, "the budget has room for one payload"
-            assert session.stats().peak_bytes_by_tier[tier] <= budget
-            for n in range(len(handles)):
-                assert_same_bits(lab.bits(session.unpack(handles[n])), floats(32, seed=n), f"tensor {n} before the end")
-            handles.pop()
-            again = session.pack(lab.tensor(floats(32, seed=200), device=device))
-            assert_same_bits(lab.bits(session.unpack(again)), floats(32, seed=200), "a payload in freed room")

@@ -3,6 +3,7 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tensorstash.policies import Compress, DiskSpill, Keep, Route, Rule, StoreIn
 from tensorstash.policies.selectors import ModuleNames
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import Tap, Watched
-from tensorstash.testing.harness import AT_ONCE, Harness, scratch_directory
+from tensorstash.testing.harness import AT_ONCE, Harness
 from tensorstash.testing.lab import Model
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
 from tensorstash.testing.programs import attention, save_one
@@ -95,11 +96,10 @@ class NothingLeftBehind(Harness):
         for out in outs:
             lab.backward(lab.sum(out))
 
-    def test_line10_no_file_is_left(self, device: str) -> None:
-        with scratch_directory() as directory:
-            for policy in (DiskSpill(directory), Compress(min_ratio=1) | DiskSpill(directory)):
-                attention(self.lab, device, scope=partial(self.stash, policy))
-            assert os.listdir(directory) == []
+    def test_line10_no_file_is_left(self, device: str, tmp_path: Path) -> None:
+        for policy in (DiskSpill(tmp_path), Compress(min_ratio=1) | DiskSpill(tmp_path)):
+            attention(self.lab, device, scope=partial(self.stash, policy))
+        assert os.listdir(tmp_path) == []
 
     def _interrupted(self, stash: Stash, device: str) -> None:
         with stash:

@@ -1,13 +1,14 @@
 """Contract line 2: the same tensor."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.host.arrays import Array
 from tensorstash.policies import Compress, DiskSpill, Encode, StoreIn
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.harness import Harness, scratch_directory
+from tensorstash.testing.harness import Harness
 from tensorstash.testing.lab import Layout, Tensor
 from tensorstash.testing.layouts import (
     LAYOUTS,
@@ -21,18 +22,16 @@ from tensorstash.testing.programs import lossless_policies
 class SameTensor(Harness):
     """Contract line 2."""
 
-    def test_line02_backward_sees_the_saved_bits_and_layout(self, device: str, layout: str) -> None:
-        with scratch_directory() as directory:
-            for policy in lossless_policies(directory).values():
-                saved = [LAYOUTS[layout].of(self.lab, dtype, device) for dtype in self.lab.dtypes]
-                self._assert_observed_unchanged(saved, policy, device)
+    def test_line02_backward_sees_the_saved_bits_and_layout(self, device: str, layout: str, tmp_path: Path) -> None:
+        for policy in lossless_policies(tmp_path).values():
+            saved = [LAYOUTS[layout].of(self.lab, dtype, device) for dtype in self.lab.dtypes]
+            self._assert_observed_unchanged(saved, policy, device)
 
-    def test_line02_nan_payloads_signed_zeros_and_subnormals_survive(self, device: str) -> None:
+    def test_line02_nan_payloads_signed_zeros_and_subnormals_survive(self, device: str, tmp_path: Path) -> None:
         names = [name for name in ("float16", "bfloat16", "float32", "float64") if name in self.lab.dtypes]
-        with scratch_directory() as directory:
-            for policy in lossless_policies(directory).values():
-                saved = [self.lab.tensor(special_values(name), name, device=device) for name in names]
-                self._assert_observed_unchanged(saved, policy, device)
+        for policy in lossless_policies(tmp_path).values():
+            saved = [self.lab.tensor(special_values(name), name, device=device) for name in names]
+            self._assert_observed_unchanged(saved, policy, device)
 
     def test_line02_lazy_flags_survive(self, device: str) -> None:
         lab = self.lab
@@ -57,21 +56,20 @@ class SameTensor(Harness):
             lab.backward(loss)
         assert seen[1] == seen[0], f"requires-grad of a leaf, a non-leaf and data is {seen[1]}, expected {seen[0]}"
 
-    def test_line02_every_unpack_is_fresh_private_and_writable(self, device: str) -> None:
+    def test_line02_every_unpack_is_fresh_private_and_writable(self, device: str, tmp_path: Path) -> None:
         lab = self.lab
-        with scratch_directory() as directory:
-            for policy in (StoreIn(Memory()), Encode(Zstd()) | StoreIn(Memory()), DiskSpill(directory)):
-                source = lab.tensor(floats(5, 4), device=device)
-                bits = lab.bits(source)
-                with self.scope(policy) as session:
-                    handle = session.pack(source)
-                first = session.unpack(handle)
-                second = session.unpack(handle)
-                assert len({lab.address(t) for t in (source, first, second)}) == 3, f"{policy!r}: memory is shared"
-                lab.write_unversioned(first, 7.0)
-                lab.add_(second, 1.0)
-                assert_same_bits(lab.bits(session.unpack(handle)), bits, f"third unpack under {policy!r}")
-                assert_same_bits(lab.bits(source), bits, f"the user's tensor under {policy!r}")
+        for policy in (StoreIn(Memory()), Encode(Zstd()) | StoreIn(Memory()), DiskSpill(tmp_path)):
+            source = lab.tensor(floats(5, 4), device=device)
+            bits = lab.bits(source)
+            with self.scope(policy) as session:
+                handle = session.pack(source)
+            first = session.unpack(handle)
+            second = session.unpack(handle)
+            assert len({lab.address(t) for t in (source, first, second)}) == 3, f"{policy!r}: memory is shared"
+            lab.write_unversioned(first, 7.0)
+            lab.add_(second, 1.0)
+            assert_same_bits(lab.bits(session.unpack(handle)), bits, f"third unpack under {policy!r}")
+            assert_same_bits(lab.bits(source), bits, f"the user's tensor under {policy!r}")
 
     def test_line02_only_the_elements_of_a_view_are_stored(self, device: str) -> None:
         lab = self.lab

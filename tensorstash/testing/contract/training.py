@@ -2,6 +2,7 @@
 
 import warnings
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import SupportsErrorBound
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.contents import float_bits
-from tensorstash.testing.harness import Harness, scratch_directory, settled
+from tensorstash.testing.harness import Harness, settled
 from tensorstash.testing.lab import Tensor
 from tensorstash.testing.layouts import (
     LAYOUTS,
@@ -36,13 +37,12 @@ class SameTraining(Harness):
     """Contract line 1."""
 
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
-    def test_line01_gradients_are_bitwise_those_without_hooks(self, device: str, dtype: str) -> None:
+    def test_line01_gradients_are_bitwise_those_without_hooks(self, device: str, dtype: str, tmp_path: Path) -> None:
         expected = attention(self.lab, device, dtype)
-        with scratch_directory() as directory:
-            for name, policy in lossless_policies(directory).items():
-                for enter in (self.scope, self.stash):  # after all bytes have left, and while they are leaving
-                    got = attention(self.lab, device, dtype, partial(enter, policy))
-                    assert_same_arrays(got, expected, f"gradients under {name}")
+        for name, policy in lossless_policies(tmp_path).items():
+            for enter in (self.scope, self.stash):  # after all bytes have left, and while they are leaving
+                got = attention(self.lab, device, dtype, partial(enter, policy))
+                assert_same_arrays(got, expected, f"gradients under {name}")
 
     def test_line01_gradients_of_strided_operands_are_bitwise(self, device: str, layout: str) -> None:
         for dtype in self.lab.float_dtypes:
@@ -51,32 +51,30 @@ class SameTraining(Harness):
                 got = self._gradient_over(LAYOUTS[layout].of(self.lab, dtype, device), policy)
                 assert_same_bits(got, expected, f"gradient over a {layout} {dtype} operand under {policy!r}")
 
-    def test_line01_parameters_after_training_are_bitwise_equal(self, device: str) -> None:
+    def test_line01_parameters_after_training_are_bitwise_equal(self, device: str, tmp_path: Path) -> None:
         expected = training(self.lab, device)
-        with scratch_directory() as directory:
-            for name, policy in lossless_policies(directory).items():
-                stash = self.stash(policy)
-                with warnings.catch_warnings():
-                    # CpuOffload rightly does nothing for tensors in host memory.
-                    warnings.filterwarnings("ignore", "nothing was stashed", TensorStashWarning)
-                    got = training(self.lab, device, partial(settled, stash))
-                assert_same_arrays(got, expected, f"training under {name}")
+        for name, policy in lossless_policies(tmp_path).items():
+            stash = self.stash(policy)
+            with warnings.catch_warnings():
+                # CpuOffload rightly does nothing for tensors in host memory.
+                warnings.filterwarnings("ignore", "nothing was stashed", TensorStashWarning)
+                got = training(self.lab, device, partial(settled, stash))
+            assert_same_arrays(got, expected, f"training under {name}")
 
-    def test_line01_what_is_made_again_is_bitwise_what_was_saved(self, device: str) -> None:
+    def test_line01_what_is_made_again_is_bitwise_what_was_saved(self, device: str, tmp_path: Path) -> None:
         lab = self.lab
         programs = {"attention": attention(lab, device), "gated": gated(lab, device)}
-        with scratch_directory() as directory:
-            for name, policy in recomputing_policies(lab, directory).items():
-                stash = self.stash(policy)
-                for step in range(2):
-                    for enter in (partial(settled, stash), lambda stash=stash: stash):
-                        got = attention(lab, device, scope=enter)
-                        assert_same_arrays(got, programs["attention"], f"attention under {name}, step {step}")
-                        got = gated(lab, device, enter)
-                        assert_same_arrays(got, programs["gated"], f"a gate under {name}, step {step}")
-                stats = stash.stats()
-                assert "mul" in stats.recomputed, f"nothing was made again under {name}: {stats}"
-                assert not stats.refused, f"a recipe did not give the saved bits under {name}: {stats.refused}"
+        for name, policy in recomputing_policies(lab, tmp_path).items():
+            stash = self.stash(policy)
+            for step in range(2):
+                for enter in (partial(settled, stash), lambda stash=stash: stash):
+                    got = attention(lab, device, scope=enter)
+                    assert_same_arrays(got, programs["attention"], f"attention under {name}, step {step}")
+                    got = gated(lab, device, enter)
+                    assert_same_arrays(got, programs["gated"], f"a gate under {name}, step {step}")
+            stats = stash.stats()
+            assert "mul" in stats.recomputed, f"nothing was made again under {name}: {stats}"
+            assert not stats.refused, f"a recipe did not give the saved bits under {name}: {stats.refused}"
 
     def test_line01_what_is_made_again_widens_no_error(self, device: str) -> None:
         lab = self.lab
@@ -86,42 +84,39 @@ class SameTraining(Harness):
             got = gated(lab, device, partial(self.scope, Recompute() | lossy))
             assert_same_arrays(got, expected, "gradients under Recompute() | Quantize(8)")
 
-    def test_line01_the_random_state_of_the_user_is_untouched(self, device: str) -> None:
+    def test_line01_the_random_state_of_the_user_is_untouched(self, device: str, tmp_path: Path) -> None:
         lab = self.lab
         lab.seed(5)
         attention(lab, device)
         expected = lab.draw()
-        with scratch_directory() as directory:
-            policies = lossless_policies(directory), lossy_policies(directory), recomputing_policies(lab, directory)
-            for name, policy in (item for each in policies for item in each.items()):
-                lab.seed(5)
-                attention(lab, device, scope=partial(self.stash, policy))
-                assert lab.draw() == expected, f"{name} has drawn from the user's random state"
+        policies = lossless_policies(tmp_path), lossy_policies(tmp_path), recomputing_policies(lab, tmp_path)
+        for name, policy in (item for each in policies for item in each.items()):
+            lab.seed(5)
+            attention(lab, device, scope=partial(self.stash, policy))
+            assert lab.draw() == expected, f"{name} has drawn from the user's random state"
 
-    def test_line01_a_lossy_codec_keeps_its_bound(self, device: str) -> None:
+    def test_line01_a_lossy_codec_keeps_its_bound(self, device: str, tmp_path: Path) -> None:
         lab = self.lab
         for dtype in ("float32", "float64"):
             values = floats(6, 40, dtype=dtype) * np.array([[1], [1e-3], [1e3], [0], [1e-30], [7]], dtype)
             tensor = lab.tensor(values, device=device)
             spec = lab.backend.spec(tensor).dense()
-            with scratch_directory() as directory:
-                for name, policy in lossy_policies(directory).items():
-                    codec = next(codec for codec in policy.plan(spec).codecs if not codec.lossless)
-                    assert isinstance(codec, SupportsErrorBound), f"{codec!r} is lossy and states no bound"
-                    got = self._came_back(values, policy, device)
-                    error = np.abs(got.astype("float64") - values.astype("float64"))
-                    bound = codec.error_bound(values, spec)
-                    assert np.all(error <= bound), f"{name}, {dtype}: an error of {error.max()} exceeds the bound"
-                    assert np.any(error > 0), f"{name}, {dtype}: nothing was encoded"
+            for name, policy in lossy_policies(tmp_path).items():
+                codec = next(codec for codec in policy.plan(spec).codecs if not codec.lossless)
+                assert isinstance(codec, SupportsErrorBound), f"{codec!r} is lossy and states no bound"
+                got = self._came_back(values, policy, device)
+                error = np.abs(got.astype("float64") - values.astype("float64"))
+                bound = codec.error_bound(values, spec)
+                assert np.all(error <= bound), f"{name}, {dtype}: an error of {error.max()} exceeds the bound"
+                assert np.any(error > 0), f"{name}, {dtype}: nothing was encoded"
 
-    def test_line01_lossy_policies_never_touch_integers(self, device: str) -> None:
+    def test_line01_lossy_policies_never_touch_integers(self, device: str, tmp_path: Path) -> None:
         lab = self.lab
-        with scratch_directory() as directory:
-            for name, policy in lossy_policies(directory).items():
-                for dtype in (d for d in lab.dtypes if d == "bool" or "int" in d):
-                    bits = pattern(dtype, 300)
-                    got = self._through(lab.tensor(bits, dtype, device=device), policy)
-                    assert_same_bits(got, bits, f"{dtype} under {name}")
+        for name, policy in lossy_policies(tmp_path).items():
+            for dtype in (d for d in lab.dtypes if d == "bool" or "int" in d):
+                bits = pattern(dtype, 300)
+                got = self._through(lab.tensor(bits, dtype, device=device), policy)
+                assert_same_bits(got, bits, f"{dtype} under {name}")
 
     def test_line01_rows_chosen_by_a_stashed_index_are_the_same(self, device: str) -> None:
         lab = self.lab
