@@ -7,37 +7,15 @@ import threading
 import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from test_torch_user_storage import Functions, Operations
 
 from tensorstash.backends.torch.layout import DTYPE_NAMES
 from tensorstash.host.arrays import borrowed
 from tensorstash.spec import DTYPES
+from tensorstash.testing.labs.torch import TorchLab
+from tensorstash.testing.layouts import LAYOUTS
 
-LAYOUTS = {
-    "contiguous": ((3, 4, 5), (20, 5, 1), 0),
-    "offset slice": ((2, 3), (8, 1), 11),
-    "transposed": ((3, 4), (1, 3), 0),
-    "channels last": ((2, 3, 4, 5), (60, 1, 15, 3), 0),
-    "expanded": ((3, 4, 5), (0, 5, 1), 1),
-    "expanded scalar": ((3, 4), (0, 0), 5),
-    "overlapping windows": ((5, 3), (1, 1), 2),
-    "overlap that no dimension explains": ((2, 2, 3), (3, 2, 2), 0),
-    "gaps": ((3, 4), (9, 2), 1),
-    "odd strides of size one": ((1, 4, 1), (77, 1, 13), 0),
-    "no dimensions": ((), (), 3),
-    "one element": ((1, 1), (5, 3), 7),
-    "empty": ((0, 3), (3, 1), 0),
-    "empty in the middle": ((2, 0, 3), (3, 3, 1), 2),
-}
-
-
-def filled(dtype, shape, strides, offset):
-    generator = torch.Generator().manual_seed(7)
-    raw = torch.randint(0, 256, (256 * dtype.itemsize,), dtype=torch.uint8, generator=generator)
-    if dtype is torch.bool:
-        raw &= 1
-    return raw.view(dtype).as_strided(shape, strides, offset)
+LAB = TorchLab()
 
 
 def layout_of(tensor):
@@ -72,10 +50,10 @@ def assert_round_trip(backend, tensor):
     assert tensor._version == version
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if not layout.is_reversed])
 def test_conj_and_neg_flags_come_back(backend, layout):
-    for dtype in (torch.complex32, torch.complex64, torch.complex128):
-        conjugated = filled(dtype, *layout).conj()
+    for dtype in ("complex32", "complex64", "complex128"):
+        conjugated = LAYOUTS[layout].of(LAB, dtype, "cpu").conj()
         assert conjugated.is_conj()
         assert_round_trip(backend, conjugated)
         assert_round_trip(backend, torch._neg_view(conjugated))
@@ -109,34 +87,14 @@ def test_freed_memory_is_an_error_and_no_crash(backend, nbytes):
         backend.to_host(tensor, spec)
 
 
-class DispatchRecorder(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-class FunctionRecorder(TorchFunctionMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 def test_nothing_is_seen_by_modes_default_devices_or_grad_recording(backend):
     tensor = torch.randn(6, 4, requires_grad=True).mul(2)[:, ::2]
     spec = backend.spec(tensor)
-    dispatched, called = DispatchRecorder(), FunctionRecorder()
+    dispatched, called = Operations([]), Functions([])
     with torch.enable_grad(), torch.device("meta"), dispatched, called:
         data = backend.to_host(tensor, spec)
         back = backend.from_host(data, spec)
-    assert dispatched.seen == called.seen == []
+    assert dispatched.log == called.log == []
     assert back.device.type == "cpu"
     assert back.grad_fn is None
     assert torch.equal(back, tensor)

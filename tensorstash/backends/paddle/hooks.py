@@ -16,7 +16,6 @@ from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from sys import getrefcount
-from types import TracebackType
 from typing import Any
 
 from paddle import Tensor
@@ -189,17 +188,12 @@ class HookScope(Block):
         self._private = private
 
     def enter(self) -> None:
-        """Put the pair in force."""
         self._stack.push(self, self._pack, self._unpack, private=self._private)
 
-    def leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Take the pair back, and raise the exception of its ``pack``."""
+    def leave(self, kind: Any, error: BaseException | None, trace: Any, /) -> None:
         self._stack.pop(self, error)
 
     def undo(self, *raised: object) -> None:
-        """Take the pair back if it is in force."""
         self._stack.drop(self)
 
     finish = undo
@@ -218,7 +212,6 @@ class Suspended(HookScope):
         super().__init__(stack, _never_called, _never_called)
 
     def enter(self) -> None:
-        """Take the pairs of this thread off."""
         self._stack.push(self, self._pack, self._unpack, suspends=True)
 
 

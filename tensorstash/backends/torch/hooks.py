@@ -3,7 +3,7 @@
 from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, TracebackType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -82,15 +82,11 @@ class HookScope(Block):
 
     @opaque
     def enter(self) -> None:
-        """Put the pair in force."""
         self._is_left = False
         _push_saved_tensors_default_hooks(self._pack, self._unpack)
 
     @opaque
-    def leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Take the pair back."""
+    def leave(self, kind: Any, error: BaseException | None, trace: Any, /) -> None:
         if isinstance(error, RuntimeError) and _REFUSAL in str(error) and _CURE not in getattr(error, "__notes__", ()):
             error.add_note(_CURE)
         if self._is_innermost():
@@ -113,17 +109,13 @@ class HookScope(Block):
 
     @opaque
     def undo(self) -> None:
-        """Take the pair back if it is in force."""
         if self._is_innermost():
             self.finish(None, None, None)
 
     @opaque
-    def finish(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Take the pair back, unless that is done."""
+    def finish(self, *raised: Any) -> None:
         if not self._is_left:
-            self.leave(kind, error, trace)
+            self.leave(*raised)
 
     @opaque
     def _is_innermost(self) -> bool:
@@ -158,17 +150,13 @@ class Suspended(Block):
 
     @opaque
     def enter(self) -> None:
-        """Take the hooks off."""
         self._thread = get_ident()
         while (top := _top_saved_tensors_default_hooks(True)) is not None:
             self._taken.append(top)
             _pop_saved_tensors_default_hooks()
 
     @opaque
-    def leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Put the hooks back."""
+    def leave(self, *raised: object) -> None:
         if self._thread != get_ident():
             raise BackendError("suspended() was left on another thread than it was entered on; leave it on that one")
         is_left_over = False
@@ -184,7 +172,6 @@ class Suspended(Block):
 
     @opaque
     def undo(self) -> None:
-        """Put back the hooks that have been taken off, as far as they are."""
         top = _top_saved_tensors_default_hooks(True)
         if self._taken and top is not None and top[0] is self._taken[-1][0]:  # where it was interrupted
             self._taken.pop()
@@ -193,9 +180,6 @@ class Suspended(Block):
             self._taken.pop()
 
     @opaque
-    def finish(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Put the hooks back, unless that is done."""
+    def finish(self, *raised: object) -> None:
         if self._thread == get_ident():
             self.undo()

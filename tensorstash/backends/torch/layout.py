@@ -98,11 +98,9 @@ class Unrecorded(Block):
         self._recording = torch.is_grad_enabled()
 
     def enter(self) -> None:
-        """Switch it off."""
         _set_grad_enabled(False)
 
     def leave(self, *raised: object) -> None:
-        """Switch it back."""
         _set_grad_enabled(self._recording)
 
     undo = finish = leave

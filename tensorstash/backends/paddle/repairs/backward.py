@@ -42,11 +42,9 @@ class Unrecorded(Block):
         self._recording = self._tracer._has_grad
 
     def enter(self) -> None:
-        """Switch it off."""
         self._tracer._has_grad = False
 
     def leave(self, *raised: object) -> None:
-        """Switch it back."""
         self._tracer._has_grad = self._recording
 
     undo = finish = leave
