@@ -87,7 +87,7 @@ def train(
         for weight in weights:
             lab.descend(weight, 1e-3 / rows)
         yield held(directory)  # kept here, they would be what grows
-    assert policy == NONE or stash.stats().stored["disk"].tensors > steps
+    assert policy == NONE or stash.stats().stashed.tensors > steps
 
 
 def grown(first: Held, rest: Held, tolerance_bytes: int) -> list[str]:

@@ -10,6 +10,8 @@ CHECKPOINTED = "checkpointed"
 ALREADY = "checkpoints already"
 """Why a block is left alone that somebody else has taken care of."""
 
+_MEASURED = 3
+
 
 class Region:
     """A block of a model, as those see it who may compute it again. Changed by the thread that calls the block.
@@ -18,7 +20,7 @@ class Region:
         name: of the module.
     """
 
-    __slots__ = ("fate", "name", "refusal", "saved_bytes", "seconds", "written")
+    __slots__ = ("_measured", "fate", "name", "refusal", "saved_bytes", "seconds", "written")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,7 +33,8 @@ class Region:
         self.saved_bytes = 0
         """Bytes that it saves beside its arguments and weights where it is not computed again."""
         self.seconds = 0.0
-        """Duration of its shortest call on this thread."""
+        """Duration of the shortest of its measured calls, on its device."""
+        self._measured = 0
 
     @property
     def is_wanted(self) -> bool:
@@ -51,9 +54,15 @@ class Region:
         """Note its treatment in the plan of the next step."""
         self.fate = fate
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether its next call is measured, which makes the program wait for a device: its first few are."""
+        return self._measured < _MEASURED
+
     def took(self, seconds: float) -> None:
-        """Note how long a call took."""
+        """Note how long a measured call took."""
         self.seconds = min(self.seconds or seconds, seconds)
+        self._measured += 1
 
 
 @runtime_checkable

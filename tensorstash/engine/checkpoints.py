@@ -1,11 +1,13 @@
 """The blocks of a model that are computed again: the treatment of each, and the warning for those that cannot be."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from tensorstash.abilities import Region
+from tensorstash.abilities import Region, Streams
 from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.link import bytes_per_s
 from tensorstash.engine.stats import Stats
 
 NOT_CALLED = "not called yet"
@@ -47,6 +49,8 @@ def _treatment(region: Region) -> str:
     return region.fate
 
 
+_PROBE_BYTES = 64 * 2**20
+
 _STEPS = 3
 """After so many the plan stands, unless a step saves more than any before."""
 
@@ -73,11 +77,13 @@ class Border:
 
     Args:
         regions: the blocks, in the order of their calls.
+        streams: of the devices; None where there are none.
         may_send: whether the rest of the policy has a store.
     """
 
-    def __init__(self, regions: Mapping[str, Region], *, may_send: bool) -> None:
+    def __init__(self, regions: Mapping[str, Region], streams: Streams[Any] | None, *, may_send: bool) -> None:
         self._regions = regions
+        self._streams = streams
         self._may_send = may_send
         self._steps = 0
         self._least_bytes = 0
@@ -87,20 +93,22 @@ class Border:
         self._staying = 1.0
         """Left of that by recipes."""
         self._recomputed_bytes = 0
+        self._link_bytes_per_s = 0.0
 
-    def step_ended(self, saved_bytes: int, limit_bytes: int, ledger: Ledger) -> None:
+    def step_ended(self, saved_bytes: int, limit_bytes: int, ledger: Ledger, device: str = "cpu") -> None:
         """Plan the next step.
 
         Args:
             saved_bytes: by the step that has ended.
             limit_bytes: of the budget.
             ledger: of the session, for the bytes that left.
+            device: of the saved tensors.
         """
         blocks = [region for region in self._regions.values() if region.is_repeated]
         if not blocks or (not self._has_grown(blocks, saved_bytes) and self._steps >= _STEPS):
             return
         self._steps += 1
-        sent_bytes = self._sent_bytes(blocks, ledger.snapshot(), saved_bytes)
+        sent_bytes = self._sent_bytes(blocks, ledger.snapshot(), saved_bytes, device)
         sizes = [int(self._scale * self._staying * region.saved_bytes) for region in blocks]
         excess_bytes = self._least_bytes + sum(sizes) - limit_bytes
         number = oldest_to_repeat(sizes, excess_bytes - sent_bytes)
@@ -119,7 +127,7 @@ class Border:
             self._least_bytes = max(self._least_bytes, saved_bytes)
         return self._least_bytes > before[0] or self._scale > before[1]
 
-    def _sent_bytes(self, blocks: Sequence[Region], stats: Stats, saved_bytes: int) -> int:
+    def _sent_bytes(self, blocks: Sequence[Region], stats: Stats, saved_bytes: int, device: str) -> int:
         """Return how many bytes of a step stores take while its blocks run; those of four blocks to find out."""
         recomputed_bytes = sum(stage.bytes_in for stage in stats.recomputed.values())
         if self._steps == 1:
@@ -131,5 +139,10 @@ class Border:
         seconds = sum(stage.seconds_in for stage in stats.stages.values())
         if not seconds:
             return 0
-        first = next(iter(stats.stages.values()))
-        return int(first.bytes_in / seconds * sum(region.seconds for region in blocks))
+        rate = next(iter(stats.stages.values())).bytes_in / seconds
+        if self._streams is not None and self._streams.current_stream(device) is not None:
+            if not self._link_bytes_per_s:
+                most_bytes = min(max(region.saved_bytes for region in blocks), _PROBE_BYTES)
+                self._link_bytes_per_s = bytes_per_s(self._streams, device, most_bytes)
+            rate = min(rate, self._link_bytes_per_s)
+        return int(rate * sum(region.seconds for region in blocks))

@@ -138,6 +138,8 @@ class Ladder:
     def __init__(self, ledger: Ledger, in_flight: ByteBudget, ahead: ByteBudget) -> None:
         self._ledger, self._in_flight, self._ahead = ledger, in_flight, ahead
         self._tiers: tuple[str, ...] = ()
+        self.device = ""
+        """Of the first saved tensor."""
         self.limit_bytes = 0
         """Bytes of saved tensors that may stay; 0 before :meth:`begin`."""
         self.is_begun = False
@@ -157,7 +159,7 @@ class Ladder:
             device: of the first saved tensor, whose memory is bounded.
         """
         self._tiers = ("memory", "device") if device == "cpu" else ("device",)
-        self.limit_bytes, self.is_begun = limit_bytes, True
+        self.limit_bytes, self.device, self.is_begun = limit_bytes, device, True
 
     def other_bytes(self) -> int:
         """Return the bytes that are in flight, read back, or taken by payloads in the same memory."""

@@ -115,7 +115,7 @@ class Session(Generic[T]):
         self._places = Places(policy, backend, ledger, self.adviser, self._transfers, min_away_bytes)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
-        self._border = None if budget is None else Border(self.regions, may_send=not only_keeps)
+        self._border = None if budget is None else Border(self.regions, backend.streams, may_send=not only_keeps)
         self.after_fork()
         renew_after_fork(self)
 
@@ -362,7 +362,9 @@ class Session(Generic[T]):
             if self._ladder is not None:
                 self._ladder.step_ended()
                 if self._border is not None:
-                    self._border.step_ended(self._ladder.saved_bytes, self._ladder.limit_bytes, self._state.ledger)
+                    ladder = self._ladder
+                    saved, ledger = ladder.saved_bytes, self._state.ledger
+                    self._border.step_ended(saved, ladder.limit_bytes, ledger, ladder.device)
             self._state.prefetcher.learn(self._stretch)
             self._stretch.close()
             self._stretch = Stretch()

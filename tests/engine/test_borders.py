@@ -3,6 +3,7 @@
 import pytest
 
 from tensorstash.abilities import Region
+from tensorstash.engine import checkpoints
 from tensorstash.engine.checkpoints import Border, by_treatment, oldest_to_repeat
 from tensorstash.engine.stats import StageStats, Stats
 
@@ -12,12 +13,12 @@ BLOCKS, BLOCK_BYTES, INPUT_BYTES, SECONDS = 10, 100, 4, 1.0
 class Machine:
     """A model whose blocks take a second each, and a store of some rate, in bytes per second."""
 
-    def __init__(self, rate, may_send=True, share=0.0, calls=1):
+    def __init__(self, rate, may_send=True, share=0.0, calls=1, streams=None):
         self.regions = {str(place): Region(str(place)) for place in range(BLOCKS)}
         for region in self.regions.values():
             region.judged("", (), BLOCK_BYTES)
             region.took(SECONDS)
-        self.border = Border(self.regions, may_send=may_send)
+        self.border = Border(self.regions, streams, may_send=may_send)
         self.rate, self.share, self.calls = rate, share, calls
         self.sent = self.recomputed = 0
 
@@ -36,7 +37,7 @@ class Machine:
         remade = int(self.share * self.calls * len(there) * BLOCK_BYTES)
         self.recomputed += remade
         self.sent += max(saved - remade - budget, 0)
-        self.border.step_ended(saved, budget, self)
+        self.border.step_ended(saved, budget, self, "sim:0")
         return self.numbers()
 
 
@@ -52,6 +53,24 @@ def test_the_excess_is_sent_as_far_as_stores_take_it_and_the_oldest_are_computed
     machine = Machine(rate)
     assert [machine.step(340) for _ in range(6)][2:] == [numbers] * 4
     assert [name for name, region in machine.regions.items() if region.is_wanted] == list(map(str, range(numbers[2])))
+
+
+@pytest.mark.parametrize(("link", "numbers"), [(1000, (3, 7, 0)), (40, (3, 4, 3)), (1, (3, 0, 7))])
+def test_the_link_of_a_device_is_measured_where_its_store_seems_faster(monkeypatch, link, numbers):
+    class Streams:
+        def current_stream(self, device):
+            return device
+
+    measured = []
+
+    def bytes_per_s(streams, device, nbytes):
+        measured.append((device, nbytes))
+        return link
+
+    monkeypatch.setattr(checkpoints, "bytes_per_s", bytes_per_s)
+    machine = Machine(1e12, streams=Streams())
+    assert [machine.step(340) for _ in range(6)][2:] == [numbers] * 4
+    assert measured == [("sim:0", BLOCK_BYTES)]
 
 
 def test_the_first_step_computes_all_again_and_the_second_finds_out():

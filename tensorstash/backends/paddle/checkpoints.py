@@ -80,6 +80,10 @@ class PaddleRepeats(Repeats):
         assert build is not None
         return build([*tensors, *outputs])
 
+    def finish(self, tensors: list[Any]) -> None:
+        if not all(tensor.place.is_cpu_place() for tensor in tensors):
+            paddle.device.synchronize()
+
     def buffers(self, module: Any) -> dict[str, Any]:
         return {**dict(module.named_buffers()), **{n: p for n, p in module.named_parameters() if p.stop_gradient}}
 

@@ -50,6 +50,10 @@ class TorchRepeats(Repeats):
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
         return theirs.checkpoint(again, *tensors, use_reentrant=False)
 
+    def finish(self, tensors: list[Any]) -> None:
+        for device in {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}:
+            torch.accelerator.synchronize(device)
+
     def buffers(self, module: Any) -> dict[str, Any]:
         return {name: buffer for name, buffer in module.named_buffers() if type(buffer) in (Tensor, Buffer)}
 

@@ -380,3 +380,18 @@ def test_what_has_crossed_and_is_not_stored_yet_has_the_loss_of_what_is_stored(d
     gate.open()
     assert torch.equal(crossed, stored)
     assert not torch.equal(stored, values)
+
+
+@pytest.mark.parametrize(("rate", "sent"), [(1e5, 0), (0.0, 5)], ids=["a slow link", "no limit"])
+def test_blocks_beyond_a_budget_are_sent_where_the_link_takes_them_and_computed_again_elsewhere(
+    rate: float, sent: int, device: Simulated
+) -> None:
+    net = nn.Sequential(*(Attention() for _ in range(6))).to("sim")
+    batch = torch.randn(2, 16, 32).to("sim")
+    with ts.wrap(net, "checkpoint | cpu_offload", budget="96KiB", min_bytes=0) as handle:
+        for step in range(5):
+            device.link(bandwidth=rate if step else 0.0)
+            device.memory(bandwidth=2e7 if step else 0.0)  # blocks take their time on any machine
+            net(batch.clone().requires_grad_()).square().mean().backward()
+        blocks = {treatment: len(names) for treatment, names in handle.stats().blocks.items()}
+    assert blocks.get("offloaded", 0) == sent
