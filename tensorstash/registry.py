@@ -22,8 +22,8 @@ def did_you_mean(name: object, known: Iterable[str], listed: Iterable[str] | Non
     >>> did_you_mean("qantize", ["keep", "quantize"])
     "did you mean 'quantize'? Known: keep, quantize"
     """
-    names = sorted(known)
-    nearest = get_close_matches(str(name), names, n=1)
+    names, text = sorted(known), str(name).lower()
+    nearest = get_close_matches(str(name), names, n=1) or [each for each in names if len(text) > 2 and text in each]
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return f"{hint}Known: {', '.join(names if listed is None else sorted(listed)) or 'none'}"
 

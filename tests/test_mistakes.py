@@ -1,6 +1,7 @@
 """Mistakes that people make: each ends in an error or a warning that names the mistake and the cure."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -77,7 +78,8 @@ class Around:
 def wrapped_and_checkpointed() -> None:
     block = model()
     ts.wrap(block, "disk_spill")
-    checkpoint(block, torch.ones(4, 8), use_reentrant=False).sum().backward()
+    for _ in range(4):
+        checkpoint(block, torch.ones(2**15, 8), use_reentrant=False).sum().backward()
 
 
 class Take(torch.autograd.Function):
@@ -150,7 +152,7 @@ def recomputed_by_paddle(**how: bool) -> None:
     from paddle.distributed.fleet.utils import recompute
 
     block = paddle.nn.Sequential(paddle.nn.Linear(8, 8), paddle.nn.GELU())
-    ts.wrap(block, "disk_spill")
+    ts.wrap(block, "disk_spill", min_bytes=0)
     x = paddle.ones([4, 8])
     x.stop_gradient = False
     recompute(block, x, **how).sum().backward()
@@ -173,8 +175,9 @@ def only_evaluated() -> None:
 
 def wrapped_twice() -> None:
     wrapped = model()
-    ts.wrap(wrapped, "compress")
-    ts.wrap(wrapped, "disk_spill")
+    ts.wrap(wrapped, "compress", min_bytes=0)
+    ts.wrap(wrapped, "disk_spill", min_bytes=0)
+    wrapped(torch.ones(4, 8)).sum().backward()
 
 
 def one_inside_another() -> None:
@@ -242,6 +245,25 @@ def made_and_dropped() -> None:
     ts.stash("compress", framework="torch")
 
 
+def without_a_framework() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorstash.backends._loaded", list)
+        ts.stash("compress")
+
+
+def pickled_while_in_use() -> None:
+    with stash() as session:
+        torch.zeros(SHAPE, requires_grad=True).exp()
+        pickle.dumps(session)
+
+
+def backward_twice() -> None:
+    with stash():
+        loss = torch.zeros(SHAPE, requires_grad=True).exp().sum()
+    loss.backward()
+    loss.backward()
+
+
 def without_its_library() -> None:
     missing = "tensorstash.integrations.lightning"
     kept = {name: sys.modules.pop(name) for name in [*sys.modules] if name in (missing, "lightning.pytorch")}
@@ -256,9 +278,21 @@ def without_its_library() -> None:
 Says = Callable[[], object]
 ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     "a name with a typing error": (lambda: stash("compres"), ConfigError, "compres.*did you mean 'compress'"),
+    "a name in another case": (lambda: stash("DISK_SPILL"), ConfigError, "DISK_SPILL.*did you mean 'disk_spill'"),
+    "half of a key": (
+        lambda: stash("disk_spill:dir=/tmp"),
+        ConfigError,
+        r"\.dir: unknown key; did you mean 'directory'",
+    ),
     "a class's name in a line": (lambda: stash("CpuOffload"), ConfigError, "did you mean 'cpu_offload'"),
     "a key with a typing error": (lambda: stash("compress:levle=3"), ConfigError, "levle.*did you mean 'level'"),
     "a class in place of a policy": (lambda: stash(ts.Compress), ConfigError, r"expected a policy such as"),
+    "nothing in place of a policy": (lambda: stash(None), ConfigError, "got None, expected a policy such as"),
+    "an empty line in place of a policy": (
+        lambda: stash(""),
+        ConfigError,
+        "got '', expected a step such as disk_spill",
+    ),
     "a dictionary in place of a policy": (lambda: stash({"name": "compress"}), ConfigError, "from_dict"),
     "a list in place of a policy": (lambda: stash([ts.Compress(), ts.Keep()]), ConfigError, r"joined by \|"),
     "a tuple in place of a part of a policy": (lambda: ts.Route((), (ts.Compress(),)), ConfigError, r"by \|.*Chain"),
@@ -298,12 +332,25 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     "a class in place of a model": (lambda: ts.wrap(nn.GELU, "compress"), ConfigError, "make an instance of it"),
     "a function in place of a model": (lambda: ts.wrap(len, "compress"), BackendError, "expected a module"),
     "bits that there are not": (lambda: ts.Quantize(3), ConfigError, "got 3.*expected"),  # type: ignore[arg-type]
+    "bits as a float": (lambda: ts.Quantize(8.0), ConfigError, "got 8.0, expected one of 2, 4, 8"),  # type: ignore[arg-type]
+    "bits as text": (lambda: ts.Quantize("8"), ConfigError, "got '8', expected one of 2, 4, 8"),  # type: ignore[arg-type]
+    "a negative size": (lambda: stash(min_bytes=-1), ConfigError, "min_bytes: got -1, expected .* 0 or more"),
+    "a dtype by half its name": (
+        lambda: stash("cast:dtype=bf16"),
+        ConfigError,
+        "dtype: got 'bf16', expected 'bfloat16'",
+    ),
     "a unit that there is not": (lambda: stash(ts.DiskSpill(budget="40 GO")), ConfigError, "40 GO.*expected"),
     "a framework's object as a dtype": (lambda: ts.Cast(torch.bfloat16), ConfigError, "expected.*bfloat16"),  # type: ignore[arg-type]
     "the store before the codec": (
         lambda: ts.DiskSpill() | ts.Compress(),
         PlanError,
         r"^write compress \| disk_spill: nothing can come after a store",
+    ),
+    "the store before the codec, as text": (
+        lambda: stash("disk_spill | quantize:bits=4"),
+        PlanError,
+        r"stash\.policy: write quantize:bits=4 \| disk_spill: nothing can come after a store",
     ),
     "two steps of one kind": (
         lambda: ts.Quantize(8) | ts.Cast("float16"),
@@ -320,10 +367,16 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
         StoreError,
         r"(may not be written to|does not exist); .*DiskSpill\(",
     ),
+    "limits as a dictionary": (
+        lambda: stash(limits={"in_flight": 1}),
+        ConfigError,
+        r"expected Limits, such as Limits\(",
+    ),
     "limits as text": (lambda: stash(limits="64 MiB"), ConfigError, r"Limits\(in_flight='64 MiB'\)"),
     "min_bytes with a typing error": (lambda: stash(min_bytes="64 KO"), ConfigError, "min_bytes.*64 KO"),
     "a framework by another name": (lambda: stash(framework="pytorch"), ConfigError, "did you mean 'torch'"),
     "no word of which framework": (lambda: ts.stash("compress"), BackendError, "pass framework="),
+    "no framework": (without_a_framework, BackendError, "no framework is imported; import one first"),
     "a pattern that matches nothing": (lambda: ts.wrap(model(), by_name("attention")), ConfigError, "There are: 0, 1"),
     "a regular expression": (lambda: ts.wrap(model(), by_name(r"\d+")), ConfigError, "shell-style"),
     "module names without a model": (lambda: stash(by_name("*")), ConfigError, "use wrap"),
@@ -339,7 +392,14 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
         "by an inplace.*Clone it before",
     ),
     "left on another thread": (left_on_another_thread, BackendError, "enter and leave on one thread"),
-    "a budget that is too small": (too_large_for_its_budget, StoreFullError, "budget"),
+    "a backward twice": (backward_twice, RuntimeError, "a second time.*Specify retain_graph=True"),
+    "a stash in a pickle": (pickled_while_in_use, TypeError, "holds threads.*make a new one"),
+    "a file that is not there": (lambda: ts.load("/no/such.toml"), FileNotFoundError, "No such file.*/no/such.toml"),
+    "a budget that is too small": (
+        too_large_for_its_budget,
+        StoreFullError,
+        "a record of .* does not fit, 0 B are in use; raise the budget",
+    ),
     "one graph around a wrap": (
         compiled_as_one_graph_around_a_wrap,
         torch._dynamo.exc.Unsupported,
@@ -410,6 +470,9 @@ def test_a_mistake_without_effect_is_a_warning_with_the_cure(mistake: str) -> No
     hits = [one for one in said if re.search(pattern, str(one.message), re.DOTALL)]
     assert hits, [str(one.message) for one in said]
     assert {one.filename for one in hits} == {__file__}
+    ours = [str(one.message) for one in said if issubclass(one.category, ts.TensorStashWarning)]
+    # The second wrap says at its end what the first has covered.
+    assert len(hits) == len(ours) or mistake == "a model wrapped twice", ours
 
 
 def test_a_variable_that_nobody_reads_is_a_warning_with_the_cure(tmp_path: Path) -> None:

@@ -169,18 +169,19 @@ def scoped_methods(model: object) -> Iterator[ScopedMethod]:
             method = method._previous
 
 
-def is_called_by(module: str) -> bool:
-    """Return whether a function of a module, or of one inside of it, runs on this thread.
+def is_called_by(module: str, owner: str) -> bool:
+    """Return whether a method of a class, or a function that one has made, runs on this thread.
 
     Args:
-        module: dotted name.
+        module: of the class.
+        owner: name of the class.
 
-    >>> is_called_by("doctest"), is_called_by("no.such")
+    >>> is_called_by("doctest", "DocTestRunner"), is_called_by("doctest", "DocTestParser")
     (True, False)
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if f"{frame.f_globals.get('__name__')}.".startswith(f"{module}."):
+        if frame.f_globals.get("__name__") == module and frame.f_code.co_qualname.startswith(f"{owner}."):
             return True
         frame = frame.f_back
     return False

@@ -37,6 +37,8 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
     count = 0
     while count < len(words) and words[count].partition("=")[0] in (*_OURS, "-h", "--help"):
         count += 2 if words[count] in _OURS else 1
+    if [word.partition("=")[0] for word in words[:count]].count("--policy") > 1:
+        parser.error("got --policy twice, expected it once; join the steps by |, or let tensorstash compare run both")
     options = parser.parse_args(words[:count])
     options.program = list(words[count:])
     first, *rest = options.program or [""]

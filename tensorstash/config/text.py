@@ -80,7 +80,7 @@ def _value(value: object, path: str) -> str:
 def _step(text: str, path: str) -> dict[str, str]:
     name, colon, options = (part.strip() for part in text.partition(":"))
     if not name:
-        raise ConfigError(f"{path}.name: missing; expected name:key=value,key=value")
+        raise ConfigError(f"{path}: got {text!r}, expected a step such as disk_spill or quantize:bits=8")
     step = {"name": name}
     for option in _split(options, ",", path) if colon else ():
         key, equals, value = (part.strip() for part in option.partition("="))

@@ -209,8 +209,8 @@ class Adviser:
             )
         elif not stats.seen.tensors:
             self.say(
-                f"nothing was seen in {self._ended} entries: autograd saved no tensor inside. The forward pass "
-                "has to run inside, on the thread that enters"
+                "nothing was seen: autograd saved no tensor inside. The forward pass has to run inside, on the thread "
+                "that enters"
             )
         elif not (self._only_keeps or stats.stashed.tensors or stats.deduplicated.tensors or stats.recomputed):
             kept = sorted(stats.kept.items(), key=lambda item: item[1].nbytes, reverse=True)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from tensorstash.abilities import (
     Backend,
@@ -118,6 +118,12 @@ class Session(Generic[T]):
         self._border = None if budget is None else Border(self.regions, backend.streams, may_send=not only_keeps)
         self.after_fork()
         renew_after_fork(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a stash or a wrap holds threads and open files: it cannot be copied or pickled. Keep it out of the object "
+            "that is, and make a new one for the copy"
+        )
 
     def after_fork(self) -> None:
         """Make the lock anew."""

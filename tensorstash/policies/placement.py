@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError
@@ -103,15 +104,15 @@ class DiskSpill(Policy):
     budget: int | str | None = None
 
     def __post_init__(self) -> None:
-        store = self._store()
-        object.__setattr__(self, "directory", store.directory)
-        object.__setattr__(self, "budget", store.budget)
+        object.__setattr__(self, "directory", self._store.directory)
+        object.__setattr__(self, "budget", self._store.budget)
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
-        return append(plan, spec, store=self._store())
+        return append(plan, spec, store=self._store)
 
+    @cached_property
     def _store(self) -> Disk:
-        # A path object becomes text there.
+        # Made once: a path object becomes text there, and a budget loses its unit.
         return built(self.name, lambda: Disk(directory=self.directory, budget=self.budget))  # type: ignore[arg-type]
 
 

@@ -72,6 +72,9 @@ def test_a_word_that_is_no_verb_and_no_program_is_said_with_the_verbs(
         ([], "which program?"),
         (["-m"], "which program?"),
         (["-X", "dev", "train.py"], "options of Python stand before -m: python -X -m"),
+        (["no_such_program.py"], "there is no file 'no_such_program.py'"),
+        (["--budget"], "argument --budget: expected one argument"),
+        (["--policy", "keep", "--policy=compress", "train.py"], "join the steps by |, or let tensorstash compare run"),
     ],
 )
 def test_a_command_without_a_program_is_refused(
@@ -116,9 +119,19 @@ def test_a_budget_without_a_policy_takes_that_of_the_machine() -> None:
     assert arguments_of({}) == {}
 
 
-def test_a_mistake_in_the_budget_is_found_before_the_program_begins(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--budget", "6", __file__]) == 1
-    assert "--budget: got '6', expected a size with a unit" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--budget", "6", "--budget: got '6', expected a size with a unit"),
+        ("--policy", "qantize", "--policy: unknown policy 'qantize'; did you mean 'quantize'?"),
+        ("--policy", "nowhere.toml", "--policy: nowhere.toml: No such file"),
+    ],
+)
+def test_a_mistake_in_an_option_is_found_before_the_program_begins(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", option, value, __file__]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_a_policy_without_a_framework_is_said_to_have_no_effect() -> None:

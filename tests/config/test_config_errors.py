@@ -54,7 +54,7 @@ def test_wrong_data(data, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "policy.name: missing"),
+        ("", "policy: got '', expected a step such as disk_spill"),
         ("quantize:", "policy: got '' in 'quantize:', expected key=value"),
         ("quantize:bits", "policy: got 'bits', expected key=value"),
         ("quantize:8", "policy: got '8', expected key=value; write quantize:bits=8"),

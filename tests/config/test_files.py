@@ -144,4 +144,5 @@ def test_a_bare_number_too_small_for_a_budget_warns(build: Any, path: str) -> No
 @pytest.mark.parametrize("size", [0, 4096, "64B", "1 KiB", "1.5k"])
 def test_a_budget_that_may_be_meant_does_not_warn(size: int | str, recwarn: pytest.WarningsRecorder) -> None:
     parse_budget(size, path="x")
+    ts.DiskSpill(budget=size).alternatives()
     assert not recwarn.list

@@ -156,7 +156,8 @@ class TorchBackend:
         return node is not None and (type(node).__module__ != "builtins" or type(node).__name__ == "CppFunction")
 
     def is_compiling(self) -> bool:
-        return is_called_by("torch._dynamo.eval_frame")
+        # Other contexts of the compiler switch it off, as checkpoints do.
+        return is_called_by("torch._dynamo.eval_frame", "_TorchDynamoContext")
 
     def producer(self, tensor: Tensor, /) -> str:
         node = tensor.grad_fn
