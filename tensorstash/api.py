@@ -303,6 +303,9 @@ def wrap(
     session = _session(policy, backend, budget, min_bytes, limits, "wrap")
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
     scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
+    for place, name in blocks.items():
+        session.regions[name] = Region(name)
+        scopes.append((modules[place], partial(session.region, name), "forward"))
     with ExitStack() as undo_all:
         # At last; a copy that is unwrapped says nothing of the model.
         undos: list[Undo] = [session.adviser.removed]
@@ -311,10 +314,6 @@ def wrap(
                 undos.append(backend.wrap_forward(module, scope))
             else:
                 undos.append(replace_method(module, scope, method))
-            undo_all.callback(undos[-1])
-        for place, name in blocks.items():
-            session.regions[name] = Region(name)
-            undos.append(backend.checkpoint_calls(modules[place], partial(session.region, name)))  # type: ignore[attr-defined]
             undo_all.callback(undos[-1])
         undo_all.pop_all()
     session.adviser.expect_entry(session, NEVER_CALLED)

@@ -1,9 +1,6 @@
 """Modules that a framework computes again in backward, by a function of its own."""
 
-from collections.abc import Callable
 from typing import Protocol, runtime_checkable
-
-from tensorstash.protocols import Undo
 
 CHECKPOINTED = "checkpointed"
 
@@ -67,20 +64,13 @@ class Region:
 
 @runtime_checkable
 class SupportsCheckpoints(Protocol):
-    """A backend whose framework computes modules again in backward, so that hooks around see their inputs alone."""
+    """A backend whose framework computes modules again in backward, so that hooks around see their inputs alone.
+
+    Its :meth:`Backend.wrap_forward` takes a function that returns a :class:`Region`, too: each call of the module is
+    computed again in backward. The first call proves the module: one that cannot be repeated to the bit is noted in the
+    region and called as ever.
+    """
 
     def is_checkpointed(self) -> bool:
         """Return whether somebody else computes again, in backward, the present work of this thread."""
-        ...
-
-    def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
-        """Compute each call of a module again in backward until the returned function is called.
-
-        The first call proves the module: a module that cannot be repeated to the bit is noted in the region and called
-        as ever.
-
-        Args:
-            module: a block of a model.
-            region: returns its record.
-        """
         ...

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from paddle import Tensor, is_grad_enabled
 from paddle.nn import Layer
 
-from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.checkpoints import PaddleRepeats, is_checkpointed
 from tensorstash.backends.paddle.eligibility import Kinds
@@ -169,12 +168,7 @@ class PaddleBackend:
         if not isinstance(model, Layer):
             raise ConfigError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
         _KINDS.register(model.parameters())
-        return scope_calls(model, scope)
-
-    def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
-        if not isinstance(module, Layer):
-            raise ConfigError(f"got a {type(module).__qualname__}, expected a paddle.nn.Layer")
-        return scope_calls(module, lambda: (_REPEATS, region()))
+        return scope_calls(model, scope, _REPEATS)
 
 
 def _settings() -> Mapping[int, Settings]:

@@ -9,8 +9,9 @@ from typing import Any, Self
 from paddle import in_dynamic_mode, is_grad_enabled
 from paddle.nn import Layer
 
+from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
-from tensorstash.backends.repeat import call_again
+from tensorstash.backends.repeat import Repeats, call_again
 from tensorstash.errors import BackendError
 from tensorstash.protocols import Undo
 
@@ -20,8 +21,8 @@ _CALL = "_dygraph_call_func"
 _nothing: Any = nullcontext().__exit__
 
 
-def scope_calls(layer: Layer, scope: Scope) -> Undo:
-    """Run every call of ``layer`` inside ``scope()`` until the returned function is called.
+def scope_calls(layer: Layer, scope: Scope, repeats: Repeats) -> Undo:
+    """Run every call of ``layer`` inside ``scope()``, or again in backward, until the returned function is called.
 
     ``forward`` stays as it is: ``paddle.jit`` converts its source, and the trainers replace it. The layer's own
     hooks alone are no place either: the end of a scope would not run after an interrupt, nor, before Paddle 3.1, after
@@ -37,13 +38,13 @@ def scope_calls(layer: Layer, scope: Scope) -> Undo:
             f"`with tensorstash.stash(policy)` around the call of the model instead"
         )
     hook = layer.register_forward_pre_hook(_nothing)
-    return _ScopedCall(layer, _CALL, Replacement(scope), hook._hook_id).put()
+    return _ScopedCall(layer, _CALL, Replacement(scope), hook._hook_id, repeats).put()
 
 
 class _ScopedCall(ScopedMethod):
-    def __init__(self, layer: object, name: str, replacement: Replacement, hook: int) -> None:
+    def __init__(self, layer: object, name: str, replacement: Replacement, hook: int, repeats: Repeats) -> None:
         super().__init__(layer, name, replacement)
-        self._hook = hook
+        self._hook, self._repeats = hook, repeats
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_grad_enabled() and in_dynamic_mode() and (scope := self.scope) is not None:
@@ -51,18 +52,18 @@ class _ScopedCall(ScopedMethod):
         return self.__wrapped__(*args, **kwargs)  # nothing is saved, also where a program is being made
 
     def _inside(self, inside: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(inside, tuple):
-            with inside:
-                return self.__wrapped__(*args, **kwargs)
-        framework, region = inside
-        return call_again(framework, region, self._alive(), self.__wrapped__, args, kwargs)
+        if isinstance(inside, Region):
+            return call_again(self._repeats, inside, self._alive(), self.__wrapped__, args, kwargs)
+        with inside:
+            return self.__wrapped__(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         return self._previous or MethodType(getattr(type(layer := self._alive()), _CALL), layer)
 
     def _copied_to(self, model: object, memo: dict[int, Any]) -> Self:
-        twin = type(self)(model, self._name, self._replacement, self._hook)  # a copy has the hook under this number
+        # A copy has the hook under this number.
+        twin = type(self)(model, self._name, self._replacement, self._hook, self._repeats)
         twin._previous = copy.deepcopy(self._previous, memo)
         return twin
 

@@ -20,7 +20,6 @@ from torch._C import (
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.nn import Module, Parameter
 
-from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.checkpoints import is_checkpointed
@@ -205,11 +204,6 @@ class TorchBackend:
         if not isinstance(model, Module):
             raise ConfigError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
         return scope_calls(model, scope)
-
-    def checkpoint_calls(self, module: object, region: Callable[[], Region], /) -> Undo:
-        if not isinstance(module, Module):
-            raise ConfigError(f"got a {type(module).__qualname__}, expected a torch.nn.Module")
-        return scope_calls(module, region)
 
 
 class _StorageToken(int):
