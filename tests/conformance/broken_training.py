@@ -165,7 +165,7 @@ class Once(Session):
 
 
 once = planted("GivesTensorsAwayOnce", session=Once)
-caught_by("test_line03_handles_unpack_in_any_order_and_number", raises=(IndexError,))(once)
+caught_by("test_line03_handles_unpack_in_any_order_and_number_on_any_thread", raises=(IndexError,))(once)
 caught_by("test_line03_backward_runs_anywhere_and_again", raises=(IndexError,), way="twice")(once)
 caught_by("test_line05_a_graph_that_ends_frees_every_slot", raises=(IndexError,), ending="retained")(once)
 
@@ -179,7 +179,7 @@ class LastInFirstOut(Session):
 
 
 caught_by(
-    "test_line03_handles_unpack_in_any_order_and_number",
+    "test_line03_handles_unpack_in_any_order_and_number_on_any_thread",
     "test_line03_double_backward",
     "test_line03_a_tensor_nobody_asks_for_is_no_trouble",
     raises=(IndexError, reference.HookError),
@@ -196,7 +196,7 @@ class OneThread(Answering):
 
 
 one_thread = planted("KnowsOneThread", session=OneThread)
-caught_by("test_line03_handles_unpack_on_any_thread_at_once")(one_thread)
+caught_by("test_line03_handles_unpack_in_any_order_and_number_on_any_thread")(one_thread)
 caught_by("test_line03_backward_runs_anywhere_and_again", way="on another thread")(one_thread)
 
 

@@ -28,17 +28,13 @@ LEVELS = {
     "named": Syscalls(unnamed=False, unlink_open=False),
 }
 
-OPEN = """
+OPEN = f"""
 import os, sys
 import numpy as np
 from tensorstash.stores import Disk
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
-LEVELS = {
-    "unnamed": Syscalls(),
-    "unlinked": Syscalls(unnamed=False),
-    "named": Syscalls(unnamed=False, unlink_open=False),
-}
+LEVELS = {LEVELS!r}
 def open_store():
     return DiskStore(Disk(directory=sys.argv[1]), LEVELS[sys.argv[2]])
 """
@@ -52,14 +48,15 @@ def level(request):
 def start(script: str, *arguments: object) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", OPEN + script, *map(str, arguments)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def finish(process: subprocess.Popen) -> str:
-    output, errors = process.communicate(timeout=400)
+def finish(process: subprocess.Popen, said: str = "") -> str:
+    output, errors = process.communicate(said, timeout=400)
     assert process.returncode == 0, errors
     return output
 
@@ -204,21 +201,14 @@ sys.stdin.readline()
 assert (store.get(slot) == 9).all()
 store.close()
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", OPEN + script, str(tmp_path), "named"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(script, tmp_path, "named")
     assert process.stdout.readline() == "\n"
     before = entries(tmp_path)
     assert len(before) == 2
     remove_stale(str(tmp_path))
     Disk(directory=str(tmp_path)).open().close()
     assert entries(tmp_path) == before
-    _, errors = process.communicate("\n", timeout=400)
-    assert process.returncode == 0, errors
+    finish(process, "\n")
     assert entries(tmp_path) == []
 
 
