@@ -6,7 +6,6 @@ Only how things are done; in which order is the engine's affair.
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
-from threading import Lock
 from typing import Any
 
 import torch
@@ -53,9 +52,7 @@ class DeviceStreams:
 
     def __init__(self, find: Callable[[], Accelerator | str] = found_accelerator) -> None:
         self._find = find
-        self._found: Accelerator | str | None = None
         self._known: dict[str, tuple[Accelerator | str, torch.device]] = {}
-        self._lock = Lock()
         self._sides: dict[tuple[str, str], DeviceStream] = {}
 
     @cached_property
@@ -83,14 +80,13 @@ class DeviceStreams:
 
         PyTorch has 32 in all, and hands them out again: more than one pair would share with collectives.
         """
-        with self._lock:
-            side = self._sides.get((device, direction))
-            if side is None:
-                accelerator = self._accelerator(device)
-                assert not isinstance(accelerator, str), f"{device}: {accelerator}"
-                side = DeviceStream(torch.Stream(device=torch.device(device)))
-                self._sides[device, direction] = side
-            return side
+        side = self._sides.get((device, direction))
+        if side is None:  # of two threads the later one takes that of the other
+            accelerator = self._accelerator(device)
+            assert not isinstance(accelerator, str), f"{device}: {accelerator}"
+            made = DeviceStream(torch.Stream(device=torch.device(device)))
+            side = self._sides.setdefault((device, direction), made)
+        return side
 
     def on_device(self, device: str, /) -> AbstractContextManager[Any]:
         return torch.accelerator.device_index(torch.device(device).index or 0)
@@ -116,7 +112,7 @@ class DeviceStreams:
             plain.record_stream(stream.raw)
 
     def locked_pages(self, nbytes: int, /) -> Array:
-        accelerator = self._ask()
+        accelerator = self._found
         assert not isinstance(accelerator, str), accelerator
         return accelerator.locked_pages(nbytes)
 
@@ -124,16 +120,13 @@ class DeviceStreams:
         kind = device.partition(":")[0]
         if kind == "cpu":
             return "it is the host"
-        found = self._ask()
-        if isinstance(found, Accelerator) and found.kind != kind:
-            return f"PyTorch's accelerator in this process is {found.kind}"
-        return found
+        if isinstance(self._found, Accelerator) and self._found.kind != kind:
+            return f"PyTorch's accelerator in this process is {self._found.kind}"
+        return self._found
 
-    def _ask(self) -> Accelerator | str:
-        found = self._found
-        if found is None:  # two threads find the same
-            found = self._found = self._find()
-        return found
+    @cached_property
+    def _found(self) -> Accelerator | str:
+        return self._find()
 
     def _copy(self, tensor: Tensor, array: Array, stream: DeviceStream, *, is_out: bool) -> None:
         with DisableTorchFunction(), _DisableTorchDispatch():  # nothing here requires a gradient
