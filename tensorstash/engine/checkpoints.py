@@ -7,7 +7,7 @@ from tensorstash.abilities import Region, Streams
 from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.link import bytes_per_s
+from tensorstash.engine.link import PROBE_BYTES, bytes_per_s
 from tensorstash.engine.stats import Stats
 
 NOT_CALLED = "not called yet"
@@ -48,8 +48,6 @@ def _treatment(region: Region) -> str:
         return f"{NOT_REPEATED}, since each {region.refusal}"
     return region.fate
 
-
-_PROBE_BYTES = 64 * 2**20
 
 _STEPS = 3
 """After so many the plan stands, unless a step saves more than any before."""
@@ -142,7 +140,7 @@ class Border:
         rate = next(iter(stats.stages.values())).bytes_in / seconds
         if self._streams is not None and self._streams.current_stream(device) is not None:
             if not self._link_bytes_per_s:
-                most_bytes = min(max(region.saved_bytes for region in blocks), _PROBE_BYTES)
+                most_bytes = min(max(region.saved_bytes for region in blocks), PROBE_BYTES)
                 self._link_bytes_per_s = bytes_per_s(self._streams, device, most_bytes)
             rate = min(rate, self._link_bytes_per_s)
         return int(rate * sum(region.seconds for region in blocks))

@@ -20,6 +20,7 @@ from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, Stashed, restore
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.link import Pace
 from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import NEAR, POLICY, SMALL, Away, Places, Way
@@ -99,6 +100,9 @@ class Session(Generic[T]):
         prefetcher = Prefetcher(self._sender.ahead, readers, QUICK_BYTES * limits.readers, spare)
         self._state = SessionState(backend, ledger, self.adviser, prefetcher, self._residency)
         self._transfers = transfers_of(backend, limits, self._sender.shares)
+        self._pace = None
+        if self._transfers is not None and backend.streams is not None:
+            self._pace = Pace(backend.streams, self._transfers.sent, self.adviser.say)
         # Looked up once: these run for every tensor.
         self._kept = ledger.kept
         self._small = self._kept[SMALL]
@@ -376,8 +380,9 @@ class Session(Generic[T]):
             self._stretch = Stretch()
             if self._recomputer is not None:
                 self._recomputer.begin_stretch()
-            if self._transfers is not None:
+            if self._transfers is not None and self._pace is not None:
                 self._transfers.end_step()
+                self._pace.step_ended()
         return self._stretch
 
     def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:

@@ -25,7 +25,7 @@ the tensor is refused when it is asked for, as autograd refuses it.
 
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -120,6 +120,8 @@ class Transfers:
         self.back_budget = ByteBudget(back_bytes)
         """Of tensors that are brought back early."""
         self._side_streams: dict[tuple[str, str], _SideStream] = {}
+        self.sent: Counter[str] = Counter()
+        """Bytes of copies out so far, by device."""
         self._saved: set[int] = set()
         self.save = self._saved.add
         """Note that there is a payload, of which there may be copies: by its identity, until :meth:`leave`."""
@@ -157,6 +159,7 @@ class Transfers:
             side.stream.wait(compute.record())
             transfer = Transfer(array, held, compute, side.stream, lease)
             transfer.start(partial(streams.copy_out, source, array, side.stream), side.transfers)
+            self.sent[spec.device] += spec.nbytes
         if lease is None:
             transfer.release()
         return transfer
@@ -259,11 +262,7 @@ class Transfers:
         return tensor
 
     def follow(self, stream: Stream, tensor: Any, device: str) -> Stream:
-        """Let later work of compute begin after the work of ``stream``, which has made a tensor.
-
-        Returns:
-            The stream of the computation, as it is now.
-        """
+        """Let later work of compute begin after that of ``stream``, which made a tensor; return compute's stream."""
         compute: Stream = self.compute(device)
         if compute != stream:
             compute.wait(stream.record())

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensorstash as ts
 from tensorstash.backends import backend_named
-from tensorstash.errors import SavedTensorModifiedError
+from tensorstash.errors import SavedTensorModifiedError, TensorStashWarning
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import Gate, Gated
@@ -395,3 +395,20 @@ def test_blocks_beyond_a_budget_are_sent_where_the_link_takes_them_and_computed_
             net(batch.clone().requires_grad_()).square().mean().backward()
         blocks = {treatment: len(names) for treatment, names in handle.stats().blocks.items()}
     assert blocks.get("offloaded", 0) == sent
+
+
+def test_a_link_that_sets_the_pace_is_said_once_with_the_cure(
+    device: Simulated, net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorstash.engine.link._WORTH_BYTES", 1)
+    device.link(bandwidth=1e5)
+    one = stash()
+
+    def train() -> None:
+        with one:
+            for _ in range(5):
+                net(x()).square().mean().backward()
+
+    with pytest.warns(TensorStashWarning, match=r"the link of sim:0 sets the pace.*recompute \| cpu_offload"):
+        train()
+    assert str(one.stats()).count("sets the pace") == 1
