@@ -9,8 +9,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from tensorstash.backends.torch import graph as torch_graph
-from tensorstash.backends.torch.graph import Readers
+from tensorstash.backends.torch import readers as torch_readers
+from tensorstash.backends.torch.readers import Readers
 
 
 class Saved:
@@ -156,7 +156,7 @@ def test_what_others_pack_is_not_ours(x, reentrant):
 
 
 def test_without_the_ability_nothing_is_found(x, monkeypatch):
-    monkeypatch.setattr(torch_graph, "CAN_TELL", False)
+    monkeypatch.setattr(torch_readers, "CAN_TELL", False)
     with Recording() as recording:
         out = x.log().exp()
     recording.finish(out)
@@ -190,8 +190,8 @@ def test_all_that_a_model_saves_has_a_reader_once_its_output_is_known(build):
 
 def test_each_node_is_walked_once(x, monkeypatch):
     reads = []
-    listed = torch_graph._saves
-    monkeypatch.setattr(torch_graph, "_saves", lambda node: reads.append(node._sequence_nr()) or listed(node))
+    listed = torch_readers._saves
+    monkeypatch.setattr(torch_readers, "_saves", lambda node: reads.append(node._sequence_nr()) or listed(node))
     depth = 40
     with Recording() as recording:
         y = x

@@ -24,7 +24,6 @@ from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.checkpoints import is_checkpointed
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
-from tensorstash.backends.torch.graph import Readers, running, running_compiled
 from tensorstash.backends.torch.hooks import HookScope, Suspended
 from tensorstash.backends.torch.kernels import DeviceKernels
 from tensorstash.backends.torch.layout import (
@@ -35,7 +34,7 @@ from tensorstash.backends.torch.layout import (
     rebuilt,
     relaid,
 )
-from tensorstash.backends.torch.readers import demand
+from tensorstash.backends.torch.readers import Readers, demand, running, running_compiled
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.backends.torch.streams import DeviceStreams, free_bytes
 from tensorstash.errors import ConfigError

@@ -1,14 +1,26 @@
-"""The accuracy that operations of PyTorch need of saved tensors; ``tests/torch/reader_search.py`` measures it again for
-every version of PyTorch."""
+"""The readers of saved tensors, found in the graph of PyTorch, and the accuracy that they need.
 
-from collections.abc import Callable, Mapping
+``tests/torch/reader_search.py`` measures that again for every version of PyTorch.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from math import isinf
 from types import MappingProxyType
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch._C import _FunctionBase
+from torch._C._autograd import SavedTensor, _get_sequence_nr
+
 from tensorstash.backends.readers import listed
 from tensorstash.protocols import Demand
+
+CAN_TELL = hasattr(SavedTensor, "data")
+"""Whether this PyTorch shows the result of ``pack`` for a saved tensor; if not, every reader stays unknown."""
+
+_SAVES = "_raw_saved_"
 
 
 @cache
@@ -70,3 +82,98 @@ _SETTINGS: Mapping[str, tuple[str, Callable[[Any], str]]] = MappingProxyType(
 
 VARYING = frozenset(_SETTINGS)
 """Nodes of which one name does not say it all."""
+
+
+class Readers:
+    """Finds the readers of saved tensors in the graph that one thread records from now on.
+
+    A node is not reachable while its operation saves; it is from later results. So each tensor that
+    is packed shows the readers of earlier ones: the graph is walked back from it, over the nodes not walked before.
+    Nothing is kept of the graph but numbers. Readers that are not found stay unknown: those of the last operations, and
+    those of nodes that show nothing (of C++ extensions, of operations in place on views) or under the hooks of
+    others.
+
+    Args:
+        is_ours: whether an object is a handle whose reader is wanted.
+        told: from a reader, such as ``"MmBackward0.self"``, to what is told of it.
+    """
+
+    __slots__ = ("_first", "_is_ours", "_told", "_walked")
+
+    def __init__(self, is_ours: Callable[[object], bool], told: Callable[[str], Any] = demand) -> None:
+        self._is_ours = is_ours
+        self._told = told
+        self._first = _get_sequence_nr()
+        self._walked: set[int] = set()
+
+    def visit(self, tensor: Tensor, /) -> list[tuple[Any, Any]]:
+        """Return new handles on the way to ``tensor``, and what is told of their readers.
+
+        Those of the producer of ``tensor`` may come again: it may be about to save more.
+        """
+        root = tensor.grad_fn if CAN_TELL else None
+        number = -1 if root is None else root._sequence_nr()
+        found: list[tuple[Any, Any]] = []
+        if number >= self._first and number not in self._walked:
+            # Not marked as walked: it may be this node that is saving its own result, which it does not show yet.
+            self._walk([root], found)
+        return found
+
+    def _walk(self, waiting: list[Any], found: list[tuple[Any, Any]]) -> None:
+        first, walked, is_ours = self._first, self._walked, self._is_ours
+        while waiting:
+            node = waiting.pop()
+            for handle, reader in _shown(node, is_ours):
+                found.append((handle, self._told(reader)))
+            for before, _ in node.next_functions:
+                # The nodes of a thread are numbered. Below the first are those of earlier graphs, or of other threads,
+                # which walk them in scopes of their own; that two threads use one number costs knowledge, never
+                # correctness.
+                if before is not None and (number := before._sequence_nr()) >= first and number not in walked:
+                    walked.add(number)
+                    waiting.append(before)
+
+
+def running(handle: object) -> list[str]:
+    """Return where the operation whose backward runs on this thread has saved a handle; none if no backward runs.
+
+    An operation that hides its saved tensors, as those of C++ extensions, is named alone.
+    """
+    node = torch._C._current_autograd_node() if CAN_TELL else None
+    if node is None:
+        return []
+    return [reader for _, reader in _shown(node, lambda other: other is handle)] or [type(node).__name__]
+
+
+def running_compiled() -> int | None:
+    """Return the number of the node whose backward runs on this thread if it is a compiled graph's, else None."""
+    node = torch._C._current_autograd_node()
+    if node is None or not type(node).__name__.startswith("CompiledFunction"):
+        return None
+    return int(node._sequence_nr())
+
+
+def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[tuple[object, str]]:
+    shown = []
+    for name, reader in _saves(node):
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # backward has released its tensors
+            continue
+        for one in saved if isinstance(saved, (tuple, list)) else (saved,):
+            if one is not None and is_ours(handle := one.data):
+                shown.append((handle, reader))
+    return shown
+
+
+def _saves(node: Any) -> tuple[tuple[str, str], ...]:
+    """Return the attributes of a node that show its saved tensors, with the names of the readers."""
+    kind: Any = type(node)
+    if issubclass(kind, _FunctionBase):
+        return (("_raw_saved_tensors", f"{kind.__name__}.tensors"),)
+    return _saves_of(kind, variant(node) if kind.__name__ in VARYING else kind.__name__)
+
+
+@cache
+def _saves_of(kind: Hashable, name: str) -> tuple[tuple[str, str], ...]:
+    return tuple((save, f"{name}.{save.removeprefix(_SAVES)}") for save in dir(kind) if save.startswith(_SAVES))

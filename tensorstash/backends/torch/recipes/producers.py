@@ -19,8 +19,8 @@ from torch.nn import Parameter
 
 from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.search import NoRecipe, run_again
-from tensorstash.backends.torch.graph import CAN_TELL
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
+from tensorstash.backends.torch.readers import CAN_TELL
 from tensorstash.backends.torch.recipes.digests import Flags, device_digest
 from tensorstash.backends.torch.recipes.rule import Rule
 from tensorstash.backends.torch.recipes.rules import CAST

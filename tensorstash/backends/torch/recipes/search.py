@@ -5,7 +5,7 @@ of other nodes, for which a handle was noted or which are followed further. Noth
 the node itself, and refers to its handle weakly.
 
 Attributes of nodes that are no part of PyTorch's documented interface are read here, by the rules beside this file, and
-in :mod:`tensorstash.backends.torch.graph`. Where a node has not the one that is wanted, there is no recipe.
+in :mod:`tensorstash.backends.torch.readers`. Where a node has not the one that is wanted, there is no recipe.
 """
 
 from collections.abc import Callable, Hashable, Mapping
