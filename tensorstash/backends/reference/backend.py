@@ -5,20 +5,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 from weakref import ref
 
-import numpy as np
-
 from tensorstash.backends.forward import replace_method
-from tensorstash.backends.reference.kernels import DeviceKernels, DeviceLayouts
+from tensorstash.backends.reference.kernels import DeviceKernels, DeviceLayouts, elements, laid_out
 from tensorstash.backends.reference.producers import Producers
 from tensorstash.backends.reference.streams import DeviceStreams
 from tensorstash.errors import BackendError
-from tensorstash.host.arrays import Array, aligned_empty, borrowed
+from tensorstash.host.arrays import Array, borrowed
 from tensorstash.protocols import Undo
 from tensorstash.reference import (
     HookError,
     Parameter,
     Tensor,
-    from_buffer,
     is_grad_enabled,
     saved_tensors_hooks,
     streams,
@@ -133,17 +130,14 @@ class ReferenceBackend:
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         """Return the distinct elements in memory order; a view of live memory on the host, a copy elsewhere."""
-        return _elements(tensor, spec)
+        if tensor.device != "cpu":
+            streams.current_stream(tensor.device).synchronize()
+        run = elements(tensor, spec)
+        return borrowed(run) if spec.order.is_dense and tensor.device == "cpu" else run.copy()
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
-        order = spec.order
-        start = order.alignment(spec)
-        memory = aligned_empty(start + order.span * spec.itemsize)
-        strides = tuple(stride * spec.itemsize for stride in order.strides)
-        np.ndarray(order.shape, spec.carrier, memory, start, strides)[...] = data.reshape(order.shape)
-        first = start + order.lead * spec.itemsize
-        return from_buffer(memory, spec.shape, spec.strides, first, spec.dtype, spec.device)
+        return laid_out(data if spec.device == "cpu" else data.copy(), spec)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""
@@ -153,14 +147,3 @@ class ReferenceBackend:
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         return replace_method(model, scope)
-
-
-def _elements(tensor: Tensor, spec: TensorSpec) -> Array:
-    order = spec.order
-    if not order.span:
-        return np.empty(order.shape, spec.carrier)
-    strides = tuple(stride * spec.itemsize for stride in order.strides)
-    if tensor.device != "cpu":
-        streams.current_stream(tensor.device).synchronize()
-    run: Array = np.ndarray(order.shape, spec.carrier, tensor.storage.buffer, tensor.layout.begin, strides)
-    return borrowed(run) if order.is_dense and tensor.device == "cpu" else run.copy()

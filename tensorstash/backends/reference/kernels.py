@@ -7,7 +7,7 @@ import numpy as np
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.protocols import Codec
 from tensorstash.reference import DTYPES, Layout, Storage, Tensor, as_dtype, memory, streams
-from tensorstash.spec import TensorSpec
+from tensorstash.spec import ALIGNMENT, TensorSpec
 
 CODECS = frozenset({"affine", "astype", "pack_bits"})
 """Names of the codecs that accelerators run; byte codecs, such as compression, are left to the host."""
@@ -69,20 +69,27 @@ class DeviceLayouts:
             layout = Layout.contiguous(order.shape, spec.itemsize, tensor.layout.begin)
             return Tensor(tensor.storage, layout, tensor.dtype)
         packed = empty(order.shape, spec)
-        window = tensor.storage.window(_layout(tensor.layout.begin, spec), tensor.dtype)
-        packed.storage.write(packed.layout, packed.dtype, window)
+        packed.storage.write(packed.layout, packed.dtype, elements(tensor, spec))
         return packed
 
     def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
         """Return a tensor with the exact layout of ``spec``, in the memory of ``dense`` where that may be and fits."""
-        order = spec.order
-        storage, start = dense.storage, dense.offset
-        if not (adopt and order.is_dense and dense.data_ptr() % 64 == order.alignment(spec)):
-            start = 0
-            storage = Storage.allocate(order.span * spec.itemsize, memory(spec.device), phase=order.alignment(spec))
-            storage.write(_layout(start, spec), dense.dtype, dense.carriers().reshape(order.shape))
-        first = start + order.lead * spec.itemsize
-        return Tensor(storage, Layout(spec.shape, spec.strides, first, spec.itemsize), dense.dtype)
+        if adopt and spec.order.is_dense and dense.data_ptr() % ALIGNMENT == spec.order.alignment(spec):
+            return _within(dense.storage, dense.offset, spec)
+        return laid_out(dense.carriers(), spec)
+
+
+def elements(tensor: Tensor, spec: TensorSpec) -> Array:
+    """Return the distinct elements in memory order, where they are."""
+    return tensor.storage.window(_in_order(tensor.layout.begin, spec), tensor.dtype)
+
+
+def laid_out(values: Array, spec: TensorSpec) -> Tensor:
+    """Return a tensor of ``values``, its distinct elements in memory order, with the exact layout of ``spec``."""
+    order = spec.order
+    storage = Storage.allocate(order.span * spec.itemsize, memory(spec.device), phase=order.alignment(spec))
+    storage.write(_in_order(0, spec), as_dtype(spec.dtype), values.reshape(order.shape))
+    return _within(storage, 0, spec)
 
 
 def contiguous(data: Array, spec: TensorSpec) -> Tensor:
@@ -101,6 +108,10 @@ def empty(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
     return Tensor(Storage.allocate(layout.numel * dtype.itemsize, memory(spec.device)), layout, dtype)
 
 
-def _layout(start: int, spec: TensorSpec) -> Layout:
-    order = spec.order
-    return Layout(order.shape, order.strides, start, spec.itemsize)
+def _in_order(start: int, spec: TensorSpec) -> Layout:
+    return Layout(spec.order.shape, spec.order.strides, start, spec.itemsize)
+
+
+def _within(storage: Storage, start: int, spec: TensorSpec) -> Tensor:
+    first = start + spec.order.lead * spec.itemsize
+    return Tensor(storage, Layout(spec.shape, spec.strides, first, spec.itemsize), as_dtype(spec.dtype))

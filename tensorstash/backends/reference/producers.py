@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from tensorstash.abilities.recipes import Leaf, Recipe
-from tensorstash.backends.reference.kernels import DeviceLayouts, empty
+from tensorstash.backends.reference.kernels import laid_out
 from tensorstash.backends.search import NoRecipe, Number, run_again
 from tensorstash.backends.search import Search as AnySearch
 from tensorstash.host.arrays import as_bytes
@@ -110,8 +110,8 @@ class Producers:
             made = run_again(recipe.operation, values)
             if made.shape != spec.shape or made.dtype.name != spec.dtype:
                 raise ValueError(f"made {made.dtype.name}{made.shape}, expected {spec}")
-            laid_out = DeviceLayouts().restored(empty((spec.numel,), spec), spec, adopt=False)
-            return laid_out.copy_(made)
+            whole = laid_out(np.empty(spec.order.shape, spec.carrier), spec)
+            return whole.copy_(made)
 
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
         with no_grad():
