@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.checkpoints import PaddleRepeats, is_checkpointed
 from tensorstash.backends.paddle.eligibility import Kinds
 from tensorstash.backends.paddle.hooks import HookScope, HookStack, Suspended
-from tensorstash.backends.paddle.layout import dtype_name, elements, place_name, rebuilt
+from tensorstash.backends.paddle.layout import elements, place_name, rebuilt, spec_of
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.readers import Readers
 from tensorstash.backends.paddle.recipes.producers import Producers
@@ -26,9 +25,6 @@ from tensorstash.backends.paddle.repairs.writers import writer_patches
 from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
 from tensorstash.errors import ConfigError
 from tensorstash.protocols import Undo
-from tensorstash.spec import ALIGNMENT, TensorSpec
-
-_REMEMBERED_LAYOUTS = 4096
 
 # Paddle has one pair of hooks per process, so there is one stack over it, however many backends are made.
 _STACK = HookStack(
@@ -72,6 +68,7 @@ class PaddleBackend:
     name: ClassVar[str] = "paddle"
     backward_writes: ClassVar[bool] = True  # softmax_with_cross_entropy makes its gradient in the saved softmax
 
+    spec = staticmethod(spec_of)
     to_host = staticmethod(elements)
     from_host = staticmethod(rebuilt)
     version_probe = staticmethod(version_probe)
@@ -79,7 +76,6 @@ class PaddleBackend:
     is_recording = staticmethod(is_grad_enabled)
 
     def __init__(self) -> None:
-        self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
         self.demand = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack)).demand
         # Called for every saved tensor, so without a frame of Python in between.
         self.keep_reason = _KINDS.keep_reason
@@ -109,18 +105,6 @@ class PaddleBackend:
 
     def nbytes(self, tensor: Tensor, /) -> int:
         return prod(tensor.shape) * tensor.element_size()
-
-    def spec(self, tensor: Tensor, /) -> TensorSpec:
-        """Return the spec; tensors of one layout get one object."""
-        place = tensor.place
-        return self._spec(
-            tuple(tensor.shape),
-            tuple(tensor.strides),
-            tensor._offset(),
-            dtype_name(tensor.dtype),
-            "cpu" if place.is_cpu_place() else place_name(place),
-            tensor.data_ptr() % ALIGNMENT,
-        )
 
     def describe(self, tensor: Tensor, /) -> str:
         shape = tuple(tensor.shape)
@@ -174,9 +158,3 @@ class PaddleBackend:
 def _settings() -> Mapping[int, Settings]:
     scope = _STACK.current()
     return {} if scope is None else scope.settings
-
-
-def _spec(
-    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: str, device: str, alignment: int
-) -> TensorSpec:
-    return TensorSpec(shape, strides, offset, dtype, device, alignment=alignment)

@@ -53,6 +53,26 @@ def place_name(place: Any) -> str:
     return str(place).removeprefix("Place(").removesuffix(")")
 
 
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """Return the spec of a tensor with memory, and a type that can be moved; tensors of one layout get one object."""
+    place = tensor.place
+    return _spec(
+        tuple(tensor.shape),
+        tuple(tensor.strides),
+        tensor._offset(),
+        dtype_name(tensor.dtype),
+        "cpu" if place.is_cpu_place() else place_name(place),
+        tensor.data_ptr() % ALIGNMENT,
+    )
+
+
+@lru_cache(4096)
+def _spec(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: str, device: str, alignment: int
+) -> TensorSpec:
+    return TensorSpec(shape, strides, offset, dtype, device, alignment=alignment)
+
+
 def is_plain(spec: TensorSpec) -> bool:
     """Whether a tensor is laid out as kernels lay out results, and NumPy has its type: no view is needed."""
     return spec.offset == 0 and spec.strides == _contiguous(spec.shape) and spec.dtype not in _EXCHANGED
@@ -131,43 +151,16 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     return view
 
 
-class Layout:
-    """The layout that a stand-in for a saved tensor must have; the tensor itself is not held.
-
-    Args:
-        tensor: the saved one; with memory of one device, and a type that can be moved.
-    """
-
-    __slots__ = ("alignment", "dtype", "offset", "place", "shape", "strides")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.shape = list(tensor.shape)
-        self.strides: list[int] = tensor.strides
-        self.offset: int = tensor._offset()
-        self.dtype = tensor.dtype
-        self.place = tensor.place
-        self.alignment = tensor.data_ptr() % ALIGNMENT
-
-    def __str__(self) -> str:
-        return f"{dtype_name(self.dtype)}{tuple(self.shape)} on {place_name(self.place)}"
-
-    def spec(self) -> TensorSpec:
-        """Return the same as a spec."""
-        name = dtype_name(self.dtype) or ""
-        shape, strides = tuple(self.shape), tuple(self.strides)
-        return TensorSpec(shape, strides, self.offset, name, place_name(self.place), alignment=self.alignment)
-
-
-def fitted(tensor: Tensor, layout: Layout) -> Tensor:
+def fitted(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """Return the tensor itself if it is laid out as it must be, else a copy that is.
 
     Args:
         tensor: of the same shape, dtype and place.
-        layout: of the saved tensor.
+        spec: of the saved tensor.
     """
-    if tensor.strides == layout.strides and tensor._offset() == layout.offset:
+    own = spec_of(tensor)
+    if own.strides == spec.strides and own.offset == spec.offset:
         return tensor
-    spec, own = layout.spec(), Layout(tensor).spec()
     is_on_host = spec.device == "cpu"
     source = tensor.detach() if is_on_host else rebuilt(elements(tensor, own), replace(own, device="cpu"))
     order = spec.order
@@ -184,7 +177,7 @@ def private_copy(tensor: Tensor) -> Tensor:
     """
     if tensor.is_dist() or dtype_name(tensor.dtype) is None:
         return tensor.detach().clone()
-    spec = Layout(tensor).spec()
+    spec = spec_of(tensor)
     if spec.device != "cpu" and spec.offset == 0 and spec.strides == _contiguous(spec.shape):
         return tensor.detach().clone()
     # By way of the host: a custom device may have no kernels for non-contiguous tensors.

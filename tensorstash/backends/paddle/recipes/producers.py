@@ -11,7 +11,7 @@ from paddle.base import core
 
 from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.paddle.eligibility import Parameters
-from tensorstash.backends.paddle.layout import Layout, dtype_name, elements, rebuilt
+from tensorstash.backends.paddle.layout import dtype_name, elements, rebuilt, spec_of
 from tensorstash.backends.paddle.nodes import kind_of, node_of
 from tensorstash.backends.paddle.readers import reader
 from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule, is_first
@@ -133,7 +133,7 @@ class Producers:
     def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
-        first, second = (elements(each, Layout(each).spec()) for each in (one, other))
+        first, second = (elements(each, spec_of(each)) for each in (one, other))
         return first.tobytes() == second.tobytes()
 
     def are_there(self, tensors: Sequence[Tensor], /) -> bool:
@@ -147,7 +147,7 @@ class Producers:
         return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
 
     def digest(self, whole: Tensor, /) -> int:
-        return checksum(as_bytes(elements(whole, Layout(whole).spec())))
+        return checksum(as_bytes(elements(whole, spec_of(whole))))
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
         if one != other:
@@ -225,4 +225,4 @@ def _laid_out(made: Tensor, values: Sequence[Tensor], spec: TensorSpec) -> Tenso
     is_fresh = not any(made._is_shared_buffer_with(value) for value in values)
     if is_fresh and not made._offset() and made.data_ptr() % ALIGNMENT == spec.alignment:
         return made.detach()
-    return rebuilt(borrowed(elements(made, Layout(made).spec())), spec)
+    return rebuilt(borrowed(elements(made, spec_of(made))), spec)

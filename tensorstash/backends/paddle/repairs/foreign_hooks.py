@@ -7,10 +7,11 @@ from paddle import Tensor
 from paddle.autograd import saved_tensors_hooks
 
 from tensorstash.backends.paddle.hooks import HookStack
-from tensorstash.backends.paddle.layout import Layout, dtype_name, fitted, place_name
+from tensorstash.backends.paddle.layout import dtype_name, fitted, place_name, spec_of
 from tensorstash.backends.paddle.packed import Pack, Unpack
 from tensorstash.backends.paddle.repairs.patches import Patch
 from tensorstash.errors import StashError
+from tensorstash.spec import TensorSpec
 
 
 def checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
@@ -25,38 +26,38 @@ def checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         if not has_memory and 0 not in tensor.shape:
             return tensor.detach()  # elements without memory, with which a pair could do nothing
         can_be_fitted = not tensor.is_dist() and has_memory and dtype_name(tensor.dtype)
-        return _Checked(Layout(tensor) if can_be_fitted else None, pack(tensor))
+        return _Checked(spec_of(tensor) if can_be_fitted else None, pack(tensor))
 
     def checked_unpack(packed: "_Checked | Tensor") -> Tensor:
         if not isinstance(packed, _Checked):
             return packed
         tensor = unpack(packed.value)
-        if packed.layout is None:
+        if packed.spec is None:
             return tensor
-        _require(tensor, packed.layout)
-        return fitted(tensor, packed.layout)
+        _require(tensor, packed.spec)
+        return fitted(tensor, packed.spec)
 
     return checked_pack, checked_unpack
 
 
 class _Checked:
-    __slots__ = ("layout", "value")
+    __slots__ = ("spec", "value")
 
-    def __init__(self, layout: Layout | None, value: Any) -> None:
-        self.layout = layout
+    def __init__(self, spec: TensorSpec | None, value: Any) -> None:
+        self.spec = spec
         self.value = value
 
 
-def _require(tensor: object, layout: Layout) -> None:
+def _require(tensor: object, spec: TensorSpec) -> None:
     if not isinstance(tensor, Tensor):
-        raise StashError(f"unpack returned a {type(tensor).__qualname__}, expected a paddle.Tensor: {layout}")
+        raise StashError(f"unpack returned a {type(tensor).__qualname__}, expected a paddle.Tensor: {spec}")
     if not tensor._is_initialized():
-        raise StashError(f"unpack returned a tensor without memory, expected {layout}")
-    same_dtype = tensor.dtype is layout.dtype or tensor.dtype == layout.dtype
-    if same_dtype and list(tensor.shape) == layout.shape and tensor.place == layout.place:
+        raise StashError(f"unpack returned a tensor without memory, expected {spec}")
+    dtype, place = dtype_name(tensor.dtype), place_name(tensor.place)
+    if (dtype, tuple(tensor.shape), place) == (spec.dtype, spec.shape, spec.device):
         return
-    got = f"{str(tensor.dtype).removeprefix('paddle.')}{tuple(tensor.shape)} on {place_name(tensor.place)}"
-    raise StashError(f"unpack returned {got}, expected {layout}; return the packed tensor, on the place it came from")
+    got = f"{str(tensor.dtype).removeprefix('paddle.')}{tuple(tensor.shape)} on {place}"
+    raise StashError(f"unpack returned {got}, expected {spec}; return the packed tensor, on the place it came from")
 
 
 def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
