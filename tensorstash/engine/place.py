@@ -12,7 +12,8 @@ from tensorstash.abilities import Backend, Layouts, Stream, SupportsGraph, Suppo
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.shared_span import SharedSpan
 from tensorstash.engine.stages import Stages
-from tensorstash.engine.transfers import Transfer, Transfers
+from tensorstash.engine.transfer import Transfer
+from tensorstash.engine.transfers import Transfers
 from tensorstash.host.arrays import as_bytes, borrowed
 from tensorstash.host.checksum import checksum
 from tensorstash.policies.plan import Plan

@@ -10,8 +10,9 @@ from typing import Any
 from tensorstash.abilities import Event
 from tensorstash.engine.content import Content, State
 from tensorstash.engine.place import DevicePlace
+from tensorstash.engine.transfer import Transfer
 from tensorstash.engine.transfer_place import TransferPlace
-from tensorstash.engine.transfers import Transfer, Transfers
+from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import TensorStashError, is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import Lease

@@ -5,7 +5,8 @@ from typing import Any
 from tensorstash.abilities import Stream
 from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.place import Stored
-from tensorstash.engine.transfers import Transfer, Transfers
+from tensorstash.engine.transfer import Transfer
+from tensorstash.engine.transfers import Transfers
 from tensorstash.host.arrays import Array, borrowed
 
 

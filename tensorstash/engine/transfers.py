@@ -31,75 +31,14 @@ from functools import partial
 from typing import Any
 
 from tensorstash.abilities import Backend, Event, Stream, Streams
+from tensorstash.engine.transfer import SideStream, Transfer
+from tensorstash.errors import is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import ByteBudget, Lease, Shares, device_share_of
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.policies.limits import AUTO, Limits
 from tensorstash.spec import TensorSpec
-
-
-class Transfer:
-    """A copy between a device and the host, under way or about to begin. Thread-safe.
-
-    Args:
-        array: its host memory.
-        held: keeps its device memory: the source, or the tensor that is copied into.
-        stream: the compute stream that the device memory is used in.
-        side: the stream that copies.
-        lease: of the device memory, in the budget where it is counted; None if it is not.
-    """
-
-    __slots__ = ("__weakref__", "_end", "_lease", "_side_stream", "array", "held", "stream")
-
-    def __init__(self, array: Array, held: Any, stream: Stream, side: Stream, lease: Lease | None) -> None:
-        self.array = array
-        self.held: Any = held
-        self.stream = stream
-        self._side_stream = side
-        self._end: Event | None = None
-        self._lease = lease
-
-    @property
-    def end(self) -> Event:
-        """A point of the copy stream after it; for the first time once it has begun, or never will."""
-        if self._end is None:
-            self._end = self._side_stream.record()
-        return self._end
-
-    def start(self, launch: Callable[[], object], under_way: "deque[Transfer]") -> None:
-        """Launch it, and hold its memory meanwhile: an interrupt must not free memory that a device reads or writes.
-
-        Args:
-            launch: puts it into the copy stream.
-            under_way: holds it until its end.
-        """
-        under_way.append(self)
-        try:
-            launch()
-        finally:
-            self._end = self._side_stream.record()
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether a budget has room for its device memory, so that it may be held for longer."""
-        return self._lease is not None
-
-    def release(self) -> None:
-        """Let compute wait for the end, and drop the device memory; idempotent, never blocks, safe in a finalizer."""
-        if self.held is not None:
-            self.stream.wait(self.end)
-            self.drop()
-
-    def drop(self) -> None:
-        """Drop the device memory of a copy that has ended, or whose end compute waits for."""
-        self.held = self._lease = None
-
-    def wait(self) -> Array:
-        """Make the calling thread wait for the end, drop the device memory and return the host memory."""
-        self.end.synchronize()
-        self.drop()
-        return self.array
 
 
 class Transfers:
@@ -119,7 +58,7 @@ class Transfers:
         """Of sources."""
         self.back_budget = ByteBudget(back_bytes)
         """Of tensors that are brought back early."""
-        self._side_streams: dict[tuple[str, str], _SideStream] = {}
+        self._side_streams: dict[tuple[str, str], SideStream] = {}
         self.sent: Counter[str] = Counter()
         """Bytes of copies out so far, by device."""
         self._saved: set[int] = set()
@@ -130,6 +69,8 @@ class Transfers:
         """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
         self._left: deque[Transfer] = deque()
         self._is_child = False
+        self._was_full = False
+        """Whether a device was full in this step, so that nothing is read ahead: each refusal makes it wait."""
         self._lock = threading.Lock()
         renew_after_fork(self)
 
@@ -184,7 +125,7 @@ class Transfers:
                 side.forget_ended()
             if self._left:
                 self._drop_left()
-            target = streams.empty(spec)
+            target = self._allocated(spec, is_prefetch=is_prefetch)
             side.stream.wait(compute.record())
             if after is not None:
                 side.stream.wait(after)
@@ -226,12 +167,12 @@ class Transfers:
         A tensor that is larger than all of it may be there alone.
         """
         budget = self.back_budget
-        return budget.try_acquire(min(nbytes, budget.limit)) if budget.limit else None
+        return budget.try_acquire(min(nbytes, budget.limit)) if budget.limit and not self._was_full else None
 
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
         limit = self.back_budget.limit
-        return 0 < limit >= self.back_budget.used + min(nbytes, limit)
+        return not self._was_full and 0 < limit >= self.back_budget.used + min(nbytes, limit)
 
     def staged(self, data: Array, device: str) -> Array:
         """Return a copy in page-locked memory for a device, or the array itself where there is none left."""
@@ -270,7 +211,8 @@ class Transfers:
         return compute
 
     def end_step(self) -> None:
-        """Give up host memory that the last steps have not needed."""
+        """Give up host memory that the last steps have not needed, and read ahead again on a device that was full."""
+        self._was_full = False
         self._pinned.end_step()
 
     @property
@@ -285,6 +227,18 @@ class Transfers:
         for transfer in under_way:
             transfer.end.synchronize()
         self._forget_ended()
+
+    def _allocated(self, spec: TensorSpec, *, is_prefetch: bool) -> Any:
+        """Return device memory for a copy back; on a full device, for one that is asked for, once sources have gone."""
+        try:
+            return self._streams.empty(spec)
+        except Exception as error:
+            self._was_full |= is_out_of_memory(error)
+            if is_prefetch or not self._was_full:
+                raise
+        for side in self._side_streams.values():
+            side.finish()
+        return self._streams.empty(spec)
 
     def _forget_ended(self) -> None:
         """Drop the memory of copies that have ended."""
@@ -325,11 +279,11 @@ class Transfers:
                 other.release_oldest()
         return lease
 
-    def _side_stream(self, device: str, direction: str) -> "_SideStream":
+    def _side_stream(self, device: str, direction: str) -> "SideStream":
         key = device, direction
         side = self._side_streams.get(key)
         if side is None:
-            side = self._side_streams[key] = _SideStream(self._streams.side_stream(*key), is_out=direction == "out")
+            side = self._side_streams[key] = SideStream(self._streams.side_stream(*key), is_out=direction == "out")
         return side
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -358,42 +312,3 @@ def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Trans
         if limit == AUTO:
             shares.follow(budget, device_share_of)
     return transfers
-
-
-class _SideStream:
-    """The copies of one device in one direction that may not have ended, in order.
-
-    Args:
-        stream: where they are done.
-        is_out: whether they go to the host, so that their device memory is not needed afterwards.
-    """
-
-    __slots__ = ("_is_out", "stream", "transfers")
-
-    def __init__(self, stream: Stream, *, is_out: bool) -> None:
-        self.stream = stream
-        self._is_out = is_out
-        self.transfers: deque[Transfer] = deque()
-
-    def forget_ended(self) -> None:
-        """Forget the copies that have ended."""
-        # Each has been started: its end is there, and asked for without a frame.
-        while self.transfers and (self.transfers[0]._end or self.transfers[0].end).query():
-            transfer = self.transfers.popleft()
-            if self._is_out:
-                transfer.drop()
-
-    def release_oldest(self) -> None:
-        """Let compute wait for the oldest copy to the host that holds its source."""
-        oldest = (
-            next((transfer for transfer in self.transfers if transfer.held is not None), None) if self._is_out else None
-        )
-        if oldest is not None:
-            oldest.release()
-
-    def finish(self) -> None:
-        """Wait for the end of all copies, so that host memory may go."""
-        while self.transfers:
-            self.transfers[0].release()
-            self.transfers[0].end.synchronize()
-            self.transfers.popleft()

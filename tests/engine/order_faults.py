@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-from tensorstash.engine.transfers import Transfer, Transfers
+from tensorstash.engine.transfer import Transfer
+from tensorstash.engine.transfers import Transfers
 
 
 class BackendFault:
