@@ -25,9 +25,6 @@ from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED = 65536
 
-_DEVICE_UNIT = 256
-"""Devices give out memory in pieces of so many bytes."""
-
 
 class Producers:
     """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
@@ -90,7 +87,7 @@ class Producers:
             return "made outside of the graph"
         if not tensor.place.is_cpu_place():
             return "on a device, where the result of a recipe is not compared"
-        if not _is_all_of_its_memory(tensor):
+        if spec.offset or spec.order.span != spec.numel or tensor._holder_size() != spec.nbytes:
             return "part of a larger memory"
         name = reader()
         if name not in READERS:
@@ -162,11 +159,10 @@ class Producers:
             return paddle.assign(tensor).detach()
 
     def random_state(self, tensor: Tensor, /) -> "_RandomState":
-        return _RandomState([each.get_state() for each in _generators(tensor)])
+        return _RandomState(core.default_cpu_generator().get_state())
 
     def set_random_state(self, tensor: Tensor, state: "_RandomState", /) -> None:
-        for generator, each in zip(_generators(tensor), state.states, strict=True):
-            generator.set_state(each)
+        core.default_cpu_generator().set_state(state.state)
 
     def _key(self, node: Any, tensor: Tensor) -> Hashable:
         """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
@@ -180,43 +176,24 @@ class Producers:
 
 
 class _RandomState:
-    """States of generators, which Paddle compares by identity alone; equal if they go on in the same way.
+    """The state of the host's generator, which Paddle compares by identity alone; equal if it goes on in the same way.
 
     Args:
-        states: as generators return them.
+        state: as the generator returns it.
     """
 
-    __slots__ = ("_text", "states")
+    __slots__ = ("_text", "state")
 
-    def __init__(self, states: list[Any]) -> None:
-        self.states = states
+    def __init__(self, state: Any) -> None:
+        self.state = state
         # All but the address of the engine, of which each has a copy of its own.
-        self._text = tuple(tuple(word for word in str(each).split() if not word.startswith("0x")) for each in states)
+        self._text = tuple(word for word in str(state).split() if not word.startswith("0x"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _RandomState) and self._text == other._text
 
     def __hash__(self) -> int:
         return hash(self._text)
-
-
-def _generators(tensor: Tensor) -> list[Any]:
-    host = core.default_cpu_generator()
-    place = tensor.place
-    if not place.is_gpu_place():
-        return [host]
-    return [host, core.default_cuda_generator(place.gpu_device_id())]
-
-
-def _is_all_of_its_memory(tensor: Tensor) -> bool:
-    if tensor._offset() or not tensor.is_dense() or tensor.is_dist():
-        return False
-    nbytes = prod(tensor.shape) * tensor.element_size()
-    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)) + 1
-    held: int = tensor._holder_size()
-    unused = held - nbytes
-    is_whole = unused == 0 if tensor.place.is_cpu_place() else 0 <= unused < _DEVICE_UNIT
-    return is_whole and span * tensor.element_size() == nbytes
 
 
 def _laid_out(made: Tensor, values: Sequence[Tensor], spec: TensorSpec) -> Tensor:
