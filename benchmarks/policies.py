@@ -174,7 +174,9 @@ def plot(path: Path, workloads: Mapping[str, Measured]) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="only this one; repeatable")
-    parser.add_argument("--policy", action="append", type=policy_line, help="only this line, or line@budget; repeatable")
+    parser.add_argument(
+        "--policy", action="append", type=policy_line, help="only this line, or line@budget; repeatable"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of PyTorch's workloads")
     parser.add_argument("--threads", type=int, help="for computing; by default all")
     parser.add_argument("--quick", action="store_true", help="sizes that show nothing but that it runs")
