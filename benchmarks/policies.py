@@ -3,6 +3,7 @@
     python -m benchmarks policies                          # a GPT in PyTorch, a residual network in PaddlePaddle
     python -m benchmarks policies --quick --workload gpt --policy "quantize:bits=4 | disk_spill" --plot points.png
     python -m benchmarks policies --workload gpt --dtype bfloat16 --threads 2 --beside ../before
+    python -m benchmarks policies --workload blocks --policy "checkpoint | disk_spill" --policy "auto@400MiB"
 
 A GPT learns the text of Python's documentation, a residual network scikit-learn's digits. Every policy has a fresh
 process; all take turns, step by step. ``--beside`` measures each policy with the package of another checkout, too.
@@ -34,6 +35,7 @@ RESNET = Model(framework="paddle", network="resnet", batch=48, rate=0.05, optimi
 WORKLOADS = {
     "gpt": GPT,
     "paddle_resnet": RESNET,
+    "blocks": replace(GPT, batch=8, depth=24, width=256, heads=4, context=512),
     "gpt_dropout": replace(GPT, dropout=0.1, eager=True),
     "resnet": replace(RESNET, framework="torch", rate=1e-3, optimizer="adamw"),
     "paddle_gpt": replace(GPT, framework="paddle"),
@@ -67,7 +69,12 @@ class Variant:
 
     @property
     def policy(self) -> str:
-        return NONE if self.name in (CHECKPOINT, LAUNCHED) else self.name
+        return NONE if self.name in (CHECKPOINT, LAUNCHED) else self.name.partition("@")[0].strip()
+
+    @property
+    def budget(self) -> dict[str, str]:
+        size = self.name.partition("@")[2].strip()
+        return {"budget": size} if size else {}
 
     @property
     def is_lossless(self) -> bool:
@@ -99,7 +106,7 @@ def measure(name: str, variants: Sequence[Variant], options: argparse.Namespace)
                 replace(model, recompute=variant.name == CHECKPOINT),
                 1 + options.rounds,
                 variant.policy,
-                scope=scope,
+                scope=scope | variant.budget,
                 saved=str(files[variant]),
                 environment=environment if variant.name in (NONE, CHECKPOINT) else launched,
                 package=variant.package,
@@ -167,7 +174,9 @@ def plot(path: Path, workloads: Mapping[str, Measured]) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="only this one; repeatable")
-    parser.add_argument("--policy", action="append", type=policy_line, help="only this line; repeatable")
+    parser.add_argument(
+        "--policy", action="append", type=policy_line, help="only this line, or line@budget; repeatable"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of PyTorch's workloads")
     parser.add_argument("--threads", type=int, help="for computing; by default all")
     parser.add_argument("--quick", action="store_true", help="sizes that show nothing but that it runs")

@@ -1,4 +1,4 @@
-/* A block of code whose end no interrupt can prevent: the same as tensorstash.host.blocks.PythonBlock, without its gap.
+/* Code that no interrupt gets past: the same as in tensorstash.host.blocks, without its gap.
  *
  * A signal handler runs where a function of Python begins, so that one may keep `__exit__` from doing anything. What is
  * called from here is made up for then. */
@@ -54,4 +54,42 @@ PyTypeObject BlockType = {
     .tp_methods = block_methods,
     .tp_new = PyType_GenericNew,
     .tp_doc = "See tensorstash.host.blocks.",
+};
+
+/* Call a function with what has been raised, which it takes care of. */
+static PyObject *
+handled(PyObject *function)
+{
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    if (trace != NULL) {
+        PyException_SetTraceback(error, trace);
+    }
+    PyObject *const result = PyObject_CallOneArg(function, error);
+    Py_XDECREF(kind);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return result;
+}
+
+static PyObject *
+call(PyObject *self, PyObject *argument)
+{
+    PyObject *const result = PyObject_CallOneArg(PyTuple_GET_ITEM(self, 0), argument);
+    return result != NULL ? result : handled(PyTuple_GET_ITEM(self, 1));
+}
+
+static PyMethodDef call_method = {"guarded", call, METH_O, NULL};
+
+static PyObject *
+guarded(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *function, *handler;
+    return PyArg_ParseTuple(args, "OO", &function, &handler) ? PyCFunction_New(&call_method, args) : NULL;
+}
+
+PyMethodDef block_functions[] = {
+    {"guarded", guarded, METH_VARARGS, "See tensorstash.host.blocks."},
+    {NULL, NULL, 0, NULL},
 };

@@ -8,7 +8,7 @@
 static PyMethodDef *const tables[] = {
     affine_functions,
     floats_functions,
-    hooks_functions,
+    block_functions,
 };
 
 static int

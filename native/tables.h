@@ -8,7 +8,7 @@
 
 extern PyMethodDef affine_functions[];
 extern PyMethodDef floats_functions[];
-extern PyMethodDef hooks_functions[];
+extern PyMethodDef block_functions[];
 
 extern PyTypeObject BlockType;
 

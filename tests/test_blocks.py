@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tensorstash.host import native
-from tensorstash.host.blocks import PythonBlock
+from tensorstash.host.blocks import PythonBlock, guarded
 
 BASES = [PythonBlock] if native.functions is None else [PythonBlock, native.functions.Block]
 
@@ -169,3 +169,30 @@ def test_threads_enter_one_stash_apart():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "in Python"])
+def test_what_a_guarded_function_raises_goes_to_the_handler_and_its_result_is_returned(is_compiled, monkeypatch):
+    if not is_compiled:
+        monkeypatch.setattr(native, "functions", None)
+    elif native.functions is None:
+        pytest.skip("nothing is compiled here")
+    raised = []
+
+    def handler(error):
+        raised.append(error)
+        if isinstance(error, KeyError):
+            raise error
+        return "handled"
+
+    def function(error):
+        if error is not None:
+            raise error
+        return "made"
+
+    call, interrupt = guarded(function, handler), KeyboardInterrupt()
+    assert [call(None), call(interrupt)] == ["made", "handled"]
+    assert raised == [interrupt]
+    assert interrupt.__traceback__ is not None
+    with pytest.raises(KeyError):
+        call(KeyError())

@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 def policy_line(line: str) -> str:
-    """Return a policy as one line of the command line; refuse a line that is none."""
+    """Return a policy as one line of the command line, perhaps with a budget; refuse a line that is none."""
     try:
-        parse(line)
+        parse(line.partition("@")[0])
     except TensorStashError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return line

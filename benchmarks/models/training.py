@@ -36,7 +36,7 @@ class Training(ABC):
     _no_grad: Any
 
     def __init__(self, model: Model, network: Any, optimizer: Any) -> None:
-        self._model, self._network, self._optimizer = model, network, optimizer
+        self._model, self.network, self._optimizer = model, network, optimizer
         self._batches = Batches(model)
 
     def forward(self, step: int, *, small: bool = False) -> Any:
@@ -58,13 +58,13 @@ class Training(ABC):
 
     def gradients(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield the gradient of each parameter by name; the arrays are valid until gradients change."""
-        for name, parameter in self._network.named_parameters():
+        for name, parameter in self.network.named_parameters():
             if parameter.grad is not None:
                 yield name, self._array(parameter.grad)
 
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Return loss and accuracy on batches of data that is held out."""
-        self._network.eval()
+        self.network.eval()
         held_out = Batches(self._model, held_out=True)
         losses, hits = [], []
         with self._no_grad():
@@ -72,12 +72,12 @@ class Training(ABC):
                 logits, targets = self._logits(held_out, seed)
                 losses.append(self._loss(logits, targets).item())
                 hits.append(np.mean((logits.argmax(-1) == targets).numpy()))
-        self._network.train()
+        self.network.train()
         return mean(losses), float(np.mean(hits))
 
     def _logits(self, batches: Batches, seed: int, *, small: bool = False) -> tuple[Any, Any]:
         inputs, targets = map(self._tensor, batches(seed, small=small))
-        return self._network(inputs).flatten(0, -2), targets.flatten()
+        return self.network(inputs).flatten(0, -2), targets.flatten()
 
     def _array(self, gradient: Any) -> NDArray[Any]:
         array: NDArray[Any] = gradient.numpy()
@@ -85,21 +85,31 @@ class Training(ABC):
 
 
 def scope_of(
-    policy: str, framework: str, *, min_bytes: int | str = "64KiB", budget: int | None = None, **limits: Any
+    policy: str,
+    framework: str,
+    network: Any = None,
+    *,
+    min_bytes: int | str = "64KiB",
+    budget: int | str | None = None,
+    **limits: Any,
 ) -> AbstractContextManager[Any]:
     """Return the context of forward passes: a stash, or nothing.
 
     Args:
         policy: one line, or :data:`NONE`.
         framework: the one that trains.
+        network: is wrapped by a policy that begins with ``checkpoint``.
         min_bytes: smaller tensors are kept.
         budget: most bytes that may stay; None for no budget.
         limits: of the session, by name.
     """
     if policy == NONE:
         return nullcontext()
-    told = {} if budget is None else {"budget": budget}
-    return ts.stash(policy, framework=framework, min_bytes=min_bytes, limits=ts.Limits(**limits), **told)
+    told: dict[str, Any] = {} if budget is None else {"budget": budget}
+    told |= {"min_bytes": min_bytes, "limits": ts.Limits(**limits)}
+    if policy.startswith("checkpoint"):
+        return nullcontext(ts.wrap(network, policy, **told))
+    return ts.stash(policy, framework=framework, **told)
 
 
 def train(
@@ -121,7 +131,8 @@ def train(
         compared: steps whose gradients are compared.
         saved: an ``.npz`` file for the last of these gradients.
     """
-    training, stash = build(Model(**model)), scope_of(policy, model["framework"], **scope)
+    training = build(Model(**model))
+    stash = scope_of(policy, model["framework"], training.network, **scope)
     training.backward(training.forward(0, small=True))  # gradients and libraries are in memory
     training.update()
     meter = Meter()
@@ -130,7 +141,7 @@ def train(
     for step in range(steps):
         meter.begin()
         with meter:
-            with stash:
+            with stash as entered:
                 value = training.forward(step + 1)
             loss = training.backward(value)
             del value
@@ -139,7 +150,7 @@ def train(
         with meter:
             training.update()
         yield None
-    stats = stash.stats().to_dict() if isinstance(stash, ts.Stash) else None
+    stats = entered.stats().to_dict() if entered is not None else None
     return {**meter.report(), "loss": loss, "gradients_sha256": digest.hexdigest(), "stats": stats}
 
 

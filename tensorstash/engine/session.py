@@ -1,7 +1,7 @@
 """A policy at work on a backend: packs saved tensors, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Generic, NoReturn, TypeVar
@@ -35,7 +35,6 @@ from tensorstash.engine.stats import Stats
 from tensorstash.engine.stream_content import StreamContent
 from tensorstash.engine.stretch import Stretch
 from tensorstash.engine.transfers import transfers_of
-from tensorstash.host import native
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import peak_bytes
 from tensorstash.host.workers import Workers
@@ -143,7 +142,7 @@ class Session(Generic[T]):
             if self._border is not None and self.regions and self._state.was_asked:
                 self._current_stretch()  # a block asks for the plan before it saves anything
             self._stretch.close()  # contents saved before are never taken for the same
-        hooks = self.backend.hooks(*self._hooks(), trusted=True)
+        hooks = self.backend.hooks(self.pack, self.unpack, trusted=True)
         return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
 
     def _entry_ended(self) -> None:
@@ -157,14 +156,6 @@ class Session(Generic[T]):
     def _start_all_freed(self) -> None:
         if self._residency is not None:
             self._start(self._residency.freed(all_of_them=True))
-
-    def _hooks(self) -> tuple[Callable[[T], Handle], Callable[[Handle], T]]:
-        if native.functions is None or type(self).pack is not Session.pack:
-            return self.pack, self.unpack
-        # Made for each scope: a reference to the session's methods would be a cycle if the session had it.
-        large: Any = self._kept[POLICY] if self._only_keeps else None
-        parts = self._small, self._min_bytes, large, self._nbytes, self._state, self._alias, self._version, self.pack
-        return native.functions.keeping(*parts), native.functions.restoring(self.unpack)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager in which saved tensors belong to the module ``name``."""

@@ -15,7 +15,7 @@ from tensorstash.backends.paddle.layout import private_copy
 from tensorstash.backends.paddle.repairs.backward import backwards, hook_failed, last_failure
 from tensorstash.backends.paddle.repairs.patches import Lease
 from tensorstash.errors import BackendError, SavedTensorModifiedError, StashError
-from tensorstash.host import native
+from tensorstash.host.blocks import guarded
 
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
@@ -85,47 +85,29 @@ def pair_for_paddle(
         if scope is None or not scope.ready or tensor is None:
             return unhooked(tensor)
         scope.ready = False
-        try:
-            # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
-            packed = CellType((scope, scope.pack(tensor)))
-        except BaseException as error:
-            return _not_packed(scope, error)
+        # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
+        packed = CellType((scope, scope.pack(tensor)))
         scope.ready = True
         return packed
 
+    def not_packed(error: BaseException) -> Any:
+        scope = innermost.get(get_ident())
+        if scope is None:
+            raise error
+        scope.failure = error  # and never ready again
+        return _NotPacked(scope, error)
+
     def unpack_for_paddle(packed: Any) -> Tensor | None:
         if type(packed) is not CellType:
-            return _restored(packed)
-        try:
-            scope, value = packed.cell_contents
-            tensor: Tensor = scope.unpack(value)
-        except BaseException as error:
-            hook_failed(error)
-            return None
+            restored: Tensor | None = packed.restore()
+            return restored if restored is None else with_memory(restored)
+        scope, value = packed.cell_contents
+        tensor: Tensor = scope.unpack(value)
         if backwards.release:
             del packed.cell_contents
         return tensor if tensor._is_initialized() else with_memory(tensor)
 
-    if native.functions is None:
-        return pack_for_paddle, unpack_for_paddle
-    return (
-        native.functions.packing(innermost, CellType, unhooked, _not_packed),
-        native.functions.unpacking(CellType, _restored, hook_failed, backwards, with_memory),
-    )
-
-
-def _not_packed(scope: Scope, error: BaseException) -> "_NotPacked":
-    scope.failure = error  # and never ready again
-    return _NotPacked(scope, error)
-
-
-def _restored(packed: Any) -> Tensor | None:
-    try:
-        tensor: Tensor = packed.restore()
-    except BaseException as error:
-        hook_failed(error)
-        return None
-    return tensor if tensor is None else with_memory(tensor)
+    return guarded(pack_for_paddle, not_packed), guarded(unpack_for_paddle, hook_failed)
 
 
 def with_memory(tensor: Tensor) -> Tensor:
