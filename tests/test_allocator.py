@@ -111,11 +111,10 @@ def test_huge_pages_are_set_where_the_system_has_them(tmp_path, monkeypatch, ena
 def test_the_launcher_preloads_mimalloc_in_front_of_other_libraries():
     library = allocator._mimalloc()
     assert library is not None, "the test group installs it"
-    both = {"LD_PRELOAD": f"{library}:libother.so", "MIMALLOC_ALLOW_THP": "1"}
-    assert allocator.advised_environment({"LD_PRELOAD": "libother.so", "MIMALLOC_ALLOW_THP": "1"}) == both
+    assert allocator.advised_environment({"LD_PRELOAD": "libother.so"}) == {"LD_PRELOAD": f"{library}:libother.so"}
     code = "from tensorstash.host import pages, allocator as a; print(pages.preloaded_allocator(), a.returns_memory())"
     launched = allocator.advised_environment({})
-    assert launched == {"LD_PRELOAD": library, "MIMALLOC_ALLOW_THP": "0"}
+    assert launched == {"LD_PRELOAD": library}
     assert run(code + "; a.release_free()", **launched) == "mimalloc True\n"
 
 

@@ -142,7 +142,6 @@ def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:
         return advised
     if mimalloc := _mimalloc():
         advised["LD_PRELOAD"] = f"{mimalloc}:{preloaded}".rstrip(":")
-        advised.setdefault("MIMALLOC_ALLOW_THP", "0")  # a huge page stays as long as a part of it is in use
     elif _has_huge_pages():
         ours = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={MMAP_THRESHOLD_BYTES}"
         advised[_TUNABLES] = ":".join(filter(None, (advised.get(_TUNABLES), ours)))

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.host.pages import HUGE_PAGE, allocator_keeps_pages, page_aligned
+from tensorstash.host.pages import HUGE_PAGE, page_aligned, preloaded_allocator
 from tensorstash.host.pool import POOL, SMALLEST
 from tensorstash.spec import ALIGNMENT
 from tensorstash.spec import Array as Array  # plug-ins find it beside the functions that make one
 
-_KEEPS_PAGES = allocator_keeps_pages()
+_KEEPS_PAGES = preloaded_allocator() is not None
+"""Whether the allocator reuses what is freed, so that it has no idle memory beside that of the pool."""
 
 
 def _take(nbytes: int) -> Array:

@@ -76,15 +76,6 @@ def preloaded_allocator() -> str | None:
     return next((name for name in ALLOCATORS if f"lib{name}" in mapped), None)
 
 
-def allocator_keeps_pages() -> bool:
-    """Whether freed memory stays with the process, and is given out before fresh pages are.
-
-    Then buffers are best the allocator's as well: freed memory of a step then serves the package, and
-    neither is idle while the other takes fresh pages.
-    """
-    return "tcmalloc" in (preloaded_allocator() or "")
-
-
 def round_up(nbytes: int) -> int:
     """Return the smallest multiple of :data:`BLOCK` that is not below ``nbytes``.
 
