@@ -17,6 +17,7 @@ import tensorstash as ts
 from tensorstash.backends.paddle.nodes import kind_of, node_of
 from tensorstash.backends.paddle.readers import reader
 from tensorstash.backends.paddle.recipes.rules import READERS
+from tensorstash.errors import SavedTensorModifiedError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:When training, we now always track"),
@@ -326,3 +327,33 @@ def test_a_reshape_of_unknown_shape_is_no_step_of_a_recipe():
     assert run(around) == run(nullcontext())
     assert not around.stats().refused
     assert not around.stats().recomputed
+
+
+@pytest.mark.parametrize("ending", ["backward", "dropped", "error"])
+def test_nothing_lives_on(ending, counting_only):
+    layer = nn.Linear(64, 64)
+
+    def allocated():
+        return core.host_memory_stat_current_value("Allocated", 0)
+
+    def step():
+        layer.clear_gradients(set_to_zero=False)
+        with stash(ts.Recompute() | ts.Compress(min_ratio=1)) as session:
+            hidden = layer(paddle.ones([256, 64]))
+            loss = layer(F.relu(F.gelu(hidden) * hidden.exp())).sum()
+        del hidden
+        if ending == "backward":
+            loss.backward()
+        elif ending == "error":
+            with paddle.no_grad():
+                layer.weight.scale_(1.01)
+            with pytest.raises(SavedTensorModifiedError):
+                loss.backward()
+        del loss
+        return session
+
+    step()
+    before = allocated()
+    sessions = [step() for _ in range(3)]
+    assert allocated() - before < 256 * 64 * 4
+    assert not any(session.stats().live.tensors for session in sessions)

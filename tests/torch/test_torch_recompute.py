@@ -1,5 +1,6 @@
 """Tensors that are made again: the same bits or none, and an error wherever that cannot be known."""
 
+import gc
 import os
 from contextlib import contextmanager, nullcontext
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, bert, gpt2, gradients, llama, resnet
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F  # noqa: N812
 
 import tensorstash as ts
@@ -482,3 +484,29 @@ def test_what_several_need_is_made_and_read_once_in_each_step_however_little_is_
         read.append((step.stages["disk"].loads, step.stages["disk"].tensors))
     assert made[2:] == [len(norms)] * 4
     assert all(loads == tensors for loads, tensors in read[2:]), read
+
+
+@pytest.mark.parametrize("ending", ["backward", "dropped", "error"])
+def test_nothing_lives_on(ending):
+    gc.collect()
+    gc.disable()
+    try:
+        layer = nn.Linear(64, 64)
+        with stash():
+            hidden = layer(torch.ones(4, 64))
+            storage = StorageWeakRef(hidden.untyped_storage())
+            loss = layer(F.relu(F.gelu(hidden) * hidden.exp())).sum()
+        del hidden
+        if ending == "backward":
+            loss.backward()
+        elif ending == "error":
+            with torch.no_grad():
+                layer.weight.mul_(2)
+            with pytest.raises(SavedTensorModifiedError):
+                loss.backward()
+            del loss
+        else:
+            del loss
+        assert storage.expired()
+    finally:
+        gc.enable()

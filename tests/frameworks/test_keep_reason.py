@@ -1,0 +1,50 @@
+"""Parameters, other leaves and views of both are kept, and the reason is the same in every framework."""
+
+import numpy as np
+import pytest
+
+
+def views(lab, tensor):
+    return [
+        lab.transpose(tensor),
+        lab.rows(tensor, 1, 4),
+        lab.columns(tensor, 1, 3),
+        lab.rows(lab.transpose(tensor), 0, 2),
+        lab.reshape(tensor, [16]),
+        lab.reshape(lab.reshape(tensor, [16]), [2, 8]),
+    ]
+
+
+@pytest.fixture
+def reason(framework):
+    """Return the reason for a tensor in a scope of its own: Paddle looks up parameters again in each."""
+
+    def of(tensor):
+        with framework.backend.hooks(lambda tensor: None, lambda packed: None):
+            return framework.backend.keep_reason(tensor)
+
+    return of
+
+
+def test_activations_plain_inputs_and_views_of_them_can_be_stashed(lab, reason):
+    plain = lab.tensor(np.ones((4, 4), np.float32))
+    activation = lab.mul(lab.tensor(np.ones((4, 4), np.float32), requires_grad=True), 2.0)
+    for tensor in (plain, activation, *views(lab, plain), *views(lab, activation), activation.detach()):
+        assert reason(tensor) is None
+
+
+@pytest.mark.parametrize("trainable", [True, False], ids=["trained", "frozen"])
+def test_parameters_and_their_views_are_kept(framework, lab, reason, trainable):
+    weight = lab.parameter(np.ones((4, 4), np.float32), trainable=trainable)
+    assert reason(weight) == "parameter"
+    with framework.no_grad():
+        silent = views(lab, weight)
+    for view in (*views(lab, weight), *silent):
+        assert reason(view) == "view of a parameter"
+    assert reason(lab.mul(weight, 1.0)) is None
+
+
+def test_other_leaves_that_require_grad_are_kept(lab, reason):
+    leaf = lab.tensor(np.ones((4, 4), np.float32), requires_grad=True)
+    assert reason(leaf) == "leaf that requires grad"
+    assert lab.backend.alias(leaf) is leaf
