@@ -38,6 +38,7 @@ for policy in ("cpu_offload", "cpu_offload | compress", "disk_spill", "quantize:
         with stash:
             loss = (x * 2).tanh().exp().square().mean()
         loss.backward()
+    stash.drain()
     assert stash.stats().stashed.tensors, policy
 print(device.contexts())
 """
