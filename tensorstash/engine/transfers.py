@@ -290,8 +290,9 @@ class Transfers:
         # Host memory must outlive the copies. Not while the interpreter ends: then the device may be gone already.
         # Nor in a forked child, which must not touch it.
         if not is_finalizing() and not self._is_child:
-            for side in self._side_streams.values():
-                side.finish()
+            for (device, _), side in self._side_streams.items():
+                with self.on_device(device):  # a worker may be the last that knew it
+                    side.finish()
 
 
 def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Transfers | None:
