@@ -233,8 +233,9 @@ class Transfers:
         try:
             return self._streams.empty(spec)
         except Exception as error:
-            self._was_full |= is_out_of_memory(error)
-            if is_prefetch or not self._was_full:
+            is_full = is_out_of_memory(error)
+            self._was_full |= is_full
+            if is_prefetch or not is_full:
                 raise
         for side in self._side_streams.values():
             side.finish()
