@@ -1,6 +1,5 @@
 """Host memory in whole pages, as direct I/O wants it."""
 
-import ctypes
 import mmap
 import os
 import sys
@@ -21,8 +20,6 @@ ALLOCATORS = ("tcmalloc_minimal", "tcmalloc", "jemalloc", "mimalloc")
 """Those that may stand in for the C library's."""
 
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-_MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 
 
 def physical_bytes() -> int:
@@ -111,47 +108,3 @@ def mapped_pages(nbytes: int) -> NDArray[Any]:
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE, start, huge)
     return raw[start : start + nbytes]
-
-
-def move_pages(source: NDArray[Any], target: NDArray[Any]) -> bool:
-    """Give the memory of one array, contents and all, to another; return False if the system does not do that.
-
-    No byte is copied or cleared: the page tables change, which is a hundred times faster than fresh pages.
-
-    Args:
-        source: whole huge pages of :func:`mapped_pages`, which nobody uses; afterwards without memory, as when it was
-            new.
-        target: as many of another mapping; memory it has already is given back. Refused, they may be mapped no longer,
-            and what is mapped there may be anybody's: nobody may touch them, nor unmap them (:func:`never_unmap`).
-    """
-    libc = _libc()
-    if libc is None:
-        return False
-    flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
-    address = target.ctypes.data
-    return bool(libc.mremap(source.ctypes.data, source.size, target.size, flags, address) == address)
-
-
-def never_unmap(pages: NDArray[Any]) -> None:
-    """Leave the mapping of some pages as it is for as long as the process lives: it may be somebody else's by now."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pages))
-
-
-def release_pages(pages: NDArray[Any]) -> bool:
-    """Give the memory of whole pages of :func:`mapped_pages` to the system; return False if it does not take a part.
-
-    They are left without memory, as when they were new.
-    """
-    libc = _libc()
-    return libc is not None and libc.madvise(pages.ctypes.data, pages.size, mmap.MADV_DONTNEED) == 0
-
-
-@cache
-def _libc() -> Any:
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    libc.mremap.restype = ctypes.c_void_p
-    libc.mremap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
-    libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    return libc

@@ -11,14 +11,14 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from ctypes import py_object, pythonapi
 from warnings import warn
 
 import numpy as np
 
 from tensorstash.host.arrays import Array, lender
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.host.pages import BLOCK, mapped_pages, never_unmap, physical_bytes
+from tensorstash.host.pages import BLOCK, mapped_pages, physical_bytes
 from tensorstash.sizes import format_bytes
 
 _UNIT = 512
@@ -61,8 +61,8 @@ def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -
         weakref.finalize(lender(memory), lock(memory)).atexit = False
     except OSError:
         raise
-    except BaseException:  # an interrupt: they may be locked, and nobody can unlock them
-        never_unmap(memory)
+    except BaseException:  # an interrupt: they may be locked, and nobody can unlock them, so they are never unmapped
+        pythonapi.Py_IncRef(py_object(memory))
         raise
     return memory
 
@@ -218,18 +218,15 @@ class _Chunk:
 
     def join(self, start: int, end: int) -> None:
         """Take a range back."""
-        index = bisect_left(self._free, (start, end))
-        around = [*self._free[max(index - 1, 0) : index], (start, end), *self._free[index : index + 1]]
-        if any(one[1] > other[0] for one, other in pairwise(around)):
-            raise AssertionError("a range came back twice")
-        joined = around[:1]
-        for begin, stop in around[1:]:
-            if joined[-1][1] == begin:
-                joined[-1] = (joined[-1][0], stop)
-            else:
-                joined.append((begin, stop))
-        self._free[max(index - 1, 0) : index + 1] = joined
-        self.largest = max(self.largest, *(stop - begin for begin, stop in joined))
+        first = last = bisect_left(self._free, (start, end))
+        if first and self._free[first - 1][1] == start:
+            first -= 1
+            start = self._free[first][0]
+        if last < len(self._free) and self._free[last][0] == end:
+            end = self._free[last][1]
+            last += 1
+        self._free[first:last] = [(start, end)]
+        self.largest = max(self.largest, end - start)
 
 
 class _Loan(weakref.ref[Array]):

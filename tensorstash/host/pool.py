@@ -10,15 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.host.pages import (
-    BLOCK,
-    HUGE_PAGE,
-    mapped_pages,
-    move_pages,
-    never_unmap,
-    page_aligned,
-    release_pages,
-)
+from tensorstash.host.pages import BLOCK, mapped_pages, page_aligned
 
 SMALLEST = 64 * 2**10
 """Buffers below this many bytes are not pooled: there the C allocator is as good."""
@@ -45,15 +37,27 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+class _Loan(weakref.ref[Pages]):
+    """A buffer that is in use, as long as an array of it lives. Equal only to itself."""
+
+    __slots__ = ("pages", "tidy")
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    pages: Pages
+    tidy: weakref.ref[Pages]
+
+
 class PagePool:
     """Buffers that come back by themselves when the last array over them goes. Thread-safe.
 
-    A buffer of a size that is not idle gets the memory of idle ones of other sizes, as far as the system can move it.
     Idle buffers and those in use are together at most seven eighths of what was in use at one time, and 16 MiB:
     payloads that were compressed have ever other sizes, and would fill the pool with buffers that nobody asks for
     again; and when most is in use the rest of the process has its peak too, so that what is idle then is a peak higher.
     The 16 MiB are for sizes that take turns, such as those of a record read while others of its step are still in use:
     without them each would give its pages to the system, and get cleared ones for the next.
+
+    What comes back does so by one operation of C. The sums are counted anew where an interrupt has come between two
+    steps, which each method finds out about the one before.
 
     Args:
         idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
@@ -71,94 +75,62 @@ class PagePool:
     """
 
     def __init__(self, idle_limit_bytes: int) -> None:
-        self._free_list = _FreeList(idle_limit_bytes)
+        self._limit = self._worth = idle_limit_bytes
+        self.after_fork()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
         """Begin with nothing: a thread of the parent, which the child does not have, may have been at it."""
-        self._free_list = _FreeList(self._free_list.limit)
-
-    @property
-    def idle_bytes(self) -> int:
+        self._lock = threading.Lock()
+        self._idle: dict[int, list[Pages]] = {}
+        self._loans: set[_Loan] = set()
+        self._returned: deque[_Loan] = deque()
+        self._return = self._returned.append  # one for all: the collector looks at each
+        self._used = self._most_lately = 0
+        self._most_together = _FEW  # in use and idle
+        self._is_counted = True
+        self.idle_bytes = 0
         """Bytes of buffers that nobody uses."""
-        return self._free_list.idle_bytes
-
-    def take_stock(self) -> tuple[int, int]:
-        """Return the bytes in use now, and the most that were at one time since this was asked last."""
-        return self._free_list.take_stock()
-
-    def keep(self, idle_limit_bytes: int) -> None:
-        """Keep at most so many bytes for later from now on."""
-        self._free_list.keep(idle_limit_bytes)
-
-    def worth(self, nbytes: int) -> None:
-        """Keep no more idle than so many bytes from now on, whatever else allows it: what the user saves by buffers."""
-        self._free_list.worth = most_bytes = nbytes + nbytes // _CLASSES  # as buffers of so many bytes take
-        self.give_back(most_bytes)
-
-    def give_back(self, most_bytes: int) -> None:
-        """Give idle memory to the system, that of the longest unused first, until no more than ``most_bytes`` are."""
-        if self._free_list.idle_bytes > most_bytes:
-            self._free_list.give_back(most_bytes)
 
     def take(self, nbytes: int) -> Pages:
         """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
         if nbytes < SMALLEST:
             return page_aligned(nbytes)
         try:
-            pages = self._free_list.lend(size_class(nbytes))
+            pages = self._lend(size_class(nbytes))
             return pages if pages.size == nbytes else pages[:nbytes]
         except OSError:
             return page_aligned(nbytes)  # a process may have only so many mappings
 
-
-class _Loan(weakref.ref[Pages]):
-    """A buffer that is in use, as long as an array of it lives. Equal only to itself."""
-
-    __slots__ = ("pages", "tidy")
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-    pages: Pages
-    tidy: weakref.ref[Pages]
-
-
-class _FreeList:
-    """The idle buffers of one process, by size, and how many bytes are in use. Thread-safe.
-
-    What comes back does so by one operation of C. The sums are counted anew where an interrupt has come between two
-    steps, which each method finds out about the one before.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.idle_bytes = 0
-        self.limit = self.worth = limit
-        self._used = self._most_lately = 0
-        self._most_together = _FEW  # in use and idle
-        self._idle: dict[int, list[Pages]] = {}
-        self._loans: set[_Loan] = set()
-        self._returned: deque[_Loan] = deque()
-        self._return = self._returned.append  # one for all: the collector looks at each
-        self._moves = True
-        self._is_counted = True
-        self._lock = threading.Lock()
-
-    def lend(self, size: int) -> Pages:
-        """Return a buffer of a size, which comes back when the last view of it goes.
-
-        Raises:
-            OSError: none is idle, and the system gives no more.
-        """
+    def take_stock(self) -> tuple[int, int]:
+        """Return the bytes in use now, and the most that were at one time since this was asked last."""
         with self._lock:
             self._settle()
-            if self._idle.get(size):
-                pages = self._pop(size, -1)
-            else:
-                pages = mapped_pages(size)
-                if self._moves and not self._furnish(pages):
-                    # Linux may have unmapped a part of it before it refused, and others may have mapped theirs there.
-                    self._moves = False
-                    never_unmap(pages)
-                    pages = mapped_pages(size)
+            used, most, self._most_lately = self._used, self._most_lately, self._used
+            self._is_counted = True
+        return used, most
+
+    def keep(self, idle_limit_bytes: int) -> None:
+        """Keep at most so many bytes for later from now on."""
+        self._limit = idle_limit_bytes
+        self.give_back(idle_limit_bytes)
+
+    def worth(self, nbytes: int) -> None:
+        """Keep no more idle than so many bytes from now on, whatever else allows it: what the user saves by buffers."""
+        self._worth = most_bytes = nbytes + nbytes // _CLASSES  # as buffers of so many bytes take
+        self.give_back(most_bytes)
+
+    def give_back(self, most_bytes: int) -> None:
+        """Give idle memory to the system, that of the longest unused first, until no more than ``most_bytes`` are."""
+        if self.idle_bytes > most_bytes or not self._is_counted:
+            with self._lock:
+                self._settle()
+                self._trim(most_bytes)
+
+    def _lend(self, size: int) -> Pages:
+        with self._lock:
+            self._settle()
+            pages = self._pop(size, -1) if self._idle.get(size) else mapped_pages(size)
             # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
             # the detour over a memoryview, without which the loan could end while a view is alive.
             lent: Pages = np.frombuffer(pages.data, np.uint8)
@@ -170,9 +142,7 @@ class _FreeList:
             if self._used > self._most_lately:
                 self._most_lately = self._used
                 self._most_together = max(self._most_together, self._used - self._used // _SPARE_PART + _FEW)
-            if self.idle_bytes > (room := self._most_together - self._used):
-                self._trim(room)
-            self._is_counted = True
+            self._trim(self._most_together - self._used)
             return lent
 
     def _tidy(self, _: object) -> None:
@@ -181,29 +151,7 @@ class _FreeList:
             # Not tried and released by hand: an interrupt may come between.
             with self._lock:
                 self._settle()
-                if self.idle_bytes > (room := min(self.limit, self.worth, self._most_together - self._used)):
-                    self._trim(room)
-                self._is_counted = True
-
-    def take_stock(self) -> tuple[int, int]:
-        """Return the bytes in use now, and the most since this was asked last."""
-        with self._lock:
-            self._settle()
-            used, most, self._most_lately = self._used, self._most_lately, self._used
-            self._is_counted = True
-        return used, most
-
-    def keep(self, limit: int) -> None:
-        """Keep at most so many bytes for later."""
-        self.limit = limit
-        self.give_back(limit)
-
-    def give_back(self, most_bytes: int) -> None:
-        """Give idle memory to the system until no more than ``most_bytes`` are."""
-        with self._lock:
-            self._settle()
-            self._trim(most_bytes)
-            self._is_counted = True
+                self._trim(min(self._limit, self._worth, self._most_together - self._used))
 
     def _settle(self) -> None:
         """Begin: take back what has been returned, and count anew if who was here before did not come to its end."""
@@ -218,40 +166,14 @@ class _FreeList:
             if loan in self._loans:
                 self._loans.discard(loan)
                 self._used -= loan.pages.size
-                self._put(loan.pages)
-
-    def _furnish(self, pages: Pages) -> bool:
-        """Move memory of idle buffers to whole huge pages that have none yet, the longest unused first.
-
-        Returns:
-            False if a move was refused: nobody may touch the pages then.
-        """
-        bare = pages[: pages.size // HUGE_PAGE * HUGE_PAGE]
-        for size in [size for size in self._idle if size >= HUGE_PAGE]:
-            while bare.size and size in self._idle:
-                source = self._pop(size, 0)
-                nbytes = min(bare.size, size // HUGE_PAGE * HUGE_PAGE)
-                if not move_pages(source[:nbytes], bare[:nbytes]):
-                    self._put(source)
-                    release_pages(pages[: bare.ctypes.data - pages.ctypes.data])  # what was moved before is ours
-                    return False
-                bare = bare[nbytes:]
-                if size - nbytes >= HUGE_PAGE:
-                    self._put(source[nbytes:])
-        return True
+                self._idle.setdefault(loan.pages.size, []).append(loan.pages)
+                self.idle_bytes += loan.pages.size
 
     def _trim(self, most_bytes: int) -> None:
-        """Give memory that was idle longest to the system, until no more than ``most_bytes`` are."""
-        while (excess := self.idle_bytes - max(most_bytes, 0)) > 0:
-            size = next(iter(self._idle))
-            pages = self._pop(size, 0)
-            surplus = -(-excess // HUGE_PAGE) * HUGE_PAGE
-            if size - surplus >= HUGE_PAGE and release_pages(pages[:surplus]):
-                self._put(pages[surplus:])
-
-    def _put(self, pages: Pages) -> None:
-        self._idle.setdefault(pages.size, []).append(pages)
-        self.idle_bytes += pages.size
+        """End: give memory that was idle longest to the system, until no more than ``most_bytes`` are."""
+        while self.idle_bytes > max(most_bytes, 0):
+            self._pop(next(iter(self._idle)), 0)
+        self._is_counted = True
 
     def _pop(self, size: int, place: int) -> Pages:
         stack = self._idle[size]

@@ -5,7 +5,6 @@ import gc
 import mmap
 import os
 import signal
-import subprocess
 import sys
 import threading
 from functools import partial
@@ -15,10 +14,9 @@ import pytest
 from interrupts import interrupt
 
 from tensorstash.errors import ConfigError
-from tensorstash.host import pages as pages_module
 from tensorstash.host.allocator import keep_idle
 from tensorstash.host.arrays import aligned_empty
-from tensorstash.host.pages import BLOCK, HUGE_PAGE, mapped_pages, move_pages, page_aligned
+from tensorstash.host.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligned
 from tensorstash.host.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
 
 MIB = 2**20
@@ -61,7 +59,7 @@ def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages(limit):
     pool = PagePool(8 * MIB)
     held = pool.take(MIB)
     del held
-    with pool._free_list._lock:  # as a thread of the parent may, which the child does not have
+    with pool._lock:  # as a thread of the parent may, which the child does not have
         child = os.fork()
         if not child:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -144,7 +142,7 @@ def test_the_limit_of_the_process_is_set_by_the_user():
         keep_idle(IDLE_BYTES)
 
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="moves no memory between mappings")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells by mincore which pages have memory")
 
 
 def resident(pages):
@@ -155,53 +153,7 @@ def resident(pages):
 
 
 @linux
-def test_memory_moves_from_one_mapping_to_another_with_its_contents():
-    source, target = mapped_pages(3 * HUGE_PAGE), mapped_pages(5 * HUGE_PAGE)
-    source[:] = np.arange(source.size, dtype=np.uint32).view(np.uint8)[: source.size]
-    expected = source[HUGE_PAGE:].copy()
-    assert move_pages(source[HUGE_PAGE:], target[2 * HUGE_PAGE : 4 * HUGE_PAGE])
-    assert resident(target[2 * HUGE_PAGE : 4 * HUGE_PAGE]).all()
-    assert not resident(target[: 2 * HUGE_PAGE]).any()
-    assert not resident(source[HUGE_PAGE:]).any()
-    assert np.array_equal(target[2 * HUGE_PAGE : 4 * HUGE_PAGE], expected)
-    assert not source[HUGE_PAGE:].any()  # fresh pages, if somebody looks
-    assert source[:HUGE_PAGE].any()
-
-
-@linux
-def test_a_buffer_of_another_size_gets_the_memory_of_idle_ones():
-    pool = PagePool(64 * MIB)
-    held = [pool.take(6 * MIB) for _ in range(4)]
-    for number, buffer in enumerate(held):
-        buffer[:] = number
-    del held, buffer
-    large = pool.take(24 * MIB)
-    assert resident(large).all()
-    assert pool.idle_bytes == 0
-    large[:] = 1
-    del large
-    again = [pool.take(6 * MIB) for _ in range(3)]
-    assert all(resident(buffer).all() for buffer in again)
-    assert pool.idle_bytes == 6 * MIB
-    assert len({buffer.ctypes.data for buffer in again}) == 3
-
-
-@linux
-def test_what_is_too_much_is_given_back_and_no_more():
-    pool = PagePool(32 * MIB)
-    large = pool.take(24 * MIB)
-    large[:] = 1
-    del large
-    pool.keep(22 * MIB)
-    small = pool.take(2 * SMALLEST)
-    assert pool.idle_bytes == 22 * MIB
-    assert resident(pool.take(20 * MIB)).all()
-    del small
-
-
-@linux
-def test_where_memory_cannot_be_moved_idle_buffers_make_room(monkeypatch):
-    monkeypatch.setattr(pages_module, "_libc", lambda: None)
+def test_idle_buffers_of_other_sizes_make_room():
     pool = PagePool(64 * MIB)
     held = pool.take(20 * MIB)
     held[:] = 1
@@ -222,84 +174,6 @@ def test_small_buffers_of_different_sizes_keep_their_memory():
             del held
 
 
-def test_pages_that_a_refused_move_may_have_unmapped_are_not_handed_out(monkeypatch):
-    targets = []
-
-    def refuse(source, target):
-        targets.append(target.ctypes.data)
-        return False
-
-    monkeypatch.setattr("tensorstash.host.pool.move_pages", refuse)
-    pool = PagePool(64 * MIB)
-    held = pool.take(6 * MIB)
-    del held
-    taken = pool.take(8 * MIB)
-    assert len(targets) == 1
-    assert taken.ctypes.data not in targets
-    del taken
-    larger = pool.take(10 * MIB)
-    assert len(targets) == 1, "where it is refused once it is refused always"
-    assert larger.size == 10 * MIB
-
-
-REFUSED = """
-import ctypes, gc, mmap, os
-from tensorstash.host import pages
-from tensorstash.host.pages import HUGE_PAGE
-from tensorstash.host.pool import PagePool
-
-MIB, FIXED_NOREPLACE = 2**20, 0x100000
-libc = ctypes.CDLL(None, use_errno=True)
-libc.mmap.restype = ctypes.c_void_p
-libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
-libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
-libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-real, foreign = pages._libc(), []
-
-class Refuses:
-    madvise = libc.madvise
-    moves = 0
-    def mremap(self, source, size, new_size, flags, target):
-        self.moves += 1
-        if self.moves < 2:
-            return real.mremap(source, size, new_size, flags, target)
-        libc.munmap(target, new_size)  # as Linux does before it finds that it lacks something
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED_NOREPLACE
-        assert libc.mmap(target, new_size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == target  # theirs
-        ctypes.memset(target, 7, new_size)
-        foreign.append((target, new_size))
-        return ctypes.c_void_p(-1).value
-
-refuses = Refuses()
-pages._libc = lambda: refuses
-pool = PagePool(64 * MIB)
-held = [pool.take(6 * MIB) for _ in range(2)]
-for buffer in held:
-    buffer[:] = 1
-del held, buffer
-for _ in range(3):
-    taken = pool.take(16 * MIB)
-    taken[:] = 2
-    del taken
-    pool.keep(0)  # everything goes back to the system
-    pool.keep(64 * MIB)
-    gc.collect()
-assert refuses.moves == 2, "what was refused once is not tried again"
-(address, nbytes), = foreign
-assert ctypes.string_at(address, nbytes) == bytes([7]) * nbytes
-del pool
-gc.collect()
-assert ctypes.string_at(address, nbytes) == bytes([7]) * nbytes
-print("theirs")
-"""
-
-
-@linux
-def test_what_others_have_mapped_where_a_move_was_refused_stays_theirs():
-    done = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "theirs\n"), done.stderr
-
-
 @pytest.mark.parametrize("method", ["take", "give", "keep"])
 def test_a_pool_counts_anew_after_an_interrupt_between_any_two_steps(method):
     """Raise at each line of the pool in turn, as a signal handler would."""
@@ -313,14 +187,14 @@ def test_a_pool_counts_anew_after_an_interrupt_between_any_two_steps(method):
         interrupted += interrupt(call, "pool.py", line)
         held.clear()
         pool.keep(8 * MIB)
-        assert pool._free_list._used == 0
+        assert pool._used == 0
         idle = pool.idle_bytes
-        assert idle == sum(buffer.size for stack in pool._free_list._idle.values() for buffer in stack)
+        assert idle == sum(buffer.size for stack in pool._idle.values() for buffer in stack)
         again = [pool.take(MIB) for _ in range(3)]
         for value, buffer in enumerate(again):
             buffer[:] = value
         assert [int(buffer[0]) for buffer in again] == [0, 1, 2]
-        assert pool._free_list._used == 3 * MIB
+        assert pool._used == 3 * MIB
     assert line > 10
 
 
@@ -369,7 +243,7 @@ def test_a_buffer_that_comes_back_inside_a_call_does_not_wait():
     pool = PagePool(4 * MIB)
     held = pool.take(MIB)
     address = held.ctypes.data
-    with pool._free_list._lock:
+    with pool._lock:
         del held
         assert pool.idle_bytes == 0
     assert pool.take(MIB).ctypes.data == address
@@ -395,7 +269,7 @@ def test_threads_never_share_a_buffer():
     assert pool.idle_bytes <= 2 * 4 * 128 * 1024  # each thread holds one while it takes the next
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="moves no memory between mappings")
+@pytest.mark.skipif(sys.platform == "win32", reason="has no huge pages")
 def test_large_mappings_begin_with_a_huge_page():
     # Several at once, since one may lie well by chance.
     pages = [mapped_pages(2 * HUGE_PAGE + BLOCK) for _ in range(8)]
