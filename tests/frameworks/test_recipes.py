@@ -68,7 +68,6 @@ OWN = {
         "layer_norm bare": lambda _, f, x: f.layer_norm(x, EIGHT, eps=1e-12),
         "rms_norm": lambda of, f, x: f.rms_norm(x, EIGHT, of.weight(8), 1e-6),
         "batch_norm bare": lambda _, f, x: f.batch_norm(x, None, None, training=True),
-        "batch_norm eval": lambda of, f, x: of.batch_norm(x, trains=False),
         "embedding": lambda of, f, x: f.embedding(torch.arange(15) % 5, of.weight(5, 8)),
         "clone": lambda _, f, x: x.exp().view(5, 3, 8).transpose(0, 1).contiguous(),
         "reshaped copy": lambda _, f, x: x.exp().view(5, 3, 8).transpose(0, 1).reshape(15, 8),

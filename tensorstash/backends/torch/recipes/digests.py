@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -51,47 +50,20 @@ def _odd(device: torch.device) -> Tensor:
     return (torch.arange(_BLOCK, dtype=torch.int64, device=device) * _MULTIPLIER) | 1
 
 
-class Flags:
-    """Comparisons of digests on a device, which are read when the backward that has asked for them ends.
+def require_equal(one: Tensor, other: Tensor, refuse: Callable[[], Exception]) -> None:
+    """Raise the error of ``refuse`` if two digests on a device differ: out of the running backward, when it ends.
 
-    To read one would wait for the device. Each backward reads all of its own at once. Where none runs, as for a saved
-    tensor that the program looks at itself, the comparison waits.
+    To look at them waits for the device, which has nothing else to do at the end. Where no backward runs, as for a
+    saved tensor that the program looks at itself, the comparison waits.
     """
+    differ = one != other
 
-    __slots__ = ("_pending",)
+    def read() -> None:
+        if differ.item():
+            raise refuse()
 
-    def __init__(self) -> None:
-        self._pending: WeakValueDictionary[int, _Pending] = WeakValueDictionary()
-        """By the number of the backward, whose end holds them: one that raises drops them."""
-
-    def require_equal(self, one: Tensor, other: Tensor, refuse: Callable[[], Exception]) -> None:
-        """Raise the error of ``refuse`` if two digests differ: out of the running backward, when it ends."""
-        task, differ = torch._C._current_graph_task_id(), one != other
-        if task < 0:
-            if differ.item():
-                raise refuse()
-            return
-        pending = self._pending.get(task)
-        if pending is None:
-            pending = self._pending[task] = _Pending()
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(pending.read)
-        pending.comparisons.append((differ, refuse))
-
-
-class _Pending:
-    """Comparisons of one backward."""
-
-    __slots__ = ("__weakref__", "comparisons")
-
-    def __init__(self) -> None:
-        self.comparisons: list[tuple[Tensor, Callable[[], Exception]]] = []
-
-    def read(self) -> None:
-        """Raise the error of the first difference."""
-        pending, self.comparisons = self.comparisons, []
-        for device in {differ.device for differ, _ in pending}:
-            here = [one for one in pending if one[0].device == device]
-            for (_, refuse), differs in zip(here, torch.stack([one[0] for one in here]).tolist(), strict=True):
-                if differs:
-                    raise refuse()
+    if torch._C._current_graph_task_id() < 0:
+        read()
+    else:
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(read)

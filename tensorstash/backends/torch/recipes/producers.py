@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -21,7 +21,7 @@ from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.search import NoRecipe, run_again
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
 from tensorstash.backends.torch.readers import CAN_TELL
-from tensorstash.backends.torch.recipes.digests import Flags, device_digest
+from tensorstash.backends.torch.recipes.digests import device_digest, require_equal
 from tensorstash.backends.torch.recipes.rule import Rule
 from tensorstash.backends.torch.recipes.rules import CAST
 from tensorstash.backends.torch.recipes.rules import rules as built_in
@@ -35,44 +35,25 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NO_PRODUCER = "made outside of the graph"
 
 _REMEMBERED = 4096
-_STEPS = 64
-"""Steps after which a tensor without a recipe is looked at again."""
-
-
-class _Refused(NamedTuple):
-    """A tensor without a recipe, of the place in a step at which it was saved."""
-
-    node: type
-    spec: TensorSpec
-    ops: frozenset[str] | None
-    depth: int
-    why: str
 
 
 class Producers:
     """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
-
-    The steps of a training are much alike: a place without a recipe in the step before is not searched again
-    for a while. That costs no more than memory where a step differs.
 
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.
         rules: besides those that are built in.
     """
 
-    __slots__ = ("_flags", "_is_ours", "_key", "_place", "_refused", "_rules", "_step")
+    __slots__ = ("_is_ours", "_key", "_rules")
 
     def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
         self._is_ours = is_ours
         self._rules = {**built_in(), **{rule.node: rule for rule in rules}}
         self._key = object()
-        self._flags = Flags()
-        self._place = self._step = 0
-        self._refused: dict[int, _Refused] = {}
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         """Remember in the tensor's node which handle stands for it, and in that of its base."""
-        self._place += 1  # here, since nobody asks for the recipe of a tensor that a plan keeps
         node: Any = tensor.grad_fn
         if node is None:
             return
@@ -103,10 +84,6 @@ class Producers:
 
     def forget(self) -> None:
         self._key = object()
-        self._place = 0
-        self._step += 1
-        if self._step % _STEPS == 0:
-            self._refused = {}
 
     def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         base = tensor._base
@@ -114,18 +91,12 @@ class Producers:
         node = made.grad_fn
         if node is None or not CAN_TELL:
             return _NO_PRODUCER if node is None else "this version of PyTorch hides the saved tensors of nodes"
-        place = self._place
-        kind, known = type(node), self._refused.get(place)
-        if known is not None and known[0] is kind and known[1] is spec and known[2:4] == (ops, depth):
-            return known[4]
         search = Search(self._key, self._is_ours, self._rules, ops, depth)
         try:
             if not _is_whole(tensor, spec, base):
                 raise NoRecipe("part of a larger memory")
             return search.recipe(search.output(node, made.output_nr, is_root=True), _settings())
         except NoRecipe as reason:
-            if place < _REMEMBERED:
-                self._refused[place] = _Refused(kind, spec, ops, depth, str(reason))
             return str(reason)
 
     def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
@@ -146,22 +117,20 @@ class Producers:
         return tensor if base is None else base
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
-        if recipe.settings is None or recipe.settings == _settings():
-            return self._run(recipe, values, spec)
-        with _under(recipe.settings):
-            return self._run(recipe, values, spec)
-
-    def _run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec) -> Tensor:
-        device = spec.device.partition(":")[0]
-        follows = torch.is_autocast_enabled(device)
-        if follows:
-            torch.set_autocast_enabled(device, False)
+        device, before = spec.device.partition(":")[0], _settings()
+        follows, wanted = torch.is_autocast_enabled(device), recipe.settings or before
         try:
+            if wanted != before:
+                _set(wanted)
+            if follows:
+                torch.set_autocast_enabled(device, False)
             with _unseen():
                 return _laid_out(run_again(recipe.operation, values), values, spec)
         finally:
             if follows:
                 torch.set_autocast_enabled(device, True)
+            if wanted != before:
+                _set(before)
 
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
         with _unseen():
@@ -207,7 +176,7 @@ class Producers:
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
         if isinstance(one, Tensor) and isinstance(other, Tensor):
-            self._flags.require_equal(one, other, refuse)
+            require_equal(one, other, refuse)
         elif one != other:
             raise refuse()
 
@@ -218,18 +187,16 @@ class Producers:
         with _unseen():
             return tensor.detach().clone()
 
-    def random_state(self, tensor: Tensor, /) -> bytes:
+    def random_state(self, tensor: Tensor, /) -> Hashable:
         with _unseen():
-            return b"".join(state.numpy().tobytes() for state in _random_states(tensor.device))
+            return tuple(state.numpy().tobytes() for state in _random_states(tensor.device))
 
-    def set_random_state(self, tensor: Tensor, state: bytes, /) -> None:
+    def set_random_state(self, tensor: Tensor, state: Any, /) -> None:
         with _unseen():
-            sizes = [each.numel() for each in _random_states(tensor.device)]
-            host = torch.frombuffer(bytearray(state[: sizes[0]]), dtype=torch.uint8)
+            host, *there = (torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in state)
             torch.set_rng_state(host)
-            if len(sizes) > 1:
-                there = torch.frombuffer(bytearray(state[sizes[0] :]), dtype=torch.uint8)
-                torch.get_device_module(tensor.device).set_rng_state(there, tensor.device)
+            for each in there:
+                torch.get_device_module(tensor.device).set_rng_state(each, tensor.device)
 
 
 def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
@@ -251,17 +218,7 @@ def _settings() -> tuple[int, bool]:
     return torch.get_num_threads(), torch._C._get_mkldnn_enabled()
 
 
-@contextmanager
-def _under(settings: Any) -> Iterator[None]:
-    before = _settings()
-    try:
-        _set(settings)
-        yield
-    finally:
-        _set(before)
-
-
-def _set(settings: tuple[int, bool]) -> None:
+def _set(settings: Any) -> None:
     threads, mkldnn = settings
     torch.set_num_threads(threads)
     torch._C._set_mkldnn_enabled(mkldnn)

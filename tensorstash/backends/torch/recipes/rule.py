@@ -1,7 +1,7 @@
 """One rule, and readers of settings from a node of PyTorch's graph."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -31,11 +31,6 @@ def no_settings(node: Any, output: int) -> tuple[Hashable, ...]:
     return ()
 
 
-def all_read(settings: tuple[Hashable, ...], place: int) -> bool:
-    """Return that every operand is read."""
-    return True
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """The rule to run one operation again, if a node of the graph shows its operands.
@@ -49,7 +44,6 @@ class Rule:
         output: the number of the output that ``run`` returns; None if the settings say which.
         weight: how many operations it counts as for ``depth``: several where it takes as long.
         is_view: whether ``run`` returns a view of its first operand, which costs nothing.
-        reads: from the settings and the place of an operand to whether ``run`` reads it; if not, it gets None.
     """
 
     name: str
@@ -60,16 +54,6 @@ class Rule:
     output: int | None = 0
     weight: int = 1
     is_view: bool = False
-    reads: Callable[[tuple[Hashable, ...], int], bool] = all_read
-    shown: tuple[str, ...] = field(init=False)
-    """Attributes of the node that show the saved form of each operand; empty for none."""
-    own: tuple[bool, ...] = field(init=False)
-    """Whether each operand is one that the operation has returned: PyTorch calls it a result."""
-
-    def __post_init__(self) -> None:
-        shown = tuple(f"_raw_saved_{each.saved}" if each.saved else "" for each in self.inputs)
-        object.__setattr__(self, "shown", shown)
-        object.__setattr__(self, "own", tuple(each.saved.startswith("result") for each in self.inputs))
 
 
 def saved(*names: str) -> tuple[Input, ...]:
@@ -77,38 +61,24 @@ def saved(*names: str) -> tuple[Input, ...]:
     return tuple(map(Input, names))
 
 
-def attributes(*names: str, **missing: Hashable) -> Settings:
-    """Return a function that reads settings that the node has under these names.
-
-    Args:
-        names: of attributes that every version of PyTorch has.
-        missing: names of those that some versions lack, with their stand-ins there; they come last.
-    """
+def attributes(*names: str) -> Settings:
+    """Return a function that reads settings that the node has under these names."""
 
     def read(node: Any, output: int) -> tuple[Hashable, ...]:
-        there = [getattr(node, f"_saved_{name}") for name in names]
-        return *there, *(getattr(node, f"_saved_{name}", value) for name, value in missing.items())
+        return tuple(signed(getattr(node, f"_saved_{name}")) for name in names)
 
     return read
 
 
-def signed(value: int) -> int:
-    """Return a dimension or an index, which nodes show without its sign.
+def signed(value: Any) -> Any:
+    """Return a setting with the sign that nodes leave out of dimensions and indices.
 
-    >>> signed(2**64 - 1), signed(3)
-    (-1, 3)
+    >>> signed(2**64 - 1), signed((3, 2**64 - 2)), signed(0.5)
+    (-1, (3, -2), 0.5)
     """
-    return value - 2**64 if value >= 2**63 else value
-
-
-def indices(*names: str) -> Settings:
-    """Return a function that reads dimensions, or lists of them, that the node has under these names."""
-
-    def read(node: Any, output: int) -> tuple[Hashable, ...]:
-        values = (getattr(node, f"_saved_{name}") for name in names)
-        return tuple(tuple(map(signed, each)) if isinstance(each, tuple) else signed(each) for each in values)
-
-    return read
+    if type(value) is tuple:
+        return tuple(map(signed, value))
+    return value - 2**64 if type(value) is int and value >= 2**63 else value
 
 
 def made_shape(node: Any, output: int) -> tuple[Hashable, ...]:

@@ -91,20 +91,16 @@ class Search(AnySearch):
             settings = rule.settings(node, number)
             if settings is None:
                 raise NoRecipe(f"{kind} does not tell its settings")
-            operands = []
-            for place in range(len(rule.inputs)):
-                operands.append(self._operand(node, rule, place) if rule.reads(settings, place) else (None, 0))
+            operands = [self._operand(node, place, *each) for place, each in enumerate(rule.inputs)]
         except AttributeError as error:
             raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
         except RuntimeError as error:  # its saved tensors are released
             raise NoRecipe(f"{kind} hides its saved tensors") from error
         return self.call(rule, settings, operands, rule.weight)
 
-    def _operand(self, node: Any, rule: Rule, place: int) -> tuple[Any, int]:
-        name = rule.shown[place]
-        _, optional, which = rule.inputs[place]
+    def _operand(self, node: Any, place: int, name: str, optional: bool, which: int | None) -> tuple[Any, int]:
         if name:
-            shown = getattr(node, name)
+            shown = getattr(node, f"_raw_saved_{name}")
             kept = (shown if which is None else shown[which]).data
             if isinstance(kept, Tensor):
                 if kept.dim() or not kept.is_cpu:
@@ -114,9 +110,8 @@ class Search(AnySearch):
             if kept is not None:
                 if not self._is_ours(kept):
                     raise NoRecipe("an operand that was saved under the hooks of others")
-                self.inputs.append(kept)
-                found = len(self.inputs) - 1
-                if rule.own[place]:
+                found = self.input(kept)
+                if name.startswith("result"):  # PyTorch's name for what the operation has returned
                     self.own.append(found)
                 return found, 0
         edges = node.next_functions
