@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tensorstash import kernels
-from tensorstash.codecs.wire.format import check_choice, check_data, check_shape
-from tensorstash.host.arrays import Array, aligned_empty, payload_empty
+from tensorstash.codecs.payload import check_choice, check_data, check_shape, empty_array
+from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.kernels.groups import BLOCK
 from tensorstash.protocols import CodecKind
@@ -72,7 +72,7 @@ class AsType:
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the elements in fresh memory."""
         check_shape(self, data, self.encoded_spec(spec))
-        array = aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
+        array = empty_array(spec)
         kernels.active.convert(data.reshape(-1), self.dtype, array.reshape(-1), spec.dtype)
         return array
 
