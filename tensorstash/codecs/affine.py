@@ -10,7 +10,7 @@ from tensorstash import kernels
 from tensorstash.codecs.payload import Shrinking, check_choice, check_data, check_integer, check_run, empty_array
 from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.dither import seed_word
-from tensorstash.kernels.floats import FORMATS
+from tensorstash.kernels.floats import FORMATS, widen
 from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.quantize import Arithmetic, error_bounds, section_nbytes
 from tensorstash.spec import TensorSpec
@@ -122,7 +122,7 @@ class Affine(Shrinking):
         with np.errstate(all="ignore"):
             for run in Groups.of(spec.shape, self.group_size).runs():
                 source = flat[run.elements]
-                values = kernels.active.widen(source, spec.dtype) if spec.dtype in FORMATS else source
+                values = widen(source, spec.dtype) if spec.dtype in FORMATS else source
                 bounds = error_bounds(values, run, self.bits, is_stochastic, arithmetic, FORMATS.get(spec.dtype))
                 bound[run.elements] = bounds
         return bound.reshape(spec.shape)
